@@ -1,0 +1,113 @@
+"""TOML file and overrides to a checked `Config`; all problems are reported at once, each by its dotted name."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from forebay.config.tree import Config
+from forebay.errors import ConfigError
+
+
+def load_config(path: str | os.PathLike[str], *, overrides: Sequence[str] = ()) -> Config:
+    """Returns the config of a TOML file with `section.field=value` overrides applied; its paths are absolute.
+
+    overrides: values are TOML (`train.seed=3`, `source.languages=["en"]`); what is not TOML is taken as a string.
+    Relative paths, in overrides too, are relative to the file's folder.
+    Raises ConfigError, which lists every unknown field (with the nearest name), wrong type and impossible value.
+    """
+    path = Path(path).absolute()
+    try:
+        document = tomllib.loads(path.read_bytes().decode("utf-8"))
+    except OSError as err:
+        raise ConfigError(f"cannot read config {path}: {err.strerror}") from err
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as err:
+        raise ConfigError(f"{path} is not TOML: {err}") from err
+    for override in overrides:
+        _apply_override(document, override)
+    return parse_config(document, path=path)
+
+
+def parse_config(document: Mapping[str, Any], *, path: Path) -> Config:
+    """Returns the config of a parsed document; `path` names it in messages and anchors its relative paths."""
+    from pydantic import TypeAdapter, ValidationError  # not at import: opening a cache must not load pydantic
+
+    if "path" in document:
+        raise ConfigError(f"{path}: unknown field path")
+    try:
+        config = TypeAdapter(Config).validate_python({**_tuples(document), "path": str(path)})
+    except ValidationError as err:
+        problems = "\n".join(f"  {_describe(problem)}" for problem in err.errors())
+        raise ConfigError(f"{path} is not a forebay config:\n{problems}") from err
+    return _absolute(config, path.parent)
+
+
+def _apply_override(document: dict[str, Any], override: str) -> None:
+    name, equals, text = override.partition("=")
+    *sections, last = name.strip().split(".")
+    if not equals or not last or not all(sections):
+        raise ConfigError(f"override {override!r} is not section.field=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        value = text
+    for section in sections:
+        document = document.setdefault(section, {})
+        if not isinstance(document, dict):
+            raise ConfigError(f"override {override!r}: {section} is not a section")
+    document[last] = value
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _tuples(v) for k, v in value.items()}
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+
+
+def _describe(problem: Any) -> str:
+    names = [str(part) for part in problem["loc"] if not _is_union_tag(part)]
+    dotted = ".".join(names) or "config"
+    if problem["type"] == "unexpected_keyword_argument":
+        near = difflib.get_close_matches(names[-1], _field_names(names[:-1]), n=1)
+        return f"{dotted}: unknown field" + (f"; did you mean {'.'.join([*names[:-1], near[0]])}?" if near else "")
+    if problem["type"] in {"missing", "missing_argument", "missing_keyword_only_argument"}:
+        return f"{dotted}: missing"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "value_error":
+        return f"{dotted}: {message}"
+    return f"{dotted}: {message}, got {problem['input']!r}"
+
+
+def _is_union_tag(part: Any) -> bool:
+    return isinstance(part, str) and ("[" in part or part in {"str", "int", "TextConfig", "PlanConfig"})
+
+
+def _section_type(name: str) -> type | None:
+    hint = get_type_hints(Config).get(name)
+    options = getattr(hint, "__args__", (hint,))
+    return next((option for option in options if dataclasses.is_dataclass(option)), None)
+
+
+def _field_names(sections: list[str]) -> list[str]:
+    owner = _section_type(sections[0]) if sections else Config
+    return [f.name for f in dataclasses.fields(owner) if f.name != "path"] if owner else []
+
+
+def _absolute(config: Config, folder: Path) -> Config:
+    def fix(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(fix(v) for v in value)
+        return os.path.normpath(folder / value) if isinstance(value, str) else value
+
+    changes: dict[str, Any] = {}
+    for section in dataclasses.fields(config):
+        value = getattr(config, section.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            paths = {f.name: fix(getattr(value, f.name)) for f in dataclasses.fields(value) if f.metadata.get("path")}
+            changes[section.name] = dataclasses.replace(value, **paths) if paths else value
+    return dataclasses.replace(config, **changes)

@@ -1,0 +1,90 @@
+"""Frozen descriptions of the steps above the cut. A step's fields are its identity; code that runs it lives in `preprocess`.
+
+Standard library only: keys are built and caches found without the code that executes steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+FloatDtype = Literal["float16", "float32"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decode:
+    """Mono float32 at `sample_rate_hz`: mean of channels, soxr HQ; then the first `clip_s` seconds where that is set."""
+
+    sample_rate_hz: int = 16_000
+    clip_s: float | None = None
+    max_sample_bytes: int = 256 * 1024 * 1024
+    """Encoded bytes, and decoded float32 bytes, above which a sample fails instead of filling memory."""
+    version: int = 1
+    """Bumped when the same input gives different bytes; so in every step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waveform:
+    """Field `waveform` [num_samples]: int16 (lossless from 16-bit sources at the same rate) or float32."""
+
+    dtype: Literal["int16", "float32"] = "int16"
+    version: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogMel:
+    """Whisper's log-mel, valid frames only: `input_features` [frames, n_mels] and the scalar `pad_value` float32 [1].
+
+    16 kHz, n_fft 400, hop 160, slaney mel 0 to 8000 Hz; at most the first 30 s of the clip.
+    """
+
+    n_mels: Literal[80, 128] = 80
+    dtype: FloatDtype = "float16"
+    version: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Qwen3Asr:
+    """What transformers' `Qwen3ASRFeatureExtractor` gives for a clip alone, valid frames only: `input_features` [frames, 128]."""
+
+    dtype: FloatDtype = "float16"
+    version: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class W2vBert:
+    """Raw filter banks of `SeamlessM4TFeatureExtractor`: `fbanks` [frames, 80], before normalisation and stacking.
+
+    With the frames that overlap a 400-sample zero tail, so that crops on a hop boundary are slices.
+    """
+
+    dtype: FloatDtype = "float32"
+    version: int = 1
+
+
+FeatureStep = LogMel | Qwen3Asr | W2vBert | Waveform
+MediaStep = Decode | FeatureStep
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tokens:
+    """`input_ids` int32 [tokens] and `prefix_len` int32 [1]: normalised text in its prompt, tokenised.
+
+    `tokenizer` is the digest of the tokenizer folder's files, never its path.
+    """
+
+    tokenizer: str
+    prompt: Literal["whisper", "qwen3_asr", "plain"] = "plain"
+    language_tag_mode: Literal["auto", "always", "none"] = "auto"
+    normalize: Literal["nfkc", "none"] = "nfkc"
+    """nfkc: Unicode NFKC, then runs of white space become one space, ends stripped."""
+    max_label_tokens: int | None = None
+    version: int = 1
+
+
+Step = MediaStep | Tokens
+
+
+def identity(step: Step) -> dict[str, Any]:
+    """Returns the canonical description of a step: its class name and every field."""
+    return {"step": type(step).__name__, **asdict(step)}

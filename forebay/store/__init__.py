@@ -1,0 +1,1 @@
+"""Bytes on disk: key and lookup, layout, shard writer and reader, cache, verify, tar index."""

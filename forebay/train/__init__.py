@@ -1,0 +1,1 @@
+"""A cache to a step: select, uncached fallback, plan, order, loader, collate, loop."""
