@@ -1,0 +1,43 @@
+"""What a sample is made of: field specifications, shared by the shard writer, the reader and everything that collates."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+FORMAT_VERSION = 1
+"""Of the bytes on disk. A change is breaking: it brings a new golden cache under tests/golden."""
+
+GROUPS = ("media", "text")
+Group = Literal["media", "text"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FieldSpec:
+    """One named tensor of a sample: an array [n, *shape] of `dtype`, where n differs from sample to sample.
+
+    role: `tensor` fields are handed out with a sample; `table` fields form the row table (UTF-8 bytes where dtype is
+    `str`, one element a row otherwise).
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+    group: Group = "media"
+    role: Literal["tensor", "table"] = "tensor"
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The dtype of the stored values; strings are stored as UTF-8 bytes."""
+        return np.dtype("uint8" if self.dtype == "str" else self.dtype).newbyteorder("<")
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the description kept in metadata.json."""
+        return {**asdict(self), "shape": list(self.shape)}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> FieldSpec:
+        """Returns the spec of a description read from metadata.json."""
+        return cls(**{**document, "shape": tuple(document["shape"])})
