@@ -1,1 +1,33 @@
-"""forebay: precompute speech and vision-language training data once, into a hash-keyed, memory-mapped tensor cache."""
+"""forebay: precompute speech and vision-language training data once, into a hash-keyed, memory-mapped tensor cache.
+
+    config = forebay.load_config("configs/demo_speech.toml")
+    forebay.preprocess.build(config)
+    loader = forebay.train.make_loader(config, dp_rank=0, dp_world_size=1)
+
+Importing this loads neither torch nor pyarrow; the rooms load what they need when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import ForebayError
+
+if TYPE_CHECKING:
+    from forebay import inspect, preprocess, store, train
+    from forebay.config import load_config
+    from forebay.store.cache import Cache, open_cache
+
+__version__ = "0.1.0"
+__all__ = ["Cache", "ForebayError", "inspect", "load_config", "open_cache", "preprocess", "store", "train"]
+
+_LAZY = {"load_config": "forebay.config", "open_cache": "forebay.store.cache", "Cache": "forebay.store.cache"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    if name in {"preprocess", "store", "train", "inspect", "config"}:
+        return importlib.import_module(f"forebay.{name}")
+    raise AttributeError(f"module 'forebay' has no attribute {name!r}")

@@ -90,7 +90,7 @@ def _is_union_tag(part: Any) -> bool:
 def _section_type(name: str) -> type | None:
     hint = get_type_hints(Config).get(name)
     options = getattr(hint, "__args__", (hint,))
-    return next((option for option in options if dataclasses.is_dataclass(option)), None)
+    return next((option for option in options if isinstance(option, type) and dataclasses.is_dataclass(option)), None)
 
 
 def _field_names(sections: list[str]) -> list[str]:

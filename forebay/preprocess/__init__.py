@@ -1,1 +1,19 @@
 """Raw data to samples to a cache: manifests, decode, features, text, the pipeline and its cut, build."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forebay.preprocess.build import BuildReport, Options, build
+
+__all__ = ["BuildReport", "Options", "build"]
+
+
+def __getattr__(name: str) -> Any:
+    # Not at import: workers import single modules of this room and should load no more than they use.
+    if name in __all__:
+        from forebay.preprocess import build as module
+
+        return getattr(module, name)
+    raise AttributeError(f"module 'forebay.preprocess' has no attribute {name!r}")

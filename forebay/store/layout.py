@@ -10,8 +10,8 @@ import numpy as np
 FORMAT_VERSION = 1
 """Of the bytes on disk. A change is breaking: it brings a new golden cache under tests/golden."""
 
-GROUPS = ("media", "text")
 Group = Literal["media", "text"]
+GROUPS: tuple[Group, ...] = ("media", "text")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

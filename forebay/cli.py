@@ -1,0 +1,298 @@
+"""The commands. Results go to standard output, everything else to standard error; exit codes 0 done, 1 failed, 2 bad
+config or usage, 3 no cache under `require`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from forebay.config import Config, load_config
+from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
+
+DONE, FAILED, BAD_CONFIG, NO_CACHE, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs `forebay COMMAND ...` and returns its exit code."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=_level(options), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    return _guarded(lambda: options.run(options))
+
+
+def inspect_cache(arguments: Sequence[str] | None = None) -> int:
+    """Runs `inspect_cache [--cache-dir] DIR ...`, which is `forebay inspect DIR ...`."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    # argparse has no positional that is also an option.
+    given = [part for part in given if part != "--cache-dir"]
+    given = [part.removeprefix("--cache-dir=") for part in given]
+    return main(["inspect", *given])
+
+
+def _guarded(action: Callable[[], int]) -> int:
+    try:
+        return action()
+    except ConfigError as err:
+        return _fail(err, BAD_CONFIG)
+    except CacheNotFoundError as err:
+        return _fail(err, NO_CACHE)
+    except ForebayError as err:
+        return _fail(err, FAILED)
+    except OSError as err:
+        where = f": {err.filename}" if err.filename else ""
+        return _fail(f"{err.strerror or err}{where}; what was finished is kept, run the command again", FAILED)
+    except KeyboardInterrupt:
+        return _fail("interrupted; what was finished is kept, run the command again to go on", INTERRUPTED)
+
+
+def _fail(message: object, code: int) -> int:
+    print(f"forebay: {message}", file=sys.stderr)
+    return code
+
+
+def _level(options: argparse.Namespace) -> int:
+    return {0: logging.WARNING, 1: logging.INFO}.get(options.verbose, logging.DEBUG)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="forebay", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_preprocess(commands)
+    _add_inspect(commands)
+    _add_train(commands)
+    _add_key(commands)
+    _add_index(commands)
+    return parser
+
+
+def _command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=summary)
+    parser.set_defaults(run=run)
+    parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+    parser.add_argument("-v", "--verbose", action="count", default=0, help="log more; twice for all")
+    parser.add_argument("--cache-root", metavar="DIR", help="instead of run.cache_root")
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help="a TOML file")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="as if it stood in the file"
+    )
+    parser.add_argument("--max-samples", type=int, metavar="N", help="short for --set source.max_samples=N")
+
+
+def _load(options: argparse.Namespace) -> Config:
+    overrides = list(getattr(options, "set", []))
+    if getattr(options, "max_samples", None) is not None:
+        overrides.append(f"source.max_samples={options.max_samples}")
+    if options.cache_root is not None:
+        overrides.append(f"run.cache_root={json.dumps(os.path.abspath(options.cache_root))}")
+    if getattr(options, "workers", None) is not None:
+        overrides.append(f"run.num_workers={options.workers}")
+    return load_config(options.config, overrides=overrides)
+
+
+def _print_json(document: Any) -> int:
+    json.dump(document, sys.stdout, indent=1)
+    print()
+    return DONE
+
+
+def _add_preprocess(commands: Any) -> None:
+    parser = _command(
+        commands, "preprocess", _preprocess, "make the cache of a config; resumes; does nothing when it is sealed"
+    )
+    _add_config(parser)
+    parser.add_argument("--workers", type=int, metavar="N", help="processes; default: the cores")
+    parser.add_argument("--rebuild", action="store_true", help="make every shard again and swap the cache")
+    parser.add_argument(
+        "--verify", action="store_true", help="re-hash a sealed cache first and mend its damaged shards"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done and how large it will be")
+    parser.add_argument(
+        "--shards", metavar="I::N", type=_part, help="only every N-th shard from the I-th on (job arrays)"
+    )
+    parser.add_argument("--no-progress", action="store_true", help="no bars")
+
+
+def _part(text: str) -> tuple[int, int]:
+    first, _, step = text.partition("::")
+    if not (first.isdigit() and step.isdigit() and int(first) < int(step)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not I::N with I below N, for example 3::64")
+    return int(first), int(step)
+
+
+def _preprocess(options: argparse.Namespace) -> int:
+    from forebay.preprocess.build import Options, build
+
+    config = _load(options)
+    report = build(
+        config,
+        Options(
+            rebuild=options.rebuild,
+            verify=options.verify,
+            dry_run=options.dry_run,
+            part=options.shards,
+            progress=not options.no_progress,
+        ),
+    )
+    plan = _build_plan(config, Path(report.cache)) if report.sealed and config.plan else None
+    if options.json:
+        return _print_json(report.to_json())
+    if options.dry_run:
+        print(
+            f"would make {report.cache}: {report.num_samples} samples, about {_size(report.estimated_bytes or 0)}; "
+            f"shards: {report.shards_written} to make, {report.shards_linked} to link, {report.shards_kept} finished"
+        )
+        return DONE
+    if not report.sealed:
+        print(
+            f"not sealed yet: {report.shards_written} shards made, {report.shards_kept} were there; run the other parts"
+        )
+        return DONE
+    _print_build(report, plan)
+    return DONE
+
+
+def _print_build(report: Any, plan: str | None) -> None:
+    state = "already sealed" if report.already_sealed else "sealed"
+    print(f"{state}: {report.cache} ({report.num_samples} samples, {report.seconds:.1f} s)")
+    if not report.already_sealed:
+        print(f"shards: {report.shards_written} made, {report.shards_linked} linked, {report.shards_kept} kept")
+    for kind in ("excluded", "failed"):
+        counts = getattr(report, kind)
+        if counts:
+            print(f"{kind}: " + ", ".join(f"{reason} {n}" for reason, n in counts.items()))
+    if plan:
+        print(plan)
+
+
+def _build_plan(config: Config, folder: Path) -> str:
+    from forebay.store.cache import open_cache
+    from forebay.train.select import plan_of
+
+    return plan_of(config, open_cache(folder)).summary()
+
+
+def _add_inspect(commands: Any) -> None:
+    parser = _command(commands, "inspect", _inspect, "show what is inside a cache")
+    _add_config(parser)
+    parser.add_argument("--sample", type=int, metavar="I", help="one sample's fields and its labels as text")
+    parser.add_argument("--wav", metavar="FILE", help="with --sample: write its audio, where the cache keeps it")
+    parser.add_argument("--png", metavar="FILE", help="with --sample: draw its features")
+    parser.add_argument("--export", metavar="FILE.parquet", help="write the row table")
+    parser.add_argument(
+        "--verify", action="store_true", help="re-hash everything; exit code 1 where something is wrong"
+    )
+    parser.add_argument("--no-progress", action="store_true", help="no bars")
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from forebay.inspect.command import run
+    from forebay.store.lookup import find_cache, require
+
+    if Path(options.config).is_dir():
+        folder, config = Path(options.config), None
+    else:
+        config = _load(options)
+        folder = require(config, find_cache(config)).folder
+    return run(folder, config, options)
+
+
+def _add_train(commands: Any) -> None:
+    parser = _command(commands, "train", _train, "a small reference loop for Whisper and Qwen3-ASR models")
+    _add_config(parser)
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint under train.output_dir")
+
+
+def _train(options: argparse.Namespace) -> int:
+    from forebay.train.loop import run
+
+    logging.getLogger("forebay.train").setLevel(min(logging.INFO, _level(options)))
+    report = run(_load(options), resume=options.resume)
+    if report is None:  # not the rank that reports
+        return DONE
+    if options.json:
+        return _print_json(report.to_json())
+    print(
+        f"{report.steps} steps, loss {report.loss_first:.3f} -> {report.loss_last:.3f}, {report.samples_per_s:.1f} samples/s, "
+        f"{100 * report.data_wait_share:.1f} % waiting for data, {100 * report.padding:.1f} % padding, read from {report.source}; "
+        f"checkpoint {report.checkpoint}"
+    )
+    return DONE
+
+
+def _add_key(commands: Any) -> None:
+    parser = _command(commands, "key", _key, "print the key of a config and whether its cache is there")
+    _add_config(parser)
+    parser.add_argument("--explain", action="store_true", help="name the fields in which the nearest cache differs")
+    parser.add_argument("--no-hash", action="store_true", help="do not read raw data; the key may stay unknown")
+
+
+def _key(options: argparse.Namespace) -> int:
+    from forebay.preprocess.explain import explain
+
+    document = explain(_load(options), may_hash=not options.no_hash)
+    if options.json:
+        return _print_json(document)
+    print(f"key:        {document['key'] or 'unknown (a source would have to be hashed)'}")
+    print(f"recipe key: {document['recipe_key']}")
+    print(f"cache:      {document['cache'] or 'none'}{' (sealed)' if document['sealed'] else ''}")
+    nearest = document["nearest"]
+    if options.explain and nearest:
+        print(f"nearest:    {nearest['key']}")
+        for row in nearest["differs"]:
+            print(f"  {row['field']}: {row['wanted']!r} wanted, {row['stored']!r} stored")
+    return DONE
+
+
+def _add_index(commands: Any) -> None:
+    parser = _command(commands, "index", _index, "index every tar of the given manifests")
+    parser.add_argument(
+        "manifests", nargs="+", metavar="MANIFEST", help="parquet or TSV manifest, tar, or folder of tars"
+    )
+    parser.add_argument("--workers", type=int, metavar="N", help="processes; default: the cores")
+    parser.add_argument("--export-json", action="store_true", help="also write <tar>.index.json for other tools")
+    parser.add_argument("--no-progress", action="store_true", help="no bars")
+
+
+def _index(options: argparse.Namespace) -> int:
+    from forebay.preprocess.index import index_manifests
+
+    report = index_manifests(
+        options.manifests,
+        cache_root=Path(options.cache_root or "caches"),
+        num_workers=options.workers or os.cpu_count() or 1,
+        export_json=options.export_json,
+        progress=not options.no_progress,
+    )
+    if options.json:
+        _print_json(report.to_json())
+    else:
+        print(
+            f"{report.indexed} tars indexed, {report.current} were current, {len(report.failed)} failed; "
+            f"{report.members} members, {report.refused} refused"
+        )
+        for path, reason in report.failed:
+            print(f"  {path}: {reason}", file=sys.stderr)
+    return FAILED if report.failed else DONE
+
+
+def _size(size_bytes: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.4g} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.4g} TB"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,298 @@
+"""A config to a sealed cache: list, hash, cut, make or link every shard, seal. Run again, it goes on where it was."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forebay.config import Config
+from forebay.config.recipe import recipe_of
+from forebay.errors import BuildError
+from forebay.preprocess.assemble import EXCLUDING, Finished, assemble
+from forebay.preprocess.cut import Cut, name_cuts
+from forebay.preprocess.estimate import estimate_bytes
+from forebay.preprocess.listing import Listing, resolve
+from forebay.preprocess.pool import Pool, WorkerDied
+from forebay.preprocess.probe import probe
+from forebay.preprocess.progress import Progress
+from forebay.preprocess.receipt import Failure, Receipt
+from forebay.preprocess.samples import constants, text_encoder
+from forebay.preprocess.shard_task import ShardTask, make_shard
+from forebay.preprocess.workspace import Workspace, find_donors
+from forebay.store.key import SHORT, folder_name
+from forebay.store.layout import GROUPS, Group
+from forebay.store.lookup import Sealed, find_cache
+from forebay.store.memo import Memo
+from forebay.store.seal import seal
+from forebay.store.verify import quick_problems, verify_folder
+
+logger = logging.getLogger(__name__)
+
+Unit = tuple[Cut, Group]
+"""One shard of one group: the unit of work, commit and resume."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildReport:
+    """What a build did; its fields are those of `forebay preprocess --json`."""
+
+    key: str
+    cache: str
+    num_samples: int = 0
+    excluded: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, int] = field(default_factory=dict)
+    shards_written: int = 0
+    shards_linked: int = 0
+    shards_kept: int = 0
+    seconds: float = 0.0
+    sealed: bool = True
+    already_sealed: bool = False
+    estimated_bytes: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the JSON document."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to build; none of it changes a byte of the result.
+
+    verify: re-hash a sealed cache and make its damaged shards again. rebuild: make every shard again and swap the cache.
+    part: (i, n), only every n-th shard from the i-th on, and no seal before all are there. progress: show bars.
+    """
+
+    rebuild: bool = False
+    verify: bool = False
+    dry_run: bool = False
+    part: tuple[int, int] | None = None
+    progress: bool = True
+
+
+def build(config: Config, options: Options | None = None) -> BuildReport:
+    """Makes the sealed cache of a config and returns what was done; over a sealed cache it does nothing and says so.
+
+    A shard that is on disk and whole is kept, an equal one of any cache under the root is linked, the rest is made by
+    worker processes. Interrupted at any instant, running it again goes on from the shards that were finished.
+    Raises ManifestError or ConfigError where the input as a whole cannot be used, BuildError where more than
+    `run.max_failed_share` of the samples are bad or a worker keeps dying.
+    """
+    options = options or Options()
+    started_s = time.monotonic()
+    memo = Memo(config.cache_root)
+    standing = find_cache(config, memo=memo).found
+    if standing is not None and _usable(standing, options):
+        return _standing_report(standing, started_s)
+    with Pool(config.run.num_workers or os.cpu_count() or 1) as pool:
+        run = _Build(config, options, resolve(config, memo, pool), pool, memo)
+        report = run.dry(standing) if options.dry_run else run.run(standing)
+    return BuildReport(**{**report.to_json(), "seconds": time.monotonic() - started_s})
+
+
+class _Build:
+    """One run of a build: the state that its steps share."""
+
+    def __init__(self, config: Config, options: Options, listing: Listing, pool: Pool, memo: Memo) -> None:
+        self.config = config
+        self.options = options
+        self.listing = listing
+        self.recipe = listing.recipe.recipe
+        self.pool = pool
+        self.memo = memo
+        self.tokenizer = config.text.tokenizer if config.text else None
+        # In a worker, so that it is made under the same pinned threads as the shards.
+        self.probe, self.constants = pool.map(_measure, [config])[0]
+        self.cuts = list(
+            name_cuts(
+                self.recipe,
+                listing.rows,
+                names=[file.name for file in listing.files],
+                hashes=listing.hashes,
+                probe=self.probe,
+                rows_per_shard=config.layout.rows_per_shard,
+            )
+        )
+        # A rebuild must not take up what an ordinary run left, but may go on from an interrupted rebuild.
+        suffix = "-rebuild" if options.rebuild else ""
+        self.workspace = Workspace(config.cache_root / ".building" / f"{listing.key[:SHORT]}{suffix}")
+        self.counts: Counter[str] = Counter()
+        self.failures = [Failure(sample_id=i, reason=r, message=m) for i, r, m in listing.manifest.failed()]
+
+    def run(self, standing: Sealed | None) -> BuildReport:
+        self._check_failures(len(self.failures))
+        with self.workspace.occupied():
+            self._collect()
+            self._make([unit for unit in self._mine() if self._key(unit) not in self.workspace.receipts])
+            if any(self.workspace.load(unit[1], self._key(unit)) is None for unit in self._all()):
+                return self._unsealed()
+            report = self._seal(standing)
+        self.workspace.remove()
+        return report
+
+    def dry(self, standing: Sealed | None) -> BuildReport:
+        """What `run` would do, and how large the cache would be."""
+        donors = {} if self.options.rebuild else find_donors(self.config.cache_root, set(map(self._key, self._all())))
+        for unit in self._mine():
+            key = self._key(unit)
+            kept = self.workspace.load(unit[1], key) is not None
+            self.counts["kept" if kept else "linked" if key in donors else "written"] += 1
+        size = estimate_bytes(self.recipe, self.listing.rows)
+        return self._report(
+            self._target(standing), num_samples=len(self.listing.rows), sealed=False, estimated_bytes=size
+        )
+
+    def _all(self) -> list[Unit]:
+        return [(cut, group) for cut in self.cuts for group in GROUPS]
+
+    def _mine(self) -> list[Unit]:
+        first, step = self.options.part or (0, 1)
+        return [(cut, group) for cut in self.cuts[first::step] for group in GROUPS]
+
+    def _key(self, unit: Unit) -> str:
+        return unit[0].keys[unit[1]]
+
+    def _target(self, standing: Sealed | None) -> Path:
+        return standing.folder if standing else self.config.cache_root / folder_name(self.config, self.listing.key)
+
+    def _collect(self) -> None:
+        """Keeps what an earlier run finished and links what other caches have, each after re-hashing it."""
+        donors = {} if self.options.rebuild else find_donors(self.config.cache_root, set(map(self._key, self._all())))
+        for unit in self._mine():
+            key, group = self._key(unit), unit[1]
+            receipt = self.workspace.load(group, key)
+            if receipt is not None:
+                self.counts["kept"] += 1
+                self._note(receipt)
+            elif self.workspace.adopt(group, key, donors):
+                self.counts["linked"] += 1
+
+    def _make(self, missing: Sequence[Unit]) -> None:
+        missing = list({self._key(unit): unit for unit in missing}.values())  # shards of equal content are one file
+        rows = sum(cut.stop - cut.start for cut, group in missing if group == "media")
+        with Progress(total=rows, shown=self.options.progress) as progress:
+            try:
+                for task, (receipt, made) in self.pool.run(make_shard, map(self._task, missing)):
+                    self.workspace.receipts[task.key] = receipt
+                    self.counts["written" if made else "kept"] += 1
+                    progress.shard_done(task, receipt)
+                    self._note(receipt)
+            except WorkerDied as err:
+                raise BuildError(self._death(err)) from err
+
+    def _task(self, unit: Unit) -> ShardTask:
+        cut, group = unit
+        files, rows = self.listing.part(cut.start, cut.stop)
+        return ShardTask(
+            group=group,
+            key=cut.keys[group],
+            folder=self.workspace.folder,
+            rows=rows,
+            files=files,
+            recipe=self.recipe,
+            tokenizer=self.tokenizer,
+            max_open_tars=self.config.run.max_open_tars,
+        )
+
+    def _death(self, err: WorkerDied) -> str:
+        task: ShardTask = err.task
+        sample_id = task.rows["sample_id"][err.position].as_py()
+        return (
+            f"{err} at sample {sample_id!r} ({task.group} shard of {task.files[0].name}, row {err.position}); finished shards "
+            f'are kept. If that sample is to blame, leave it out: [source] exclude = ["{sample_id}"] in {self.config.path}; '
+            f"then run: forebay preprocess {self.config.path}"
+        )
+
+    def _note(self, receipt: Receipt) -> None:
+        """Counts the bad samples of a shard; too many stop the build, with their list, and finished shards stay."""
+        self.failures += [f for f in receipt.failures if f.reason not in EXCLUDING]
+        self._check_failures(len(self.failures))
+
+    def _check_failures(self, count: int) -> None:
+        rows = len(self.listing.rows) + self.listing.manifest.num_failed
+        share = self.config.run.max_failed_share
+        if count <= share * rows:
+            return
+        listed = "".join(f"\n  {f.sample_id}: {f.reason}: {f.message}" for f in self.failures[:20])
+        more = f"\n  and {count - 20} more" if count > 20 else ""
+        raise BuildError(
+            f"{count} of {rows} samples are bad so far; run.max_failed_share = {share} allows {int(share * rows)}; finished "
+            f"shards are kept:{listed}{more}\nmend them, or allow more: forebay preprocess {self.config.path} "
+            f"--set run.max_failed_share={min(1.0, 2 * count / rows):.3g}"
+        )
+
+    def _seal(self, standing: Sealed | None) -> BuildReport:
+        finished: Finished = {
+            group: [
+                (self.workspace.path(group, c.keys[group]), self.workspace.receipts[c.keys[group]].entry)
+                for c in self.cuts
+            ]
+            for group in GROUPS
+        }
+        memo = self.memo.dump([file.path for file in self.listing.files if file.path.is_file()])
+        contents = assemble(self.config, self.listing, finished, probe=self.probe, constants=self.constants, memo=memo)
+        # Linked shards bring failures of their own, which no receipt of this build has listed.
+        self._check_failures(sum(contents.document["failed"].values()))
+        for failure in self.failures:
+            logger.warning("left out %s, %s: %s", failure.sample_id, failure.reason, failure.message)
+        target = self._target(standing)
+        sealed_here = seal(target, contents, scratch=self.workspace.folder, replace=standing is not None)
+        logger.info("%s %s", "sealed" if sealed_here else "another builder sealed", target)
+        document = contents.document
+        counts = {name: document[name] for name in ("num_samples", "excluded", "failed")}
+        return self._report(target, **counts)
+
+    def _unsealed(self) -> BuildReport:
+        if self.options.part is None:
+            raise BuildError(
+                f"a finished shard vanished from {self.workspace.folder}; run: forebay preprocess {self.config.path}"
+            )
+        return self._report(self._target(None), sealed=False)
+
+    def _report(self, target: Path, **values: Any) -> BuildReport:
+        return BuildReport(
+            key=self.listing.key,
+            cache=str(target),
+            shards_written=self.counts["written"],
+            shards_linked=self.counts["linked"],
+            shards_kept=self.counts["kept"],
+            **values,
+        )
+
+
+def _measure(config: Config) -> tuple[Mapping[Group, str], Mapping[str, Any]]:
+    recipe = recipe_of(config)
+    tokenizer = config.text.tokenizer if config.text else None
+    return probe(recipe, tokenizer), constants(config, recipe, text_encoder(recipe, tokenizer))
+
+
+def _usable(standing: Sealed, options: Options) -> bool:
+    """Whether a sealed cache is left alone: every file there and of the right size, and re-hashed where that was asked."""
+    if options.rebuild:
+        return False
+    if options.verify:
+        problems = verify_folder(standing.folder, progress=options.progress).problems
+    else:
+        problems = quick_problems(standing.folder)
+    for problem in problems:
+        logger.warning("mending %s", problem)
+    return not problems
+
+
+def _standing_report(standing: Sealed, started_s: float) -> BuildReport:
+    metadata = standing.metadata
+    return BuildReport(
+        key=standing.key,
+        cache=str(standing.folder),
+        num_samples=metadata["num_samples"],
+        excluded=metadata["excluded"],
+        failed=metadata["failed"],
+        shards_kept=len(GROUPS) * metadata["num_shards"],
+        seconds=time.monotonic() - started_s,
+        already_sealed=True,
+    )

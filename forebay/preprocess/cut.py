@@ -1,0 +1,102 @@
+"""Where shards begin and end, and what each is named by. Pure: rows in, shard keys out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from forebay.config.recipe import Recipe
+from forebay.config.steps import identity
+from forebay.store.canonical import digest
+from forebay.store.layout import FORMAT_VERSION, GROUPS, Group
+
+Array = np.ndarray[Any, Any]
+
+_ROW_COLUMNS: Mapping[Group, tuple[str, ...]] = {
+    "media": ("sample_id", "member", "offset", "size"),
+    "text": ("sample_id", "text", "language", "prompt"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """One shard: rows [start, stop) of the listing and its key in each group."""
+
+    index: int
+    start: int
+    stop: int
+    keys: Mapping[Group, str]
+
+
+def cut_rows(groups: Array, *, rows_per_shard: int) -> list[tuple[int, int]]:
+    """Returns [start, stop) of every shard: up to `rows_per_shard` consecutive rows of one source file.
+
+    groups: int [rows], the file that each row is cut by (its tar; the manifest, where media are files of their own).
+    """
+    if not len(groups):
+        return []
+    borders = np.flatnonzero(np.diff(groups)) + 1
+    cuts = []
+    for start, stop in zip([0, *borders.tolist()], [*borders.tolist(), len(groups)], strict=True):
+        cuts += [(a, min(a + rows_per_shard, stop)) for a in range(start, stop, rows_per_shard)]
+    return cuts
+
+
+def name_cuts(
+    recipe: Recipe,
+    rows: pa.Table,
+    *,
+    names: Sequence[str],
+    hashes: Sequence[str],
+    probe: Mapping[Group, str],
+    rows_per_shard: int,
+) -> Iterator[Cut]:
+    """Yields every shard with its keys.
+
+    A media key is made of the steps, the probe and, for each row, the bytes it is decoded from (its file by content and its
+    place in it); a text key of the steps, the probe, and the rows' text, language, prompt and source name.
+    """
+    files = rows["file"].to_numpy()
+    steps: dict[Group, list[dict[str, Any]]] = {
+        "media": [identity(step) for step in recipe.media_steps],
+        "text": [identity(recipe.tokens)] if recipe.tokens else [],
+    }
+    by_group: dict[Group, Sequence[str]] = {"media": hashes, "text": names}
+    for index, (start, stop) in enumerate(cut_rows(rows["group"].to_numpy(), rows_per_shard=rows_per_shard)):
+        part = rows.slice(start, stop - start)
+        keys: dict[Group, str] = {}
+        for group in GROUPS:
+            used, inverse = np.unique(files[start:stop], return_inverse=True)
+            document = {
+                "format_version": FORMAT_VERSION,
+                "group": group,
+                "steps": steps[group],
+                "probe": probe[group],
+                "files": [by_group[group][i] for i in used.tolist()],
+                "rows": _columns_digest(part.select(_ROW_COLUMNS[group]), inverse),
+            }
+            keys[group] = digest(document)
+        yield Cut(index=index, start=start, stop=stop, keys=keys)
+
+
+def _columns_digest(rows: pa.Table, files: Array) -> str:
+    """Digest of the values alone: arrow's own bytes depend on slicing and chunking."""
+    state = xxhash.xxh3_128(np.ascontiguousarray(files, np.int64).tobytes())
+    for name in rows.column_names:
+        column = rows[name].combine_chunks()
+        state.update(f"{name}:{len(column)}\0".encode())
+        state.update(np.packbits(column.is_null().to_numpy(zero_copy_only=False)).tobytes())
+        if pa.types.is_integer(column.type):
+            state.update(np.ascontiguousarray(column.to_numpy(), np.int64).tobytes())
+            continue
+        binary = column.cast(pa.large_string()).fill_null("")
+        offsets = np.frombuffer(binary.buffers()[1], np.int64)[binary.offset : binary.offset + len(binary) + 1]
+        state.update(np.diff(offsets).tobytes())
+        data = binary.buffers()[2]
+        state.update(memoryview(data)[offsets[0] : offsets[-1]] if data is not None else b"")
+    return state.hexdigest()

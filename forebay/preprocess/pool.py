@@ -1,0 +1,179 @@
+"""Worker processes for the tasks of a build.
+
+Own processes instead of `concurrent.futures`: they start by `python -m`, so that a user's script needs no `__main__` guard
+and no lock of a forked thread is inherited; BLAS threads are pinned before numpy loads; and when one dies, its task and the
+sample it was at are known. Tasks and results cross a socket pair between these processes by pickle; nothing is stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+from forebay.errors import BuildError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+PINNED = {
+    name: "1"
+    for name in (
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "NUMEXPR_NUM_THREADS",
+        "VECLIB_MAXIMUM_THREADS",
+        "RAYON_NUM_THREADS",
+    )
+} | {"TOKENIZERS_PARALLELISM": "false"}
+"""Environment of a worker: one thread each, so that workers do not fight for the cores."""
+
+
+class WorkerDied(BuildError):  # noqa: N818  it is caught by name where the sample is known
+    """A worker died twice over one task; `task` and `position` (the row it was at) say where."""
+
+    def __init__(self, task: Any, position: int, status: int) -> None:
+        super().__init__(f"a worker process died twice over one task ({_status_text(status)})")
+        self.task = task
+        self.position = position
+        self.status = status
+
+
+@dataclass
+class _Worker:
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    marks: mmap.mmap
+    task: Any = None
+    attempts: int = 0
+
+
+@dataclass(frozen=True)
+class _Numbered:
+    """Calls a function on a numbered item and keeps the number with the result."""
+
+    function: Callable[[Any], Any]
+
+    def __call__(self, item: tuple[int, Any]) -> tuple[int, Any]:
+        return item[0], self.function(item[1])
+
+
+class Pool:
+    """Processes that run `function(task)`; they stay between calls. Closed with its `with` block, killed where that ends by an error."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self._workers: list[_Worker] = []
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.connection.close()
+            with contextlib.suppress(OSError):
+                worker.process.kill()
+            worker.process.wait()
+            worker.marks.close()
+        self._workers.clear()
+
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """Returns `function(item)` of every item, in their order."""
+        tasks = list(enumerate(items))
+        results: dict[int, R] = dict(result for _, result in self.run(_Numbered(function), tasks))
+        return [results[index] for index, _ in tasks]
+
+    def run(self, function: Callable[[T], R], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:
+        """Yields every task with its result, as they are done.
+
+        An exception in a task is raised here. A worker that dies gets its task tried once more in a new process; then
+        WorkerDied is raised.
+        """
+        waiting: deque[tuple[T, int]] = deque((task, 0) for task in tasks)
+        while len(self._workers) < min(self._num_workers, len(waiting)):
+            self._workers.append(self._start())
+        for worker in self._workers:
+            self._give(worker, function, waiting)
+        while busy := [worker for worker in self._workers if worker.task is not None]:
+            ready = set(wait([worker.connection for worker in busy]))
+            for worker in [w for w in busy if w.connection in ready]:
+                done: tuple[T, R] | None = self._receive(worker, function, waiting)
+                if done is not None:
+                    yield done
+
+    def _receive(
+        self, worker: _Worker, function: Callable[[T], R], waiting: deque[tuple[T, int]]
+    ) -> tuple[T, R] | None:
+        task: T = worker.task
+        try:
+            failed, value = worker.connection.recv()
+        except (EOFError, ConnectionResetError, BrokenPipeError):
+            self._replace(worker, function, waiting)
+            return None
+        if failed:
+            raise value
+        self._give(worker, function, waiting)
+        return task, value
+
+    def _replace(self, worker: _Worker, function: Callable[[T], R], waiting: deque[tuple[T, int]]) -> None:
+        status = worker.process.wait()
+        if worker.attempts >= 1:
+            raise WorkerDied(worker.task, position_of(worker.marks), status)
+        waiting.appendleft((worker.task, worker.attempts + 1))
+        worker.connection.close()
+        worker.marks.close()
+        index = self._workers.index(worker)
+        self._workers[index] = self._start()
+        self._give(self._workers[index], function, waiting)
+
+    def _give(self, worker: _Worker, function: Callable[[T], R], waiting: deque[tuple[T, int]]) -> None:
+        worker.task = None
+        if waiting:
+            worker.task, worker.attempts = waiting.popleft()
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # seen again, and handled, at recv
+                worker.connection.send((function, worker.task))
+
+    def _start(self) -> _Worker:
+        ours, theirs = socket.socketpair()
+        with tempfile.TemporaryFile() as file:
+            file.write(bytes(8))
+            file.flush()
+            marks = mmap.mmap(file.fileno(), 8)
+            command = [
+                sys.executable,
+                "-m",
+                "forebay.preprocess.worker",
+                str(theirs.fileno()),
+                str(file.fileno()),
+                str(os.getpid()),
+            ]
+            path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+            process = subprocess.Popen(
+                command,
+                pass_fds=(theirs.fileno(), file.fileno()),
+                env={**os.environ, **PINNED, "PYTHONPATH": path},
+                stdin=subprocess.DEVNULL,
+            )
+        theirs.close()
+        return _Worker(process, Connection(ours.detach()), marks)
+
+
+def position_of(marks: mmap.mmap) -> int:
+    """Returns the row that a worker was at."""
+    return int.from_bytes(marks[:8], "little")
+
+
+def _status_text(status: int) -> str:
+    return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

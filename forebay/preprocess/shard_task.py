@@ -1,0 +1,97 @@
+"""One task of a build: one shard of one group, idempotent, named by its key. Runs in a worker process."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from forebay.config.recipe import Recipe
+from forebay.preprocess.readers import media_reader
+from forebay.preprocess.receipt import Failure, Receipt, load_receipt, save_receipt
+from forebay.preprocess.samples import media_samples, sample_fields, text_encoder, text_samples
+from forebay.preprocess.text import TextEncoder
+from forebay.store.layout import Group
+from forebay.store.shard import shard_fields, write_shard
+from forebay.store.sources import SourceFile
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardTask:
+    """All that a worker needs to make one shard. `files` by the `file` column of `rows`."""
+
+    group: Group
+    key: str
+    folder: Path
+    rows: pa.Table
+    files: tuple[SourceFile, ...]
+    recipe: Recipe
+    tokenizer: str | None
+    max_open_tars: int
+
+    @property
+    def path(self) -> Path:
+        """Where the shard stands until the cache is sealed."""
+        return self.folder / self.group / f"{self.key}.tdz"
+
+
+def make_shard(task: ShardTask) -> tuple[Receipt, bool]:
+    """Returns the receipt of a shard and whether this call made it; one that is whole already is left as it is.
+
+    The lock only keeps two builders from doing the same work: both would write the same bytes, each aside.
+    """
+    with _lock(task.path.with_suffix(".lock")):
+        receipt = load_receipt(task.path, task.key)
+        if receipt is not None:
+            return receipt, False
+        return _make(task), True
+
+
+def _make(task: ShardTask) -> Receipt:
+    fields = shard_fields(sample_fields(task.recipe), task.group)
+    rows: list[Any] = []
+    failures: list[Failure] = []
+    for sample_id, values in zip(task.rows["sample_id"].to_pylist(), _samples(task), strict=True):
+        if "failure" in values:
+            message = values.pop("message")
+            failures.append(Failure(sample_id=sample_id, reason=values["failure"], message=message))
+        rows.append(values)
+    entry = write_shard(task.path, fields, rows, key=task.key)
+    receipt = Receipt(entry=entry, failures=tuple(failures))
+    save_receipt(task.path, receipt)
+    return receipt
+
+
+def _samples(task: ShardTask) -> Iterator[dict[str, Any]]:
+    if task.group == "text":
+        encoder = _encoder(task.recipe, task.tokenizer)
+        yield from text_samples(task.recipe, task.rows, [file.name for file in task.files], encoder)
+        return
+    with media_reader(task.files, max_open=task.max_open_tars, max_bytes=task.recipe.decode.max_sample_bytes) as read:
+        yield from media_samples(task.recipe, task.rows, read)
+
+
+@functools.lru_cache(maxsize=1)
+def _encoder(recipe: Recipe, tokenizer: str | None) -> TextEncoder | None:
+    """Loading a tokenizer costs more than a shard of text; a worker keeps the last one."""
+    return text_encoder(recipe, tokenizer)
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        # Where the file system has no locks, two builders do the same work; nothing else changes.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

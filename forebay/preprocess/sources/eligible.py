@@ -1,0 +1,74 @@
+"""The filters of `[source]`: rows out of a manifest, each with its reason."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.config import SourceConfig
+from forebay.preprocess.sources.rows import Manifest, rejections
+
+
+def apply_filters(manifest: Manifest, source: SourceConfig) -> Manifest:
+    """Returns the rows that the filters of a config leave; the others are in `rejected` as "excluded".
+
+    Reasons, the first that holds: `excluded_by_id`, `language`, `too_short`, `too_long` (with `overlong = "drop"` only:
+    `keep` and `clip` keep the row). A duration that is not known yet passes, so the same filters are applied before
+    and after durations are read. Languages are compared as written but for case; a row without a language is not in
+    `source.languages`. Transcripts are not looked at: an edited text must not move the cut of the media.
+    """
+    if source.exclude:
+        listed = pc.is_in(manifest.rows["sample_id"], value_set=pa.array(source.exclude, pa.large_string()))
+        manifest = _reject(manifest, listed, "excluded_by_id", lambda rows: "its id is in source.exclude")
+    if source.languages is not None:
+        wanted = pa.array(sorted({language.casefold() for language in source.languages}), pa.large_string())
+        known = pc.is_in(pc.utf8_lower(manifest.rows["language"]), value_set=wanted)
+        named = f" is not in source.languages {list(source.languages)}"
+        manifest = _reject(manifest, pc.invert(known), "language", lambda rows: _joined("language ", rows["language"], named))
+    if source.min_duration_s > 0:
+        short = pc.less(manifest.rows["duration_s"], source.min_duration_s)
+        bound = f" s is below source.min_duration_s {source.min_duration_s:g}"
+        manifest = _reject(manifest, short, "too_short", lambda rows: _joined("", rows["duration_s"], bound))
+    if source.max_duration_s is not None and source.overlong == "drop":
+        long = pc.greater(manifest.rows["duration_s"], source.max_duration_s)
+        bound = f" s is above source.max_duration_s {source.max_duration_s:g}"
+        manifest = _reject(manifest, long, "too_long", lambda rows: _joined("", rows["duration_s"], bound))
+    return manifest
+
+
+def take_first(manifest: Manifest, max_samples: int | None) -> Manifest:
+    """Returns the first `max_samples` rows, with only what was rejected before the last of them: the rest was not looked at.
+
+    Files that no row left needs are taken off the list where only a manifest's later rows named them.
+    """
+    if max_samples is None or len(manifest.rows) <= max_samples:
+        return manifest
+    rows = manifest.rows.slice(0, max_samples)
+    last = rows["row"][-1]
+    rejected = manifest.rejected.filter(pc.less(manifest.rejected["row"], last))
+    used = 1 + max(pc.max(rows["file"]).as_py(), pc.max(rows["group"]).as_py())
+    used = max([used, *(number + 1 for number, file in enumerate(manifest.files) if file.listed)])
+    absent = tuple(number for number in manifest.absent if number < used)
+    return dataclasses.replace(manifest, files=manifest.files[:used], rows=rows, rejected=rejected, absent=absent)
+
+
+def _reject(manifest: Manifest, out: Any, reason: str, message: Callable[[pa.Table], Any]) -> Manifest:
+    out = pc.fill_null(out, False)
+    if not pc.any(out).as_py():
+        return manifest
+    gone = manifest.rows.filter(out)
+    rejected = rejections(gone["row"], gone["sample_id"], kind="excluded", reason=reason, message=message(gone))
+    return dataclasses.replace(
+        manifest,
+        rows=manifest.rows.filter(pc.invert(out)),
+        rejected=pa.concat_tables([manifest.rejected, rejected]),
+    )
+
+
+def _joined(before: str, values: Any, after: str) -> Any:
+    text = pc.fill_null(pc.cast(values, pa.large_string()), "(none)")
+    return pc.binary_join_element_wise(before, text, after, "")

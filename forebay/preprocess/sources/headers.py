@@ -1,0 +1,63 @@
+"""Durations from headers, for the rows whose manifest gives none."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from forebay.errors import SampleError
+from forebay.preprocess.headers import header_info
+
+_GONE = {
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENXIO,
+    errno.EINVAL,
+}
+
+
+def is_gone(err: OSError) -> bool:
+    """Whether an error says that a file cannot be had; any other (EIO, ENOMEM, ...) is of the machine and stops the build."""
+    return err.errno in _GONE
+
+
+@contextmanager
+def opened(path: str) -> Iterator[int]:
+    """Yields a descriptor of a regular file; a pipe does not block, it fails as a folder does."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        os.pread(descriptor, 1, 0)  # a folder and a pipe open well enough, and fail here
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def header_duration_s(descriptor: int, *, offset: int, size: int) -> float:
+    """Returns the duration that the header of an encoded clip gives, NaN where it gives none.
+
+    The clip is `size` bytes at `offset` of the file.
+    """
+
+    def read(start: int, count: int) -> bytes:
+        return os.pread(descriptor, max(0, min(count, size - start)), offset + start)
+
+    try:
+        info = header_info(read, size)
+    except SampleError:
+        return math.nan
+    if info is None or info.num_samples <= 0 or info.sample_rate_hz <= 0:
+        return math.nan
+    return float(info.num_samples / info.sample_rate_hz)
+
+
+def unknown_duration(name: str, sample_id: str) -> tuple[str, str]:
+    """Returns reason and message for a clip that nothing gives a duration for."""
+    return "unknown_duration", f"{name}: sample {sample_id}: neither manifest nor header gives a duration; mend or remove it"

@@ -1,0 +1,69 @@
+"""`kind = "jsonl"`: one JSON object a line, one audio file a sample."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from forebay.config import SourceConfig
+from forebay.errors import ManifestError
+from forebay.preprocess.sources.json_object import JsonProblem, parse_object, seconds_of, string_of
+from forebay.preprocess.sources.lines import manifest_lines
+from forebay.preprocess.sources.naming import NamedFiles, manifest_files, path_stem, usable_name
+from forebay.preprocess.sources.rows import Manifest, require_rows, row_table
+from forebay.store.sources import SourceFile
+
+_COLUMNS = ("sample_id", "explicit_id", "group", "file", "duration_s", "language", "prompt", "text")
+_ID = ("sample_id", "id")
+_DURATION = ("duration_s", "duration")
+
+
+def list_jsonl(source: SourceConfig) -> Manifest:
+    """Returns the rows of JSON lines `{"audio": path, "text": ..., "language"?, "prompt"?, "sample_id"?, "duration_s"?}`.
+
+    `audio` is relative to the manifest; an id left out is `audio` without its extension. `id` and `duration` are taken
+    for `sample_id` and `duration_s`; other fields are not looked at. A text is taken as it is, with
+    `language English<asr_text>` in front or not; null where there is none.
+    Raises ManifestError, with the line, for what is no such object; blank lines are passed over.
+    """
+    manifests = manifest_files(source)
+    files = NamedFiles(manifests, source)
+    columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+    for group, manifest in enumerate(manifests):
+        for number, line in manifest_lines(manifest.path):
+            try:
+                values = _row(line, manifest, files)
+            except JsonProblem as err:
+                raise ManifestError(f"{manifest.path}, line {number}: {err}; correct the manifest") from err
+            for column, value in zip(columns.values(), (*values[:2], group, *values[2:]), strict=True):
+                column.append(value)
+    count = len(columns["file"])
+    require_rows(count, manifests)
+    arrays = {name: pa.array(values, _TYPES.get(name)) for name, values in columns.items()}
+    return Manifest(files=tuple(files.files), rows=row_table(arrays, num_rows=count))
+
+
+_TYPES = {name: pa.large_string() for name in ("sample_id", "language", "prompt", "text")} | {"duration_s": pa.float64()}
+
+
+def _row(line: bytes, manifest: SourceFile, files: NamedFiles) -> tuple[Any, ...]:
+    fields = parse_object(line)
+    audio = string_of(fields, ("audio",), required=True) or ""
+    problem = usable_name(audio)
+    if problem:
+        raise JsonProblem(f"field audio {problem}")
+    if "text" not in fields:
+        raise JsonProblem("has no field text, wanted a string or null")
+    given = string_of(fields, _ID)
+    if given == "":
+        raise JsonProblem(f"field {_ID[0]} is empty, wanted an id")
+    return (
+        given or path_stem(audio),
+        given is not None,
+        files.number(audio, manifest=manifest),
+        seconds_of(fields, _DURATION),
+        string_of(fields, ("language",)),
+        string_of(fields, ("prompt",)),
+        string_of(fields, ("text",)),
+    )

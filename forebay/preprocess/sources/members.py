@@ -1,0 +1,87 @@
+"""Tar members by name: many lookups at once, and why a name is not there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.errors import TarError
+from forebay.preprocess.sources.headers import header_duration_s, is_gone, unknown_duration
+from forebay.preprocess.sources.task import Failures, Located, LocateTask, all_failed
+from forebay.store.tar_index import load_index
+from forebay.store.tar_members import TarIndex
+
+Array = np.ndarray[Any, Any]
+
+NOT_FOUND = -1
+
+
+def open_tar(task: LocateTask) -> TarIndex | Located:
+    """Returns the index of a task's tar; or, where it is absent or no tar, the task's rows as failed `unreadable_tar`.
+
+    An error of the machine (EIO, ENOMEM, ...) passes as it is.
+    """
+    path = task.paths[task.group]
+    try:
+        return load_index(Path(path), cache_root=Path(task.cache_root))
+    except TarError as err:
+        cause = err.__cause__
+        if isinstance(cause, OSError) and not is_gone(cause):
+            raise
+        gone = not os.path.isfile(path) or not os.access(path, os.R_OK)
+        return all_failed(task, reason="unreadable_tar", message=str(err), absent=gone)
+
+
+def name_array(index: TarIndex) -> pa.Array:
+    """Returns the member names of a tar as large_binary: a tar's names are bytes, UTF-8 or not."""
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(index.name_bounds)), pa.py_buffer(np.ascontiguousarray(index.name_bytes))]
+    return pa.Array.from_buffers(pa.large_binary(), len(index), buffers)
+
+
+def find_rows(wanted: pa.Array, names: pa.Array) -> Array:
+    """Returns the position of each wanted name in `names`, int64, NOT_FOUND where it is in none; of equal names the last."""
+    backwards = names.take(pa.array(np.arange(len(names))[::-1]))
+    found = pc.fill_null(pc.index_in(wanted.cast(names.type), value_set=backwards), len(names))
+    return np.asarray(len(names) - 1 - found.to_numpy().astype(np.int64))
+
+
+def missing_reason(index: TarIndex, name: str, tar_name: str) -> tuple[str, str]:
+    """Returns reason and message for a member that the index does not have."""
+    refused = index.find_refused(name)
+    if refused is None:
+        return "missing_member", f"{tar_name} has no member {name}; correct the manifest or the tar"
+    return refused.reason, f"{tar_name}: member {name} at offset {refused.offset} is refused: {refused.reason}; write the tar again"
+
+
+def read_member(descriptor: int, index: TarIndex, row: int) -> bytes:
+    """Returns the bytes of a member. Raises TarError where the tar ends before it does."""
+    size, offset = int(index.sizes[row]), int(index.offsets[row])
+    data = os.pread(descriptor, size, offset)
+    while len(data) < size and (more := os.pread(descriptor, size - len(data), offset + len(data))):
+        data += more
+    if len(data) < size:
+        raise TarError(f"{index.path}: member at offset {offset} ends after {len(data)} of {size} bytes; write the tar again")
+    return data
+
+
+def fill_durations(
+    descriptor: int, task: LocateTask, durations: Array, *, index: TarIndex, found: Array, failures: Failures
+) -> None:
+    """Makes unknown durations known, from headers; rows whose header gives none are added to `failures`."""
+    ids = task.rows["sample_id"]
+    for position in np.flatnonzero(np.isnan(durations) & (found != NOT_FOUND)).tolist():
+        row = found[position]
+        durations[position] = header_duration_s(descriptor, offset=int(index.offsets[row]), size=int(index.sizes[row]))
+        if np.isnan(durations[position]):
+            sample_id = ids[position].as_py()
+            failures.add(task.rows["row"][position].as_py(), sample_id, *unknown_duration(task.name, sample_id))
+
+
+def take_or_zero(values: Array, rows: Array) -> Array:
+    """Returns `values[rows]`, with 0 where a row was not found."""
+    return np.where(rows == NOT_FOUND, 0, values[np.maximum(rows, 0)] if len(values) else 0)

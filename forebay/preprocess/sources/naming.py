@@ -1,0 +1,66 @@
+"""Files that a manifest names: their names in the key, their paths, their numbers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from forebay.config import SourceConfig
+from forebay.errors import ManifestError
+from forebay.store.sources import SourceFile, anchor, listed_files
+
+
+class NamedFiles:
+    """A growing list of source files without repeats: first the manifests, then what they name, in order of appearance."""
+
+    def __init__(self, manifests: Sequence[SourceFile], source: SourceConfig) -> None:
+        self.files = list(manifests)
+        self._numbers = {str(file.path): number for number, file in enumerate(manifests)}
+        self._anchors = [anchor(entry) for entry in source.manifests]
+
+    def number(self, written: str, *, manifest: SourceFile, folder: Path | None = None) -> int:
+        """Returns the number of a file named in a manifest, added to the list where it is new.
+
+        A relative name is relative to `folder`, by default the manifest's. It enters the key relative to the folder of
+        the manifest entry; an absolute one outside of it as it is written.
+        """
+        path = (manifest.path.parent if folder is None else folder) / written
+        known = self._numbers.get(str(path))
+        if known is None:
+            known = self._numbers[str(path)] = len(self.files)
+            name = self._name(path, written, self._anchors[manifest.entry])
+            self.files.append(SourceFile(name, path, manifest.entry, False))
+        return known
+
+    def _name(self, path: Path, written: str, base: Path) -> str:
+        if path.is_relative_to(base):
+            return path.relative_to(base).as_posix()
+        if PurePosixPath(written).is_absolute():
+            return written
+        return (Path(os.path.relpath(path.parent, base)) / path.name).as_posix()
+
+
+def manifest_files(source: SourceConfig) -> list[SourceFile]:
+    """Returns the files that `source.manifest` stands for. Raises ManifestError where an entry stands for none."""
+    files = listed_files(source)
+    found = {file.entry for file in files}
+    for number, entry in enumerate(source.manifests):
+        if number not in found:
+            what = f"holds no manifest of kind {source.kind}" if Path(entry).is_dir() else "does not exist"
+            raise ManifestError(f"source.manifest {entry} {what}; correct source.manifest or source.kind in the config")
+    return files
+
+
+def usable_name(written: str) -> str | None:
+    """Returns what is wrong with a file name in a manifest, or None."""
+    if not written:
+        return "is empty, wanted a file name"
+    return "holds a NUL character, wanted a file name" if "\0" in written else None
+
+
+def path_stem(written: str) -> str:
+    """Returns a file name without its extension, folders kept, as it is written; `.hidden` has none."""
+    folder, slash, name = written.rpartition("/")
+    stem, dot, _ = name.rpartition(".")
+    return f"{folder}{slash}{stem}" if dot and stem else written

@@ -1,0 +1,144 @@
+"""The common form of every manifest: a columnar table of candidate samples, and what was left out of it and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.errors import ManifestError
+from forebay.store.sources import SourceFile
+
+Kind = Literal["excluded", "failed"]
+
+ROW_SCHEMA = pa.schema(
+    [
+        pa.field("row", pa.int64(), nullable=False),
+        pa.field("sample_id", pa.large_string(), nullable=False),
+        pa.field("explicit_id", pa.bool_(), nullable=False),
+        pa.field("group", pa.int32(), nullable=False),
+        pa.field("file", pa.int32(), nullable=False),
+        pa.field("member", pa.large_string(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("size", pa.int64(), nullable=False),
+        pa.field("duration_s", pa.float64(), nullable=False),
+        pa.field("language", pa.large_string()),
+        pa.field("prompt", pa.large_string()),
+        pa.field("text", pa.large_string()),
+    ]
+)
+"""Columns of `Manifest.rows`; strings have 64-bit offsets, so that 75 million rows fit one chunk."""
+
+REJECTED_SCHEMA = pa.schema(
+    [
+        pa.field("row", pa.int64(), nullable=False),
+        pa.field("sample_id", pa.large_string(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("message", pa.large_string(), nullable=False),
+    ]
+)
+"""Columns of `Manifest.rejected`."""
+
+WHOLE_FILE = -1
+"""`size` of a row whose media is a file of its own (offset 0), or a row of an `hf` file (offset: the row number)."""
+
+UNLOCATED = -2
+"""`size` of a row of a tar whose member has not been looked up yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Candidate samples in the order in which shards are cut.
+
+    files: every file whose content defines the samples, manifests first; an index into it is called a file below.
+    rows: `row` int64 (position in the listing, rising), `sample_id`, `explicit_id` (given by the manifest, not derived from
+    a name), `group` int32 (file that the shards are cut by: the tar, the hf file, else the manifest; rows of one group
+    are consecutive), `file` int32 (file that holds the media), `member` (its name in a tar, or ""), `offset` and `size`
+    int64 in bytes (see WHOLE_FILE, UNLOCATED), `duration_s` float64 (NaN: not known yet), `language`, `prompt`, `text`
+    (null: not given).
+    rejected: `row`, `sample_id`, `kind` ("excluded" by a setting, "failed" because of the data), `reason`, `message`.
+    absent: files that are named but cannot be opened; all their rows have failed.
+    """
+
+    files: tuple[SourceFile, ...]
+    rows: pa.Table
+    rejected: pa.Table = field(default_factory=lambda: REJECTED_SCHEMA.empty_table())
+    absent: tuple[int, ...] = ()
+
+    def counts(self) -> dict[Kind, dict[str, int]]:
+        """Returns the number of rejected samples by kind and reason."""
+        counts: dict[Kind, dict[str, int]] = {"excluded": {}, "failed": {}}
+        grouped = self.rejected.group_by(["kind", "reason"], use_threads=False).aggregate([([], "count_all")])
+        for entry in sorted(grouped.to_pylist(), key=lambda e: str(e["reason"])):
+            counts[entry["kind"]][entry["reason"]] = entry["count_all"]
+        return counts
+
+
+def row_table(columns: dict[str, Any], *, num_rows: int) -> pa.Table:
+    """Returns `columns` as a table of ROW_SCHEMA; a column left out gets its "not known" value in every row."""
+    defaults = {
+        "row": lambda: pa.array(np.arange(num_rows)),
+        "explicit_id": lambda: constant(False, num_rows, pa.bool_()),
+        "member": lambda: constant("", num_rows, pa.large_string()),
+        "offset": lambda: constant(0, num_rows, pa.int64()),
+        "size": lambda: constant(WHOLE_FILE, num_rows, pa.int64()),
+        "duration_s": lambda: constant(float("nan"), num_rows, pa.float64()),
+        "language": lambda: pa.nulls(num_rows, pa.large_string()),
+        "prompt": lambda: pa.nulls(num_rows, pa.large_string()),
+        "text": lambda: pa.nulls(num_rows, pa.large_string()),
+    }
+    arrays = [
+        _typed(columns[f.name], f.type) if columns.get(f.name) is not None else defaults[f.name]() for f in ROW_SCHEMA
+    ]
+    return pa.table(arrays, schema=ROW_SCHEMA)
+
+
+def rejections(
+    rows: Any, sample_ids: Any, *, kind: Kind, reason: str | Sequence[str], message: Any
+) -> pa.Table:
+    """Returns a table of REJECTED_SCHEMA; `reason` and `message` are one for all rows or one a row."""
+    count = len(rows)
+    columns = {
+        "row": rows,
+        "sample_id": sample_ids,
+        "kind": constant(kind, count, pa.string()),
+        "reason": constant(reason, count, pa.string()) if isinstance(reason, str) else reason,
+        "message": constant(message, count, pa.large_string()) if isinstance(message, str) else message,
+    }
+    return pa.table([_typed(columns[f.name], f.type) for f in REJECTED_SCHEMA], schema=REJECTED_SCHEMA)
+
+
+def constant(value: Any, count: int, kind: pa.DataType) -> pa.Array:
+    """Returns `count` times one value."""
+    return pa.repeat(pa.scalar(value, kind), count)
+
+
+def storable(text: str) -> str:
+    r"""Returns a name as UTF-8 can hold it: bytes that are not UTF-8 (surrogate escapes) become `\udcXX`."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def grouped(table: pa.Table) -> pa.Table:
+    """Returns the rows of each `group` made consecutive, groups by their first appearance; `row` is numbered anew."""
+    group = table["group"].to_numpy()
+    if np.any(np.diff(group) < 0):
+        # Groups are numbered by first appearance, so a stable sort by number keeps manifest order inside each.
+        table = table.take(pa.array(np.argsort(group, kind="stable")))
+    return table.set_column(0, ROW_SCHEMA.field("row"), pa.array(np.arange(len(table))))
+
+
+def require_rows(num_rows: int, manifests: Sequence[SourceFile]) -> None:
+    """Raises ManifestError where the manifests name no sample at all."""
+    if not num_rows:
+        raise ManifestError(f"{', '.join(str(m.path) for m in manifests)}: no rows; add samples or name another manifest")
+
+
+def _typed(values: Any, kind: pa.DataType) -> Any:
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return values if values.type == kind else pc.cast(values, kind)
+    return pa.array(values, kind)

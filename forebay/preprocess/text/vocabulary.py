@@ -1,0 +1,133 @@
+"""A tokenizer folder: text to ids in which nothing that was transcribed can become a control token."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from forebay.config.digest import tokenizer_digest
+from forebay.errors import ConfigError, TextError
+
+
+class Vocabulary:
+    """The tokenizer of a local folder.
+
+    Transcripts go through a copy of the tokenizer without its added tokens, so that `<|endoftext|>` in a transcript stays
+    the characters that somebody wrote (transformers' `split_special_tokens` leaves added tokens that are not special,
+    such as `<asr_text>`). Added tokens enter by their ids, from the prompt alone.
+    """
+
+    def __init__(self, folder: Path, *, digest: str) -> None:
+        """Loads the tokenizer.
+
+        digest: what the key was made with. Raises ConfigError where the folder's files have another one by now, or
+        where transformers cannot load them.
+        """
+        found = tokenizer_digest(folder)
+        if found != digest:
+            raise ConfigError(
+                f"text.tokenizer: the files of {folder} have digest {found[:16]}, the recipe was made with {digest[:16]}; "
+                "they changed in between: run the command again"
+            )
+        self.folder = folder
+        self.tokenizer = _load(folder)
+        document = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        unknown = document["model"].get("unk_token")
+        document.update(added_tokens=[], post_processor=None, truncation=None, padding=None)
+        self._plain = type(self.tokenizer.backend_tokenizer).from_str(json.dumps(document))
+        self._added: dict[str, int] = self.tokenizer.get_added_vocab()
+        self._control_ids = frozenset(i for token, i in self._added.items() if token != unknown)
+        longest_first = sorted(self._added, key=len, reverse=True)
+        self._control_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    @property
+    def size(self) -> int:
+        """One more than the largest id: what a model's embedding must hold."""
+        return 1 + int(max(self.tokenizer.get_vocab().values()))
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Id of the token that ends a sequence, where the tokenizer names one."""
+        return _optional_int(self.tokenizer.eos_token_id)
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """Id that fills up batches: the pad token, else the end token, where the tokenizer names one."""
+        pad = _optional_int(self.tokenizer.pad_token_id)
+        return self.eos_token_id if pad is None else pad
+
+    def find(self, token: str) -> int | None:
+        """Returns the id of a control token, None where the tokenizer has no such token."""
+        return self._added.get(token)
+
+    def require(self, token: str, *, prompt: str) -> int:
+        """Returns the id of a control token; ConfigError where the tokenizer has none."""
+        found = self.find(token)
+        if found is None:
+            raise ConfigError(
+                f'text.prompt = "{prompt}" needs the token {token}, which the tokenizer in {self.folder} does not have; '
+                "name another prompt or the model's own tokenizer"
+            )
+        return found
+
+    def encode(self, text: str, *, sample_id: str) -> list[int]:
+        """Returns the ids of a text as characters: no control token comes out of it.
+
+        Raises TextError `bad_text` where the tokenizer's model itself knows a control token as a piece of text.
+        """
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        found = self._control_ids.intersection(ids)
+        if found:
+            token = self.tokenizer.convert_ids_to_tokens(min(found))
+            raise TextError(
+                "bad_text", f"{sample_id}: the tokenizer reads {token} in the text as a control token; clean the text"
+            )
+        return ids
+
+    def split(self, template: str) -> list[str | int]:
+        """Returns a rendered template as ids of its control tokens and the texts between them."""
+        parts: list[str | int] = []
+        position = 0
+        for match in self._control_pattern.finditer(template):
+            parts += [template[position : match.start()], self._added[match[0]]]
+            position = match.end()
+        return [part for part in (*parts, template[position:]) if part != ""]
+
+    def encode_parts(self, parts: Sequence[str | int], *, sample_id: str) -> list[int]:
+        """Returns the ids of texts and control tokens; neighbouring texts are tokenised as one, as a tokenizer would."""
+        ids: list[int] = []
+        text = ""
+        for part in (*parts, -1):
+            if isinstance(part, str):
+                text += part
+                continue
+            ids += self.encode(text, sample_id=sample_id) if text else []
+            ids.append(part)
+            text = ""
+        return ids[:-1]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of ids, control tokens and what is below zero (masked labels) left out."""
+        return str(self._plain.decode([i for i in ids if i >= 0 and i not in self._control_ids]))
+
+
+def _load(folder: Path) -> Any:
+    from transformers import AutoTokenizer  # not at import: most of forebay's commands need no tokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as err:
+        raise ConfigError(f"text.tokenizer: transformers cannot load {folder}: {err}") from err
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise ConfigError(
+            f"text.tokenizer: {folder} has only a Python tokenizer ({type(tokenizer).__name__}); "
+            "save its fast form (tokenizer.json) there"
+        )
+    return tokenizer
+
+
+def _optional_int(value: Any) -> int | None:
+    return None if value is None else int(value)

@@ -1,0 +1,50 @@
+"""A worker process of `pool.Pool`: receives `(function, task)`, sends `(failed, result)`, ends when its parent does."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection
+
+_PR_SET_PDEATHSIG = 1
+_marks: mmap.mmap | None = None
+
+
+def mark(position: int) -> None:
+    """Notes the row that is being worked on, where the parent finds it if this process dies. Costs a memory write."""
+    if _marks is not None:
+        _marks[:8] = position.to_bytes(8, "little")
+
+
+def main(connection_fd: int, marks_fd: int, parent: int) -> None:
+    """Works until the parent closes the connection or dies."""
+    global _marks  # noqa: PLW0603  one per process by its nature: where this process says what it is doing
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides what ends
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        return
+    _marks = mmap.mmap(marks_fd, 8)
+    connection = Connection(connection_fd)
+    while True:
+        try:
+            function, task = connection.recv()
+        except (EOFError, ConnectionResetError):
+            return
+        try:
+            reply = (False, function(task))
+        except Exception as err:  # noqa: BLE001  it is raised in the parent
+            reply = (True, err)
+        try:
+            connection.send(reply)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+
+if __name__ == "__main__":
+    # The module under its real name, not `__main__`: `mark` must see the `_marks` that is set here.
+    from forebay.preprocess import worker
+
+    worker.main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,106 @@
+"""The folder of a build in progress: finished shards with their receipts, named by shard key, until the cache is sealed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from forebay.errors import CacheError
+from forebay.preprocess.receipt import Receipt, load_receipt, save_receipt
+from forebay.store.cache import open_cache
+from forebay.store.files import link_or_copy, temporary_name
+from forebay.store.layout import GROUPS, Group
+from forebay.store.lookup import sealed_caches
+from forebay.store.seal import is_whole
+from forebay.store.shard import ShardEntry
+
+Donors = dict[str, tuple[Path, ShardEntry]]
+
+
+@dataclass
+class Workspace:
+    """Shards of one build by key. What is loaded once was whole then and is remembered."""
+
+    folder: Path
+    receipts: dict[str, Receipt] = field(default_factory=dict)
+
+    def path(self, group: Group, key: str) -> Path:
+        """Where a shard stands."""
+        return self.folder / group / f"{key}.tdz"
+
+    def load(self, group: Group, key: str) -> Receipt | None:
+        """Returns the receipt of a shard that is here and whole."""
+        if key not in self.receipts:
+            receipt = load_receipt(self.path(group, key), key)
+            if receipt is None:
+                return None
+            self.receipts[key] = receipt
+        return self.receipts[key]
+
+    def adopt(self, group: Group, key: str, donors: Donors) -> bool:
+        """Links a shard that another cache has, after re-hashing it; says whether it did."""
+        if key not in donors or not is_whole(*donors[key]):
+            return False
+        path, entry = donors[key]
+        link_or_copy(path, self.path(group, key))
+        self.receipts[key] = Receipt(entry=entry, failures=())
+        save_receipt(self.path(group, key), self.receipts[key])
+        return True
+
+    @contextlib.contextmanager
+    def occupied(self) -> Iterator[None]:
+        """Makes the folder and holds a shared lock on it, so that no other builder removes it as left over."""
+        while True:
+            for group in GROUPS:
+                (self.folder / group).mkdir(parents=True, exist_ok=True)
+            try:
+                descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:  # the last builder removed it in between
+                continue
+            with contextlib.suppress(OSError):  # a file system without locks: two builders do the same work
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+            if self._is(descriptor):
+                break
+            os.close(descriptor)
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    def remove(self) -> None:
+        """Removes the folder unless another builder is in it; the last one out removes it."""
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                gone = temporary_name(self.folder)
+                os.rename(self.folder, gone)
+                shutil.rmtree(gone, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+            self.folder.parent.rmdir()
+
+    def _is(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.stat(self.folder))
+        except FileNotFoundError:
+            return False
+
+
+def find_donors(root: Path, wanted: set[str]) -> Donors:
+    """Returns where shards of these keys stand in sealed caches under a root. They are not re-hashed here."""
+    donors: Donors = {}
+    for sealed in sealed_caches(root):
+        # A damaged cache still gives the shards that are whole; one that cannot be opened gives none.
+        with contextlib.suppress(CacheError):
+            cache = open_cache(sealed.folder)
+            for group in GROUPS:
+                donors |= {
+                    entry.key: (path, entry) for path, entry in cache.shard_entries(group) if entry.key in wanted
+                }
+    return donors

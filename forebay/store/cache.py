@@ -1,0 +1,161 @@
+"""An opened cache: a sealed folder, read through one mapping a shard. Opening and reading change nothing on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import OrderedDict
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from forebay.errors import CacheCorruptError, CacheMismatchError
+from forebay.store.layout import FORMAT_VERSION, GROUPS, FieldSpec, Group
+from forebay.store.metadata import load_array, read_metadata
+from forebay.store.shard import Shard, ShardEntry, shard_fields
+from forebay.store.shard_table import entry_of, shard_name, table_dtype
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import torch
+
+Array = np.ndarray[Any, Any]
+Verify = Literal["touch", "never"]
+
+ROW_BITS = 32
+"""A slot is `shard << ROW_BITS | row`."""
+
+
+def open_cache(path: str | os.PathLike[str], *, verify: Verify = "touch", max_open_shards: int = 512) -> Cache:
+    """Returns the cache of a sealed folder.
+
+    verify: `touch` checks the xxh3-64 of a sample at its first read in this process; `never` trusts the disk.
+    max_open_shards: mappings held open at once, the least recently used is closed first.
+    Raises CacheIncompleteError, CacheCorruptError or CacheMismatchError; never returns a cache that is not whole.
+    """
+    return Cache(Path(path), verify=verify, max_open_shards=max_open_shards)
+
+
+class Cache:
+    """Samples of a sealed cache, by index. Threads may share it; a forked child may go on using it.
+
+    fields: specification by field name. lengths: int32 [num_samples] by name: `num_samples` (audio samples), `num_frames`
+    (feature frames), `num_tokens`. constants: what collating needs (feature kind, prompt kind, pad ids, tables).
+    """
+
+    def __init__(self, folder: Path, *, verify: Verify, max_open_shards: int) -> None:
+        self.folder = folder
+        self.metadata = read_metadata(folder, format_version=FORMAT_VERSION)
+        self.key: str = self.metadata["key"]
+        self.recipe_key: str = self.metadata["recipe_key"]
+        self.constants: Mapping[str, Any] = self.metadata["constants"]
+        specs = [FieldSpec.from_json(document) for document in self.metadata["fields"]]
+        self.fields: Mapping[str, FieldSpec] = {spec.name: spec for spec in specs}
+        self._group_fields = {group: shard_fields(specs, group) for group in GROUPS}
+        self._tables = {group: self._load_table(group) for group in GROUPS}
+        self._length = int(self.metadata["num_samples"])
+        self._slots = self._load("slots.npy", np.dtype("<i8"), (self._length,))
+        self._verified = np.full(self._length, verify == "never")
+        self._max_open_shards = max_open_shards
+        self._open: OrderedDict[tuple[Group, int], Shard] = OrderedDict()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __repr__(self) -> str:
+        return f"Cache({str(self.folder)!r}, key={self.key[:16]}, num_samples={self._length})"
+
+    @cached_property
+    def lengths(self) -> Mapping[str, Array]:
+        """int32 [num_samples] by name; checked against their checksum when first asked for."""
+        names = self.metadata["length_names"]
+        table = self._load("lengths.npy", np.dtype("<i4"), (len(names), self._length), verify=True)
+        return {name: table[i] for i, name in enumerate(names)}
+
+    def read(self, index: int) -> dict[str, Array]:
+        """Returns the tensor fields of one sample as read-only views [n, *shape] of the mapping.
+
+        Raises IndexError outside the cache, CacheCorruptError where the bytes are not those that were written.
+        """
+        index = self._position(index)
+        slot = int(self._slots[index])
+        sample: dict[str, Array] = {}
+        for group in GROUPS:
+            shard = self.shard(group, slot >> ROW_BITS)
+            values = shard.row(slot & ((1 << ROW_BITS) - 1))
+            if not self._verified[index]:
+                shard.check_row(slot & ((1 << ROW_BITS) - 1), values)
+            sample.update(values)
+        self._verified[index] = True
+        return sample
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        """Returns the tensor fields of one sample as torch tensors that are copies, never aliases of the mapping."""
+        import torch
+
+        return {name: torch.from_numpy(value.copy()) for name, value in self.read(index).items()}
+
+    def shard(self, group: Group, index: int) -> Shard:
+        """Returns an opened shard of a field group."""
+        key = (group, index)
+        # No lock: each of these is one operation under the GIL, and a lock held by another thread at a fork would stay
+        # locked in the child. Two threads that miss together map the shard twice, and one mapping is dropped.
+        shard = self._open.get(key)
+        if shard is not None:
+            with contextlib.suppress(KeyError):
+                self._open.move_to_end(key)
+            return shard
+        path = self.folder / shard_name(group, index)
+        shard = Shard(path, entry_of(self._tables[group], index), self._group_fields[group])
+        self._open[key] = shard
+        while len(self._open) > self._max_open_shards:
+            with contextlib.suppress(KeyError):
+                self._open.popitem(last=False)
+        return shard
+
+    def shard_entries(self, group: Group) -> list[tuple[Path, ShardEntry]]:
+        """Returns file and entry of every shard of a group."""
+        table = self._tables[group]
+        return [(self.folder / shard_name(group, i), entry_of(table, i)) for i in range(len(table))]
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of each group."""
+        return len(self._tables[GROUPS[0]])
+
+    @property
+    def slots(self) -> Array:
+        """int64 [num_samples]: where each sample lies, `shard << 32 | row`."""
+        return self._slots
+
+    @cached_property
+    def samples(self) -> pa.Table:
+        """The row table: one row a sample with every table field, duration and lengths. Built once, about 1 us a cell."""
+        from forebay.store.row_table import row_table
+
+        return row_table(self)
+
+    def _position(self, index: int) -> int:
+        if not -self._length <= index < self._length:
+            raise IndexError(f"sample {index} of a cache with {self._length} samples ({self.folder})")
+        return index % self._length
+
+    def _load(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], *, verify: bool = False) -> Array:
+        array = load_array(self.folder, name, self.metadata["files"][name], verify=verify)
+        if array.dtype != dtype or array.shape != shape:
+            raise CacheCorruptError(
+                f"{self.folder / name} holds {array.dtype} {list(array.shape)}, its metadata says {dtype} {list(shape)}"
+            )
+        return array
+
+    def _load_table(self, group: Group) -> Array:
+        name, rows = f"{group}.npy", self.metadata["num_shards"]
+        return self._load(name, table_dtype(len(self._group_fields[group])), (rows,), verify=True)
+
+    def require_key(self, key: str) -> None:
+        """Raises CacheMismatchError where this is not the cache of `key`."""
+        if self.key != key:
+            raise CacheMismatchError(f"{self.folder}: key is {self.key[:16]}, wanted {key[:16]}")

@@ -1,0 +1,103 @@
+"""Writing that is complete or absent, and whole-file hashes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import xxhash
+
+TEMPORARY_MARK = ".tmp-"
+"""Part of the name of every file and folder that is being written; whatever carries it may be deleted."""
+
+_BLOCK = 4 * 1024 * 1024
+
+
+def temporary_name(path: Path) -> Path:
+    """Returns a name beside `path` that no other writer uses."""
+    return path.with_name(f"{path.name}{TEMPORARY_MARK}{uuid.uuid4().hex[:12]}")
+
+
+@contextlib.contextmanager
+def write_aside(path: Path) -> Iterator[BinaryIO]:
+    """Yields a file that becomes `path` when the block ends without an error: written aside, fsynced, renamed, folder fsynced.
+
+    On an error nothing is left behind and an older `path` stays as it was. Buffering is off: each `write` is one call,
+    so that a full disk is reported by it and not by a later signal.
+    """
+    temporary = temporary_name(path)
+    try:
+        with open(temporary, "xb", buffering=0) as file:
+            yield file
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    fsync_folder(path.parent)
+
+
+def write_all(file: BinaryIO, data: bytes | memoryview) -> None:
+    """Writes every byte, also where one `write` call takes only part of them (it does above 2 GiB)."""
+    view = memoryview(data).cast("B")
+    while view:
+        view = view[file.write(view) :]
+
+
+def write_bytes(path: Path, data: bytes | memoryview) -> None:
+    """Makes `path` hold exactly `data`, or leaves it as it was."""
+    with write_aside(path) as file:
+        write_all(file, data)
+
+
+def fsync_folder(path: Path) -> None:
+    """Makes the names inside a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def hash_file(path: Path) -> str:
+    """Returns the xxh3-128 of a whole file, as 32 hex digits."""
+    state = xxhash.xxh3_128()
+    buffer = bytearray(_BLOCK)
+    view = memoryview(buffer)
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            state.update(view[:count])
+    return state.hexdigest()
+
+
+def link_or_copy(source: Path, target: Path) -> bool:
+    """Makes `target` the same bytes as `source`, by hard link where the file system allows it; says whether it linked.
+
+    A `target` that exists is replaced.
+    """
+    temporary = temporary_name(target)
+    try:
+        try:
+            os.link(source, temporary)
+            linked = True
+        except OSError:
+            _copy(source, temporary)
+            linked = False
+        os.replace(temporary, target)
+    finally:
+        # rename() of two links to one inode does nothing and leaves both names.
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+    return linked
+
+
+def _copy(source: Path, target: Path) -> None:
+    with open(source, "rb", buffering=0) as reader, open(target, "xb", buffering=0) as writer:
+        while block := reader.read(_BLOCK):
+            write_all(writer, block)
+        os.fsync(writer.fileno())

@@ -1,0 +1,71 @@
+"""The key: what a cache's values are named by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.config import Config
+from forebay.config.recipe import Recipe, recipe_document, recipe_of
+from forebay.store.canonical import digest
+
+KEY_VERSION = 1
+SHORT = 16
+"""Hex digits of a key in names and messages."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecipeKey:
+    """A recipe, its document and the digest of that: all of a key that a miss needs, known without touching raw data."""
+
+    recipe: Recipe
+    document: dict[str, Any]
+    key: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class SourceDigest:
+    """One source file as it enters the key: its name relative to the manifest and the xxh3-128 of its bytes."""
+
+    name: str
+    xxh3_128: str
+
+
+def recipe_key(config: Config) -> RecipeKey:
+    """Returns the recipe key of a config; reads the config's own files (tokenizer), never the raw data.
+
+    Raises ConfigError where such a file is missing.
+    """
+    recipe = recipe_of(config)
+    document = recipe_document(config, recipe)
+    return RecipeKey(recipe=recipe, document=document, key=digest({"version": KEY_VERSION, "recipe": document}))
+
+
+def cache_key(recipe: str, sources: Sequence[SourceDigest]) -> str:
+    """Returns the key of a cache: sha256 over the recipe key and the sources in their order."""
+    return digest({"recipe_key": recipe, "sources": [[s.name, s.xxh3_128] for s in sources]})
+
+
+def folder_name(config: Config, key: str) -> str:
+    """Returns the name of a cache's folder."""
+    return f"{config.name}-{config.source.split}-{key[:SHORT]}"
+
+
+def differences(wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the fields in which two recipe documents differ, as `{"field", "wanted", "stored"}`, sorted by field."""
+    left, right = dict(_flat(wanted)), dict(_flat(stored))
+    return [
+        {"field": name, "wanted": left.get(name), "stored": right.get(name)}
+        for name in sorted(left.keys() | right.keys())
+        # Types count: 1, 1.0 and True are different values of a setting.
+        if (repr(left.get(name)), name in left) != (repr(right.get(name)), name in right)
+    ]
+
+
+def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,209 @@
+"""Finding the cache of a config: first by recipe (a miss hashes nothing), then by the content of the sources."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from forebay.config import Config
+from forebay.errors import CacheError, CacheMismatchError, CacheNotFoundError
+from forebay.store.files import TEMPORARY_MARK
+from forebay.store.key import SHORT, RecipeKey, differences, recipe_key
+from forebay.store.layout import FORMAT_VERSION
+from forebay.store.memo import FILE_NAME as MEMO_NAME
+from forebay.store.memo import Memo
+from forebay.store.metadata import read_metadata
+from forebay.store.sources import ABSENT, StoredSource, anchor, listed_files, load_sources
+
+logger = logging.getLogger(__name__)
+
+SourceState = Literal["same", "changed", "absent", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sealed:
+    """A sealed cache under a root, by its metadata alone."""
+
+    folder: Path
+    metadata: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        """The cache's key."""
+        return str(self.metadata["key"])
+
+    def sources(self) -> list[StoredSource]:
+        """The files it was made of."""
+        return load_sources(self.folder / "sources.parquet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lookup:
+    """What was found.
+
+    found: the cache to use, or None. state: of its sources; `absent` means that the raw data is not here and the cache
+    serves without being compared; `unknown` that a source would have had to be hashed. nearest: the cache whose recipe
+    differs least. differs: how, as `{"field", "wanted", "stored"}`.
+    """
+
+    recipe: RecipeKey
+    found: Sealed | None = None
+    state: SourceState | None = None
+    nearest: Sealed | None = None
+    differs: list[dict[str, Any]] = field(default_factory=list)
+
+
+def sealed_caches(root: Path) -> list[Sealed]:
+    """Returns every sealed cache directly under a root, the newest first; what cannot be read is logged and left out."""
+    found: list[tuple[int, Sealed]] = []
+    if not root.is_dir():
+        return []
+    for folder in sorted(root.iterdir()):
+        path = folder / "metadata.json"
+        if folder.name.startswith(".") or TEMPORARY_MARK in folder.name or not path.is_file():
+            continue
+        try:
+            metadata = read_metadata(folder, format_version=FORMAT_VERSION)
+        except CacheError as err:
+            logger.warning("leaving out %s", err)
+            continue
+        if "recipe" in metadata:
+            found.append((path.stat().st_mtime_ns, Sealed(folder=folder, metadata=metadata)))
+    return [sealed for _, sealed in sorted(found, key=lambda pair: (-pair[0], pair[1].folder.name))]
+
+
+def find_cache(config: Config, *, may_hash: bool = True, memo: Memo | None = None) -> Lookup:
+    """Returns the cache that answers a config, or the nearest one and how it differs.
+
+    Caches are filtered by recipe first. Of those left, sources are compared by the memo: a stat a file, and a read only
+    for a file that the memo does not know (never where `may_hash` is false). `train.cache_dir` names a cache outright; its
+    recipe and sources are compared all the same.
+    Raises ConfigError where the config's own files are missing, CacheMismatchError where `train.cache_dir` is another recipe.
+    """
+    recipe = recipe_key(config)
+    sealed = _named_cache(config) if config.train.cache_dir else sealed_caches(config.cache_root)
+    candidates = [cache for cache in sealed if cache.metadata["recipe_key"] == recipe.key]
+    if config.train.cache_dir and not candidates:
+        raise CacheMismatchError(_mismatch(sealed[0], recipe))
+    if not candidates:
+        nearest = _nearest(config, recipe, sealed)
+        differs = differences(recipe.document, nearest.metadata["recipe"]) if nearest else []
+        return Lookup(recipe=recipe, nearest=nearest, differs=differs)
+    memo = Memo(config.cache_root) if memo is None else memo
+    states: dict[SourceState, Sealed] = {}
+    for cache in candidates:
+        memo.add_file(cache.folder / MEMO_NAME)
+        state, changed = compare_sources(config, cache.sources(), memo, may_hash=may_hash)
+        if state == "same":
+            return Lookup(recipe=recipe, found=cache, state=state)
+        states.setdefault(state, cache)
+        logger.debug("%s: sources are %s %s", cache.folder, state, changed)
+    if "absent" in states and "changed" not in states and "unknown" not in states:
+        return Lookup(recipe=recipe, found=states["absent"], state="absent")
+    differs = _source_differences(config, candidates[0], memo, may_hash=may_hash)
+    state = "unknown" if "unknown" in states else "changed"
+    return Lookup(recipe=recipe, nearest=candidates[0], differs=differs, state=state)
+
+
+def compare_sources(
+    config: Config, stored: Sequence[StoredSource], memo: Memo, *, may_hash: bool
+) -> tuple[SourceState, list[str]]:
+    """Returns whether the raw data is what a cache was made of, and the names that are not.
+
+    `absent` only where nothing that is there differs: a source that is there and changed never hits.
+    """
+    listed = [(f.entry, f.name) for f in listed_files(config.source)]
+    expected = [(s.entry, s.name) for s in stored if s.listed]
+    if listed and listed != expected:
+        return "changed", sorted({name for _, name in set(listed) ^ set(expected)} or {name for _, name in listed})
+    present: list[tuple[StoredSource, Path | None]] = []
+    absent: list[tuple[StoredSource, Path | None]] = []
+    for source in stored:
+        path = _path_of(config, source)
+        if source.xxh3_128 == ABSENT and (path is None or not path.is_file()):
+            continue  # it was not there when the cache was built either
+        (present if path is not None and path.is_file() else absent).append((source, path))
+    # Sizes first: a file of another size is another file, and costs no reading.
+    changed = [s.name for s, path in present if path and path.stat().st_size != s.size_bytes]
+    if changed:
+        return "changed", changed
+    paths = [path for _, path in present if path]
+    if not may_hash and any(memo.known(path) is None for path in paths):
+        return "unknown", []
+    hashes = memo.hashes(paths)
+    changed = [s.name for (s, _), now in zip(present, hashes, strict=True) if s.xxh3_128 != now]
+    if changed:
+        return "changed", changed
+    return ("absent", [s.name for s, _ in absent]) if absent else ("same", [])
+
+
+def not_found_message(config: Config, lookup: Lookup) -> str:
+    """Returns what to tell a user who has no cache: key, folder searched, the nearest cache and how it differs, what to run."""
+    text = f"no cache for recipe {lookup.recipe.key[:SHORT]} in {config.cache_root}"
+    if lookup.nearest is not None:
+        fields = "; ".join(
+            f"{d['field']} differs ({d['wanted']!r} wanted, {d['stored']!r} stored)" for d in lookup.differs[:4]
+        )
+        text += f"; nearest is {lookup.nearest.folder.name}" + (f", {fields}" if fields else "")
+    return f"{text}; run: forebay preprocess {config.path}"
+
+
+def require(config: Config, lookup: Lookup) -> Sealed:
+    """Returns the cache that was found. Raises CacheNotFoundError, which names the nearest one, where there is none."""
+    if lookup.found is None:
+        raise CacheNotFoundError(not_found_message(config, lookup))
+    return lookup.found
+
+
+def _named_cache(config: Config) -> list[Sealed]:
+    folder = Path(str(config.train.cache_dir))
+    if not folder.is_dir():
+        raise CacheNotFoundError(f"train.cache_dir {folder} is not a folder; run: forebay preprocess {config.path}")
+    return [Sealed(folder=folder, metadata=read_metadata(folder, format_version=FORMAT_VERSION))]
+
+
+def _mismatch(cache: Sealed, recipe: RecipeKey) -> str:
+    first = differences(recipe.document, cache.metadata["recipe"])[0]
+    return (
+        f"train.cache_dir {cache.folder}: {first['field']} is {first['stored']!r} in the cache, "
+        f"{first['wanted']!r} in the config; change the config, or name another cache"
+    )
+
+
+def _nearest(config: Config, recipe: RecipeKey, sealed: Sequence[Sealed]) -> Sealed | None:
+    def distance(cache: Sealed) -> tuple[bool, int]:
+        return cache.metadata["name"] != config.name, len(differences(recipe.document, cache.metadata["recipe"]))
+
+    return min(sealed, key=distance, default=None)
+
+
+def _path_of(config: Config, source: StoredSource) -> Path | None:
+    entries = config.source.manifests
+    return anchor(entries[source.entry]) / source.name if source.entry < len(entries) else None
+
+
+def _source_differences(config: Config, cache: Sealed, memo: Memo, *, may_hash: bool) -> list[dict[str, Any]]:
+    stored = {s.name: s for s in cache.sources()}
+    state, names = compare_sources(config, list(stored.values()), memo, may_hash=may_hash)
+    if state == "unknown":
+        return [{"field": "sources", "wanted": "not hashed", "stored": cache.metadata["key"][:SHORT]}]
+    return [_source_difference(config, stored.get(name), name, memo) for name in names]
+
+
+def _source_difference(config: Config, stored: StoredSource | None, name: str, memo: Memo) -> dict[str, Any]:
+    path = (
+        _path_of(config, stored)
+        if stored
+        else next((f.path for f in listed_files(config.source) if f.name == name), None)
+    )
+    wanted = memo.known(path) if path is not None and path.is_file() else None
+    if wanted is None and path is not None and path.is_file():
+        wanted = f"{path.stat().st_size} bytes"
+    if stored is None:
+        kept: str | None = None
+    else:
+        kept = stored.xxh3_128 if wanted is None or "bytes" not in wanted else f"{stored.size_bytes} bytes"
+    return {"field": f"sources.{name}", "wanted": wanted, "stored": kept}

@@ -1,0 +1,137 @@
+"""Content hashes remembered by stat, so that finding a cache costs a stat a file and not a read.
+
+As git's index does: an entry holds for exactly the same (dev, inode, size, mtime_ns, ctime_ns), and is distrusted where
+the file was changed about when it was hashed, because a second change inside one clock tick would not show.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forebay.store.files import hash_file, write_aside
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME = "hashes.memo"
+_RACY_NS = 2_000_000_000
+"""The coarsest time stamps in use (FAT) tick every two seconds."""
+_RECORD = np.dtype([("stat", "<i8", (5,)), ("hashed_at_ns", "<i8"), ("xxh3_128", "V16")])
+
+Array = np.ndarray[Any, Any]
+Stat = tuple[int, int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    hashed_at_ns: int
+    xxh3_128: str
+
+
+class Memo:
+    """Hashes by stat, loaded from `<cache_root>/hashes.memo` and from sealed caches."""
+
+    def __init__(self, root: Path) -> None:
+        self.path = root / FILE_NAME
+        self._entries: dict[Stat, _Entry] = {}
+        self.add_file(self.path)
+
+    def add_file(self, path: Path) -> None:
+        """Adds the entries of a memo file; one that is missing or damaged adds none, which costs time only."""
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return
+        if len(data) < 16 or len(data[16:]) % _RECORD.itemsize or _checksum(data[16:]) != data[:16]:
+            logger.warning("ignoring damaged memo %s; files will be hashed again", path)
+            return
+        for record in np.frombuffer(data[16:], _RECORD):
+            stat = tuple(record["stat"].tolist())
+            entry = _Entry(int(record["hashed_at_ns"]), record["xxh3_128"].tobytes().hex())
+            known = self._entries.get(stat)
+            if known is None or known.hashed_at_ns < entry.hashed_at_ns:
+                self._entries[stat] = entry
+
+    def known(self, path: Path) -> str | None:
+        """Returns the hash of a file as it is now, or None where it has to be read. Raises OSError where it is absent."""
+        status = os.stat(path)
+        entry = self._entries.get(stat_of(status))
+        if entry is None or max(status.st_mtime_ns, status.st_ctime_ns) > entry.hashed_at_ns - _RACY_NS:
+            return None
+        return entry.xxh3_128
+
+    def hashes(
+        self,
+        paths: Sequence[Path],
+        *,
+        map_: Callable[[Callable[[Path], Hashed], Sequence[Path]], Iterable[Hashed]] = map,
+    ) -> list[str]:
+        """Returns the hash of every file, reading only those that are not known, by `map_(hash_now, paths)`.
+
+        What was learned is kept under the root where that is writable.
+        """
+        results = [self.known(path) for path in paths]
+        missing = [i for i, result in enumerate(results) if result is None]
+        if missing:
+            for i, hashed in zip(missing, map_(hash_now, [paths[i] for i in missing]), strict=True):
+                self._entries[hashed.stat] = _Entry(hashed.hashed_at_ns, hashed.xxh3_128)
+                results[i] = hashed.xxh3_128
+            self._save()
+        return [result for result in results if result is not None]
+
+    def dump(self, paths: Sequence[Path] | None = None) -> bytes:
+        """Returns the memo file of all entries, or of those that describe these paths as they are now."""
+        entries = self._entries
+        if paths is not None:
+            wanted = {stat_of(os.stat(path)) for path in paths}
+            entries = {stat: entry for stat, entry in entries.items() if stat in wanted}
+        records = np.zeros(len(entries), _RECORD)
+        for record, (stat, entry) in zip(records, sorted(entries.items()), strict=True):
+            record["stat"], record["hashed_at_ns"] = stat, entry.hashed_at_ns
+            record["xxh3_128"] = np.void(bytes.fromhex(entry.xxh3_128))
+        body = records.tobytes()
+        return _checksum(body) + body
+
+    def _save(self) -> None:
+        # Another builder may have saved since: take its entries in. What two writers lose to each other is hashed again.
+        self.add_file(self.path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with write_aside(self.path) as file:
+                file.write(self.dump())
+        except OSError as err:
+            logger.info("hashes are not kept: %s: %s", self.path, err.strerror)
+
+
+@dataclass(frozen=True, slots=True)
+class Hashed:
+    """The content hash of a file, with the stat it had before it was read."""
+
+    stat: Stat
+    hashed_at_ns: int
+    xxh3_128: str
+
+
+def hash_now(path: Path) -> Hashed:
+    """Returns the hash of a file by reading it. A file that changes meanwhile gets an entry that never matches again."""
+    started_ns = time.time_ns()
+    before = stat_of(os.stat(path))
+    return Hashed(before, started_ns, hash_file(path))
+
+
+def stat_of(status: os.stat_result) -> Stat:
+    """Returns what an entry is found by."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _checksum(data: bytes) -> bytes:
+    import xxhash
+
+    return xxhash.xxh3_128_digest(data)

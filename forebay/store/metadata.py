@@ -1,0 +1,110 @@
+"""metadata.json of a cache or plan folder: a document with its own checksum and the checksums of the arrays beside it."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from forebay.errors import CacheCorruptError, CacheIncompleteError, CacheMismatchError
+from forebay.store.canonical import canonical_json
+from forebay.store.files import hash_file, write_bytes
+
+FILE_NAME = "metadata.json"
+_MAX_BYTES = 64 * 1024 * 1024
+
+Array = np.ndarray[Any, Any]
+
+
+def checksum(document: Mapping[str, Any]) -> str:
+    """Returns the xxh3-128 of a document's canonical JSON without its `checksum` entry."""
+    return xxhash.xxh3_128_hexdigest(canonical_json({k: v for k, v in document.items() if k != "checksum"}))
+
+
+def write_metadata(folder: Path, document: dict[str, Any]) -> None:
+    """Writes metadata.json with its checksum; the last act of making a folder."""
+    text = json.dumps({**document, "checksum": checksum(document)}, indent=1, sort_keys=True, allow_nan=False)
+    write_bytes(folder / FILE_NAME, text.encode("ascii") + b"\n")
+
+
+def read_metadata(folder: Path, *, format_version: int) -> dict[str, Any]:
+    """Returns the document of a folder.
+
+    Raises CacheIncompleteError where it is not sealed, CacheCorruptError where the document is not what was written, and
+    CacheMismatchError where a newer forebay wrote it.
+    """
+    path = folder / FILE_NAME
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise CacheCorruptError(f"{path} has {path.stat().st_size} bytes, at most {_MAX_BYTES} are expected")
+        document = json.loads(path.read_bytes().decode("utf-8"))
+    except FileNotFoundError as err:
+        raise CacheIncompleteError(
+            f"{folder} has no {FILE_NAME}: it is not sealed; run: forebay preprocess CONFIG"
+        ) from err
+    except (ValueError, RecursionError) as err:
+        raise CacheCorruptError(f"{path} is not JSON ({err}); run: forebay preprocess CONFIG --rebuild") from err
+    if not isinstance(document, dict):
+        raise CacheCorruptError(f"{path} holds {type(document).__name__}, wanted an object")
+    version = document.get("format_version")
+    if isinstance(version, int) and version > format_version:
+        raise CacheMismatchError(
+            f"{folder}: format_version is {version}, this forebay reads up to {format_version}; upgrade forebay"
+        )
+    _check(path, document)
+    return document
+
+
+def _check(path: Path, document: dict[str, Any]) -> None:
+    try:
+        computed = checksum(document)
+    except (ValueError, TypeError, RecursionError) as err:
+        raise CacheCorruptError(f"{path} holds values that a cache never has: {err}") from err
+    if document.get("checksum") != computed:
+        raise CacheCorruptError(
+            f"{path}: stored checksum {document.get('checksum')}, computed {computed}; "
+            "run: forebay preprocess CONFIG --rebuild"
+        )
+
+
+def save_array(folder: Path, name: str, array: Array) -> dict[str, Any]:
+    """Writes one .npy file and returns its entry for the document: size and xxh3-128."""
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return save_file(folder, name, buffer.getbuffer())
+
+
+def save_file(folder: Path, name: str, data: bytes | memoryview) -> dict[str, Any]:
+    """Writes one file and returns its entry for the document."""
+    write_bytes(folder / name, data)
+    return {"size_bytes": len(data), "xxh3_128": xxhash.xxh3_128_hexdigest(data)}
+
+
+def load_array(folder: Path, name: str, entry: Mapping[str, Any], *, verify: bool) -> Array:
+    """Returns a .npy file as a read-only memory map, after checking its size, and its content where `verify` says so."""
+    check_file(folder / name, entry, verify=verify)
+    try:
+        return np.load(folder / name, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+    except (ValueError, EOFError, OSError, SyntaxError) as err:
+        raise CacheCorruptError(f"{folder / name} is not a .npy file: {err}") from err
+
+
+def check_file(path: Path, entry: Mapping[str, Any], *, verify: bool) -> None:
+    """Raises CacheCorruptError where a file is missing, has another size, or (`verify`) other bytes than its entry says."""
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError as err:
+        raise CacheCorruptError(f"{path} is missing; run: forebay preprocess CONFIG") from err
+    if size != entry["size_bytes"]:
+        raise CacheCorruptError(
+            f"{path} has {size} bytes, its metadata says {entry['size_bytes']}; run: forebay preprocess CONFIG"
+        )
+    if verify and (computed := hash_file(path)) != entry["xxh3_128"]:
+        raise CacheCorruptError(
+            f"{path}: stored xxh3-128 {entry['xxh3_128']}, computed {computed}; run: forebay preprocess CONFIG"
+        )

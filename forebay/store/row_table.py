@@ -1,0 +1,58 @@
+"""The row table of a cache as a pyarrow table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from forebay.store.layout import GROUPS, FieldSpec
+
+if TYPE_CHECKING:
+    from forebay.store.cache import Cache
+
+Array = np.ndarray[Any, Any]
+
+
+def row_table(cache: Cache) -> pa.Table:
+    """Returns one row a sample, in sample order: `index`, the table fields, `duration_s`, and the lengths."""
+    rate = cache.constants["sample_rate_hz"]
+    columns: dict[str, Any] = {"index": pa.array(np.arange(len(cache)))}
+    order = _slot_order(cache)
+    for group in GROUPS:
+        for field in cache.fields.values():
+            if field.group == group and field.role == "table" and field.name not in columns:
+                columns[field.name] = _column(cache, field).take(order)
+    columns["duration_s"] = pa.array(cache.lengths["num_samples"] / rate)
+    columns.update({name: pa.array(np.asarray(values)) for name, values in cache.lengths.items()})
+    return pa.table(columns)
+
+
+def _slot_order(cache: Cache) -> pa.Array:
+    """Where each sample stands in the concatenation of all shards, rows that failed included."""
+    rows = np.array([cache.shard(GROUPS[0], i).entry.rows for i in range(cache.num_shards)], np.int64)
+    starts = np.cumsum(rows) - rows
+    slots = np.asarray(cache.slots)
+    return pa.array(starts[slots >> 32] + (slots & 0xFFFFFFFF))
+
+
+def _column(cache: Cache, field: FieldSpec) -> pa.ChunkedArray:
+    chunks = []
+    for index in range(cache.num_shards):
+        values, offsets = cache.shard(field.group, index).column(field.name)
+        chunks.append(_strings(values, offsets) if field.dtype == "str" else _numbers(values, offsets))
+    kind = pa.large_string() if field.dtype == "str" else pa.from_numpy_dtype(field.numpy_dtype)
+    return pa.chunked_array(chunks, type=kind)
+
+
+def _strings(values: Array, offsets: Array) -> pa.Array:
+    buffers = [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(values.tobytes())]
+    return pa.Array.from_buffers(pa.large_string(), len(offsets) - 1, buffers)
+
+
+def _numbers(values: Array, offsets: Array) -> pa.Array:
+    present = np.diff(offsets) > 0
+    result = np.zeros(len(present), values.dtype)
+    result[present] = values[offsets[:-1][present]]
+    return pa.array(result, mask=~present)

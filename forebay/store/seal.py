@@ -1,0 +1,123 @@
+"""Making a cache folder: everything aside, metadata last, then one rename. It is there whole or not at all."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forebay.errors import CacheCorruptError
+from forebay.store.files import fsync_folder, link_or_copy, temporary_name
+from forebay.store.layout import FORMAT_VERSION, GROUPS, FieldSpec, Group
+from forebay.store.metadata import save_array, save_file, write_metadata
+from forebay.store.shard import ShardEntry, shard_fields
+from forebay.store.shard_table import shard_name, to_table
+
+Array = np.ndarray[Any, Any]
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What a cache is sealed from.
+
+    shards: file and entry of every shard by group. arrays, files: what stands beside metadata.json, by name.
+    document: the rest of metadata.json.
+    """
+
+    fields: tuple[FieldSpec, ...]
+    shards: Mapping[Group, Sequence[tuple[Path, ShardEntry]]]
+    arrays: Mapping[str, Array]
+    files: Mapping[str, bytes]
+    document: Mapping[str, Any]
+
+
+def seal(folder: Path, contents: Contents, *, scratch: Path, replace: bool = False) -> bool:
+    """Makes `folder` a sealed cache; says whether this call did, and not another builder before it.
+
+    scratch: a folder on the same file system where it is assembled. replace: swap it with what stands at `folder`, which
+    readers that have it open go on reading.
+    """
+    assembled = scratch / temporary_name(Path(folder.name)).name
+    try:
+        _assemble(assembled, contents)
+        return _publish(assembled, folder, replace=replace)
+    finally:
+        shutil.rmtree(assembled, ignore_errors=True)
+
+
+def _assemble(folder: Path, contents: Contents) -> None:
+    folder.mkdir(parents=True)
+    files: dict[str, Any] = {}
+    for group in GROUPS:
+        (folder / group).mkdir()
+        for index, (path, _) in enumerate(contents.shards[group]):
+            link_or_copy(path, folder / shard_name(group, index))
+        fsync_folder(folder / group)
+        entries = [entry for _, entry in contents.shards[group]]
+        table = to_table(entries, len(shard_fields(contents.fields, group)))
+        files[f"{group}.npy"] = save_array(folder, f"{group}.npy", table)
+    files |= {name: save_array(folder, name, array) for name, array in contents.arrays.items()}
+    files |= {name: save_file(folder, name, data) for name, data in contents.files.items()}
+    document = {
+        **contents.document,
+        "format_version": FORMAT_VERSION,
+        "fields": [field.to_json() for field in contents.fields],
+        "files": files,
+        "num_shards": len(contents.shards[GROUPS[0]]),
+    }
+    write_metadata(folder, document)
+
+
+def _publish(assembled: Path, folder: Path, *, replace: bool) -> bool:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.rename(assembled, folder)
+    except OSError as err:
+        if err.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        if not replace and (folder / "metadata.json").exists():
+            return False
+        _exchange(assembled, folder)
+    fsync_folder(folder.parent)
+    return True
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Swaps two folders in one step (renameat2, Linux 3.15), by two renames where that is not possible."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "renameat2"):
+        arguments = (_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE)
+        if libc.renameat2(*arguments) == 0:
+            return
+        if ctypes.get_errno() not in (errno.EINVAL, errno.ENOSYS):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(old))
+    aside = new.with_name(f"{new.name}-old")
+    os.rename(old, aside)
+    os.rename(new, old)
+    os.rename(aside, new)
+
+
+def check_shard(path: Path, entry: ShardEntry) -> None:
+    """Raises CacheCorruptError where a shard file is not, byte for byte, what its entry says."""
+    from forebay.store.metadata import check_file
+
+    check_file(path, {"size_bytes": entry.size_bytes, "xxh3_128": entry.xxh3_128}, verify=True)
+
+
+def is_whole(path: Path, entry: ShardEntry) -> bool:
+    """Returns whether a shard file is, byte for byte, what its entry says."""
+    try:
+        check_shard(path, entry)
+    except CacheCorruptError:
+        return False
+    return True

@@ -1,0 +1,205 @@
+"""One shard: many samples of one field group in one `.tdz` file, written once and read through one mapping.
+
+Members: `values/<field>` (all samples' values concatenated), `offsets/<field>` int64 [rows + 1] into it, and `sample_hash`
+int64 [rows] (xxh3-64 of a row's tensor fields). A row that failed or was left out keeps its place with no values and a
+reason in the table field `failure`, so that the shards of both groups have the same rows.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from forebay.errors import CacheCorruptError
+from forebay.store.layout import FieldSpec, Group
+from forebay.store.tdz import END_SIGNATURE, END_SIZE, LOCAL_SIGNATURE, write_tdz
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEntry:
+    """What the shard table knows of one shard.
+
+    spans: int64 [fields, 3]: byte offset of the values, their number along axis 0, byte offset of the offsets.
+    """
+
+    key: str
+    size_bytes: int
+    xxh3_128: str
+    rows: int
+    hash_offset: int
+    spans: Array
+
+
+def failure_field(group: Group) -> FieldSpec:
+    """Returns the table field that every group ends with: why a row has no values, empty where it has them."""
+    return FieldSpec(name="failure", dtype="str", group=group, role="table")
+
+
+def shard_fields(fields: Sequence[FieldSpec], group: Group) -> tuple[FieldSpec, ...]:
+    """Returns the fields of a group's shards, in the order of the shard table."""
+    return (*(field for field in fields if field.group == group), failure_field(group))
+
+
+def sample_hash(values: Sequence[Array]) -> int:
+    """Returns the xxh3-64 of a row's tensor fields in their order, each hashed with the hash before it as the seed.
+
+    Chaining by seed keeps the boundaries between fields: a value cannot move from one field to the next unseen.
+    """
+    state = 0
+    for value in values:
+        state = xxhash.xxh3_64_intdigest(value.data, state)
+    return state - (1 << 64) if state >= 1 << 63 else state
+
+
+def write_shard(
+    path: Path, fields: Sequence[FieldSpec], rows: Sequence[Mapping[str, Any] | str], *, key: str
+) -> ShardEntry:
+    """Writes a shard, complete or absent.
+
+    fields: of one group, as `shard_fields` gives them. rows: values by field name (arrays [n, *shape]; str or number for
+    table fields), or the reason why the row has none. Table values may be kept beside a reason: `{"failure": reason, ...}`.
+    """
+    columns: dict[str, list[Array]] = {field.name: [] for field in fields}
+    hashes = np.zeros(len(rows), np.int64)
+    for index, row in enumerate(rows):
+        values = {"failure": row} if isinstance(row, str) else row
+        arrays = [_as_array(field, values.get(field.name)) for field in fields]
+        hashes[index] = sample_hash([a for f, a in zip(fields, arrays, strict=True) if f.role == "tensor"])
+        for field, array in zip(fields, arrays, strict=True):
+            columns[field.name].append(array)
+    members: dict[str, Array] = {}
+    for field in fields:
+        parts = columns[field.name]
+        members[f"values/{field.name}"] = np.concatenate([np.zeros((0, *field.shape), field.numpy_dtype), *parts])
+    for field in fields:
+        lengths = [len(part) for part in columns[field.name]]
+        members[f"offsets/{field.name}"] = np.cumsum([0, *lengths], dtype=np.int64)
+    members["sample_hash"] = hashes
+    written = write_tdz(path, members)
+    spans = np.array(
+        [
+            [
+                written.offsets[f"values/{f.name}"],
+                len(members[f"values/{f.name}"]),
+                written.offsets[f"offsets/{f.name}"],
+            ]
+            for f in fields
+        ],
+        np.int64,
+    )
+    return ShardEntry(key, written.size_bytes, written.xxh3_128, len(rows), written.offsets["sample_hash"], spans)
+
+
+def _as_array(field: FieldSpec, value: Any) -> Array:
+    if value is None:
+        return np.zeros((0, *field.shape), field.numpy_dtype)
+    if isinstance(value, str):
+        return np.frombuffer(value.encode("utf-8", "surrogateescape"), np.uint8)
+    array = np.ascontiguousarray(value)
+    if array.ndim == 0:
+        array = array.reshape(1)
+    if array.dtype != field.numpy_dtype or array.shape[1:] != field.shape:
+        wanted = f"{field.numpy_dtype} [n, {', '.join(map(str, field.shape))}]"
+        raise TypeError(f"field {field.name} got {array.dtype} {list(array.shape)}, wanted {wanted}")
+    return array
+
+
+class Shard:
+    """A shard opened for reading: one read-only mapping; what it returns are read-only views of it."""
+
+    def __init__(self, path: Path, entry: ShardEntry, fields: Sequence[FieldSpec]) -> None:
+        """Maps the file and checks its size and both ends, not its content.
+
+        Raises CacheCorruptError where the file is missing or not the one that the entry describes.
+        """
+        self.path = path
+        self.entry = entry
+        self.fields = tuple(fields)
+        mapping = _map(path, entry)
+        self._columns = [_column(mapping, entry, field, span) for field, span in zip(fields, entry.spans, strict=True)]
+        self._tensors = [(f.name, *c) for f, c in zip(fields, self._columns, strict=True) if f.role == "tensor"]
+        self.hashes: Array = np.frombuffer(mapping, np.int64, entry.rows, entry.hash_offset)
+
+    def row(self, index: int) -> dict[str, Array]:
+        """Returns the tensor fields of one row: read-only views [n, *shape] of the mapping."""
+        return {name: values[offsets[index] : offsets[index + 1]] for name, values, offsets in self._tensors}
+
+    def check_row(self, index: int, row: Mapping[str, Array]) -> None:
+        """Raises CacheCorruptError where the row's bytes are not those that were hashed."""
+        computed = sample_hash(list(row.values()))
+        stored = int(self.hashes[index])
+        if computed != stored:
+            name, values, offsets = self._tensors[0]
+            position = self._span(name)[0] + offsets[index] * values[:0].itemsize * int(np.prod(values.shape[1:]))
+            raise CacheCorruptError(
+                f"{self.path} row {index} (bytes from {position}): stored xxh3-64 {stored & (2**64 - 1):016x}, "
+                f"computed {computed & (2**64 - 1):016x}; run: forebay preprocess CONFIG, it makes this shard again"
+            )
+
+    def column(self, name: str) -> tuple[Array, Array]:
+        """Returns values [total, *shape] and offsets int64 [rows + 1] of a field, after checking the members' CRC-32."""
+        with zipfile.ZipFile(self.path) as archive:
+            position = self._index(name)
+            values, offsets = self._columns[position][0], np.asarray(self._columns[position][1], np.int64)
+            for member, data in ((f"values/{name}.memmap", values), (f"offsets/{name}.memmap", offsets)):
+                stored, computed = archive.getinfo(member).CRC, zlib.crc32(np.ascontiguousarray(data).data)
+                if stored != computed:
+                    raise CacheCorruptError(
+                        f"{self.path} {member}: stored CRC-32 {stored:08x}, computed {computed:08x}"
+                    )
+        return values, offsets
+
+    def strings(self, name: str) -> list[str]:
+        """Returns a string field, one entry a row."""
+        values, offsets = self.column(name)
+        data = values.tobytes()
+        return [data[a:b].decode("utf-8", "surrogateescape") for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+
+    def lengths(self, name: str) -> Array:
+        """Returns how many values each row has in a field, int64 [rows]."""
+        return np.diff(np.asarray(self._columns[self._index(name)][1], np.int64))
+
+    def _index(self, name: str) -> int:
+        return [field.name for field in self.fields].index(name)
+
+    def _span(self, name: str) -> tuple[int, int, int]:
+        values, count, offsets = self.entry.spans[self._index(name)].tolist()
+        return values, count, offsets
+
+
+def _map(path: Path, entry: ShardEntry) -> mmap.mmap:
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != entry.size_bytes:
+                raise CacheCorruptError(
+                    f"{path} has {size} bytes, its cache says {entry.size_bytes}; run: forebay preprocess CONFIG"
+                )
+            mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    except FileNotFoundError as err:
+        raise CacheCorruptError(f"{path} is missing from its cache; run: forebay preprocess CONFIG") from err
+    except OSError as err:
+        raise CacheCorruptError(f"{path} cannot be opened: {err.strerror}") from err
+    if mapping[:4] != LOCAL_SIGNATURE or mapping[-END_SIZE : 4 - END_SIZE] != END_SIGNATURE:
+        raise CacheCorruptError(f"{path} does not begin and end like a .tdz; run: forebay preprocess CONFIG")
+    return mapping
+
+
+def _column(mapping: mmap.mmap, entry: ShardEntry, field: FieldSpec, span: Array) -> tuple[Array, memoryview]:
+    values_offset, count, offsets_offset = span.tolist()
+    elements = count * int(np.prod(field.shape, dtype=np.int64))
+    values = np.frombuffer(mapping, field.numpy_dtype, elements, values_offset).reshape(-1, *field.shape)
+    # A memoryview gives Python ints at half the cost of numpy scalars, and this is read twice a field and sample.
+    offsets = memoryview(mapping)[offsets_offset : offsets_offset + 8 * (entry.rows + 1)].cast("q")
+    return values, offsets

@@ -1,0 +1,131 @@
+"""The source files of a config, by name and by content: which files a listing has, and what a sealed cache was made of."""
+
+from __future__ import annotations
+
+import glob
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.config.tree import SourceConfig, SourceKind
+from forebay.errors import CacheCorruptError
+
+_PATTERNS: dict[SourceKind, tuple[str, ...]] = {
+    "tar": ("*.parquet",),
+    "filelist": ("*.tsv",),
+    "webdataset": ("*.tar",),
+    "jsonl": ("*.jsonl",),
+    "hf": ("state.json", "dataset_info.json", "*.arrow", "*.parquet"),
+    "ljspeech": ("metadata.csv",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file whose content defines samples.
+
+    name: how it enters the key: POSIX, relative to the folder of its manifest; as the manifest writes it where it lies
+    outside. entry: which entry of `source.manifest` it belongs to. listed: it was found by expanding that entry (a manifest,
+    a tar of a folder), not named inside such a file.
+    """
+
+    name: str
+    path: Path
+    entry: int = 0
+    listed: bool = True
+
+
+ABSENT = ""
+"""Instead of a hash: a file that the manifest names and that could not be opened; its samples have failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSource:
+    """A source file as a sealed cache remembers it."""
+
+    name: str
+    entry: int
+    listed: bool
+    xxh3_128: str
+    size_bytes: int
+
+
+def anchor(entry: str) -> Path:
+    """Returns the folder that names of an entry of `source.manifest` are relative to."""
+    path = Path(entry)
+    if path.is_dir():
+        return path
+    while glob.has_magic(str(path.parent)):
+        path = path.parent
+    return path.parent
+
+
+def listed_files(source: SourceConfig) -> list[SourceFile]:
+    """Returns the files that the entries of `source.manifest` stand for, folders and globs in sorted order.
+
+    A file stands for itself, a folder for its files of the kind's type (an `hf` folder of several splits for those of
+    `source.split`), a glob for what it matches. An entry that matches nothing gives nothing.
+    """
+    files = []
+    for number, entry in enumerate(source.manifests):
+        base = anchor(entry)
+        files += [
+            SourceFile(Path(os.path.relpath(path, base)).as_posix(), path, number, True)
+            for path in _expand(source, Path(entry))
+        ]
+    return files
+
+
+def _expand(source: SourceConfig, path: Path) -> list[Path]:
+    if path.is_dir():
+        folder = path / source.split if source.kind == "hf" and (path / "dataset_dict.json").exists() else path
+        found = [p for pattern in _PATTERNS[source.kind] for p in sorted(folder.glob(pattern))]
+        return [p for p in found if p.is_file()]
+    if glob.has_magic(str(path)) and not path.exists():
+        return [p for p in map(Path, sorted(glob.glob(str(path), recursive=True))) if p.is_file()]
+    return [path] if path.exists() else []
+
+
+def dump_sources(sources: Sequence[StoredSource]) -> bytes:
+    """Returns the parquet file that a cache keeps of its sources."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table(
+        {
+            "name": pa.array([os.fsencode(s.name) for s in sources], pa.binary()),
+            "entry": pa.array([s.entry for s in sources], pa.int32()),
+            "listed": pa.array([s.listed for s in sources], pa.bool_()),
+            "xxh3_128": pa.array([s.xxh3_128 for s in sources], pa.string()),
+            "size_bytes": pa.array([s.size_bytes for s in sources], pa.int64()),
+        }
+    )
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def load_sources(path: Path) -> list[StoredSource]:
+    """Returns the sources that a cache was made of. Raises CacheCorruptError where the file is not what was written."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        columns = pq.read_table(path).to_pydict()
+        return [
+            StoredSource(os.fsdecode(name), entry, listed, xxh3_128, size_bytes)
+            for name, entry, listed, xxh3_128, size_bytes in zip(
+                columns["name"],
+                columns["entry"],
+                columns["listed"],
+                columns["xxh3_128"],
+                columns["size_bytes"],
+                strict=True,
+            )
+        ]
+    except (OSError, KeyError, TypeError, pa.ArrowException) as err:
+        raise CacheCorruptError(
+            f"{path} is not the sources of a cache: {err}; run: forebay preprocess CONFIG --rebuild"
+        ) from err

@@ -1,0 +1,160 @@
+"""The archive form of tensordict (`.tdz`): a stored zip with one 64-byte aligned member an array.
+
+Ours are always 64-byte aligned, zip64, with CRC-32 filled in and the root's meta.json last, so that a truncated file has
+no root. Byte layout: APPNOTE.TXT 6.3.10 of PKWARE, sections 4.3.7, 4.3.12, 4.3.14 to 4.3.16 and 4.5.3; the padding block
+(id 0x6474) and the meaning of meta.json: tensordict 0.15, `tensordict/_archive.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from forebay.store.files import write_all, write_aside
+
+ALIGNMENT = 64
+LOCAL_SIGNATURE = b"PK\x03\x04"
+END_SIGNATURE = b"PK\x05\x06"
+END_SIZE = 22
+_ZIP64_VERSION = 45
+_FULL_32 = 0xFFFFFFFF
+_DOS_DATE = 0x21  # 1980-01-01, the earliest date a zip knows: bytes must not depend on the clock
+_PAD_ID = 0x6474
+
+TORCH_DTYPES = {
+    "float16": "torch.float16",
+    "float32": "torch.float32",
+    "float64": "torch.float64",
+    "int8": "torch.int8",
+    "int16": "torch.int16",
+    "int32": "torch.int32",
+    "int64": "torch.int64",
+    "uint8": "torch.uint8",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written: size and xxh3-128 of the file, and the offset of each array's first byte by member name."""
+
+    size_bytes: int
+    xxh3_128: str
+    offsets: dict[str, int]
+
+
+def write_tdz(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> Written:
+    """Writes arrays as one archive, complete or absent, and returns its digest and offsets.
+
+    arrays: by name; `a/b` puts `b` into the nested TensorDict `a` (one level). The bytes depend on names, order, dtypes,
+    shapes and values alone.
+    """
+    members = _members(arrays)
+    state = xxhash.xxh3_128()
+    position = 0
+    offsets: dict[str, int] = {}
+    directory: list[bytes] = []
+    with write_aside(path) as file:
+
+        def put(data: bytes | memoryview) -> None:
+            nonlocal position
+            state.update(data)
+            write_all(file, data)
+            position += len(data)
+
+        for name, data in members:
+            checksum = zlib.crc32(data)
+            directory.append(_central_record(name, len(data), checksum, position))
+            put(_local_header(name, len(data), checksum, position))
+            offsets[name.removesuffix(".memmap")] = position
+            put(data)
+        put(b"".join([*directory, _end_records(len(members), position, sum(map(len, directory)))]))
+    return Written(position, state.hexdigest(), offsets)
+
+
+def _members(arrays: dict[str, np.ndarray[Any, Any]]) -> list[tuple[str, memoryview]]:
+    """Arrays and the meta.json of each level, the innermost first and the root's last."""
+    metas: dict[str, dict[str, Any]] = {"": {}}
+    members: dict[str, list[tuple[str, memoryview]]] = {"": []}
+    for name, array in arrays.items():
+        folder, _, leaf = name.rpartition("/")
+        metas.setdefault(folder, {})[leaf] = {
+            "device": "cpu",
+            "shape": list(array.shape),
+            "dtype": TORCH_DTYPES[array.dtype.name],
+            "is_nested": False,
+        }
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        members.setdefault(folder, []).append((f"{name}.memmap", flat.data))
+    result: list[tuple[str, memoryview]] = []
+    for folder in sorted(members, key=lambda name: name == ""):
+        if folder:
+            metas[""][folder] = {"type": "TensorDict"}
+        document = {
+            **metas[folder],
+            "shape": [],
+            "device": "cpu",
+            "_type": "<class 'tensordict._td.TensorDict'>",
+            "_format_version": 1,
+            "_class": "tensordict:TensorDict",
+        }
+        meta = json.dumps(document).encode("ascii")
+        result += [*members[folder], (f"{folder}/meta.json" if folder else "meta.json", memoryview(meta))]
+    return result
+
+
+def _local_header(name: str, size: int, checksum: int, position: int) -> bytes:
+    encoded = name.encode("ascii")
+    zip64 = struct.pack("<HHQQ", 1, 16, size, size)
+    start = position + 30 + len(encoded) + len(zip64) + 4
+    pad = -start % ALIGNMENT
+    extra = zip64 + struct.pack("<HH", _PAD_ID, pad) + bytes(pad)
+    fixed = struct.pack(
+        "<4s5H3I2H",
+        LOCAL_SIGNATURE,
+        _ZIP64_VERSION,
+        0,
+        0,
+        0,
+        _DOS_DATE,
+        checksum,
+        _FULL_32,
+        _FULL_32,
+        len(encoded),
+        len(extra),
+    )
+    return fixed + encoded + extra
+
+
+def _central_record(name: str, size: int, checksum: int, position: int) -> bytes:
+    encoded = name.encode("ascii")
+    extra = struct.pack("<HHQQQ", 1, 24, size, size, position)
+    sizes = (checksum, _FULL_32, _FULL_32, len(encoded), len(extra), 0, 0, 0, 0o100644 << 16, _FULL_32)
+    made_by = (3 << 8) | _ZIP64_VERSION  # 3: Unix, so that the mode bits are read as such
+    fixed = struct.pack("<4s6H3I5H2I", b"PK\x01\x02", made_by, _ZIP64_VERSION, 0, 0, 0, _DOS_DATE, *sizes)
+    return fixed + encoded + extra
+
+
+def _end_records(count: int, position: int, directory_size: int) -> bytes:
+    end64 = struct.pack(
+        "<4sQ2H2I4Q",
+        b"PK\x06\x06",
+        44,
+        (3 << 8) | _ZIP64_VERSION,
+        _ZIP64_VERSION,
+        0,
+        0,
+        count,
+        count,
+        directory_size,
+        position,
+    )
+    locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, position + directory_size, 1)
+    end = struct.pack("<4s4H2IH", END_SIGNATURE, 0, 0, min(count, 0xFFFF), min(count, 0xFFFF), _FULL_32, _FULL_32, 0)
+    return end64 + locator + end

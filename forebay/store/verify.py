@@ -1,0 +1,84 @@
+"""Whether a cache on disk is, byte for byte, what was sealed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import CacheCorruptError, CacheError
+from forebay.store.cache import Cache, open_cache
+from forebay.store.layout import GROUPS
+from forebay.store.metadata import check_file
+
+
+@dataclass
+class VerifyReport:
+    """What verifying found; `problems` name the file and both values."""
+
+    checked_bytes: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the `verify` part of `forebay inspect --json`."""
+        return {"ok": self.ok, "checked_bytes": self.checked_bytes, "problems": self.problems}
+
+
+def quick_problems(folder: Path) -> list[str]:
+    """Returns what a stat of every file shows to be wrong: missing files, other sizes, metadata that is not true."""
+    return _check_all(folder, hashing=False, progress=False).problems
+
+
+def verify_folder(folder: Path, *, progress: bool = False) -> VerifyReport:
+    """Returns what re-hashing every file of a cache finds; foreign files in its folder are problems too."""
+    report = _check_all(folder, hashing=True, progress=progress)
+    if report.ok:
+        report.problems += _foreign(folder)
+    return report
+
+
+def _check_all(folder: Path, *, hashing: bool, progress: bool) -> VerifyReport:
+    report = VerifyReport()
+    try:
+        cache = open_cache(folder, verify="never")
+    except CacheError as err:
+        report.problems.append(str(err))
+        return report
+    from tqdm import tqdm
+
+    files = list(_files(cache))
+    total = sum(int(entry["size_bytes"]) for _, entry in files)
+    with tqdm(total=total, unit="B", unit_scale=True, desc="verify", disable=not progress, file=sys.stderr) as bar:
+        for path, entry in files:
+            try:
+                check_file(path, entry, verify=hashing)
+                report.checked_bytes += int(entry["size_bytes"])
+            except CacheCorruptError as err:
+                report.problems.append(str(err))
+            bar.update(int(entry["size_bytes"]))
+    return report
+
+
+def _files(cache: Cache) -> Iterator[tuple[Path, dict[str, Any]]]:
+    for name, entry in cache.metadata["files"].items():
+        yield cache.folder / name, entry
+    for group in GROUPS:
+        for path, shard in cache.shard_entries(group):
+            yield path, {"size_bytes": shard.size_bytes, "xxh3_128": shard.xxh3_128}
+
+
+def _foreign(folder: Path) -> list[str]:
+    cache = open_cache(folder, verify="never")
+    known = {path for path, _ in _files(cache)} | {folder / "metadata.json"}
+    return [
+        f"{path} does not belong to this cache"
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path not in known
+    ]

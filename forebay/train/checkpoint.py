@@ -1,0 +1,174 @@
+"""Checkpoints of the reference loop: complete or absent, the last one kept, without a pickle that could run code."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forebay.errors import ForebayError, ResumeError
+from forebay.store.files import fsync_folder, temporary_name, write_bytes
+
+if TYPE_CHECKING:
+    from forebay.config import Config
+
+_VERSION = 1
+_POINTER = "last.json"
+_PREFIX = "checkpoint-"
+_PROCESSOR_SUFFIXES = {".json", ".txt", ".jinja", ".model"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainState:
+    """What a checkpoint knows beside weights and optimizer moments; kept as state.json.
+
+    The learning rate and the random state of a step are functions of (config, step, rank) and need no room here.
+    """
+
+    step: int
+    """Optimizer steps done."""
+    loader: dict[str, Any]
+    """`loader.state_dict()`: where the next batch is."""
+    settings: dict[str, Any]
+    """The settings of [train] that change the arithmetic, and the world size, to tell what differs on resume."""
+    scaler: dict[str, Any] | None = None
+    """Loss scale of fp16."""
+    version: int = _VERSION
+
+
+def run_folder(config: Config) -> Path:
+    """Returns the folder of a config's training runs: `<train.output_dir>/<name>`."""
+    return Path(config.train.output_dir) / config.name
+
+
+def save_checkpoint(
+    folder: Path, state: TrainState, *, model: Any, optimizer: Mapping[str, Any], processor_folder: Path
+) -> Path:
+    """Returns the new checkpoint folder under `folder`; afterwards it is the last one and the others are gone.
+
+    It holds transformers' `save_pretrained` form (safetensors), the tokenizer and processor files of
+    `processor_folder`, optimizer.pt (readable with `weights_only=True`) and state.json. Everything is written aside
+    and fsynced, then renamed, then named by last.json: a crash at any instant leaves the previous checkpoint in force.
+    Raises ForebayError where it cannot be written; the previous checkpoint stays.
+    """
+    from safetensors import SafetensorError
+
+    target = _free_name(folder, state.step)
+    try:
+        with _folder_aside(target) as temporary:
+            model.save_pretrained(temporary)
+            _copy_processor(processor_folder, temporary)
+            torch.save(dict(optimizer), temporary / "optimizer.pt")
+            (temporary / "state.json").write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
+        write_bytes(folder / _POINTER, json.dumps({"checkpoint": target.name}).encode())
+    except (OSError, RuntimeError, SafetensorError) as err:
+        raise ForebayError(
+            f"cannot write checkpoint {target} of step {state.step}: {err}; the checkpoint before it is whole: "
+            "make room and go on with forebay train --resume"
+        ) from err
+    for other in folder.glob(f"{_PREFIX}*"):
+        if other != target:
+            shutil.rmtree(other, ignore_errors=True)
+    return target
+
+
+def find_checkpoint(folder: Path) -> Path | None:
+    """Returns the last checkpoint of a run folder, None where there is none yet.
+
+    Raises ResumeError where last.json names a checkpoint that is not there.
+    """
+    pointer = folder / _POINTER
+    try:
+        name = json.loads(pointer.read_bytes())["checkpoint"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as err:
+        raise ResumeError(
+            f"cannot read {pointer}: {err!r}; name a checkpoint folder, or train without --resume"
+        ) from err
+    if not (folder / str(name) / "state.json").is_file():
+        raise ResumeError(f"{pointer} names {name}, which is not a checkpoint in {folder}; train without --resume")
+    return folder / str(name)
+
+
+def load_state(checkpoint: Path) -> TrainState:
+    """Returns state.json of a checkpoint folder; ResumeError names what is missing, of another version or of a wrong type."""
+    path = checkpoint / "state.json"
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as err:
+        raise ResumeError(f"{checkpoint} is not a checkpoint of forebay: {err}; train without --resume") from err
+    if not isinstance(document, dict) or document.get("version") != _VERSION:
+        version = document.get("version") if isinstance(document, dict) else None
+        raise ResumeError(f"{path} has version {version!r}, this forebay reads {_VERSION}; train without --resume")
+    wanted: dict[str, tuple[type, ...]] = {
+        "step": (int,),
+        "loader": (dict,),
+        "settings": (dict,),
+        "scaler": (dict, type(None)),
+    }
+    for name, kinds in wanted.items():
+        if name not in document or not isinstance(document[name], kinds):
+            raise ResumeError(
+                f"{path}: {name} is {document.get(name)!r}, wanted a {kinds[0].__name__}; train without --resume"
+            )
+    return TrainState(**{field.name: document[field.name] for field in fields(TrainState)})
+
+
+def load_optimizer(checkpoint: Path) -> dict[str, Any]:
+    """Returns the optimizer's state on the CPU; ResumeError where optimizer.pt is damaged or holds anything but tensors."""
+    path = checkpoint / "optimizer.pt"
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as err:
+        raise ResumeError(f"cannot read {path}: {err}; train without --resume") from err
+    if not isinstance(loaded, dict):
+        raise ResumeError(f"{path} holds a {type(loaded).__name__}, wanted a dict; train without --resume")
+    return loaded
+
+
+def _free_name(folder: Path, step: int) -> Path:
+    # A new run in the folder of an old one reaches the same steps; the old name stays taken until last.json has moved on.
+    target, attempt = folder / f"{_PREFIX}{step:08d}", 1
+    while target.exists():
+        attempt += 1
+        target = folder / f"{_PREFIX}{step:08d}-{attempt}"
+    return target
+
+
+@contextlib.contextmanager
+def _folder_aside(target: Path) -> Iterator[Path]:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_name(target)
+    temporary.mkdir()
+    try:
+        yield temporary
+        for path in temporary.iterdir():
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+        fsync_folder(temporary)
+        os.rename(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    fsync_folder(target.parent)
+
+
+def _copy_processor(source: Path, target: Path) -> None:
+    for path in sorted(source.iterdir()):
+        is_weights = ".safetensors" in path.name or ".bin" in path.name
+        if (
+            path.is_file()
+            and path.suffix in _PROCESSOR_SUFFIXES
+            and not is_weights
+            and not (target / path.name).exists()
+        ):
+            shutil.copyfile(path, target / path.name)

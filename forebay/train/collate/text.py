@@ -1,0 +1,89 @@
+"""Stored tokens to the decoder's inputs and labels, by prompt kind. -100 marks what is not learnt, as in transformers.
+
+Labels are masked by position, from the stored `prefix_len`, never by comparing ids: a pad token that is also the end of
+text stays a target, and any padding side is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from forebay.train.audio_tokens import num_audio_tokens
+from forebay.train.collate.memory import Allocate
+from forebay.train.source import Sample
+
+PaddingSide = Literal["left", "right"]
+Array = np.ndarray[Any, Any]
+
+IGNORED = -100
+"""Label that torch's cross entropy passes over."""
+
+
+def whisper_text(samples: Sequence[Sample], *, pad_token_id: int, allocate: Allocate) -> dict[str, torch.Tensor]:
+    """Returns `decoder_input_ids` and `labels`, both int64 [batch, longest - 1].
+
+    `input_ids` of a sample are the whole decoder sequence: it is fed without its last token and learnt without its first,
+    so the labels of position i are token i + 1, masked where that is still one of the `prefix_len` prompt tokens.
+    Padding stands right: Whisper's positions count from the left.
+    """
+    sequences = [sample["input_ids"] for sample in samples]
+    shape = (len(samples), max(map(len, sequences)) - 1)
+    inputs, labels = (
+        _filled("decoder_input_ids", shape, pad_token_id, allocate),
+        _filled("labels", shape, IGNORED, allocate),
+    )
+    for ids, sample, inputs_row, labels_row in zip(sequences, samples, inputs.numpy(), labels.numpy(), strict=True):
+        prefix = max(int(sample["prefix_len"][0]) - 1, 0)
+        inputs_row[: len(ids) - 1] = ids[:-1]
+        labels_row[prefix : len(ids) - 1] = ids[prefix + 1 :]
+    return {"decoder_input_ids": inputs, "labels": labels}
+
+
+def qwen3_asr_text(
+    samples: Sequence[Sample], *, pad_token_id: int, padding_side: PaddingSide, allocate: Allocate
+) -> dict[str, torch.Tensor]:
+    """Returns `input_ids`, `attention_mask` and `labels`, all int64 [batch, longest].
+
+    A sample's `input_ids` hold one audio placeholder, at `audio_index`; it is repeated once for each audio token that the
+    model makes of the sample's feature frames. Labels begin behind the `prefix_len` stored tokens of the prompt.
+    """
+    expanded = [_expand(sample) for sample in samples]
+    shape = (len(samples), max(len(ids) for ids, _ in expanded))
+    inputs, labels = _filled("input_ids", shape, pad_token_id, allocate), _filled("labels", shape, IGNORED, allocate)
+    mask = _filled("attention_mask", shape, 0, allocate)
+    rows = zip(inputs.numpy(), mask.numpy(), labels.numpy(), strict=True)
+    for (ids, prefix), (inputs_row, mask_row, labels_row) in zip(expanded, rows, strict=True):
+        start = shape[1] - len(ids) if padding_side == "left" else 0
+        end = start + len(ids)
+        inputs_row[start:end] = ids
+        mask_row[start:end] = 1
+        labels_row[start + prefix : end] = ids[prefix:]
+    return {"input_ids": inputs, "attention_mask": mask, "labels": labels}
+
+
+def plain_text(samples: Sequence[Sample], *, allocate: Allocate) -> dict[str, torch.Tensor]:
+    """Returns `labels` int64 [batch, longest], padded with -100 on the right, without the `prefix_len` prompt tokens' values."""
+    sequences = [sample["input_ids"] for sample in samples]
+    labels = _filled("labels", (len(samples), max(map(len, sequences))), IGNORED, allocate)
+    for ids, sample, row in zip(sequences, samples, labels.numpy(), strict=True):
+        prefix = int(sample["prefix_len"][0])
+        row[prefix : len(ids)] = ids[prefix:]
+    return {"labels": labels}
+
+
+def _expand(sample: Sample) -> tuple[Array, int]:
+    """Returns the ids with the placeholder repeated, and how many of them are the prompt."""
+    ids, prefix, index = sample["input_ids"], int(sample["prefix_len"][0]), int(sample["audio_index"][0])
+    count = int(num_audio_tokens(len(sample["input_features"])))
+    expanded = np.concatenate((ids[:index], np.full(count, ids[index]), ids[index + 1 :]))
+    return expanded, prefix + (count - 1 if index < prefix else 0)
+
+
+def _filled(name: str, shape: tuple[int, int], value: int, allocate: Allocate) -> torch.Tensor:
+    tensor = allocate(name, shape, dtype=torch.int64)
+    tensor.numpy().fill(value)
+    return tensor

@@ -1,0 +1,271 @@
+"""The loader: batches of one rank in the plan's order, filled ahead by threads into reused buffers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from forebay.errors import ConfigError, PlanError
+from forebay.train.collate import Batch, Collator, PaddingSide
+from forebay.train.plan import BucketPlan, Order, Turn, next_position, num_steps, turn
+from forebay.train.prefetch import Prefetch
+from forebay.train.ring import BufferRing
+from forebay.train.source import SampleSource
+from forebay.train.state import LoaderState
+
+_ORDER_CHUNK = 64
+"""Steps whose sample indices are computed at once: a fraction of the cost of one by one."""
+
+
+class Loader:
+    """Iterable over this rank's batches of one epoch; the next iteration is the next epoch.
+
+    A batch is a dict of CPU tensors with the model's argument names (see `Collator`), pinned where CUDA is present. It is
+    the user's for as long as any view of it lives: its memory is used again only when the last one is gone.
+    Order and contents depend on (plan, seed, epoch, rank, world size) alone, never on threads. An epoch left before its end
+    begins again, where it had begun, at the next iteration; to go on instead: `loader.load_state_dict(loader.state_dict())`.
+    """
+
+    def __init__(
+        self,
+        source: SampleSource,
+        plan: BucketPlan,
+        *,
+        plan_key: str,
+        seed: int,
+        dp_rank: int = 0,
+        dp_world_size: int = 1,
+        dtype: torch.dtype = torch.float32,
+        padding_side: PaddingSide = "right",
+        num_threads: int = 2,
+        prefetch: int = 4,
+        pin_memory: bool | None = None,
+        as_tensordict: bool = False,
+        epochs: int | None = None,
+    ) -> None:
+        """Starts nothing yet: threads live from `iter` to the end of the iterator.
+
+        dp_rank, dp_world_size: every rank does as many steps; see `forebay.train.plan.ranks` for the epoch's end.
+        dtype: of floating-point fields. num_threads: that fill batches; 0: in the caller's thread, when asked.
+        prefetch: batches filled ahead. pin_memory: None: where CUDA is present. as_tensordict: batches as TensorDicts.
+        epochs: iterations from this epoch on are empty; None: no end.
+        Raises ConfigError (also ValueError) for impossible values, PlanError where no rank has a step.
+        """
+        if dp_world_size < 1 or not 0 <= dp_rank < dp_world_size:
+            raise ConfigError(
+                f"dp_rank is {dp_rank} of dp_world_size {dp_world_size}, wanted 0 <= dp_rank < dp_world_size; "
+                "under torchrun pass RANK and WORLD_SIZE"
+            )
+        if num_threads < 0 or prefetch < 1:
+            raise ConfigError(
+                f"num_threads is {num_threads} (wanted 0 or more), prefetch is {prefetch} (wanted 1 or more)"
+            )
+        self.source, self.plan, self.plan_key, self.seed = source, plan, plan_key, seed
+        self.dp_rank, self.dp_world_size, self.epochs = dp_rank, dp_world_size, epochs
+        if len(self) == 0:
+            raise PlanError(
+                f'{plan.num_batches} micro-batches are no full step of {dp_world_size} ranks and plan.tail is "{plan.tail}": '
+                'use fewer ranks, smaller batches, or plan.tail = "short"'
+            )
+        self._num_threads, self._prefetch = num_threads, prefetch
+        self._as_tensordict = as_tensordict
+        self._collator = Collator(source, dtype=dtype, padding_side=padding_side)
+        pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
+        # Filled ahead, being filled, in the user's hands (one, and the one before it).
+        self._ring = BufferRing(max_free=prefetch + num_threads + 2, pin_memory=pinned)
+        self._totals = _Totals()
+        self._weight = 1
+        self._start = self._next = LoaderState(plan_key=plan_key, seed=seed, epoch=0, position=0)
+        self._iteration = 0
+
+    def __len__(self) -> int:
+        """Steps of this rank, as of every other, in a whole epoch."""
+        return num_steps(self.plan.num_batches, self.dp_world_size, tail=self.plan.tail)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Returns this rank's batches from where the loader stands to the end of that epoch. Starts the threads."""
+        self._iteration += 1
+        start = self._next = self._start
+        left = self._steps_left(start)
+        if self.epochs is not None and start.epoch >= self.epochs:
+            left = 0
+        filled = Prefetch(
+            self._fill, self._work(start, left), num_threads=self._num_threads if left else 0, prefetch=self._prefetch
+        )
+        return self._deliver(filled, start, num_steps=left, iteration=self._iteration)
+
+    @property
+    def weight(self) -> int:
+        """Of the batch handed out last: 1, or 0 where it only fills the epoch's last step and is not to be learnt from.
+
+        Zeros come under `plan.tail = "short"` on several ranks, where the last step would leave some without a batch.
+        """
+        return self._weight
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the batch that comes next."""
+        return self._next.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next iteration that of `epoch`, from its head; in the epoch where the loader stands nothing changes."""
+        if epoch < 0:
+            raise ConfigError(f"epoch is {epoch}, wanted 0 or more")
+        if epoch != self._start.epoch:
+            self._stand_at(LoaderState(plan_key=self.plan_key, seed=self.seed, epoch=epoch, position=0))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns where the next batch is, as JSON values; batches filled ahead but not handed out do not count.
+
+        `position` is the next micro-batch of all ranks together: the same on every rank, and usable at any world size.
+        """
+        return self._next.to_json()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Makes the next iteration begin at the batch that `state` names, at once; its seed becomes the loader's.
+
+        Raises ResumeError, naming field and both values, for another plan, a newer version, wrong types or a place
+        outside of the plan; nothing has changed then.
+        """
+        loaded = LoaderState.from_json(state, plan_key=self.plan_key, num_batches=self.plan.num_batches)
+        self.seed = loaded.seed
+        self._stand_at(loaded if self._steps_left(loaded) else loaded.next_epoch())
+
+    def report(self) -> dict[str, Any]:
+        """Returns totals of the batches handed out by this object, and the epoch of the next one.
+
+        `samples` (fillers of weight 0 left out), `batches` and `steps` (equal: one batch a step), `frames` and
+        `padded_frames` (stored frames, and frames of padding beside them), `padding` (padded share of all), `wait_s`
+        (seconds in which the caller waited for a batch).
+        """
+        totals = self._totals
+        return {
+            "samples": totals.samples,
+            "batches": totals.batches,
+            "steps": totals.batches,
+            "epoch": self.epoch,
+            "frames": totals.frames,
+            "padded_frames": totals.room - totals.frames,
+            "padding": 1 - totals.frames / totals.room if totals.room else 0.0,
+            "wait_s": totals.wait_s,
+        }
+
+    def _stand_at(self, state: LoaderState) -> None:
+        self._iteration += 1  # iterators that are still about no longer move the loader
+        self._start = self._next = state
+
+    def _steps_left(self, state: LoaderState) -> int:
+        return num_steps(self.plan.num_batches, self.dp_world_size, tail=self.plan.tail, start=state.position)
+
+    def _work(self, start: LoaderState, steps: int) -> Iterator[_Work]:
+        """Yields what to fill, step by step."""
+        order = Order(self.plan, seed=start.seed, epoch=start.epoch)
+        for chunk in range(0, steps, _ORDER_CHUNK):
+            turns = [
+                turn(
+                    len(order),
+                    step,
+                    dp_rank=self.dp_rank,
+                    dp_world_size=self.dp_world_size,
+                    tail=self.plan.tail,
+                    start=start.position,
+                )
+                for step in range(chunk, min(chunk + _ORDER_CHUNK, steps))
+            ]
+            batches = order.batches([place.position for place in turns])
+            for place, indices in zip(turns, batches, strict=True):
+                yield _Work(start.epoch, place, indices.tolist())
+
+    def _fill(self, work: _Work) -> _Filled:
+        """Returns the batch of one step; runs in a thread."""
+        index = -1
+        try:
+            samples = []
+            for index in work.indices:
+                samples.append(self.source.read(index))
+            batch = self._collator.collate(samples, allocate=self._ring.take)
+        except Exception as err:
+            err.add_note(
+                f"while filling micro-batch {work.turn.position} of epoch {work.epoch}, at sample {index} "
+                f"of cache {self.source.key[:16]}"
+            )
+            raise
+        frames, room = self._collator.count_frames(samples)
+        return _Filled(batch, work.turn, num_samples=len(samples), frames=frames, room=room)
+
+    def _deliver(
+        self, filled: Prefetch[_Work, _Filled], start: LoaderState, *, num_steps: int, iteration: int
+    ) -> Iterator[Batch]:
+        try:
+            for step in range(num_steps):
+                # Nothing here may keep a name on the batch: its buffers are free when the user drops it.
+                yield self._take(filled, start, steps_done=step + 1, steps=num_steps, iteration=iteration)
+        finally:
+            filled.close()
+
+    def _take(
+        self, filled: Prefetch[_Work, _Filled], start: LoaderState, *, steps_done: int, steps: int, iteration: int
+    ) -> Any:
+        began = time.perf_counter()
+        item = next(filled)
+        self._totals.add(item, wait_s=time.perf_counter() - began)
+        self._weight = item.turn.weight
+        if iteration == self._iteration:
+            self._advance(start, steps_done=steps_done, steps=steps)
+        if not self._as_tensordict:
+            return item.batch
+        from tensordict import TensorDict
+
+        return TensorDict(item.batch, batch_size=[item.num_samples])
+
+    def _advance(self, start: LoaderState, *, steps_done: int, steps: int) -> None:
+        if steps_done == steps:
+            self._start = self._next = start.next_epoch()
+        else:
+            batches = self.plan.num_batches
+            self._next = start.at(
+                next_position(batches, steps_done, dp_world_size=self.dp_world_size, start=start.position)
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One batch to fill."""
+
+    epoch: int
+    turn: Turn
+    indices: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    """One batch and what it counts for."""
+
+    batch: Batch
+    turn: Turn
+    num_samples: int
+    frames: int
+    room: int
+
+
+@dataclass(slots=True)
+class _Totals:
+    """Sums over the batches handed out."""
+
+    samples: int = 0
+    batches: int = 0
+    frames: int = 0
+    room: int = 0
+    wait_s: float = 0.0
+
+    def add(self, item: _Filled, *, wait_s: float) -> None:
+        """Counts a batch as handed out."""
+        self.samples += item.num_samples * item.turn.weight
+        self.batches += 1
+        self.frames += item.frames
+        self.room += item.room
+        self.wait_s += wait_s

@@ -1,0 +1,114 @@
+"""The micro-batches of each optimizer step: grouped, counted over all ranks, with the end of an epoch agreed by all."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from forebay.errors import PlanError
+
+Batch = dict[str, torch.Tensor]
+SumOverRanks = Callable[[Sequence[int]], list[int]]
+
+
+class BatchLoader(Protocol):
+    """What the loop needs of a loader; `forebay.train.loader.Loader` is one. Every rank's gives as many batches."""
+
+    @property
+    def weight(self) -> int:
+        """Of the batch handed out last: 1, or 0 where it only keeps this rank in step and is not to be learnt from."""
+        ...
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yields this rank's batches of one epoch, of the next epoch at the next call."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns where the next batch is, as JSON values."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Makes the next batch the one that `state` names."""
+        ...
+
+    def report(self) -> Mapping[str, Any]:
+        """Returns counts so far, among them `padding`, the share of padded frames in all frames."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """What one optimizer step takes."""
+
+    batches: list[tuple[Batch, int]]
+    """This rank's micro-batches, one at least, each with its weight, 1 or 0."""
+    num_targets: int
+    """Target tokens in all micro-batches of weight 1 on all ranks; 1 where there are none, since it divides."""
+    num_samples: int
+    """In the same micro-batches."""
+    wait_s: float
+    """Seconds in which this rank waited for its loader."""
+
+
+def micro_batch_groups(
+    loader: BatchLoader,
+    *,
+    size: int,
+    count_targets: Callable[[torch.Tensor], int],
+    sum_over_ranks: SumOverRanks,
+    num_ranks: int = 1,
+) -> Iterator[Group]:
+    """Yields groups of up to `size` micro-batches for ever, epoch after epoch; a group never spans two epochs.
+
+    The last group of an epoch is shorter where `size` does not divide it, and is a step like any other. Closing the
+    generator closes the loader's iterator. Raises PlanError where a whole epoch gives nothing, and, on every rank,
+    where one rank's epoch ends before another's: the others would wait for its gradients for ever.
+    """
+    num_groups, num_epochs = 0, 0
+    while num_groups or num_epochs < 2:  # the first epoch may be empty after a resume at the very end of one
+        num_groups, num_epochs = 0, num_epochs + 1
+        with contextlib.ExitStack() as stack:
+            epoch = iter(loader)
+            if (close := getattr(epoch, "close", None)) is not None:
+                stack.callback(close)  # the loader's threads stop now, not when the garbage collector comes by
+            while True:
+                started_s = time.perf_counter()
+                # The weight is the loader's word on the batch that it handed out last.
+                batches = [(batch, loader.weight) for batch in itertools.islice(epoch, size)]
+                wait_s = time.perf_counter() - started_s
+                num_targets = sum(weight * count_targets(batch["labels"]) for batch, weight in batches)
+                num_samples = sum(weight * len(batch["labels"]) for batch, weight in batches)
+                ready, num_targets, num_samples = sum_over_ranks([bool(batches), num_targets, num_samples])
+                if not ready:
+                    break
+                if ready != num_ranks:
+                    raise PlanError(
+                        f"{num_ranks - ready} of {num_ranks} ranks are at the end of their epoch and the others are not; "
+                        "give every rank as many batches, as forebay.train.make_loader does"
+                    )
+                yield Group(batches=batches, num_targets=max(num_targets, 1), num_samples=num_samples, wait_s=wait_s)
+                num_groups += 1
+    raise PlanError('the loader gives no batch in a whole epoch; lower plan.batch_size, or set plan.tail = "short"')
+
+
+def host_sum(num_ranks: int) -> SumOverRanks:
+    """Returns a function that sums a list of integers over all ranks, on the host; with one rank it returns the list.
+
+    Its own gloo group: counts that decide about the next step need not wait for the device to finish this one.
+    """
+    if num_ranks == 1:
+        return lambda values: [int(value) for value in values]
+    process_group = torch.distributed.new_group(backend="gloo")
+
+    def sum_over_ranks(values: Sequence[int]) -> list[int]:
+        counts = torch.tensor(values, dtype=torch.int64)
+        torch.distributed.all_reduce(counts, group=process_group)
+        return [int(count) for count in counts]
+
+    return sum_over_ranks

@@ -1,0 +1,244 @@
+"""The speech models of the reference loop: from a local folder, checked against what the batches hold, with a summed loss."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.nn import functional
+
+from forebay.errors import CacheMismatchError, ConfigError
+
+if TYPE_CHECKING:
+    from forebay.config import Config
+
+IGNORED_LABEL = -100
+"""Label of a position that is no target, as in torch and transformers."""
+
+_CLASSES = {"whisper": "WhisperForConditionalGeneration", "qwen3_asr": "Qwen3ASRForConditionalGeneration"}
+_FEATURES = {"whisper": "log_mel", "qwen3_asr": "qwen3_asr"}
+_ID_FIELDS = {"whisper": "decoder_input_ids", "qwen3_asr": "input_ids"}
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFacts:
+    """What a model folder's config.json says about the batches that the model takes."""
+
+    folder: Path
+    model_type: Literal["whisper", "qwen3_asr"]
+    n_mels: int
+    vocab_size: int
+    max_label_tokens: int | None
+    """Positions of Whisper's decoder; None where the model sets no such limit."""
+    audio_token_id: int | None
+    """Placeholder of one audio position (Qwen3-ASR)."""
+    labels_are_shifted: bool
+    """True: `labels[:, t]` is the target of position t (Whisper). False: of position t - 1 (causal, Qwen3-ASR)."""
+
+
+def model_facts(folder: Path) -> ModelFacts:
+    """Returns what the config.json in `folder` says; nothing is fetched, no code of the folder is run.
+
+    Raises ConfigError where there is no usable config.json or its `model_type` is neither whisper nor qwen3_asr.
+    """
+    config = _transformers_config(folder)
+    if config.model_type == "whisper":
+        return ModelFacts(
+            folder=folder,
+            model_type="whisper",
+            n_mels=config.num_mel_bins,
+            vocab_size=config.vocab_size,
+            max_label_tokens=config.max_target_positions,
+            audio_token_id=None,
+            labels_are_shifted=True,
+        )
+    return ModelFacts(
+        folder=folder,
+        model_type="qwen3_asr",
+        n_mels=config.audio_config.num_mel_bins,
+        vocab_size=config.text_config.vocab_size,
+        max_label_tokens=None,
+        audio_token_id=config.audio_token_id,
+        labels_are_shifted=False,
+    )
+
+
+def _transformers_config(folder: Path) -> Any:
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    path = folder / "config.json"
+    try:
+        model_type = json.loads(path.read_bytes())["model_type"]
+    except OSError as err:
+        raise ConfigError(
+            f"train.model: cannot read {path} ({err.strerror}); name a folder with a transformers config.json"
+        ) from err
+    except (ValueError, KeyError, TypeError, RecursionError) as err:
+        raise ConfigError(f"train.model: {path} is not a transformers config.json: {err!r}") from err
+    if model_type not in _CLASSES:
+        raise ConfigError(f"train.model: {path} has model_type {model_type!r}, wanted one of {', '.join(_CLASSES)}")
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, TypeError, StrictDataclassError) as err:
+        raise ConfigError(f"train.model: transformers refuses {path}: {err}") from err
+
+
+def check_config(facts: ModelFacts, config: Config) -> None:
+    """Returns when the model takes what the config makes, else raises ConfigError with both values; reads no data."""
+    wanted = _FEATURES[facts.model_type]
+    if config.audio.features != wanted:
+        raise ConfigError(
+            f'audio.features is "{config.audio.features}", but {facts.folder} is a {facts.model_type} model and takes '
+            f'"{wanted}"; set audio.features = "{wanted}" or another train.model'
+        )
+    n_mels = (config.audio.n_mels or 80) if wanted == "log_mel" else 128
+    if n_mels != facts.n_mels:
+        raise ConfigError(
+            f"audio.n_mels is {n_mels}, but the model in {facts.folder} takes {facts.n_mels} mel bins; "
+            f"set audio.n_mels = {facts.n_mels} and run: forebay preprocess {config.path}"
+        )
+    if config.text is None or config.text.prompt != facts.model_type:
+        prompt = None if config.text is None else config.text.prompt
+        raise ConfigError(
+            f'text.prompt is {prompt!r}, but {facts.folder} is a {facts.model_type} model; set text.prompt = "{facts.model_type}"'
+        )
+
+
+def check_constants(facts: ModelFacts, constants: Mapping[str, Any]) -> None:
+    """Returns when a source's constants are the model's, else raises CacheMismatchError with both values."""
+    wanted: dict[str, Any] = {
+        "features": _FEATURES[facts.model_type],
+        "prompt": facts.model_type,
+        "n_mels": facts.n_mels,
+    }
+    if facts.audio_token_id is not None:
+        wanted["audio_token_id"] = facts.audio_token_id
+    for name, value in wanted.items():
+        if (stored := constants.get(name, value)) != value:
+            raise CacheMismatchError(
+                f"{name}: the model in {facts.folder} wants {value!r}, the cache has {stored!r}; "
+                "name another train.model, or change the config and run forebay preprocess"
+            )
+
+
+def check_batch(facts: ModelFacts, batch: Mapping[str, torch.Tensor]) -> None:
+    """Returns when the model can take this batch (on the host), else raises CacheMismatchError with both values.
+
+    An id beyond the embedding is an index error without a name on the CPU and a device-side assertion on CUDA, and a
+    rare token can come late, so every batch is looked at: two reductions over a few thousand integers.
+    """
+    ids_name = _ID_FIELDS[facts.model_type]
+    missing = [name for name in ("input_features", ids_name, "labels") if name not in batch]
+    if missing:
+        raise CacheMismatchError(
+            f"batch has no field {missing[0]} (it has {', '.join(sorted(batch))}), which a {facts.model_type} model needs; "
+            f'set audio.features = "{_FEATURES[facts.model_type]}" and text.prompt = "{facts.model_type}", then run forebay preprocess'
+        )
+    n_mels = batch["input_features"].shape[1]
+    if n_mels != facts.n_mels:
+        raise CacheMismatchError(
+            f"model in {facts.folder} wants {facts.n_mels} mel bins, the cache has {n_mels}; "
+            f"set audio.n_mels = {facts.n_mels} and run forebay preprocess, or name another train.model"
+        )
+    for name in (ids_name, "labels"):
+        _check_ids(facts, name, batch[name])
+
+
+def _check_ids(facts: ModelFacts, name: str, ids: torch.Tensor) -> None:
+    if not ids.numel():
+        return
+    low, high = (int(value) for value in torch.aminmax(ids))
+    if high >= facts.vocab_size or low < (IGNORED_LABEL if name == "labels" else 0):
+        raise CacheMismatchError(
+            f"{name} holds token ids {low} to {high}, the model in {facts.folder} has ids 0 to {facts.vocab_size - 1}; "
+            "its text.tokenizer is not the model's: name the model's folder there and run forebay preprocess"
+        )
+    if facts.max_label_tokens is not None and ids.shape[1] > facts.max_label_tokens:
+        raise CacheMismatchError(
+            f"{name} has {ids.shape[1]} tokens, the model in {facts.folder} takes {facts.max_label_tokens}; "
+            f"set text.max_label_tokens = {facts.max_label_tokens} and run forebay preprocess"
+        )
+
+
+def load_model(folder: Path, *, seed: int) -> Any:
+    """Returns the float32 model of `folder` on the CPU, in training mode.
+
+    Where the folder has safetensors weights these are loaded (a missing or misfitting weight raises ConfigError);
+    otherwise the weights are random from `seed` alone: equal in every run and on every rank. The caller's random
+    state does not move.
+    """
+    import transformers
+
+    config = _transformers_config(folder)
+    model_class = getattr(transformers, _CLASSES[config.model_type])
+    if any((folder / name).exists() for name in _WEIGHTS):
+        model = _pretrained(model_class, folder)
+        _freeze_as_made(model, model_class, config)
+    elif any((folder / name).exists() for name in _PICKLED_WEIGHTS):
+        raise ConfigError(f"train.model: {folder} has pickled weights only; save them as model.safetensors first")
+    else:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            # float(): the parts of a composite model are made in the dtype that its config.json names.
+            model = model_class(config).float()
+        if (folder / "generation_config.json").exists():
+            model.generation_config = transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return model.train()
+
+
+def _pretrained(model_class: Any, folder: Path) -> Any:
+    from safetensors import SafetensorError
+
+    try:
+        model, loading = model_class.from_pretrained(
+            folder,
+            # float32 also from half-precision files: AdamW on bfloat16 weights loses small updates.
+            dtype=torch.float32,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as err:
+        raise ConfigError(f"train.model: cannot load the weights in {folder}: {err}") from err
+    if lost := sorted(loading["missing_keys"]):
+        raise ConfigError(
+            f"train.model: the weights in {folder} lack {lost[0]} (and {len(lost) - 1} more) of its config.json; "
+            "remove the weights to start from random ones"
+        )
+    return model
+
+
+def _freeze_as_made(model: Any, model_class: Any, config: Any) -> None:
+    # transformers' from_pretrained replaces every parameter by a trainable one, so Whisper's fixed sinusoidal positions
+    # would drift in a model that was loaded and stand still in one that was made from its config.json.
+    with torch.device("meta"):
+        made = dict(model_class(config).named_parameters())
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(made[name].requires_grad)
+
+
+def count_targets(labels: torch.Tensor, *, labels_are_shifted: bool) -> int:
+    """Returns how many positions of `labels` [batch, tokens] count in the loss."""
+    targets = labels if labels_are_shifted else labels[:, 1:]
+    return int((targets != IGNORED_LABEL).sum())
+
+
+def summed_loss(logits: torch.Tensor, labels: torch.Tensor, *, labels_are_shifted: bool) -> torch.Tensor:
+    """Returns the cross-entropy summed over all targets, float32 scalar, in nats; 0 where there are none.
+
+    logits: [batch, tokens, vocab]; labels: int64 [batch, tokens]. The sum over `count_targets` is what
+    `model(**batch).loss` gives; the sum itself can be weighted by the targets of all micro-batches and ranks.
+    """
+    if not labels_are_shifted:
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    return functional.cross_entropy(
+        logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
+    )

@@ -1,0 +1,27 @@
+"""Plans: which samples form which batch, in which order. Functions over integer lengths; only `disk` touches files."""
+
+from forebay.train.plan.bucket import BucketPlan, bucket_plan
+from forebay.train.plan.disk import load_plan, plan_folder, save_plan
+from forebay.train.plan.key import plan_document, plan_key
+from forebay.train.plan.order import Order
+from forebay.train.plan.packing_stats import statistics
+from forebay.train.plan.ranks import Turn, mixed_steps, next_position, num_steps, turn
+from forebay.train.plan.resolve import resolve_plan
+
+__all__ = [
+    "BucketPlan",
+    "Order",
+    "Turn",
+    "bucket_plan",
+    "load_plan",
+    "mixed_steps",
+    "next_position",
+    "num_steps",
+    "plan_document",
+    "plan_folder",
+    "plan_key",
+    "resolve_plan",
+    "save_plan",
+    "statistics",
+    "turn",
+]

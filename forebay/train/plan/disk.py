@@ -1,0 +1,185 @@
+"""A plan as a sealed folder: flat arrays and their statistics, metadata.json last, opened by memory mapping."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from forebay.config import PlanConfig
+from forebay.errors import CacheCorruptError, CacheMismatchError, CacheNotFoundError
+from forebay.store.canonical import canonical_json, digest
+from forebay.store.files import fsync_folder, hash_file, temporary_name, write_all, write_aside, write_bytes
+from forebay.train.plan.bucket import Array, BucketPlan
+from forebay.train.plan.key import plan_document
+
+PLAN_FORMAT_VERSION = 1
+METADATA = "metadata.json"
+STATISTICS = "packing_stats.json"
+_ARRAYS = ("members", "offsets", "batch_sizes")
+
+
+def plan_folder(root: Path, *, dataset: str, split: str, cache_key: str, settings: PlanConfig) -> Path:
+    """Returns where the plan of a cache lives under a cache root, whether it is there or not."""
+    key = digest(plan_document(cache_key, settings))
+    return root / "plans" / f"{dataset}_{split}_{settings.kind}_{key[:8]}"
+
+
+def save_plan(
+    plan: BucketPlan, folder: Path, *, cache_key: str, settings: PlanConfig, statistics: dict[str, Any]
+) -> None:
+    """Makes `folder` (of `plan_folder`) hold the plan, complete or not at all; a damaged one that is there is replaced.
+
+    Two savers at once are fine: the first one's folder stays, the bytes are the same. Arrays that are mapped from a replaced
+    folder stay valid. Raises OSError where the root cannot be written, with nothing left behind, and CacheMismatchError
+    where another plan (eight equal hex digits, or a newer format) has the folder.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = temporary_name(folder)
+    aside.mkdir()
+    try:
+        arrays = {name: _write_array(aside / f"{name}.npy", getattr(plan, name)) for name in _ARRAYS}
+        stats = json.dumps(statistics, indent=1, allow_nan=False).encode("ascii")
+        write_bytes(aside / STATISTICS, stats)
+        document = plan_document(cache_key, settings)
+        metadata = {
+            "format_version": PLAN_FORMAT_VERSION,
+            "kind": settings.kind,
+            "plan_key": digest(document),
+            "plan": document,
+            "sample_rate_hz": plan.sample_rate_hz,
+            "num_samples": len(plan.members),
+            "num_batches": plan.num_batches,
+            "padding": statistics["padding"],
+            "statistics_xxh3_128": xxhash.xxh3_128_hexdigest(stats),
+            "arrays": arrays,
+        }
+        metadata["checksum"] = _checksum(metadata)
+        write_bytes(aside / METADATA, json.dumps(metadata, indent=1, allow_nan=False).encode("ascii"))
+        _move_in(aside, folder, cache_key=cache_key, settings=settings)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def load_plan(folder: Path, *, cache_key: str, settings: PlanConfig, num_samples: int | None = None) -> BucketPlan:
+    """Returns the plan of a folder, its arrays read-only mappings whose bytes have been compared with their checksums.
+
+    Raises CacheNotFoundError where no plan is, CacheMismatchError where it is another one (cache, settings, number of
+    samples, newer format), CacheCorruptError where bytes on disk are not the bytes written.
+    """
+    metadata = _read_metadata(folder)
+    _expect(folder, plan_document(cache_key, settings), metadata["plan"])
+    if num_samples is not None and metadata["num_samples"] != num_samples:
+        raise CacheMismatchError(
+            f"{folder}: num_samples differs ({num_samples} in the cache, {metadata['num_samples']} in the plan); {_AGAIN}"
+        )
+    arrays = {name: _map_array(folder / f"{name}.npy", metadata["arrays"][name]) for name in _ARRAYS}
+    return BucketPlan(
+        **arrays,
+        edges_s=settings.edges_s,
+        sample_rate_hz=metadata["sample_rate_hz"],
+        lockstep=settings.lockstep,
+        tail=settings.tail,
+    )
+
+
+_AGAIN = "delete that folder and run: forebay preprocess CONFIG"
+
+
+def _write_array(path: Path, array: Array) -> dict[str, Any]:
+    array = np.ascontiguousarray(array)
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(array))
+    state = xxhash.xxh3_128(head.getvalue())
+    state.update(array.data)
+    with write_aside(path) as file:
+        write_all(file, head.getvalue())
+        write_all(file, array.data)
+    return {
+        "dtype": array.dtype.str,
+        "shape": list(array.shape),
+        "size_bytes": head.tell() + array.nbytes,
+        "xxh3_128": state.hexdigest(),
+    }
+
+
+def _map_array(path: Path, expected: dict[str, Any]) -> Array:
+    try:
+        size_bytes = path.stat().st_size
+        found = hash_file(path)
+    except OSError as err:
+        raise CacheCorruptError(f"{path} cannot be read: {err.strerror}; {_AGAIN}") from err
+    if size_bytes != expected["size_bytes"]:
+        raise CacheCorruptError(f"{path}: {size_bytes} bytes, {expected['size_bytes']} were written; {_AGAIN}")
+    if found != expected["xxh3_128"]:
+        raise CacheCorruptError(f"{path}: checksum {expected['xxh3_128']} stored, {found} computed; {_AGAIN}")
+    # A plain view: indexing np.memmap itself costs microseconds more each time.
+    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+
+
+def _read_metadata(folder: Path) -> dict[str, Any]:
+    path = folder / METADATA
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as err:
+        raise CacheNotFoundError(f"no plan in {folder}: no {METADATA}; run: forebay preprocess CONFIG") from err
+    try:
+        metadata = json.loads(content)
+        stored = metadata.pop("checksum")
+        version = metadata["format_version"]
+        computed = _checksum(metadata)
+    except (ValueError, KeyError, TypeError, AttributeError) as err:
+        raise CacheCorruptError(f"{path} is not a plan's metadata ({err}); {_AGAIN}") from err
+    # Before the checksum: a newer version may compute it in another way.
+    if isinstance(version, int) and version > PLAN_FORMAT_VERSION:
+        raise CacheMismatchError(
+            f"{path}: format_version differs ({version} stored, {PLAN_FORMAT_VERSION} is the newest that this forebay "
+            f"reads); install a newer forebay, or {_AGAIN}"
+        )
+    if stored != computed:
+        raise CacheCorruptError(f"{path}: checksum {stored} stored, {computed} computed; {_AGAIN}")
+    checked: dict[str, Any] = metadata
+    return checked
+
+
+def _checksum(metadata: dict[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(canonical_json(metadata))
+
+
+def _expect(folder: Path, wanted: dict[str, Any], stored: dict[str, Any], *, section: str = "") -> None:
+    for name in wanted:
+        if isinstance(wanted[name], dict):
+            _expect(folder, wanted[name], stored.get(name, {}), section="plan.")
+        elif wanted[name] != stored.get(name):
+            raise CacheMismatchError(
+                f"{folder}: {section}{name} differs ({wanted[name]} wanted, {stored.get(name)} stored); "
+                "the plan belongs to another cache or config; run: forebay preprocess CONFIG"
+            )
+
+
+def _move_in(aside: Path, folder: Path, *, cache_key: str, settings: PlanConfig) -> None:
+    """Renames; an equal plan that stands there stays, an incomplete or damaged one makes room first."""
+    while True:
+        try:
+            os.rename(aside, folder)
+            break
+        except OSError:
+            if not folder.is_dir():
+                raise
+        try:
+            load_plan(folder, cache_key=cache_key, settings=settings)
+            return  # another saver's: replacing it would leave a moment without a plan
+        except (CacheCorruptError, CacheNotFoundError):
+            replaced = temporary_name(folder)
+        try:
+            os.rename(folder, replaced)
+        except FileNotFoundError:
+            continue  # another saver moved it away at the same time
+        shutil.rmtree(replaced, ignore_errors=True)
+    fsync_folder(folder.parent)

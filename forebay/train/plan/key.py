@@ -1,0 +1,25 @@
+"""The name of a plan: which cache it plans, by which settings, in which version of the order."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from forebay.config import PlanConfig
+from forebay.store.canonical import digest
+from forebay.train.plan.order import ORDER_VERSION
+
+
+def plan_document(cache_key: str, settings: PlanConfig) -> dict[str, Any]:
+    """Returns everything that a bucket plan depends on; it stands in the plan's metadata.json."""
+    described = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
+    # 3 and 3.0 seconds are one edge: an int in a TOML file must not make another plan.
+    described["edges_s"] = [float(edge) for edge in settings.edges_s]
+    if settings.batch_seconds is not None:
+        described["batch_seconds"] = float(settings.batch_seconds)
+    return {"order_version": ORDER_VERSION, "cache_keys": [cache_key], "settings": described}
+
+
+def plan_key(cache_key: str, settings: PlanConfig) -> str:
+    """Returns the sha256 of the plan's document, 64 hex digits; a loader's state carries it."""
+    return digest(plan_document(cache_key, settings))

@@ -1,0 +1,51 @@
+"""A config's plan from the shelf, or made now."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from forebay.config import PlanConfig
+from forebay.errors import CacheCorruptError, CacheNotFoundError
+from forebay.train.plan.bucket import Array, BucketPlan, bucket_plan
+from forebay.train.plan.disk import load_plan, plan_folder, save_plan
+from forebay.train.plan.packing_stats import statistics
+
+logger = logging.getLogger(__name__)
+
+
+def resolve_plan(
+    root: Path,
+    durations: Array,
+    *,
+    frames: Callable[[], Array],
+    sample_rate_hz: int,
+    dataset: str,
+    split: str,
+    cache_key: str,
+    settings: PlanConfig,
+) -> tuple[BucketPlan, Path | None]:
+    """Returns the plan of a sealed cache and its folder: opened where it is under `root`, else built and saved.
+
+    durations: int64 [num_samples], in audio samples. frames: gives the integers [num_samples] of feature frames; called
+    only when statistics have to be made.
+    Where the root cannot be written the plan stays in memory, the folder is None and one log line says why. A damaged
+    plan is made again: unlike a cache it costs seconds. Raises CacheMismatchError for a plan of another cache or of a newer
+    format under the same name, PlanError where no plan can be made.
+    """
+    folder = plan_folder(root, dataset=dataset, split=split, cache_key=cache_key, settings=settings)
+    try:
+        return load_plan(folder, cache_key=cache_key, settings=settings, num_samples=len(durations)), folder
+    except CacheNotFoundError:
+        logger.info("no plan in %s yet: making it", folder)
+    except CacheCorruptError as err:
+        logger.warning("making the plan again: %s", err)
+    plan = bucket_plan(durations, sample_rate_hz=sample_rate_hz, settings=settings)
+    found = statistics(plan, durations, frames=frames())
+    try:
+        save_plan(plan, folder, cache_key=cache_key, settings=settings, statistics=found)
+    except OSError as err:
+        logger.warning("the plan stays in memory: %s cannot be written: %s", folder, err)
+        return plan, None
+    return load_plan(folder, cache_key=cache_key, settings=settings, num_samples=len(durations)), folder

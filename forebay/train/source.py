@@ -1,0 +1,43 @@
+"""What samples are read from: an opened cache, or the same steps done on the fly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from forebay.store.layout import FieldSpec
+
+Sample = Mapping[str, np.ndarray[Any, Any]]
+"""Tensor fields of one sample, each [n, *shape] and read-only."""
+
+
+class SampleSource(Protocol):
+    """Samples by index. Threads share it; a forked child goes on using its copy."""
+
+    @property
+    def key(self) -> str:
+        """Hash that names the values of all samples, 64 hex digits."""
+        ...
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """Specification by field name."""
+        ...
+
+    @property
+    def lengths(self) -> Mapping[str, np.ndarray[Any, Any]]:
+        """Integers [num_samples] by name: `num_samples` (audio samples), `num_frames` (stored frames), `num_tokens`."""
+        ...
+
+    @property
+    def constants(self) -> Mapping[str, Any]:
+        """What collating needs and is equal for all samples: `features`, `prompt`, `n_mels`, `pad_token_id`, ..."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> Sample:
+        """Returns the sample's tensor fields, read-only; views of a mapping where the source is a cache."""
+        ...

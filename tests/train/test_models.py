@@ -1,0 +1,160 @@
+"""Model folders: what they say, random and stored weights, and batches that do not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.errors import CacheMismatchError, ConfigError
+from forebay.train.models import check_batch, check_config, count_targets, load_model, model_facts, summed_loss
+from tests.train.tiny import config_of, qwen3_asr_batch, qwen3_asr_folder, whisper_batch, whisper_folder
+
+
+def test_facts_of_both_models(tmp_path: Path) -> None:
+    whisper = model_facts(whisper_folder(tmp_path / "whisper"))
+    assert (whisper.model_type, whisper.n_mels, whisper.vocab_size, whisper.max_label_tokens) == ("whisper", 80, 40, 16)
+    qwen = model_facts(qwen3_asr_folder(tmp_path / "qwen"))
+    assert (qwen.model_type, qwen.n_mels, qwen.vocab_size, qwen.audio_token_id) == ("qwen3_asr", 128, 40, 30)
+    assert (whisper.labels_are_shifted, qwen.labels_are_shifted) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"cannot read .*config\.json \(No such file"),
+        ("{", r"is not a transformers config\.json"),
+        ("[]", r"is not a transformers config\.json"),
+        ("{}", r"is not a transformers config\.json: KeyError\('model_type'\)"),
+        ('{"model_type": "bert"}', r"model_type 'bert', wanted one of whisper, qwen3_asr"),
+        ('{"model_type": "whisper", "d_model": "wide"}', r"transformers refuses"),
+    ],
+)
+def test_unusable_model_folder_is_named(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        model_facts(tmp_path)
+
+
+def test_random_weights_depend_on_the_seed_only(tmp_path: Path) -> None:
+    folder = qwen3_asr_folder(tmp_path)
+    state = torch.get_rng_state()
+    first = load_model(folder, seed=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(99)
+    second, third = load_model(folder, seed=1), load_model(folder, seed=2)
+    weights = [dict(model.named_parameters()) for model in (first, second, third)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert not torch.equal(
+        weights[0]["model.language_model.embed_tokens.weight"], weights[2]["model.language_model.embed_tokens.weight"]
+    )
+    assert {parameter.dtype for parameter in first.parameters()} == {torch.float32}
+    assert first.training
+
+
+@pytest.mark.parametrize("make_folder", [whisper_folder, qwen3_asr_folder])
+def test_stored_weights_come_back_in_float32_and_frozen_as_made(tmp_path: Path, make_folder: Any) -> None:
+    made = load_model(make_folder(tmp_path / "config"), seed=3)
+    made.bfloat16().save_pretrained(tmp_path / "stored")
+    stored = load_model(tmp_path / "stored", seed=0)
+    wanted = {name: (p.float(), p.requires_grad) for name, p in made.named_parameters()}
+    got = {name: (p, p.requires_grad) for name, p in stored.named_parameters()}
+    assert got.keys() == wanted.keys()
+    assert all(torch.equal(got[name][0], wanted[name][0]) for name in wanted)
+    assert {name: frozen for name, (_, frozen) in got.items()} == {name: frozen for name, (_, frozen) in wanted.items()}
+    assert {p.dtype for p in stored.parameters()} == {torch.float32}
+    assert stored.training
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    model = load_model(whisper_folder(tmp_path / "config"), seed=0)
+    model.save_pretrained(tmp_path / "wide")
+    document = json.loads((tmp_path / "wide" / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "wide" / "config.json").write_text(json.dumps({**document, "decoder_ffn_dim": 32}), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"cannot load the weights in .*wide"):
+        load_model(tmp_path / "wide", seed=0)
+    (tmp_path / "wide" / "config.json").write_text(json.dumps({**document, "decoder_layers": 3}), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"the weights in .*wide lack model\.decoder\.layers\.2"):
+        load_model(tmp_path / "wide", seed=0)
+
+
+def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+    folder = whisper_folder(tmp_path)
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"pickled weights only; save them as model\.safetensors"):
+        load_model(folder, seed=0)
+
+
+def test_generation_config_of_the_folder_is_kept(tmp_path: Path) -> None:
+    folder = whisper_folder(tmp_path)
+    (folder / "generation_config.json").write_text('{"max_length": 11, "eos_token_id": 2}', encoding="utf-8")
+    assert load_model(folder, seed=0).generation_config.max_length == 11
+
+
+def test_config_that_the_model_cannot_take_is_refused(tmp_path: Path) -> None:
+    facts = model_facts(whisper_folder(tmp_path / "model"))
+    config = config_of(tmp_path, model=tmp_path / "model")
+    check_config(facts, config)
+    with pytest.raises(ConfigError, match=r"audio\.n_mels is 128, but the model .* takes 80 mel bins"):
+        check_config(facts, config_of(tmp_path, model=tmp_path / "model", n_mels=128))
+    with pytest.raises(ConfigError, match=r'audio\.features is "qwen3_asr", but .* takes "log_mel"'):
+        check_config(facts, config_of(tmp_path, model=tmp_path / "model", model_type="qwen3_asr"))
+    with pytest.raises(ConfigError, match=r"text\.prompt is None"):
+        check_config(facts, dataclasses.replace(config, text=None))
+    qwen = model_facts(qwen3_asr_folder(tmp_path / "qwen"))
+    check_config(qwen, config_of(tmp_path, model=tmp_path / "qwen", model_type="qwen3_asr"))
+
+
+def test_batch_that_the_model_cannot_take_is_refused(tmp_path: Path) -> None:
+    facts = model_facts(whisper_folder(tmp_path))
+    batch = whisper_batch(0)
+    check_batch(facts, batch)
+    with pytest.raises(CacheMismatchError, match="wants 80 mel bins, the cache has 128"):
+        check_batch(facts, whisper_batch(0, n_mels=128))
+    with pytest.raises(CacheMismatchError, match=r"no field decoder_input_ids .* a whisper model needs"):
+        check_batch(facts, qwen3_asr_batch(0))
+    with pytest.raises(CacheMismatchError, match=r"decoder_input_ids has 18 tokens, the model in .* takes 16"):
+        check_batch(facts, whisper_batch(0, num_tokens=[17]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(name=st.sampled_from(["decoder_input_ids", "labels"]), wrong=st.sampled_from([40, 41, 51865, -1, -101]))
+def test_token_id_without_an_embedding_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, name: str, wrong: int
+) -> None:
+    facts = model_facts(whisper_folder(tmp_path_factory.getbasetemp() / "ids"))
+    batch = whisper_batch(0)
+    batch[name][0, 1] = wrong
+    if name == "labels" and wrong == -1:
+        wrong = batch[name][0, 1] = -101  # -1 to -99 are below every id and above the ignored label
+    with pytest.raises(CacheMismatchError, match=rf"{name} holds token ids .*{wrong}.*has ids 0 to 39"):
+        check_batch(facts, batch)
+
+
+@pytest.mark.parametrize("model_type", ["whisper", "qwen3_asr"])
+@pytest.mark.parametrize("seed", range(3))
+def test_summed_loss_over_targets_is_the_loss_of_transformers(tmp_path: Path, model_type: str, seed: int) -> None:
+    whisper = model_type == "whisper"
+    folder = (whisper_folder if whisper else qwen3_asr_folder)(tmp_path)
+    facts, model = model_facts(folder), load_model(folder, seed=seed)
+    batch = (whisper_batch if whisper else qwen3_asr_batch)(seed)
+    output = model(**batch)
+    total = summed_loss(output.logits, batch["labels"], labels_are_shifted=facts.labels_are_shifted)
+    count = count_targets(batch["labels"], labels_are_shifted=facts.labels_are_shifted)
+    assert (total / count).item() == pytest.approx(output.loss.item(), rel=1e-6)
+
+
+def test_batch_without_targets_has_loss_and_gradient_zero() -> None:
+    logits = torch.randn(2, 3, 5, requires_grad=True)
+    loss = summed_loss(logits, torch.full((2, 3), -100), labels_are_shifted=True)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert logits.grad is not None
+    assert torch.equal(logits.grad, torch.zeros_like(logits))

@@ -1,0 +1,86 @@
+"""Two CPU ranks under torch.distributed.run do what one rank does that accumulates both ranks' micro-batches."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accelerate.state import AcceleratorState, GradientState
+
+from forebay.train.loop import train
+from tests.train.tiny import ListLoader
+from tests.train.two_ranks_worker import NUM_STEPS, RESUME_AT, SCENARIOS, batches_of, make_models, scenario
+
+_ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_accelerate() -> Iterator[None]:
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What both ranks wrote about all scenarios: one launch, since starting two processes is most of the time."""
+    folder = tmp_path_factory.mktemp("two_ranks")
+    make_models(folder)
+    outcome = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"),
+            *("-m", "tests.train.two_ranks_worker", str(folder)),
+        ],
+        cwd=_ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert outcome.returncode == 0, outcome.stderr[-4000:]
+    first, second = (json.loads((folder / f"rank_{rank}.json").read_text(encoding="utf-8")) for rank in range(2))
+    return first, second
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_two_ranks_have_the_losses_of_one_that_accumulates(
+    tmp_path: Path, ranks: tuple[dict[str, Any], dict[str, Any]], name: str
+) -> None:
+    """Rank r takes micro-batches r, r + 2, ...; the two ranks' run was also stopped and resumed on its way."""
+    model_type, count, grad_acc = SCENARIOS[name]
+    make_models(tmp_path)
+    losses: list[float] = []
+    train(
+        scenario(tmp_path, name, grad_acc=2 * grad_acc),
+        loader=ListLoader(batches_of(model_type, count)),
+        source_kind="cache",
+        log=lambda line: losses.append(line.loss),
+    )
+    assert len(losses) == NUM_STEPS
+    assert ranks[0][name]["losses"] == pytest.approx(losses, rel=1e-4)
+    assert ranks[1][name]["last"] == ranks[0][name]["last"]
+
+
+def test_only_rank_0_logs_and_names_the_checkpoint(ranks: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    for name in SCENARIOS:
+        assert ranks[1][name]["losses"] == []
+        assert ranks[0][name]["checkpoint"].endswith(f"{name}/checkpoint-{NUM_STEPS:08d}")
+        assert len(ranks[0][name]["losses"]) == NUM_STEPS > RESUME_AT
+    assert ranks[0]["backend"] == "gloo"
+
+
+def test_checkpoint_of_two_ranks_goes_on_with_one(ranks: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path) -> None:
+    checkpoint = Path(ranks[0]["even"]["checkpoint"])
+    make_models(tmp_path)
+    config = scenario(tmp_path, "even", grad_acc=2, max_steps=NUM_STEPS + 1)
+    report = train(config, loader=ListLoader(batches_of("whisper", 4)), source_kind="cache", resume=checkpoint)
+    assert report.steps == NUM_STEPS + 1
+    assert report.loss_first is not None
+    assert report.loss_first < ranks[0]["even"]["losses"][0]

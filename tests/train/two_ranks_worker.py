@@ -1,0 +1,83 @@
+"""What each rank of test_two_ranks.py runs: `python -m tests.train.two_ranks_worker FOLDER` under torch.distributed.run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from forebay.train.loop import train
+from tests.train.tiny import ListLoader, config_of, qwen3_asr_batch, qwen3_asr_folder, whisper_batch, whisper_folder
+
+SCENARIOS = {
+    "even": ("whisper", 4, 1),
+    "ragged": ("whisper", 5, 1),
+    "ragged_accumulating": ("whisper", 7, 2),
+    "qwen3_asr": ("qwen3_asr", 3, 2),
+}
+"""Name to (model type, micro-batches in an epoch, grad_acc)."""
+NUM_STEPS = 5
+RESUME_AT = 3
+
+
+def batches_of(model_type: str, count: int) -> list[dict[str, torch.Tensor]]:
+    """Returns `count` batches with very different numbers of targets."""
+    make = whisper_batch if model_type == "whisper" else qwen3_asr_batch
+    return [make(seed, num_tokens=(1 + 3 * seed % 8, 2)) for seed in range(count)]
+
+
+def scenario(folder: Path, name: str, *, grad_acc: int, max_steps: int = NUM_STEPS):  # type: ignore[no-untyped-def]
+    """Returns the config of a scenario, its model folder made where it is not there."""
+    model_type = SCENARIOS[name][0]
+    model = folder / f"{model_type}_model"
+    return dataclasses.replace(
+        config_of(
+            folder,
+            model=model,
+            model_type=model_type,
+            max_steps=max_steps,
+            grad_acc=grad_acc,
+            learning_rate=3e-3,
+            warmup_steps=NUM_STEPS,  # a linear rate, which does not depend on max_steps
+            log_every=1,
+            max_grad_norm=0.5,
+        ),
+        name=name,
+    )
+
+
+def make_models(folder: Path) -> None:
+    """Makes both model folders."""
+    whisper_folder(folder / "whisper_model")
+    qwen3_asr_folder(folder / "qwen3_asr_model")
+
+
+def main(folder: Path) -> None:
+    """Runs every scenario on this rank, the first also interrupted and resumed; writes rank_R.json."""
+    torch.set_num_threads(1)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    results = {}
+    for name, (model_type, count, grad_acc) in SCENARIOS.items():
+        losses: list[float] = []
+        for max_steps, resume in ((RESUME_AT, False), (NUM_STEPS, True)):
+            config = scenario(folder, name, grad_acc=grad_acc, max_steps=max_steps)
+            loader = ListLoader(batches_of(model_type, count), dp_rank=rank, dp_world_size=world_size)
+            report = train(
+                config,
+                loader=loader,
+                source_kind="cache",
+                resume=resume,
+                log=lambda line, to=losses: to.append(line.loss),
+            )
+        results[name] = {"losses": losses, "last": report.loss_last, "checkpoint": report.checkpoint}
+    results["backend"] = torch.distributed.get_backend()
+    (folder / f"rank_{rank}.json").write_text(json.dumps(results), encoding="utf-8")
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
