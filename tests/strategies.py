@@ -34,3 +34,21 @@ def durations(*, sample_rate_hz: int = 1000) -> st.SearchStrategy[np.ndarray[Any
     return st.lists(st.integers(0, 15 * sample_rate_hz), min_size=1, max_size=200).map(
         lambda values: np.array(values, dtype=np.int64)
     )
+
+
+def transcripts() -> st.SearchStrategy[str]:
+    """Texts of any script that UTF-8 can hold, without NUL; some hold what looks like a model's control tokens."""
+    character = st.characters(codec="utf-8", exclude_characters="\0")
+    control = st.sampled_from(
+        [
+            "<|endoftext|>",
+            "<|startoftranscript|>",
+            "<|en|>",
+            "<|0.00|>",
+            "<|im_end|>",
+            "<|audio_pad|>",
+            "<asr_text>",
+            "\n",
+        ]
+    )
+    return st.lists(st.one_of(st.text(character, max_size=12), control), max_size=6).map("".join)

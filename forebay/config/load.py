@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
+import math
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -39,8 +41,10 @@ def parse_config(document: Mapping[str, Any], *, path: Path) -> Config:
 
     if "path" in document:
         raise ConfigError(f"{path}: unknown field path")
+    _refuse_foreign(document, "", path)
     try:
-        config = TypeAdapter(Config).validate_python({**_tuples(document), "path": str(path)})
+        # As JSON: for a dataclass in strict mode pydantic wants an instance in Python, and a list is no tuple there.
+        config = TypeAdapter(Config).validate_json(json.dumps({**document, "path": str(path)}), strict=True)
     except ValidationError as err:
         problems = "\n".join(f"  {_describe(problem)}" for problem in err.errors())
         raise ConfigError(f"{path} is not a forebay config:\n{problems}") from err
@@ -63,10 +67,16 @@ def _apply_override(document: dict[str, Any], override: str) -> None:
     document[last] = value
 
 
-def _tuples(value: Any) -> Any:
+def _refuse_foreign(value: Any, name: str, path: Path) -> None:
+    """Raises ConfigError for what TOML has and no setting is: dates, times, NaN and infinity."""
     if isinstance(value, Mapping):
-        return {k: _tuples(v) for k, v in value.items()}
-    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+        for key, part in value.items():
+            _refuse_foreign(part, f"{name}.{key}" if name else key, path)
+    elif isinstance(value, list):
+        for part in value:
+            _refuse_foreign(part, name, path)
+    elif not isinstance(value, (str, int, float)) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ConfigError(f"{path}: {name} is {value}, which no setting can be")
 
 
 def _describe(problem: Any) -> str:

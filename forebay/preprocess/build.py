@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+
 from forebay.config import Config
 from forebay.config.recipe import recipe_of
 from forebay.errors import BuildError
@@ -122,7 +124,7 @@ class _Build:
         suffix = "-rebuild" if options.rebuild else ""
         self.workspace = Workspace(config.cache_root / ".building" / f"{listing.key[:SHORT]}{suffix}")
         self.counts: Counter[str] = Counter()
-        self.failures = [Failure(sample_id=i, reason=r, message=m) for i, r, m in listing.manifest.failed()]
+        self.failures = listed_failures(listing)
 
     def run(self, standing: Sealed | None) -> BuildReport:
         self._check_failures(len(self.failures))
@@ -197,6 +199,7 @@ class _Build:
             recipe=self.recipe,
             tokenizer=self.tokenizer,
             max_open_tars=self.config.run.max_open_tars,
+            audio_column=self.config.source.audio_column,
         )
 
     def _death(self, err: WorkerDied) -> str:
@@ -214,7 +217,7 @@ class _Build:
         self._check_failures(len(self.failures))
 
     def _check_failures(self, count: int) -> None:
-        rows = len(self.listing.rows) + self.listing.manifest.num_failed
+        rows = len(self.listing.rows) + len(listed_failures(self.listing))
         share = self.config.run.max_failed_share
         if count <= share * rows:
             return
@@ -263,6 +266,13 @@ class _Build:
             shards_kept=self.counts["kept"],
             **values,
         )
+
+
+def listed_failures(listing: Listing) -> list[Failure]:
+    """Returns the rows that were bad before any media was read: missing members, broken metadata."""
+    rejected = listing.manifest.rejected
+    failed = rejected.filter(pc.equal(rejected["kind"], "failed")).select(["sample_id", "reason", "message"])
+    return [Failure(**row) for row in failed.to_pylist()]
 
 
 def _measure(config: Config) -> tuple[Mapping[Group, str], Mapping[str, Any]]:

@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 
 from forebay.config.recipe import Recipe
-from forebay.preprocess.readers import media_reader
 from forebay.preprocess.receipt import Failure, Receipt, load_receipt, save_receipt
 from forebay.preprocess.samples import media_samples, sample_fields, text_encoder, text_samples
+from forebay.preprocess.sources import MediaReader
 from forebay.preprocess.text import TextEncoder
 from forebay.store.layout import Group
 from forebay.store.shard import shard_fields, write_shard
@@ -35,6 +35,7 @@ class ShardTask:
     recipe: Recipe
     tokenizer: str | None
     max_open_tars: int
+    audio_column: str = "audio"
 
     @property
     def path(self) -> Path:
@@ -74,7 +75,8 @@ def _samples(task: ShardTask) -> Iterator[dict[str, Any]]:
         encoder = _encoder(task.recipe, task.tokenizer)
         yield from text_samples(task.recipe, task.rows, [file.name for file in task.files], encoder)
         return
-    with media_reader(task.files, max_open=task.max_open_tars, max_bytes=task.recipe.decode.max_sample_bytes) as read:
+    limit = task.recipe.decode.max_sample_bytes
+    with MediaReader(task.files, max_open=task.max_open_tars, max_bytes=limit, audio_column=task.audio_column) as read:
         yield from media_samples(task.recipe, task.rows, read)
 
 

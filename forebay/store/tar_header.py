@@ -60,7 +60,7 @@ def valid_headers(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
     field = blocks[:, _CHECKSUM_FIELD]
     stored = _stored_checksums(field)
     computed = blocks.sum(axis=1, dtype=np.int32) - field.sum(axis=1, dtype=np.int32) + 8 * ord(" ")
-    valid = computed == stored
+    valid: npt.NDArray[np.bool_] = computed == stored
     for row in np.flatnonzero(~valid & (stored >= 0)):  # rare: the signed sum costs as much as all the rest
         high = (blocks[row] >= 128).sum() - (field[row] >= 128).sum()
         valid[row] = high > 0 and computed[row] - 256 * int(high) == stored[row]

@@ -28,6 +28,7 @@ __all__ = [
     "current_index",
     "export_json",
     "index_path",
+    "is_indexed",
     "json_path",
     "load_index",
     "scan_tar",
@@ -37,7 +38,7 @@ _log = logging.getLogger(__name__)
 _METADATA = b"forebay.tar_index"
 _VERSION = 1
 _TICK_NS = 20_000_000
-"""File times move in ticks of the kernel's clock, 10 ms at most; two of them."""
+"""Change times move in ticks of the kernel's clock, 10 ms at most; two of them."""
 
 
 def load_index(tar_path: str | os.PathLike[str], *, cache_root: str | os.PathLike[str]) -> TarIndex:
@@ -61,16 +62,35 @@ def load_index(tar_path: str | os.PathLike[str], *, cache_root: str | os.PathLik
 
 
 def current_index(tar_path: str | os.PathLike[str], *, cache_root: str | os.PathLike[str]) -> TarIndex | None:
-    """Returns the kept or exported index of a tar's present state, or None where a scan is needed."""
-    path = index_path(tar_path, cache_root=cache_root)
+    """Returns the kept or exported index of a tar's present state, or None where a scan is needed.
+
+    Raises TarError for a tar that is absent.
+    """
+    index, is_settled = _kept(tar_path, cache_root)
+    return index if index is not None and is_settled else load_json(tar_path)
+
+
+def is_indexed(tar_path: str | os.PathLike[str], *, cache_root: str | os.PathLike[str]) -> bool:
+    """Says whether a tar has an index, kept or exported; also one that a scan will replace since the tar is too young."""
+    index, _ = _kept(tar_path, cache_root)
+    return index is not None or load_json(tar_path) is not None
+
+
+def _kept(tar_path: str | os.PathLike[str], cache_root: str | os.PathLike[str]) -> tuple[TarIndex | None, bool]:
+    """Returns the kept index of a tar's present state, and whether the tar was old enough at its scan to trust it.
+
+    As git does it: a file that changed in the tick in which it was read may change again in it and keep its times.
+    """
     try:
         stamp = FileStamp.of(os.stat(tar_path))
     except OSError as err:
         raise TarError(f"cannot read tar {tar_path}: {err.strerror}; check the path and its permissions") from err
     except ValueError as err:  # a NUL in the path, or a surrogate that no file name holds
         raise TarError(f"cannot read tar {tar_path!r}: {err}; check the path") from err
-    kept = _read(path, os.fspath(tar_path))
-    return kept if kept is not None and kept.stamp == stamp else load_json(tar_path)
+    index, scanned_ns = _read(index_path(tar_path, cache_root=cache_root), os.fspath(tar_path))
+    if index is None or index.stamp != stamp:
+        return None, False
+    return index, stamp.ctime_ns + _TICK_NS < scanned_ns
 
 
 def index_path(tar_path: str | os.PathLike[str], *, cache_root: str | os.PathLike[str]) -> Path:
@@ -115,10 +135,10 @@ def _to_parquet(index: TarIndex, started_ns: int) -> memoryview:
     return sink.getbuffer()
 
 
-def _read(path: Path, tar_path: str) -> TarIndex | None:
-    """Returns a kept index, or None where there is none that can be believed."""
+def _read(path: Path, tar_path: str) -> tuple[TarIndex | None, int]:
+    """Returns a kept index and when it was made, or None where there is none that can be believed."""
     if not path.exists():
-        return None
+        return None, 0
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -126,15 +146,13 @@ def _read(path: Path, tar_path: str) -> TarIndex | None:
         index, scanned_ns, checksum = _from_table(pq.read_table(path), tar_path)
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as err:
         _log.warning("the index %s of %s is damaged (%s); it is made again", path, tar_path, err)
-        return None
+        return None, 0
     if checksum != _checksum(index):
         _log.warning(
             "the index %s of %s is damaged (its checksum is not %s); it is made again", path, tar_path, checksum
         )
-        return None
-    # As git does: a file that changed while it was read may change again and keep its times.
-    settled = max(index.stamp.mtime_ns, index.stamp.ctime_ns) + _TICK_NS < scanned_ns
-    return index if settled else None
+        return None, 0
+    return index, scanned_ns
 
 
 def _from_table(table: Any, tar_path: str) -> tuple[TarIndex, int, str]:

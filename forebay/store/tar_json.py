@@ -104,7 +104,9 @@ def _range(name: str, entry: Any, end: int) -> tuple[int, int]:
 
 def _problem(index: TarIndex) -> str | None:
     """Returns what contradicts the index in the headers of some members, the first and the last among them."""
-    rows = np.unique(np.linspace(0, len(index) - 1, _SPOT_CHECKS).astype(np.int64)) if len(index) else []
+    if not len(index):
+        return None
+    rows = np.unique(np.linspace(0, len(index) - 1, _SPOT_CHECKS).astype(np.int64))
     with open(index.path, "rb", buffering=0) as tar:
         for row in rows:
             block = os.pread(tar.fileno(), BLOCK, int(index.offsets[row]) - BLOCK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ class TarIndex:
     def names(self) -> list[str]:
         """The member names; bytes that are not UTF-8 become surrogates, as `os.fsdecode` does it."""
         flat, bounds = self.name_bytes.tobytes(), self.name_bounds.tolist()
-        return [flat[a:b].decode("utf-8", "surrogateescape") for a, b in zip(bounds, bounds[1:], strict=False)]
+        return [flat[a:b].decode("utf-8", "surrogateescape") for a, b in itertools.pairwise(bounds)]
 
     @cached_property
     def rows(self) -> dict[str, int]:

@@ -51,7 +51,7 @@ class _Window:
     def read(self, offset: int, size: int) -> bytes:
         """Returns any range, from what was read last where it is there; fewer bytes only at the end of the file."""
         position = offset - self.base
-        if 0 <= position and position + size <= len(self.data):
+        if position >= 0 and position + size <= len(self.data):
             return self.data[position : position + size]
         if size > _MAX_WINDOW_BYTES:
             return os.pread(self.descriptor, size, offset)

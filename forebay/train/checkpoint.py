@@ -8,14 +8,14 @@ import os
 import pickle
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from forebay.errors import ForebayError, ResumeError
-from forebay.store.files import fsync_folder, temporary_name, write_bytes
+from forebay.store.files import fsync_folder, hash_file, temporary_name, write_bytes
 
 if TYPE_CHECKING:
     from forebay.config import Config
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _VERSION = 1
 _POINTER = "last.json"
 _PREFIX = "checkpoint-"
+_OPTIMIZER = "optimizer.pt"
 _PROCESSOR_SUFFIXES = {".json", ".txt", ".jinja", ".model"}
 
 
@@ -41,6 +42,8 @@ class TrainState:
     """The settings of [train] that change the arithmetic, and the world size, to tell what differs on resume."""
     scaler: dict[str, Any] | None = None
     """Loss scale of fp16."""
+    files: dict[str, str] = field(default_factory=dict)
+    """xxh3-128 of the files with weights and moments; `save_checkpoint` fills it in."""
     version: int = _VERSION
 
 
@@ -66,8 +69,9 @@ def save_checkpoint(
         with _folder_aside(target) as temporary:
             model.save_pretrained(temporary)
             _copy_processor(processor_folder, temporary)
-            torch.save(dict(optimizer), temporary / "optimizer.pt")
-            (temporary / "state.json").write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
+            torch.save(dict(optimizer), temporary / _OPTIMIZER)
+            sealed = replace(state, files=_hashes(temporary))
+            (temporary / "state.json").write_text(json.dumps(asdict(sealed), indent=1), encoding="utf-8")
         write_bytes(folder / _POINTER, json.dumps({"checkpoint": target.name}).encode())
     except (OSError, RuntimeError, SafetensorError) as err:
         raise ForebayError(
@@ -100,7 +104,10 @@ def find_checkpoint(folder: Path) -> Path | None:
 
 
 def load_state(checkpoint: Path) -> TrainState:
-    """Returns state.json of a checkpoint folder; ResumeError names what is missing, of another version or of a wrong type."""
+    """Returns state.json of a checkpoint folder, whose weights and optimizer state are the bytes that were written.
+
+    Raises ResumeError, naming the file and both values, where one is missing or not what it was.
+    """
     path = checkpoint / "state.json"
     try:
         document = json.loads(path.read_bytes())
@@ -114,18 +121,39 @@ def load_state(checkpoint: Path) -> TrainState:
         "loader": (dict,),
         "settings": (dict,),
         "scaler": (dict, type(None)),
+        "files": (dict,),
     }
     for name, kinds in wanted.items():
         if name not in document or not isinstance(document[name], kinds):
             raise ResumeError(
                 f"{path}: {name} is {document.get(name)!r}, wanted a {kinds[0].__name__}; train without --resume"
             )
-    return TrainState(**{field.name: document[field.name] for field in fields(TrainState)})
+    _verify(checkpoint, document["files"])
+    return TrainState(**{each.name: document[each.name] for each in fields(TrainState)})
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    paths = sorted([*folder.glob("*.safetensors"), folder / _OPTIMIZER])
+    return {path.name: hash_file(path) for path in paths}
+
+
+def _verify(checkpoint: Path, stored: Mapping[str, str]) -> None:
+    # Neither safetensors nor torch.load looks at checksums: a flipped bit would be trained on.
+    try:
+        computed = _hashes(checkpoint)
+    except OSError as err:
+        raise ResumeError(f"cannot read {err.filename}: {err.strerror}; train without --resume") from err
+    for name in sorted({*stored, *computed}):
+        if computed.get(name) != stored.get(name):
+            raise ResumeError(
+                f"{checkpoint / name} has checksum {computed.get(name)}, state.json says {stored.get(name)}; "
+                "restore the file or train without --resume"
+            )
 
 
 def load_optimizer(checkpoint: Path) -> dict[str, Any]:
     """Returns the optimizer's state on the CPU; ResumeError where optimizer.pt is damaged or holds anything but tensors."""
-    path = checkpoint / "optimizer.pt"
+    path = checkpoint / _OPTIMIZER
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as err:

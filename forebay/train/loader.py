@@ -11,6 +11,7 @@ import torch
 
 from forebay.errors import ConfigError, PlanError
 from forebay.train.collate import Batch, Collator, PaddingSide
+from forebay.train.collate.text import IGNORED
 from forebay.train.plan import BucketPlan, Order, Turn, next_position, num_steps, turn
 from forebay.train.prefetch import Prefetch
 from forebay.train.ring import BufferRing
@@ -46,6 +47,7 @@ class Loader:
         pin_memory: bool | None = None,
         as_tensordict: bool = False,
         epochs: int | None = None,
+        mask_fillers: bool = False,
     ) -> None:
         """Starts nothing yet: threads live from `iter` to the end of the iterator.
 
@@ -53,6 +55,8 @@ class Loader:
         dtype: of floating-point fields. num_threads: that fill batches; 0: in the caller's thread, when asked.
         prefetch: batches filled ahead. pin_memory: None: where CUDA is present. as_tensordict: batches as TensorDicts.
         epochs: iterations from this epoch on are empty; None: no end.
+        mask_fillers: batches of weight 0 (see `weight`) have all labels -100. A sum of token losses over ranks is then right
+        by itself; a mean over the batch's own tokens is NaN.
         Raises ConfigError (also ValueError) for impossible values, PlanError where no rank has a step.
         """
         if dp_world_size < 1 or not 0 <= dp_rank < dp_world_size:
@@ -72,8 +76,10 @@ class Loader:
                 'use fewer ranks, smaller batches, or plan.tail = "short"'
             )
         self._num_threads, self._prefetch = num_threads, prefetch
-        self._as_tensordict = as_tensordict
+        self._as_tensordict, self._mask_fillers = as_tensordict, mask_fillers
         self._collator = Collator(source, dtype=dtype, padding_side=padding_side)
+        if pin_memory and not torch.cuda.is_available():
+            raise ConfigError("pin_memory is true but torch sees no CUDA device; leave train.pin_memory out")
         pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
         # Filled ahead, being filled, in the user's hands (one, and the one before it).
         self._ring = BufferRing(max_free=prefetch + num_threads + 2, pin_memory=pinned)
@@ -182,18 +188,22 @@ class Loader:
 
     def _fill(self, work: _Work) -> _Filled:
         """Returns the batch of one step; runs in a thread."""
-        index = -1
+        index = None
         try:
             samples = []
             for index in work.indices:
                 samples.append(self.source.read(index))
+            index = None
             batch = self._collator.collate(samples, allocate=self._ring.take)
         except Exception as err:
+            which = f"samples {work.indices}" if index is None else f"sample {index}"
             err.add_note(
-                f"while filling micro-batch {work.turn.position} of epoch {work.epoch}, at sample {index} "
-                f"of cache {self.source.key[:16]}"
+                f"while filling micro-batch {work.turn.position} of epoch {work.epoch}: "
+                f"{which} of cache {self.source.key[:16]}"
             )
             raise
+        if self._mask_fillers and not work.turn.weight and "labels" in batch:
+            batch["labels"].fill_(IGNORED)
         frames, room = self._collator.count_frames(samples)
         return _Filled(batch, work.turn, num_samples=len(samples), frames=frames, room=room)
 

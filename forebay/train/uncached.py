@@ -21,9 +21,8 @@ from forebay.config import Config
 from forebay.errors import ManifestError, SampleError
 from forebay.preprocess.features import num_frames
 from forebay.preprocess.probe import probe
-from forebay.preprocess.readers import media_reader
 from forebay.preprocess.samples import constants, media_samples, sample_fields, text_encoder, text_samples
-from forebay.preprocess.sources import read_rows
+from forebay.preprocess.sources import MediaReader, read_rows
 from forebay.store.canonical import digest
 from forebay.store.key import recipe_key
 from forebay.store.layout import FieldSpec
@@ -54,9 +53,12 @@ class UncachedSource:
         self._encoder = text_encoder(self._recipe, tokenizer)
         manifest = read_rows(config.source, cache_root=config.cache_root)
         self._names = [file.name for file in manifest.files]
-        self._media = media_reader(
-            manifest.files, max_open=config.run.max_open_tars, max_bytes=config.source.max_sample_bytes
-        ).__enter__()
+        self._media = MediaReader(
+            manifest.files,
+            max_open=config.run.max_open_tars,
+            max_bytes=config.source.max_sample_bytes,
+            audio_column=config.source.audio_column,
+        )
         tokens, self._rows = self._tokenise(manifest.rows)
         if not len(self._rows):
             raise ManifestError(

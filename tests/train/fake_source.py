@@ -60,6 +60,9 @@ def _sample(
     shape = (num_frames, COLUMNS[features]) if COLUMNS[features] else (num_frames,)
     values = rng.integers(-(2**15), 2**15, shape) if dtype == "int16" else rng.normal(size=shape)
     sample: dict[str, Array] = {STORED[features]: values.astype(dtype)}
+    if features == "w2v_bert":
+        num_samples = (num_frames - 1) * 160 + rng.integers(0, 160)
+        sample["num_samples"] = np.array([num_samples], dtype=np.int32)
     if features == "log_mel":
         sample["pad_value"] = np.array([rng.normal()], dtype=np.float32)
     if prompt is not None:
@@ -107,11 +110,25 @@ def _plain_features(source: FakeSource, samples: list[dict[str, Array]]) -> dict
         mask = np.stack([np.arange(longest) < len(frames) for frames in values]).astype(np.int32)
         rows = [np.pad(frames.astype(np.float32), ((0, longest - len(frames)), (0, 0))).T for frames in values]
         return {"input_features": np.stack(rows), "input_features_mask": mask}
+    if kind == "w2v_bert":
+        return _plain_w2v_bert(samples)
     longest = max(map(len, values))
     mask = np.stack([np.arange(longest) < len(wave) for wave in values]).astype(np.int32)
     scale = np.float32(2**15 if values[0].dtype == np.int16 else 1)
     rows = [np.pad(wave.astype(np.float32) / scale, (0, longest - len(wave))) for wave in values]
     return {"input_values": np.stack(rows), "attention_mask": mask}
+
+
+def _plain_w2v_bert(samples: list[dict[str, Array]]) -> dict[str, Array]:
+    """As `SeamlessM4TFeatureExtractor` does from its filter banks on: normalise, pad to an even length, stack pairs."""
+    clips = []
+    for sample in samples:
+        frames = sample["fbanks"][: 1 + (int(sample["num_samples"][0]) - 400) // 160].astype(np.float32)
+        clips.append((frames - frames.mean(0)) / np.sqrt(frames.var(0, ddof=1) + 1e-7))
+    longest = -(-max(map(len, clips)) // 2) * 2
+    rows = [np.pad(clip, ((0, longest - len(clip)), (0, 0))).reshape(longest // 2, 160) for clip in clips]
+    mask = [(np.arange(longest) < len(clip))[1::2] for clip in clips]
+    return {"input_features": np.stack(rows), "attention_mask": np.stack(mask).astype(np.int32)}
 
 
 def _plain_text(source: FakeSource, samples: list[dict[str, Array]], *, padding_side: str) -> dict[str, Array]:
@@ -141,7 +158,8 @@ def _plain_text(source: FakeSource, samples: list[dict[str, Array]], *, padding_
     batch = {}
     for name, lists in rows.items():
         longest = max(map(len, lists))
-        sides = [(longest - len(row), 0) if padding_side == "left" else (0, longest - len(row)) for row in lists]
+        left = padding_side == "left" and prompt == "qwen3_asr"
+        sides = [(longest - len(row), 0) if left else (0, longest - len(row)) for row in lists]
         batch[name] = np.stack(
             [
                 np.pad(np.array(row, dtype=np.int64), side, constant_values=fill[name])

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import math
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,17 @@ from forebay.train.checkpoint import find_checkpoint, run_folder
 from forebay.train.loop import adamw, lr_factor, run, train
 from forebay.train.meter import StepLog
 from forebay.train.models import load_model, summed_loss
-from tests.train.tiny import ListLoader, config_of, qwen3_asr_batch, qwen3_asr_folder, whisper_batch, whisper_folder
+from forebay.train.prefetch import THREAD_NAME
+from tests.train.tiny import (
+    ListLoader,
+    config_of,
+    qwen3_asr_batch,
+    qwen3_asr_folder,
+    real_loader,
+    real_loader_model,
+    whisper_batch,
+    whisper_folder,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -160,6 +171,32 @@ def test_resumed_run_has_the_losses_of_an_uninterrupted_one(tmp_path: Path, stop
     assert [line.loss for line in lines] == whole[: stop_after + 1]
     torch.manual_seed(123)
     assert losses_of(config, batches, resume=True) == whole[stop_after:]
+
+
+@pytest.mark.parametrize("stop_after", [2, 4, 5])
+def test_resumed_run_with_forebays_loader_has_the_same_losses(tmp_path: Path, stop_after: int) -> None:
+    """Four steps an epoch of seven micro-batches: stopped within it, at its end, and in the next one."""
+    config = config_of(
+        tmp_path,
+        model=real_loader_model(tmp_path / "model"),
+        model_type="qwen3_asr",
+        max_steps=7,
+        grad_acc=2,
+        learning_rate=3e-3,
+        warmup_steps=7,
+        log_every=1,
+    )
+    lines: list[StepLog] = []
+    whole = train(config, loader=real_loader(), source_kind="cache", log=lines.append)
+    losses = [line.loss for line in lines]
+    shorter = dataclasses.replace(config, train=dataclasses.replace(config.train, max_steps=stop_after))
+    train(shorter, loader=real_loader(num_threads=0), source_kind="cache")
+    lines.clear()
+    resumed = train(config, loader=real_loader(num_threads=1), source_kind="cache", resume=True, log=lines.append)
+    assert [line.loss for line in lines] == losses[stop_after:]
+    assert resumed.loss_last == whole.loss_last
+    assert 0 < resumed.padding < 1
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith(THREAD_NAME)]
 
 
 def test_resume_without_a_checkpoint_starts_and_after_the_last_step_does_nothing(

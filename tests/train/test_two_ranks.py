@@ -14,8 +14,7 @@ import pytest
 from accelerate.state import AcceleratorState, GradientState
 
 from forebay.train.loop import train
-from tests.train.tiny import ListLoader
-from tests.train.two_ranks_worker import NUM_STEPS, RESUME_AT, SCENARIOS, batches_of, make_models, scenario
+from tests.train.two_ranks_worker import NUM_STEPS, RESUME_AT, SCENARIOS, loader_of, make_models, scenario
 
 _ROOT = Path(__file__).parents[2]
 
@@ -54,12 +53,12 @@ def test_two_ranks_have_the_losses_of_one_that_accumulates(
     tmp_path: Path, ranks: tuple[dict[str, Any], dict[str, Any]], name: str
 ) -> None:
     """Rank r takes micro-batches r, r + 2, ...; the two ranks' run was also stopped and resumed on its way."""
-    model_type, count, grad_acc = SCENARIOS[name]
+    grad_acc = SCENARIOS[name][2]
     make_models(tmp_path)
     losses: list[float] = []
     train(
         scenario(tmp_path, name, grad_acc=2 * grad_acc),
-        loader=ListLoader(batches_of(model_type, count)),
+        loader=loader_of(name),
         source_kind="cache",
         log=lambda line: losses.append(line.loss),
     )
@@ -80,7 +79,7 @@ def test_checkpoint_of_two_ranks_goes_on_with_one(ranks: tuple[dict[str, Any], d
     checkpoint = Path(ranks[0]["even"]["checkpoint"])
     make_models(tmp_path)
     config = scenario(tmp_path, "even", grad_acc=2, max_steps=NUM_STEPS + 1)
-    report = train(config, loader=ListLoader(batches_of("whisper", 4)), source_kind="cache", resume=checkpoint)
+    report = train(config, loader=loader_of("even"), source_kind="cache", resume=checkpoint)
     assert report.steps == NUM_STEPS + 1
     assert report.loss_first is not None
     assert report.loss_first < ranks[0]["even"]["losses"][0]

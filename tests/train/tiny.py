@@ -9,7 +9,11 @@ from typing import Any
 
 import torch
 
-from forebay.config import AudioConfig, Config, SourceConfig, TextConfig, TrainConfig
+from forebay.config import AudioConfig, Config, PlanConfig, SourceConfig, TextConfig, TrainConfig
+from forebay.train.loader import Loader
+from forebay.train.plan import bucket_plan, plan_key
+from tests.train import fake_source
+from tests.train.fake_source import FakeSource
 
 VOCAB_SIZE = 40
 AUDIO_TOKEN_ID = 30
@@ -42,11 +46,11 @@ def whisper_folder(folder: Path, **changes: Any) -> Path:
     return _write(folder, {**config, **changes})
 
 
-def qwen3_asr_folder(folder: Path, **changes: Any) -> Path:
+def qwen3_asr_folder(folder: Path, *, vocab_size: int = VOCAB_SIZE, audio_token_id: int = AUDIO_TOKEN_ID) -> Path:
     """Makes `folder` a config.json of a Qwen3-ASR with two layers in each part and heads of 64; no weights."""
     config = {
         "model_type": "qwen3_asr",
-        "audio_token_id": AUDIO_TOKEN_ID,
+        "audio_token_id": audio_token_id,
         "pad_token_id": 0,
         "eos_token_id": 2,
         "audio_config": {
@@ -61,7 +65,7 @@ def qwen3_asr_folder(folder: Path, **changes: Any) -> Path:
         },
         "text_config": {
             "model_type": "qwen3",
-            "vocab_size": VOCAB_SIZE,
+            "vocab_size": vocab_size,
             "hidden_size": 64,
             "intermediate_size": 64,
             "num_hidden_layers": 2,
@@ -74,7 +78,7 @@ def qwen3_asr_folder(folder: Path, **changes: Any) -> Path:
             "eos_token_id": 2,
         },
     }
-    return _write(folder, {**config, **changes})
+    return _write(folder, config)
 
 
 def _write(folder: Path, config: Mapping[str, Any]) -> Path:
@@ -132,6 +136,28 @@ def qwen3_asr_batch(seed: int, *, num_tokens: Sequence[int] = (3, 5)) -> dict[st
         "attention_mask": mask,
         "labels": labels,
     }
+
+
+def real_loader(*, dp_rank: int = 0, dp_world_size: int = 1, num_threads: int = 2) -> Loader:
+    """Returns forebay's own loader over random Qwen3-ASR samples, 7 micro-batches an epoch; `real_loader_model` fits it."""
+    source = FakeSource(list(range(20, 230, 10)), features="qwen3_asr", prompt="qwen3_asr", seed=2)
+    settings = PlanConfig(edges_s=(1.0, 3.0), batch_size=3, lockstep=1)
+    return Loader(
+        source,
+        bucket_plan(source.lengths["num_samples"], sample_rate_hz=16_000, settings=settings),
+        plan_key=plan_key(source.key, settings),
+        seed=1,
+        dp_rank=dp_rank,
+        dp_world_size=dp_world_size,
+        num_threads=num_threads,
+    )
+
+
+def real_loader_model(folder: Path) -> Path:
+    """Makes `folder` the config.json of a Qwen3-ASR with the token ids of `real_loader`."""
+    return qwen3_asr_folder(
+        folder, vocab_size=fake_source.AUDIO_TOKEN_ID + 1, audio_token_id=fake_source.AUDIO_TOKEN_ID
+    )
 
 
 class ListLoader:

@@ -10,30 +10,45 @@ from pathlib import Path
 
 import torch
 
+from forebay.train.loader import Loader
 from forebay.train.loop import train
-from tests.train.tiny import ListLoader, config_of, qwen3_asr_batch, qwen3_asr_folder, whisper_batch, whisper_folder
+from tests.train.tiny import (
+    ListLoader,
+    config_of,
+    qwen3_asr_batch,
+    qwen3_asr_folder,
+    real_loader,
+    real_loader_model,
+    whisper_batch,
+    whisper_folder,
+)
 
 SCENARIOS = {
     "even": ("whisper", 4, 1),
     "ragged": ("whisper", 5, 1),
     "ragged_accumulating": ("whisper", 7, 2),
     "qwen3_asr": ("qwen3_asr", 3, 2),
+    "real_loader": ("qwen3_asr", 7, 1),
 }
-"""Name to (model type, micro-batches in an epoch, grad_acc)."""
+"""Name to (model type, micro-batches in an epoch, grad_acc); the last one with forebay's own loader."""
 NUM_STEPS = 5
 RESUME_AT = 3
 
 
-def batches_of(model_type: str, count: int) -> list[dict[str, torch.Tensor]]:
-    """Returns `count` batches with very different numbers of targets."""
+def loader_of(name: str, *, dp_rank: int = 0, dp_world_size: int = 1) -> ListLoader | Loader:
+    """Returns a rank's loader of a scenario; its batches have very different numbers of targets."""
+    if name == "real_loader":
+        return real_loader(dp_rank=dp_rank, dp_world_size=dp_world_size)
+    model_type, count, _ = SCENARIOS[name]
     make = whisper_batch if model_type == "whisper" else qwen3_asr_batch
-    return [make(seed, num_tokens=(1 + 3 * seed % 8, 2)) for seed in range(count)]
+    batches = [make(seed, num_tokens=(1 + 3 * seed % 8, 2)) for seed in range(count)]
+    return ListLoader(batches, dp_rank=dp_rank, dp_world_size=dp_world_size)
 
 
 def scenario(folder: Path, name: str, *, grad_acc: int, max_steps: int = NUM_STEPS):  # type: ignore[no-untyped-def]
     """Returns the config of a scenario, its model folder made where it is not there."""
     model_type = SCENARIOS[name][0]
-    model = folder / f"{model_type}_model"
+    model = folder / ("real_loader_model" if name == "real_loader" else f"{model_type}_model")
     return dataclasses.replace(
         config_of(
             folder,
@@ -51,7 +66,8 @@ def scenario(folder: Path, name: str, *, grad_acc: int, max_steps: int = NUM_STE
 
 
 def make_models(folder: Path) -> None:
-    """Makes both model folders."""
+    """Makes the model folders of all scenarios."""
+    real_loader_model(folder / "real_loader_model")
     whisper_folder(folder / "whisper_model")
     qwen3_asr_folder(folder / "qwen3_asr_model")
 
@@ -61,11 +77,11 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     results = {}
-    for name, (model_type, count, grad_acc) in SCENARIOS.items():
+    for name, (_, _, grad_acc) in SCENARIOS.items():
         losses: list[float] = []
         for max_steps, resume in ((RESUME_AT, False), (NUM_STEPS, True)):
             config = scenario(folder, name, grad_acc=grad_acc, max_steps=max_steps)
-            loader = ListLoader(batches_of(model_type, count), dp_rank=rank, dp_world_size=world_size)
+            loader = loader_of(name, dp_rank=rank, dp_world_size=world_size)
             report = train(
                 config,
                 loader=loader,

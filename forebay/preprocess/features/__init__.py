@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import assert_never, overload
 
 import numpy as np
@@ -16,6 +16,8 @@ Fields = dict[str, np.ndarray]
 
 _MAX_MAGNITUDE = 1e10
 """Above it, the power of a frame leaves float32. Full scale is 1."""
+_GROUP_SAMPLES = 1 << 20
+"""Samples that are laid out together, 4 MiB: enough to fill chunks, and freed memory of this size is used again."""
 
 
 def field_specs(step: FeatureStep) -> tuple[FieldSpec, ...]:
@@ -73,7 +75,8 @@ def check(step: FeatureStep, clip: np.ndarray) -> None:
         _check_finite(clip)
     if isinstance(step, W2vBert) and clip.size < w2v_bert.MIN_SAMPLES:
         raise DecodeError(
-            "too_short", f"the audio has {clip.size} samples, w2v_bert needs {w2v_bert.MIN_SAMPLES}: raise min_duration_s"
+            "too_short",
+            f"the audio has {clip.size} samples, w2v_bert needs {w2v_bert.MIN_SAMPLES}: raise min_duration_s",
         )
 
 
@@ -101,6 +104,12 @@ def compute(step: FeatureStep, waveforms: Sequence[np.ndarray]) -> list[Fields]:
     """
     for clip in waveforms:
         check(step, clip)
+    if isinstance(step, Waveform):
+        return waveform.compute(step, waveforms)
+    return [fields for group in _groups(waveforms) for fields in _compute_group(step, group)]
+
+
+def _compute_group(step: LogMel | Qwen3Asr | W2vBert, waveforms: Sequence[np.ndarray]) -> list[Fields]:
     match step:
         case LogMel():
             return log_mel.compute(step, waveforms)
@@ -108,7 +117,15 @@ def compute(step: FeatureStep, waveforms: Sequence[np.ndarray]) -> list[Fields]:
             return qwen3_asr.compute(step, waveforms)
         case W2vBert():
             return w2v_bert.compute(step, waveforms)
-        case Waveform():
-            return waveform.compute(step, waveforms)
         case _:
             assert_never(step)
+
+
+def _groups(waveforms: Sequence[np.ndarray]) -> Iterator[Sequence[np.ndarray]]:
+    """Yields runs of clips of about _GROUP_SAMPLES together, so that memory does not grow with the call."""
+    first = samples = 0
+    for index, clip in enumerate(waveforms):
+        samples += clip.size
+        if samples >= _GROUP_SAMPLES or index == len(waveforms) - 1:
+            yield waveforms[first : index + 1]
+            first, samples = index + 1, 0

@@ -47,5 +47,7 @@ def compute(step: LogMel, waveforms: Sequence[np.ndarray]) -> list[dict[str, np.
     fields = []
     for rows in ragged.rows:
         pad_value = normalize(mels[rows])
-        fields.append({"input_features": stored(mels[rows], step.dtype), "pad_value": np.array([pad_value], np.float32)})
+        fields.append(
+            {"input_features": stored(mels[rows], step.dtype), "pad_value": np.array([pad_value], np.float32)}
+        )
     return fields

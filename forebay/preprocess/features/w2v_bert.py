@@ -23,10 +23,10 @@ _HALF_HOP = HOP_SAMPLES // 2
 
 
 def field_specs(step: W2vBert) -> tuple[FieldSpec, ...]:
-    """Returns the fields: `fbanks` [frames, 80] and `num_samples` int32 [1], the clip's length."""
+    """Returns the fields: `fbanks` [frames, 80] and `valid_frames` int32 [1], how many of them the clip by itself has."""
     return (
         FieldSpec(name="fbanks", dtype=step.dtype, shape=(N_MELS,)),
-        FieldSpec(name="num_samples", dtype="int32"),
+        FieldSpec(name="valid_frames", dtype="int32"),
     )
 
 
@@ -35,26 +35,36 @@ def num_frames(num_samples: np.ndarray) -> np.ndarray:
     return np.where(num_samples > 0, 1 + num_samples // HOP_SAMPLES, 0)
 
 
+def valid_frames(num_samples: int) -> int:
+    """Returns how many frames lie wholly inside a clip or crop: what the extractor makes of it."""
+    return max(0, 1 + (num_samples - FRAME_SAMPLES) // HOP_SAMPLES)
+
+
 def compute(step: W2vBert, waveforms: Sequence[np.ndarray]) -> list[dict[str, np.ndarray]]:
     """Returns the fields of clips: the filter banks the extractor would normalise, of the clip followed by 400 zeros.
 
     Frame i sees samples [160 i, 160 i + 400) and nothing else (offset, pre-emphasis and window are per frame). So of
     the stored frames
-    - the clip itself has the first 1 + floor((n - 400) / 160); the last two or three see the zero tail,
-    - the crop [160 a, 160 a + m) inside the clip has rows a to a + floor((m - 400) / 160), bit for bit,
-    - the clip padded with zeros to any length has all rows, then ln(FLOOR).
-    `num_samples` says which, since n is not to be had from the number of stored frames.
+    - the clip itself has the first `valid_frames` = 1 + floor((n - 400) / 160); the other two or three, which only n
+      could tell, see the zero tail,
+    - the crop of samples [160 a, 160 a + m) inside the clip has 1 + floor((m - 400) / 160) from row a on, bit for bit
+      (to the last bit for a any multiple of 32; else where BLAS rounds rows alike at all places of a block, which
+      OpenBLAS and MKL do with AVX-512),
+    - the clip followed by any number of zeros has all rows, then ln(FLOOR).
 
     waveforms: float32 [num_samples] at 16 kHz, at least MIN_SAMPLES, finite; scaled by 32768 as Kaldi wants it.
-    After normalisation 99.9 % of values are within 5e-5 of the extractor, which computes in float64.
+    After normalisation 99.9 % of values are within 2e-6 of the extractor. It computes in float64 and so does this up to
+    the power: float32 would be 1.4 times as fast, with a p99.9 of 3e-5, and of 3e-4 on the worst clip.
     """
     ragged = Ragged.zeros(num_frames(np.array([w.size for w in waveforms], np.int64)).tolist())
     for index, waveform in enumerate(waveforms):
         np.multiply(waveform, np.float32(32768.0), out=ragged.samples(index)[: waveform.size])
-    spectrum = Spectrum(write_frames=_write_frames, fft_samples=512, filters=kaldi_filters(), floor=FLOOR, log="ln")
+    spectrum = Spectrum(
+        write_frames=_write_frames, dtype="float64", fft_samples=512, filters=kaldi_filters(), floor=FLOOR, log="ln"
+    )
     banks = log_filter_banks(spectrum, ragged)
     return [
-        {"fbanks": stored(banks[rows], step.dtype), "num_samples": np.array([waveform.size], np.int32)}
+        {"fbanks": stored(banks[rows], step.dtype), "valid_frames": np.array([valid_frames(waveform.size)], np.int32)}
         for rows, waveform in zip(ragged.rows, waveforms, strict=True)
     ]
 
@@ -65,22 +75,24 @@ def _write_frames(signal: np.ndarray, out: np.ndarray) -> None:
     # Removing the mean m and then pre-emphasis, (x[j] - m) - 0.97 (x[j-1] - m), is e[j] - 0.03 m with e = x[j] - 0.97 x[j-1]:
     # so pre-emphasis is done once a sample, not once a frame, and the mean comes from sums over half hops that frames share.
     # Sample 0 of a frame has its own rule in Kaldi, but the Povey window is 0 there.
-    emphasised = np.empty_like(signal)
+    samples = signal.astype(np.float64)
+    emphasised = np.empty_like(samples)
     emphasised[0] = 0.0
-    np.multiply(signal[:-1], np.float32(-_PREEMPHASIS), out=emphasised[1:])
-    emphasised[1:] += signal[1:]
+    np.multiply(samples[:-1], -_PREEMPHASIS, out=emphasised[1:])
+    emphasised[1:] += samples[1:]
     window, weighted = torch.from_numpy(_povey()), torch.from_numpy(out)
     torch.mul(torch.from_numpy(frames(emphasised)), window, out=weighted)
-    weighted.addcmul_(torch.from_numpy(_frame_means(signal))[:, None], window, value=_PREEMPHASIS - 1.0)
+    weighted.addcmul_(torch.from_numpy(_frame_means(samples))[:, None], window, value=_PREEMPHASIS - 1.0)
 
 
-def _frame_means(signal: np.ndarray) -> np.ndarray:
-    halves = signal.reshape(-1, _HALF_HOP).sum(axis=1)
-    parts = np.ndarray((FRAME_SAMPLES // _HALF_HOP, (halves.size - 5) // 2 + 1), np.float32, halves.data, strides=(4, 8))
-    return np.asarray(parts.sum(axis=0) / np.float32(FRAME_SAMPLES))
+def _frame_means(samples: np.ndarray) -> np.ndarray:
+    halves = samples.reshape(-1, _HALF_HOP).sum(axis=1)
+    each = FRAME_SAMPLES // _HALF_HOP
+    parts = np.lib.stride_tricks.sliding_window_view(halves, each)[:: HOP_SAMPLES // _HALF_HOP]
+    return np.asarray(parts.sum(axis=1) / FRAME_SAMPLES)
 
 
 @cache
 def _povey() -> np.ndarray:
-    """Returns Kaldi's Povey window, a Hann window to the power 0.85, symmetric, float32 [400]."""
-    return np.power(np.hanning(FRAME_SAMPLES), 0.85).astype(np.float32)
+    """Returns Kaldi's Povey window, a Hann window to the power 0.85, symmetric, float64 [400]."""
+    return np.power(np.hanning(FRAME_SAMPLES), 0.85)

@@ -37,7 +37,12 @@ def log10_mels(ragged: Ragged, *, n_mels: int) -> np.ndarray:
     Periodic Hann window, 400 point rfft, power, Slaney filters, floor 1e-10: Whisper's `log_mel_spectrogram`.
     """
     spectrum = Spectrum(
-        write_frames=_write_frames, fft_samples=FRAME_SAMPLES, filters=slaney_filters(n_mels), floor=1e-10, log="log10"
+        write_frames=_write_frames,
+        dtype="float32",
+        fft_samples=FRAME_SAMPLES,
+        filters=slaney_filters(n_mels),
+        floor=1e-10,
+        log="log10",
     )
     return log_filter_banks(spectrum, ragged)
 

@@ -47,7 +47,12 @@ class Columns:
         if column is None:
             return None
         kind = column.type
-        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind)):
+        if not (
+            pa.types.is_integer(kind)
+            or pa.types.is_floating(kind)
+            or pa.types.is_decimal(kind)
+            or pa.types.is_null(kind)
+        ):
             raise self.wrong(name, f"is {kind}, wanted seconds as a number")
         return pc.fill_null(pc.cast(column, pa.float64(), safe=False), float("nan"))
 

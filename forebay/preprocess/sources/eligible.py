@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.config import SourceConfig
-from forebay.preprocess.sources.rows import Manifest, rejections
+from forebay.preprocess.sources.rows import Kind, Manifest, rejections
 
 
 def apply_filters(manifest: Manifest, source: SourceConfig) -> Manifest:
@@ -23,12 +23,14 @@ def apply_filters(manifest: Manifest, source: SourceConfig) -> Manifest:
     """
     if source.exclude:
         listed = pc.is_in(manifest.rows["sample_id"], value_set=pa.array(source.exclude, pa.large_string()))
-        manifest = _reject(manifest, listed, "excluded_by_id", lambda rows: "its id is in source.exclude")
+        manifest = _reject(manifest, listed, "excluded_by_id", "its id is in source.exclude")
     if source.languages is not None:
-        wanted = pa.array(sorted({language.casefold() for language in source.languages}), pa.large_string())
+        wanted = pa.array(sorted({language.lower() for language in source.languages}), pa.large_string())
         known = pc.is_in(pc.utf8_lower(manifest.rows["language"]), value_set=wanted)
         named = f" is not in source.languages {list(source.languages)}"
-        manifest = _reject(manifest, pc.invert(known), "language", lambda rows: _joined("language ", rows["language"], named))
+        manifest = _reject(
+            manifest, pc.invert(known), "language", lambda rows: _joined("language ", rows["language"], named)
+        )
     if source.min_duration_s > 0:
         short = pc.less(manifest.rows["duration_s"], source.min_duration_s)
         bound = f" s is below source.min_duration_s {source.min_duration_s:g}"
@@ -56,12 +58,20 @@ def take_first(manifest: Manifest, max_samples: int | None) -> Manifest:
     return dataclasses.replace(manifest, files=manifest.files[:used], rows=rows, rejected=rejected, absent=absent)
 
 
-def _reject(manifest: Manifest, out: Any, reason: str, message: Callable[[pa.Table], Any]) -> Manifest:
+def _reject(
+    manifest: Manifest, out: Any, reason: str, message: Callable[[pa.Table], Any] | str, *, kind: Kind = "excluded"
+) -> Manifest:
     out = pc.fill_null(out, False)
     if not pc.any(out).as_py():
         return manifest
     gone = manifest.rows.filter(out)
-    rejected = rejections(gone["row"], gone["sample_id"], kind="excluded", reason=reason, message=message(gone))
+    rejected = rejections(
+        gone["row"],
+        gone["sample_id"],
+        kind=kind,
+        reason=reason,
+        message=message if isinstance(message, str) else message(gone),
+    )
     return dataclasses.replace(
         manifest,
         rows=manifest.rows.filter(pc.invert(out)),
@@ -72,3 +82,11 @@ def _reject(manifest: Manifest, out: Any, reason: str, message: Callable[[pa.Tab
 def _joined(before: str, values: Any, after: str) -> Any:
     text = pc.fill_null(pc.cast(values, pa.large_string()), "(none)")
     return pc.binary_join_element_wise(before, text, after, "")
+
+
+def fail_impossible(manifest: Manifest) -> Manifest:
+    """Returns the manifest without the rows whose duration no clip has (negative, infinite); they fail as `bad_metadata`."""
+    seconds = manifest.rows["duration_s"]
+    bad = pc.or_(pc.less(seconds, 0), pc.is_inf(seconds))
+    named = " s is no duration; correct the manifest"
+    return _reject(manifest, bad, "bad_metadata", lambda rows: _joined("", rows["duration_s"], named), kind="failed")

@@ -14,9 +14,9 @@ import pyarrow.csv as pc_csv
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError
 from forebay.preprocess.sources.headers import opened, unknown_duration
-from forebay.preprocess.sources.json_object import JsonProblem
+from forebay.preprocess.sources.json_object import JsonError
 from forebay.preprocess.sources.lines import decoded
-from forebay.preprocess.sources.members import missing_reason, open_tar
+from forebay.preprocess.sources.members import UnreadableTar, missing_reason, open_tar
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files, usable_name
 from forebay.preprocess.sources.rows import UNLOCATED, Manifest, constant, grouped, require_rows, row_table, storable
 from forebay.preprocess.sources.sidecar import Members, Sidecar, clip_duration_s, members_of, read_sidecar
@@ -47,8 +47,8 @@ def locate_filelist(task: LocateTask) -> Located:
     An id without folders finds a member in a folder where only one has that name.
     """
     index = open_tar(task)
-    if isinstance(index, Located):
-        return index
+    if isinstance(index, UnreadableTar):
+        return index.fail(task)
     members = members_of(index)
     finder = _Finder(members)
     failures = Failures()
@@ -63,7 +63,7 @@ def locate_filelist(task: LocateTask) -> Located:
             else:
                 try:
                     values = _values(descriptor, index, members, stem, duration_s)
-                except JsonProblem as err:
+                except JsonError as err:
                     failures.add(row, sample_id, "bad_metadata", f"{task.name}: {err}; write the tar again")
                 else:
                     if math.isnan(values[3]):
@@ -92,7 +92,7 @@ class _Finder:
 
 
 def _values(descriptor: int, index: TarIndex, members: Members, stem: str, duration_s: float) -> tuple[Any, ...]:
-    row, extension = clip = members.audio[stem]
+    row, _ = clip = members.audio[stem]
     sidecar: Sidecar = read_sidecar(descriptor, index, members, (stem,))
     if math.isnan(duration_s):
         duration_s = clip_duration_s(descriptor, index, clip, stated_s=sidecar.duration_s)
@@ -123,7 +123,9 @@ def _read(manifest: SourceFile, files: NamedFiles) -> pa.Table:
             # One thread: several would split the lines among themselves in another order than they stand in.
             read_options=pc_csv.ReadOptions(column_names=names, use_threads=False),
             parse_options=pc_csv.ParseOptions(delimiter="\t", quote_char=False, escape_char=False),
-            convert_options=pc_csv.ConvertOptions(column_types=dict.fromkeys(names, pa.large_string()), strings_can_be_null=False),
+            convert_options=pc_csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.large_string()), strings_can_be_null=False
+            ),
         )
         seconds = pc.if_else(pc.equal(table["d"], ""), "nan", table["d"])
         durations = pc.cast(seconds, pa.float64())
@@ -137,7 +139,9 @@ def _read(manifest: SourceFile, files: NamedFiles) -> pa.Table:
             raise _first_problem(manifest, None)
     if pc.any(pc.equal(table["b"], "")).as_py():
         raise _first_problem(manifest, None)
-    by_code = np.asarray([files.number(written, manifest=manifest) for written in tars.dictionary.to_pylist()], np.int32)
+    by_code = np.asarray(
+        [files.number(written, manifest=manifest) for written in tars.dictionary.to_pylist()], np.int32
+    )
     numbers = pa.array(by_code[tars.indices.to_numpy()])
     return row_table(
         {
@@ -154,7 +158,9 @@ def _read(manifest: SourceFile, files: NamedFiles) -> pa.Table:
 
 def _first_problem(manifest: SourceFile, err: Exception | None) -> ManifestError:
     """What is wrong and where: looked for line by line, which the fast way cannot tell."""
-    for number, line in enumerate(re.split(rb"\r\n|\n|\r", manifest.path.read_bytes().removeprefix(b"\xef\xbb\xbf")), 1):
+    for number, line in enumerate(
+        re.split(rb"\r\n|\n|\r", manifest.path.read_bytes().removeprefix(b"\xef\xbb\xbf")), 1
+    ):
         problem = _line_problem(decoded(line, manifest.path, number)) if line else None
         if problem:
             return ManifestError(f"{manifest.path}, line {number}: {problem}; correct the manifest")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from forebay.errors import SampleError
@@ -45,10 +45,16 @@ def header_duration_s(descriptor: int, *, offset: int, size: int) -> float:
 
     The clip is `size` bytes at `offset` of the file.
     """
+    return duration_of(
+        lambda start, count: os.pread(descriptor, max(0, min(count, size - start)), offset + start), size
+    )
 
-    def read(start: int, count: int) -> bytes:
-        return os.pread(descriptor, max(0, min(count, size - start)), offset + start)
 
+def duration_of(read: Callable[[int, int], bytes], size: int) -> float:
+    """Returns the duration that the header of an encoded clip gives, NaN where it gives none.
+
+    read: (offset in the clip, number of bytes) -> bytes, fewer only at its end. size: of the clip in bytes.
+    """
     try:
         info = header_info(read, size)
     except SampleError:
@@ -60,4 +66,7 @@ def header_duration_s(descriptor: int, *, offset: int, size: int) -> float:
 
 def unknown_duration(name: str, sample_id: str) -> tuple[str, str]:
     """Returns reason and message for a clip that nothing gives a duration for."""
-    return "unknown_duration", f"{name}: sample {sample_id}: neither manifest nor header gives a duration; mend or remove it"
+    return (
+        "unknown_duration",
+        f"{name}: sample {sample_id}: neither manifest nor header gives a duration; mend or remove it",
+    )

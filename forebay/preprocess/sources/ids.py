@@ -52,9 +52,12 @@ def unique_ids(manifest: Manifest) -> Manifest:
 
 def _first_rows(ids: pa.Array) -> Array:
     """Position of the first row with the same id, for every row."""
-    codes = ids.dictionary_encode().indices.to_numpy()
-    first = np.full(codes.max(initial=-1) + 1, len(codes))
-    np.minimum.at(first, codes, np.arange(len(codes)))
+    encoded = ids.dictionary_encode()
+    if len(encoded.dictionary) == len(ids):
+        return np.arange(len(ids))
+    codes = encoded.indices.to_numpy()
+    # Codes are given in the order in which values first appear: each new maximum is a first row.
+    first = np.flatnonzero(np.diff(np.maximum.accumulate(codes), prepend=-1))
     return np.asarray(first[codes])
 
 

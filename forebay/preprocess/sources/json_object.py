@@ -8,55 +8,55 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-class JsonProblem(ValueError):
+class JsonError(ValueError):
     """What is wrong with an object; the caller adds the file and the line."""
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """Returns a JSON object. Raises JsonProblem for anything else, deep nesting, NaN and infinities included."""
+    """Returns a JSON object. Raises JsonError for anything else, deep nesting, NaN and infinities included."""
     try:
         value = json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except RecursionError as err:
-        raise JsonProblem("is nested too deeply, wanted a flat object") from err
+        raise JsonError("is nested too deeply, wanted a flat object") from err
     except ValueError as err:  # JSONDecodeError, UnicodeDecodeError, integers of thousands of digits
-        raise JsonProblem(f"is not JSON: {err}") from err
+        raise JsonError(f"is not JSON: {err}") from err
     if not isinstance(value, dict):
-        raise JsonProblem(f"is {_named(value)}, wanted an object")
+        raise JsonError(f"is {_named(value)}, wanted an object")
     return value
 
 
 def string_of(fields: Mapping[str, Any], names: Sequence[str], *, required: bool = False) -> str | None:
     """Returns the first of several fields that is there and not null; None where none is.
 
-    Raises JsonProblem where its value is no string that UTF-8 can hold, or where none is there and one is required.
+    Raises JsonError where its value is no string that UTF-8 can hold, or where none is there and one is required.
     """
     for name in names:
         value = fields.get(name)
         if value is None:
             continue
         if not isinstance(value, str):
-            raise JsonProblem(f"field {name} is {_named(value)}, wanted a string")
+            raise JsonError(f"field {name} is {_named(value)}, wanted a string")
         try:
             value.encode("utf-8")
         except UnicodeEncodeError as err:
-            raise JsonProblem(f"field {name} holds half of a surrogate pair, wanted text") from err
+            raise JsonError(f"field {name} holds half of a surrogate pair, wanted text") from err
         return value
     if required:
-        raise JsonProblem(f"has no field {names[0]}, wanted a string")
+        raise JsonError(f"has no field {names[0]}, wanted a string")
     return None
 
 
 def seconds_of(fields: Mapping[str, Any], names: Sequence[str]) -> float:
     """Returns the first of several fields that is there and not null as float; NaN where none is.
 
-    Raises JsonProblem where its value is no number. A number that no duration is (-1) is returned as it is.
+    Raises JsonError where its value is no number. A number that no duration is (-1) is returned as it is.
     """
     for name in names:
         value = fields.get(name)
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise JsonProblem(f"field {name} is {_named(value)}, wanted seconds as a number")
+            raise JsonError(f"field {name} is {_named(value)}, wanted seconds as a number")
         try:
             return float(value)
         except OverflowError:

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError
-from forebay.preprocess.sources.json_object import JsonProblem, parse_object, seconds_of, string_of
+from forebay.preprocess.sources.json_object import JsonError, parse_object, seconds_of, string_of
 from forebay.preprocess.sources.lines import manifest_lines
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files, path_stem, usable_name
 from forebay.preprocess.sources.rows import Manifest, require_rows, row_table
@@ -34,7 +34,7 @@ def list_jsonl(source: SourceConfig) -> Manifest:
         for number, line in manifest_lines(manifest.path):
             try:
                 values = _row(line, manifest, files)
-            except JsonProblem as err:
+            except JsonError as err:
                 raise ManifestError(f"{manifest.path}, line {number}: {err}; correct the manifest") from err
             for column, value in zip(columns.values(), (*values[:2], group, *values[2:]), strict=True):
                 column.append(value)
@@ -44,7 +44,9 @@ def list_jsonl(source: SourceConfig) -> Manifest:
     return Manifest(files=tuple(files.files), rows=row_table(arrays, num_rows=count))
 
 
-_TYPES = {name: pa.large_string() for name in ("sample_id", "language", "prompt", "text")} | {"duration_s": pa.float64()}
+_TYPES = {name: pa.large_string() for name in ("sample_id", "language", "prompt", "text")} | {
+    "duration_s": pa.float64()
+}
 
 
 def _row(line: bytes, manifest: SourceFile, files: NamedFiles) -> tuple[Any, ...]:
@@ -52,12 +54,12 @@ def _row(line: bytes, manifest: SourceFile, files: NamedFiles) -> tuple[Any, ...
     audio = string_of(fields, ("audio",), required=True) or ""
     problem = usable_name(audio)
     if problem:
-        raise JsonProblem(f"field audio {problem}")
+        raise JsonError(f"field audio {problem}")
     if "text" not in fields:
-        raise JsonProblem("has no field text, wanted a string or null")
+        raise JsonError("has no field text, wanted a string or null")
     given = string_of(fields, _ID)
     if given == "":
-        raise JsonProblem(f"field {_ID[0]} is empty, wanted an id")
+        raise JsonError(f"field {_ID[0]} is empty, wanted an id")
     return (
         given or path_stem(audio),
         given is not None,

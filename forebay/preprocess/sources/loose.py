@@ -38,4 +38,8 @@ def locate_loose(task: LocateTask) -> Located:
 def _duration_s(path: str, known: float) -> float:
     """Duration of a whole file; one that is known costs a look whether the file can be opened."""
     with opened(path) as descriptor:
-        return float(known) if not np.isnan(known) else header_duration_s(descriptor, offset=0, size=os.fstat(descriptor).st_size)
+        return (
+            float(known)
+            if not np.isnan(known)
+            else header_duration_s(descriptor, offset=0, size=os.fstat(descriptor).st_size)
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from forebay.errors import TarError
 from forebay.preprocess.sources.headers import header_duration_s, is_gone, unknown_duration
+from forebay.preprocess.sources.rows import storable
 from forebay.preprocess.sources.task import Failures, Located, LocateTask, all_failed
 from forebay.store.tar_index import load_index
 from forebay.store.tar_members import TarIndex
@@ -21,25 +22,40 @@ Array = np.ndarray[Any, Any]
 NOT_FOUND = -1
 
 
-def open_tar(task: LocateTask) -> TarIndex | Located:
-    """Returns the index of a task's tar; or, where it is absent or no tar, the task's rows as failed `unreadable_tar`.
+@dataclass(frozen=True, slots=True)
+class UnreadableTar:
+    """Why a tar has no index; `absent` where it cannot even be opened."""
 
-    An error of the machine (EIO, ENOMEM, ...) passes as it is.
+    message: str
+    absent: bool
+
+    def fail(self, task: LocateTask) -> Located:
+        """Returns a task's rows, all failed as `unreadable_tar`."""
+        return all_failed(task, reason="unreadable_tar", message=self.message, absent=self.absent)
+
+
+def open_tar(task: LocateTask) -> TarIndex | UnreadableTar:
+    """Returns the index of a task's tar, or why there is none.
+
+    An error of the machine (EIO, ENOMEM, ...) is raised as it is: it says nothing about the tar.
     """
     path = task.paths[task.group]
     try:
-        return load_index(Path(path), cache_root=Path(task.cache_root))
+        return load_index(path, cache_root=task.cache_root)
     except TarError as err:
         cause = err.__cause__
         if isinstance(cause, OSError) and not is_gone(cause):
             raise
-        gone = not os.path.isfile(path) or not os.access(path, os.R_OK)
-        return all_failed(task, reason="unreadable_tar", message=str(err), absent=gone)
+        return UnreadableTar(storable(str(err)), not os.path.isfile(path) or not os.access(path, os.R_OK))
 
 
 def name_array(index: TarIndex) -> pa.Array:
     """Returns the member names of a tar as large_binary: a tar's names are bytes, UTF-8 or not."""
-    buffers = [None, pa.py_buffer(np.ascontiguousarray(index.name_bounds)), pa.py_buffer(np.ascontiguousarray(index.name_bytes))]
+    buffers = [
+        None,
+        pa.py_buffer(np.ascontiguousarray(index.name_bounds)),
+        pa.py_buffer(np.ascontiguousarray(index.name_bytes)),
+    ]
     return pa.Array.from_buffers(pa.large_binary(), len(index), buffers)
 
 
@@ -55,7 +71,10 @@ def missing_reason(index: TarIndex, name: str, tar_name: str) -> tuple[str, str]
     refused = index.find_refused(name)
     if refused is None:
         return "missing_member", f"{tar_name} has no member {name}; correct the manifest or the tar"
-    return refused.reason, f"{tar_name}: member {name} at offset {refused.offset} is refused: {refused.reason}; write the tar again"
+    return (
+        refused.reason,
+        f"{tar_name}: member {name} at offset {refused.offset} is refused: {refused.reason}; write the tar again",
+    )
 
 
 def read_member(descriptor: int, index: TarIndex, row: int) -> bytes:
@@ -65,7 +84,9 @@ def read_member(descriptor: int, index: TarIndex, row: int) -> bytes:
     while len(data) < size and (more := os.pread(descriptor, size - len(data), offset + len(data))):
         data += more
     if len(data) < size:
-        raise TarError(f"{index.path}: member at offset {offset} ends after {len(data)} of {size} bytes; write the tar again")
+        raise TarError(
+            f"{index.path}: member at offset {offset} ends after {len(data)} of {size} bytes; write the tar again"
+        )
     return data
 
 

@@ -42,13 +42,18 @@ class NamedFiles:
 
 
 def manifest_files(source: SourceConfig) -> list[SourceFile]:
-    """Returns the files that `source.manifest` stands for. Raises ManifestError where an entry stands for none."""
+    """Returns the files that `source.manifest` stands for. Raises ManifestError where an entry stands for none, or two for the same."""
     files = listed_files(source)
     found = {file.entry for file in files}
     for number, entry in enumerate(source.manifests):
         if number not in found:
             what = f"holds no manifest of kind {source.kind}" if Path(entry).is_dir() else "does not exist"
             raise ManifestError(f"source.manifest {entry} {what}; correct source.manifest or source.kind in the config")
+    seen: set[Path] = set()
+    for file in files:
+        if file.path in seen:
+            raise ManifestError(f"source.manifest names {file.path} twice; name it once")
+        seen.add(file.path)
     return files
 
 

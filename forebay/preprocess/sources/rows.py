@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -70,6 +70,16 @@ class Manifest:
     rejected: pa.Table = field(default_factory=lambda: REJECTED_SCHEMA.empty_table())
     absent: tuple[int, ...] = ()
 
+    @property
+    def num_failed(self) -> int:
+        """Rejected samples whose data is to blame."""
+        return sum(self.counts()["failed"].values())
+
+    def failed(self) -> Iterator[tuple[str, str, str]]:
+        """Yields (sample id, reason, message) of every sample that failed, in the order of the listing."""
+        failed = self.rejected.filter(pc.equal(self.rejected["kind"], "failed"))
+        yield from zip(*(failed[name].to_pylist() for name in ("sample_id", "reason", "message")), strict=True)
+
     def counts(self) -> dict[Kind, dict[str, int]]:
         """Returns the number of rejected samples by kind and reason."""
         counts: dict[Kind, dict[str, int]] = {"excluded": {}, "failed": {}}
@@ -98,9 +108,7 @@ def row_table(columns: dict[str, Any], *, num_rows: int) -> pa.Table:
     return pa.table(arrays, schema=ROW_SCHEMA)
 
 
-def rejections(
-    rows: Any, sample_ids: Any, *, kind: Kind, reason: str | Sequence[str], message: Any
-) -> pa.Table:
+def rejections(rows: Any, sample_ids: Any, *, kind: Kind, reason: str | Sequence[str], message: Any) -> pa.Table:
     """Returns a table of REJECTED_SCHEMA; `reason` and `message` are one for all rows or one a row."""
     count = len(rows)
     columns = {
@@ -135,7 +143,9 @@ def grouped(table: pa.Table) -> pa.Table:
 def require_rows(num_rows: int, manifests: Sequence[SourceFile]) -> None:
     """Raises ManifestError where the manifests name no sample at all."""
     if not num_rows:
-        raise ManifestError(f"{', '.join(str(m.path) for m in manifests)}: no rows; add samples or name another manifest")
+        raise ManifestError(
+            f"{', '.join(str(m.path) for m in manifests)}: no rows; add samples or name another manifest"
+        )
 
 
 def _typed(values: Any, kind: pa.DataType) -> Any:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from forebay.preprocess.sources.headers import header_duration_s
-from forebay.preprocess.sources.json_object import JsonProblem, parse_object, seconds_of, string_of
+from forebay.preprocess.sources.json_object import JsonError, parse_object, seconds_of, string_of
 from forebay.preprocess.sources.members import read_member
 from forebay.store.tar_members import Refused, TarIndex
 
@@ -33,7 +33,7 @@ class Sidecar:
 class Members:
     """Members of a tar by stem (name without extension, folders kept), in archive order.
 
-    audio: stem to (row in the index, extension); of two clips with one stem the first. extra: the names of the others.
+    audio: stem to (row in the index, extension); of two clips with one stem the first. extra: (row, name) of the others.
     json, txt: stem to row. refused: by name.
     """
 
@@ -47,12 +47,16 @@ class Members:
 def members_of(index: TarIndex) -> Members:
     """Returns the members of a tar by stem; extensions are compared without case, of two equal names the last counts."""
     members = Members(refused={refused.name: refused for refused in index.refused})
-    for name, row in index.rows.items():
+    for row, name in enumerate(index.names):
         stem, extension = split_name(name)
+        hidden = index.rows[name] != row
         if extension in AUDIO:
-            if stem in members.audio:
+            if hidden or stem in members.audio:
                 members.extra.append((row, name))
-            members.audio.setdefault(stem, (row, extension))
+            else:
+                members.audio[stem] = (row, extension)
+        elif hidden:
+            continue
         elif extension == ".json":
             members.json.setdefault(stem, row)
         elif extension == ".txt":
@@ -72,7 +76,7 @@ def read_sidecar(descriptor: int, index: TarIndex, members: Members, stems: tupl
     """Returns the metadata of a clip from the first of `{stem}.json`, `{stem}.txt` that is there; empty where none is.
 
     JSON fields: `id`, `language`, `prompt`, `duration`, and `transcription`, `text` or `transcript`.
-    Raises JsonProblem where it is broken or refused. A duration that is no number counts as none: headers come first.
+    Raises JsonError where it is broken or refused. A duration that is no number counts as none: headers come first.
     """
     for stem in dict.fromkeys(stems):
         for extension, rows in ((".json", members.json), (".txt", members.txt)):
@@ -80,10 +84,10 @@ def read_sidecar(descriptor: int, index: TarIndex, members: Members, stems: tupl
                 try:
                     data = _small_member(descriptor, index, row)
                     return _json_sidecar(data) if extension == ".json" else Sidecar(text=_plain_text(data))
-                except JsonProblem as err:
-                    raise JsonProblem(f"member {stem}{extension} {err}") from err
+                except JsonError as err:
+                    raise JsonError(f"member {stem}{extension} {err}") from err
             if (refused := members.refused.get(stem + extension)) is not None:
-                raise JsonProblem(f"member {refused.name} at offset {refused.offset} is refused: {refused.reason}")
+                raise JsonError(f"member {refused.name} at offset {refused.offset} is refused: {refused.reason}")
     return Sidecar()
 
 
@@ -103,7 +107,7 @@ def _json_sidecar(data: bytes) -> Sidecar:
     fields = parse_object(data)
     try:
         duration_s = seconds_of(fields, ("duration", "duration_s"))
-    except JsonProblem:
+    except JsonError:
         duration_s = math.nan
     identifier = fields.get("id")
     if isinstance(identifier, int) and not isinstance(identifier, bool) and abs(identifier) < 10**30:
@@ -121,11 +125,11 @@ def _plain_text(data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as err:
-        raise JsonProblem(f"is not UTF-8: {err}") from err
+        raise JsonError(f"is not UTF-8: {err}") from err
 
 
 def _small_member(descriptor: int, index: TarIndex, row: int) -> bytes:
     size_bytes = int(index.sizes[row])
     if size_bytes > MAX_SIDECAR_BYTES:
-        raise JsonProblem(f"has {size_bytes} bytes, wanted at most {MAX_SIDECAR_BYTES}")
+        raise JsonError(f"has {size_bytes} bytes, wanted at most {MAX_SIDECAR_BYTES}")
     return read_member(descriptor, index, row)

@@ -17,6 +17,7 @@ from forebay.preprocess.sources.columns import Columns, first, require_columns
 from forebay.preprocess.sources.headers import opened
 from forebay.preprocess.sources.members import (
     NOT_FOUND,
+    UnreadableTar,
     fill_durations,
     find_rows,
     missing_reason,
@@ -58,8 +59,8 @@ def member_stems(names: Any) -> Any:
 def locate_tar(task: LocateTask) -> Located:
     """Returns offset, size and duration of a task's rows; what the tar does not have has failed."""
     index = open_tar(task)
-    if isinstance(index, Located):
-        return index
+    if isinstance(index, UnreadableTar):
+        return index.fail(task)
     members = task.rows["member"].combine_chunks()
     found = find_rows(without_dot(members), name_array(index))
     failures = Failures()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from forebay.config.tree import SourceKind
-from forebay.preprocess.sources.rows import REJECTED_SCHEMA, rejections
+from forebay.preprocess.sources.rows import REJECTED_SCHEMA, rejections, storable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,10 @@ class LocateTask:
     rows: pa.Table
     cache_root: str
     audio_column: str = "audio"
+
+    def with_rows(self, rows: pa.Table) -> LocateTask:
+        """Returns the task for other rows."""
+        return replace(self, rows=rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A pickled slice of an arrow table carries the whole table; its IPC form carries the slice.
@@ -63,20 +67,20 @@ class Failures:
     def add(self, row: int, sample_id: str, reason: str, message: str, *, kind: str = "failed") -> None:
         """Notes one row."""
         self.rows.append(row)
-        self.sample_ids.append(sample_id)
+        self.sample_ids.append(storable(sample_id))
         self.reasons.append(reason)
-        self.messages.append(message)
+        self.messages.append(storable(message))
         self.kinds.append(kind)
 
     def table(self) -> pa.Table:
         """Returns them as a table of REJECTED_SCHEMA."""
         columns = [self.rows, self.sample_ids, self.kinds, self.reasons, self.messages]
-        return pa.table([pa.array(c, f.type) for c, f in zip(columns, REJECTED_SCHEMA, strict=True)], schema=REJECTED_SCHEMA)
+        return pa.table(
+            [pa.array(c, f.type) for c, f in zip(columns, REJECTED_SCHEMA, strict=True)], schema=REJECTED_SCHEMA
+        )
 
 
-def located(
-    task: LocateTask, columns: dict[str, Any], failures: Failures, *, absent: Sequence[int] = ()
-) -> Located:
+def located(task: LocateTask, columns: dict[str, Any], failures: Failures, *, absent: Sequence[int] = ()) -> Located:
     """Returns the columns of a task's rows, without the rows that failed."""
     table = pa.table({"row": task.rows["row"], **columns})
     if failures.rows:

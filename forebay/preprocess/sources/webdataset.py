@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ import pyarrow as pa
 
 from forebay.config import SourceConfig
 from forebay.preprocess.sources.headers import opened, unknown_duration
-from forebay.preprocess.sources.json_object import JsonProblem
-from forebay.preprocess.sources.members import open_tar
+from forebay.preprocess.sources.json_object import JsonError
+from forebay.preprocess.sources.members import UnreadableTar, open_tar
 from forebay.preprocess.sources.naming import manifest_files
 from forebay.preprocess.sources.rows import ROW_SCHEMA, Manifest, storable
 from forebay.preprocess.sources.sidecar import AUDIO, Members, clip_duration_s, members_of, read_sidecar, split_name
@@ -40,7 +41,7 @@ def locate_webdataset(task: LocateTask) -> Located:
     `unknown_duration`, what the tar's index refuses.
     """
     index = open_tar(task)
-    if isinstance(index, Located):
+    if isinstance(index, UnreadableTar):
         return _tar_failed(task, index)
     members = members_of(index)
     rows: list[tuple[Any, ...]] = []
@@ -50,23 +51,23 @@ def locate_webdataset(task: LocateTask) -> Located:
         for stem in members.audio:
             try:
                 values = _values(descriptor, index, members, stem, keys[stem])
-            except JsonProblem as err:
+            except JsonError as err:
                 position = _row(task, members.audio[stem][0])
-                failures.add(position, storable(keys[stem]), "bad_metadata", f"{task.name}: {err}; write the tar again")
+                failures.add(position, keys[stem], "bad_metadata", f"{task.name}: {err}; write the tar again")
                 continue
             if math.isnan(values[-1]):
                 failures.add(_row(task, values[0]), values[1], *unknown_duration(task.name, values[1]))
             else:
                 rows.append(values)
-    _add_left_out(task, index, members, keys, failures)
+    _add_left_out(task, index, members, failures)
     return Located(rows=_table(task, rows), failed=failures.table())
 
 
-def _tar_failed(task: LocateTask, result: Located) -> Located:
+def _tar_failed(task: LocateTask, result: UnreadableTar) -> Located:
     """A tar that cannot be read at all: one failure in its name, for nobody knows its samples."""
     failures = Failures()
-    failures.add(_row(task, 0), storable(task.name), "unreadable_tar", result.message)
-    return Located(rows=_table(task, []), failed=failures.table(), absent=result.absent)
+    failures.add(_row(task, 0), task.name, "unreadable_tar", result.message)
+    return Located(rows=_table(task, []), failed=failures.table(), absent=(task.group,) if result.absent else ())
 
 
 def _sample_keys(members: Members) -> dict[str, str]:
@@ -97,21 +98,23 @@ def _values(descriptor: int, index: TarIndex, members: Members, stem: str, key: 
 
 def _table(task: LocateTask, rows: list[tuple[Any, ...]]) -> pa.Table:
     names = ("row", "sample_id", "explicit_id", "member", "offset", "size", "language", "prompt", "text", "duration_s")
-    columns = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {name: () for name in names}
+    columns: dict[str, Sequence[Any]] = dict.fromkeys(names, ())
+    if rows:
+        columns.update(zip(names, zip(*rows, strict=True), strict=True))
     columns["row"] = tuple(_row(task, row) for row in columns["row"])
     columns["group"] = columns["file"] = (task.group,) * len(rows)
     return pa.table([pa.array(columns[f.name], f.type) for f in ROW_SCHEMA], schema=ROW_SCHEMA)
 
 
-def _add_left_out(task: LocateTask, index: TarIndex, members: Members, keys: dict[str, str], failures: Failures) -> None:
+def _add_left_out(task: LocateTask, index: TarIndex, members: Members, failures: Failures) -> None:
     for row, name in members.extra:
-        message = f"{task.name}: member {name} has the name of another clip before it; give it another name"
-        failures.add(_row(task, row), storable(name), "extra_audio", storable(message), kind="excluded")
+        message = f"{task.name}: member {name} shares its name with another clip; give it another name"
+        failures.add(_row(task, row), name, "extra_audio", message, kind="excluded")
     used = {*members.audio, *map(_first_dot, members.audio)}
     for stem, row in members.json.items():
         if stem not in used and not any(stem + extension in members.refused for extension in AUDIO):
             message = f"{task.name}: member {stem}.json has no clip beside it"
-            failures.add(_row(task, row), storable(stem), "no_audio", storable(message), kind="excluded")
+            failures.add(_row(task, row), stem, "no_audio", message, kind="excluded")
     for refused in index.refused:
         stem, extension = split_name(refused.name)
         if extension not in AUDIO and (extension in {".json", ".txt"} or refused.reason not in _NAMELESS):
@@ -119,7 +122,7 @@ def _add_left_out(task: LocateTask, index: TarIndex, members: Members, keys: dic
         sample_id = stem if extension in AUDIO else f"{task.name}@{refused.offset}"
         message = f"{task.name}: member {refused.name} at offset {refused.offset} is refused: {refused.reason}; write the tar again"
         row = int(np.searchsorted(index.offsets, refused.offset))
-        failures.add(_row(task, row), storable(sample_id), refused.reason, storable(message))
+        failures.add(_row(task, row), sample_id, refused.reason, message)
 
 
 def _row(task: LocateTask, position: int) -> int:

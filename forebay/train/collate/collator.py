@@ -81,7 +81,7 @@ class Collator:
 
     def count_frames(self, samples: Sequence[Sample]) -> tuple[int, int]:
         """Returns (frames of the samples, frames that their batch has room for); the difference is padding."""
-        lengths = [len(sample[self._features.stored]) for sample in samples]
+        lengths = [len(self._features.values(sample)) for sample in samples]
         return sum(lengths), len(lengths) * self._features.rows(max(lengths)).room
 
     def _choose_features(self, source: SampleSource) -> Features:

@@ -23,6 +23,9 @@ from forebay.train.finish import (
 from forebay.train.source import Sample
 
 Array = np.ndarray[Any, Any]
+_FBANK_SAMPLES, _FBANK_HOP = 400, 160
+"""Audio samples that a filter bank frame sees, and between frames, in `SeamlessM4TFeatureExtractor`."""
+
 FeatureKind = Literal["log_mel", "qwen3_asr", "w2v_bert", "waveform"]
 
 
@@ -80,8 +83,15 @@ class Features:
             return Rows((frames, 2 * self.n_mels), frames, 2 * frames)
         return Rows((longest,), longest, longest)
 
+    def values(self, sample: Sample) -> Array:
+        """Returns the stored frames that an uncropped clip uses: all, but for w2v_bert those that lie inside of the clip."""
+        values = sample[self.stored]
+        if self.kind == "w2v_bert":
+            return values[: 1 + (int(sample["num_samples"][0]) - _FBANK_SAMPLES) // _FBANK_HOP]
+        return values
+
     def write(self, sample: Sample, values: Array, *, row: Array, mask: Array) -> None:
-        """Makes every element of `row` and `mask` the sample's, padding included. values: its stored field."""
+        """Makes every element of `row` and `mask` the sample's, padding included. values: of the sample, float32 maybe."""
         if self.kind == "log_mel":
             whisper_input(values, float(sample["pad_value"][0]), row)
         elif self.kind == "qwen3_asr":
@@ -89,8 +99,7 @@ class Features:
         elif self.kind == "w2v_bert":
             w2v_bert_input(values, row, mask)
         else:
-            waveform_input(values, row[: len(values)])
-            row[len(values) :] = 0
+            waveform_input(values, row)
             mask[: len(values)] = 1
             mask[len(values) :] = 0
 
@@ -103,19 +112,18 @@ def collate_features(
     Where the stored dtype or `dtype` is not what `write` works in, a sample goes through one row of float32 scratch, which
     stays in the CPU's cache: whole batches are never converted in a second pass.
     """
-    stored = [sample[features.stored] for sample in samples]
+    stored = [features.values(sample) for sample in samples]
     rows = features.rows(max(map(len, stored)))
     values = allocate(features.output, (len(samples), *rows.shape), dtype=dtype)
     masks = allocate(features.mask or "no mask", (len(samples), rows.mask_length), dtype=torch.int32)
     stays_half = features.only_moves and dtype == torch.float16 and stored[0].dtype == np.float16
     scratch = None if stays_half or dtype == torch.float32 else allocate("row scratch", rows.shape, dtype=torch.float32)
     wide = None if stays_half or stored[0].dtype != np.float16 else _scratch_for(stored, allocate)
-    direct = values.numpy() if scratch is None else None
-    for i, (sample, frames, mask) in enumerate(zip(samples, stored, masks.numpy(), strict=True)):
+    outputs = [scratch.numpy()] * len(samples) if scratch is not None else list(values.numpy())
+    for i, (sample, frames, row, mask) in enumerate(zip(samples, stored, outputs, masks.numpy(), strict=True)):
         if wide is not None:
             widen(frames, wide[: len(frames)])
             frames = wide[: len(frames)]
-        row = scratch.numpy() if direct is None else direct[i]
         features.write(sample, frames, row=row, mask=mask)
         if scratch is not None:
             copy_pieces(scratch.view(-1), values[i].view(-1))

@@ -1,0 +1,52 @@
+# Two commands for everybody: `make demo` and `make test`. The rest is for those who change forebay.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+# Tests and benchmarks run beside each other on few cores: one thread each.
+PINNED := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+BENCHMARKS := $(filter-out __init__ data report,$(basename $(notdir $(wildcard benchmarks/*.py))))
+
+.PHONY: demo test check format bench bench-tiny wheel clean
+
+demo: $(INSTALLED)
+	$(BIN)/forebay preprocess configs/demo_speech.toml
+	$(BIN)/forebay inspect configs/demo_speech.toml
+	$(PINNED) $(BIN)/forebay train configs/demo_speech.toml
+
+test: $(INSTALLED)
+	$(PINNED) $(BIN)/python -m pytest -n 2 --dist loadfile
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED)
+	@for name in $(BENCHMARKS); do echo "== $$name"; $(PINNED) $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+bench-tiny: $(INSTALLED)
+	@for name in $(BENCHMARKS); do echo "== $$name"; $(PINNED) $(BIN)/python -m benchmarks.$$name --tiny || exit 1; done
+
+# Built, and imported from a folder that is not this one, in an environment without this folder.
+wheel: $(INSTALLED)
+	rm -rf build dist
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+	rm -rf build/wheel && $(PYTHON) -m venv --system-site-packages build/wheel
+	build/wheel/bin/pip install --quiet --no-deps dist/forebay-*.whl
+	cd build && PYTHONPATH=$(CURDIR)/$(VENV)/lib/python3.11/site-packages wheel/bin/python -P -c \
+	  "import forebay, pathlib; path = pathlib.Path(forebay.__file__); assert 'wheel' in path.parts, path; print('wheel imports from', path.parent.name, forebay.__version__)"
+
+$(INSTALLED): setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,report,hf,dev]'
+	touch $(INSTALLED)
+
+clean:
+	rm -rf $(VENV) build dist caches runs *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,131 @@
+"""`forebay inspect`: what is asked for, in one document or in lines."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forebay.config import Config
+from forebay.errors import CacheError, ConfigError
+from forebay.inspect.export import check_target, write_table, write_wav
+from forebay.inspect.facts import cache_facts, unreadable_facts
+from forebay.inspect.sample import Sample, read_sample, sample_lines
+from forebay.inspect.terminal import report_lines, verify_lines
+from forebay.store.cache import Cache, open_cache
+
+DONE, FAILED = 0, 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Outputs:
+    """Files to write, None where not asked for."""
+
+    wav: Path | None
+    png: Path | None
+    export: Path | None
+
+
+def run(folder: Path, config: Config | None, options: argparse.Namespace) -> int:
+    """Prints what is inside a cache and returns the exit code: 1 where `--verify` found something wrong, else 0.
+
+    config: where the cache was found by one; its tokenizer decodes labels. options: json, sample, wav, png, export, verify,
+    no_progress, cache_root, as `forebay.cli` parses them. With `--sample` or `--export` alone the report is left out; `--json`
+    holds all of it. A damaged cache is reported as far as it can be read, and nothing is written from it.
+    Raises ConfigError for options that do not go together, CacheError where the cache cannot be read.
+    """
+    outputs = _outputs(folder, options)
+    verified = None
+    if options.verify:
+        from forebay.store.verify import verify_folder
+
+        verified = verify_folder(folder, progress=not options.no_progress).to_json()
+    if verified is not None and not verified["ok"]:
+        damaged = _damaged(folder, _plan_roots(folder, config, options))
+        _print(options, {**damaged, "verify": verified}, None, [])
+        return FAILED
+    cache = open_cache(folder)
+    sample = None if options.sample is None else read_sample(cache, options.sample, config=config)
+    written = _write(cache, sample, outputs)
+    facts: dict[str, Any] = {} if verified is None else {"verify": verified}
+    if options.json or options.verify or not (sample or written):
+        facts = {**cache_facts(cache, plan_roots=_plan_roots(folder, config, options)), **facts}
+    _print(options, facts, sample, written)
+    return DONE
+
+
+def _outputs(folder: Path, options: argparse.Namespace) -> _Outputs:
+    for name in ("wav", "png"):
+        if getattr(options, name) is not None and options.sample is None:
+            raise ConfigError(f"--{name} needs --sample I, the sample to write; for example --sample 0")
+    paths = {name: _path(getattr(options, name)) for name in ("wav", "png", "export")}
+    for name, path in paths.items():
+        if path is not None:
+            check_target(path, f"--{name}", cache_folder=folder)
+    if paths["export"] is not None and paths["export"].suffix != ".parquet":
+        raise ConfigError(
+            f"--export {paths['export']}: the row table is written as parquet; name a file that ends in .parquet"
+        )
+    return _Outputs(**paths)
+
+
+def _path(name: str | None) -> Path | None:
+    return None if name is None else Path(name)
+
+
+def _plan_roots(folder: Path, config: Config | None, options: argparse.Namespace) -> list[Path]:
+    """Where plans of a cache may lie: beside it, and under the root that was named (a cache may be named outright)."""
+    named = config.cache_root if config is not None else _path(options.cache_root)
+    roots = [Path(os.path.abspath(folder)).parent]
+    if named is not None and named.absolute() != roots[0]:
+        roots.append(named)
+    return roots
+
+
+def _damaged(folder: Path, plan_roots: list[Path]) -> dict[str, Any]:
+    try:
+        return cache_facts(open_cache(folder, verify="never"), plan_roots=plan_roots)
+    except CacheError:
+        return unreadable_facts(folder)  # why is among the problems that verifying found
+
+
+def _write(cache: Cache, sample: Sample | None, outputs: _Outputs) -> list[str]:
+    if sample is not None and outputs.wav is not None:
+        write_wav(cache, sample.tensors, outputs.wav)
+    if sample is not None and outputs.png is not None:
+        from forebay.inspect.picture import write_picture
+
+        write_picture(sample.tensors, sample.row, outputs.png, sample_rate_hz=cache.constants["sample_rate_hz"])
+    if outputs.export is not None:
+        write_table(cache, outputs.export)
+    return [str(path) for path in (outputs.wav, outputs.png, outputs.export) if path is not None]
+
+
+def _print(options: argparse.Namespace, facts: dict[str, Any], sample: Sample | None, written: list[str]) -> None:
+    if options.json:
+        document = {
+            **facts,
+            **({"sample": sample.to_json()} if sample else {}),
+            **({"written": written} if written else {}),
+        }
+        _print_lines([json.dumps(document, indent=1, allow_nan=False)])
+        return
+    if facts.get("sealed"):
+        _print_lines([*report_lines(facts), ""] if "verify" in facts else report_lines(facts))
+    if sample is not None:
+        _print_lines(sample_lines(sample))
+    if "verify" in facts:
+        _print_lines(verify_lines(facts["verify"]))
+    _print_lines(f"wrote {path}" for path in written)
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    # A terminal that cannot show a transcript's letters gets escapes, not a traceback.
+    encoding = sys.stdout.encoding or "utf-8"
+    for line in lines:
+        print(line.encode(encoding, "backslashreplace").decode(encoding))

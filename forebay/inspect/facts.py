@@ -1,0 +1,104 @@
+"""What a cache is, as one JSON document: all that `forebay inspect` prints of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from forebay.inspect.histogram import duration_histogram
+from forebay.inspect.plans import plans_of
+from forebay.store.cache import Cache
+from forebay.store.layout import GROUPS, FieldSpec, Group
+
+_AXES: dict[str, str | int] = {
+    "input_features": "frames",
+    "fbanks": "frames",
+    "waveform": "samples",
+    "input_ids": "tokens",
+    "pad_value": 1,
+    "prefix_len": 1,
+    "audio_index": 1,
+    "num_samples": 1,
+}
+"""What the first axis of a tensor field counts, or its length where that is the same for all samples."""
+
+INTERFACE = (
+    "key",
+    "format_version",
+    "num_samples",
+    "hours",
+    "languages",
+    "fields",
+    "size_bytes",
+    "excluded",
+    "failed",
+    "plans",
+)
+"""The fields of `--json` that are never renamed; more may be added."""
+
+
+def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
+    """Returns the document of `forebay inspect --json`, without `verify`.
+
+    Beside the interface: folder, name, split, recipe_key, recipe, constants, groups, bytes_per_hour, clipped, rejected
+    (the file that lists what was left out), histogram, probe, made_with. Sizes are those of the shards.
+    Raises CacheCorruptError where the lengths are not those that were written.
+    """
+    metadata = cache.metadata
+    durations_s = cache.lengths["num_samples"] / cache.constants["sample_rate_hz"]
+    hours = float(durations_s.sum()) / 3600
+    size_bytes = int(metadata["size_bytes"])
+    return {
+        "key": cache.key,
+        "format_version": metadata["format_version"],
+        "num_samples": len(cache),
+        "hours": hours,
+        "languages": metadata["languages"],
+        "fields": {name: _field(spec) for name, spec in cache.fields.items()},
+        "size_bytes": size_bytes,
+        "excluded": metadata["excluded"],
+        "failed": metadata["failed"],
+        "plans": plans_of(cache.key, plan_roots),
+        "folder": os.path.abspath(cache.folder),
+        "name": metadata["name"],
+        "split": metadata["split"],
+        "sealed": True,
+        "recipe_key": cache.recipe_key,
+        "recipe": metadata["recipe"],
+        "constants": dict(cache.constants),
+        "rows_per_shard": metadata["rows_per_shard"],
+        "groups": {group: _group(cache, group) for group in GROUPS},
+        "bytes_per_hour": size_bytes / hours if hours else None,
+        "clipped": metadata["clipped"],
+        "rejected": os.path.abspath(cache.folder / "rejected.jsonl"),
+        "histogram": duration_histogram(durations_s).to_json(),
+        "probe": metadata["probe"],
+        "made_with": metadata["made_with"],
+    }
+
+
+def unreadable_facts(folder: Path) -> dict[str, Any]:
+    """Returns the document of a folder that cannot be opened: the interface with null everywhere."""
+    return {**dict.fromkeys(INTERFACE), "folder": os.path.abspath(folder), "sealed": False}
+
+
+def axes(spec: FieldSpec) -> list[str | int]:
+    """Returns a field's shape with the first axis named where it differs from sample to sample: `["frames", 80]`."""
+    if spec.role == "table":
+        return []
+    return [_AXES.get(spec.name, "n"), *spec.shape]
+
+
+def _field(spec: FieldSpec) -> dict[str, Any]:
+    return {"dtype": spec.dtype, "shape": axes(spec), "group": spec.group, "role": spec.role}
+
+
+def _group(cache: Cache, group: Group) -> dict[str, int]:
+    entries = [entry for _, entry in cache.shard_entries(group)]
+    return {
+        "num_shards": len(entries),
+        "rows": sum(entry.rows for entry in entries),
+        "size_bytes": sum(entry.size_bytes for entry in entries),
+    }

@@ -1,0 +1,178 @@
+"""Indexes of many tars, made in parallel: what `forebay index` runs."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import ForebayError, ManifestError, TarError
+from forebay.preprocess.pool import Pool, WorkerDied
+from forebay.store.tar_index import current_index, is_indexed, json_path, load_index
+from forebay.store.tar_json import export_json as write_json
+
+
+@dataclass(kw_only=True)
+class IndexReport:
+    """What an indexing run found. indexed, current: tars; failed: (tar, why) of the others; members, refused: in all tars."""
+
+    indexed: int = 0
+    current: int = 0
+    failed: list[tuple[str, str]] = field(default_factory=list)
+    members: int = 0
+    refused: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the document that `forebay index --json` prints."""
+        return asdict(self)
+
+
+def index_manifests(
+    manifests: Iterable[str | os.PathLike[str]],
+    *,
+    cache_root: str | os.PathLike[str],
+    num_workers: int,
+    progress: bool = True,
+    export_json: bool = False,
+) -> IndexReport:
+    """Indexes every tar that the manifests name; a manifest is a parquet file, a TSV, a tar, or a folder of tars.
+
+    Raises ManifestError for a manifest that names no tars. For the rest see `index_tars`,
+    whose `export` is `export_json` here.
+    """
+    paths = dict.fromkeys(path for manifest in manifests for path in tars_of(manifest))
+    return index_tars(
+        list(paths), cache_root=cache_root, num_workers=num_workers, progress=progress, export=export_json
+    )
+
+
+def index_tars(
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    cache_root: str | os.PathLike[str],
+    num_workers: int,
+    progress: bool = True,
+    export: bool = False,
+) -> IndexReport:
+    """Returns what indexing these tars gave; afterwards each of them has an index or stands in `failed`.
+
+    Tars whose index is current are not read again. A tar that fails costs that tar. export: writes `<tar>.index.json`
+    beside every tar, too. progress: a bar and the failures on standard error.
+    """
+    from tqdm import tqdm
+
+    tars = [os.fspath(path) for path in paths]
+    root = os.fspath(cache_root)
+    report = IndexReport()
+    task = functools.partial(_index_one, cache_root=root, export=export)
+    with tqdm(total=len(tars), unit="tar", desc="index", disable=not progress, file=sys.stderr) as bar:
+        for outcome in _run(task, tars, num_workers):
+            _count(report, outcome)
+            bar.set_postfix_str(f"{report.members} members, {len(report.failed)} failed", refresh=False)
+            bar.update()
+            if outcome.error and progress:
+                bar.write(f"{outcome.path}: {outcome.error}", file=sys.stderr)
+    failed = {path for path, _ in report.failed}
+    for path in tars:
+        if path not in failed and not is_indexed(path, cache_root=root):
+            report.failed.append((path, f"{path} has no index under {root}; is that folder writable? run again"))
+    return report
+
+
+def tars_of(manifest: str | os.PathLike[str]) -> list[str]:
+    """Returns the paths of the tars that a manifest names, each once, in their order.
+
+    A parquet manifest names them in `tar_path`, a TSV in its first column, both relative to the manifest's folder.
+    """
+    path = Path(manifest)
+    if path.is_dir():
+        found = sorted(str(tar) for tar in path.rglob("*.tar"))
+    elif path.suffix == ".tar":
+        found = [str(path)]
+    else:
+        names = _parquet_names(path) if path.suffix == ".parquet" else _tsv_names(path)
+        found = list(dict.fromkeys(os.path.normpath(path.parent / name) for name in names))
+    if not found:
+        raise ManifestError(f"{path} names no tar; give a parquet or TSV manifest, a tar, or a folder of tars")
+    return found
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    path: str
+    was_current: bool = False
+    members: int = 0
+    refused: int = 0
+    error: str | None = None
+
+
+def _index_one(path: str, *, cache_root: str, export: bool) -> _Outcome:
+    """Indexes one tar, in a worker process."""
+    try:
+        index = current_index(path, cache_root=cache_root)
+        was_current = index is not None
+        if index is None:
+            index = load_index(path, cache_root=cache_root)
+        if export:
+            write_json(index, json_path(path))
+    except TarError as err:
+        return _Outcome(path, error=str(err))
+    except (ForebayError, OSError) as err:  # a full disk; the other tars are told the same if it stays full
+        return _Outcome(path, error=f"cannot keep the index of {path}: {err}")
+    return _Outcome(path, was_current, len(index), len(index.refused))
+
+
+def _run(task: functools.partial[_Outcome], paths: Sequence[str], num_workers: int) -> Iterator[_Outcome]:
+    if num_workers <= 1 or len(paths) <= 1:
+        yield from map(task, paths)
+        return
+    with Pool(min(num_workers, len(paths))) as pool:
+        try:
+            for _, outcome in pool.run(task, paths):
+                yield outcome
+        except WorkerDied as err:
+            raise TarError(f"indexing {err.task} ended its process ({err}); run: forebay index {err.task}") from err
+
+
+def _count(report: IndexReport, outcome: _Outcome) -> None:
+    if outcome.error is not None:
+        report.failed.append((outcome.path, outcome.error))
+        return
+    report.current += outcome.was_current
+    report.indexed += not outcome.was_current
+    report.members += outcome.members
+    report.refused += outcome.refused
+
+
+def _parquet_names(path: Path) -> list[str]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    try:
+        column = pq.read_table(path, columns=["tar_path"]).column("tar_path")
+    except (OSError, pa.ArrowException, KeyError) as err:
+        raise ManifestError(f"cannot read column tar_path of manifest {path}: {err}; correct the manifest") from err
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        raise ManifestError(f"{path}: column tar_path holds {column.type}, wanted string; correct the manifest")
+    return [name for name in pc.unique(column).to_pylist() if name]
+
+
+def _tsv_names(path: Path) -> list[str]:
+    names: dict[str, None] = {}
+    try:
+        with open(path, encoding="utf-8") as lines:
+            for line in lines:
+                if line.strip():
+                    names[line.split("\t", 1)[0].rstrip("\n")] = None
+    except OSError as err:
+        raise ManifestError(f"cannot read manifest {path}: {err.strerror}; check the path") from err
+    except UnicodeDecodeError as err:
+        raise ManifestError(
+            f"manifest {path} is neither a parquet file nor UTF-8 text ({err}); check the path"
+        ) from err
+    return list(names)

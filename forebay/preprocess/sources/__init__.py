@@ -1,0 +1,22 @@
+"""Manifests of six kinds to one table of candidate samples, in two stages: listed at once, located a file at a time."""
+
+from forebay.preprocess.sources.eligible import apply_filters
+from forebay.preprocess.sources.locate import locate_file, locate_tasks, read_manifest, read_rows
+from forebay.preprocess.sources.media import MediaReader
+from forebay.preprocess.sources.rows import REJECTED_SCHEMA, ROW_SCHEMA, WHOLE_FILE, Manifest
+from forebay.preprocess.sources.task import Located, LocateTask
+
+__all__ = [
+    "REJECTED_SCHEMA",
+    "ROW_SCHEMA",
+    "WHOLE_FILE",
+    "LocateTask",
+    "Located",
+    "Manifest",
+    "MediaReader",
+    "apply_filters",
+    "locate_file",
+    "locate_tasks",
+    "read_manifest",
+    "read_rows",
+]
