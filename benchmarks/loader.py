@@ -58,7 +58,13 @@ class FlatSource:
         frames = self.frames[self.offsets[index] : self.offsets[index + 1]]
         one = np.array([1], dtype=np.int32)
         pad = np.array([-0.5], dtype=np.float32)
-        return {"input_features": frames, "input_ids": self.ids, "prefix_len": one, "audio_index": one - 1, "pad_value": pad}
+        return {
+            "input_features": frames,
+            "input_ids": self.ids,
+            "prefix_len": one,
+            "audio_index": one - 1,
+            "pad_value": pad,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +129,9 @@ def measure(features: str, *, n_mels: int, count: int, rounds: int) -> list[dict
             "samples_per_s": count / float(np.median([cost.wall_s for cost in found])),
             "cpu_us_per_sample": 1e6 * float(np.median([cost.cpu_s for cost in found])) / count,
             "cpu_ratio": float(np.median([cost.cpu_s / base.cpu_s for cost, base in zip(found, limit, strict=True)])),
-            "wall_ratio": float(np.median([cost.wall_s / base.wall_s for cost, base in zip(found, limit, strict=True)])),
+            "wall_ratio": float(
+                np.median([cost.wall_s / base.wall_s for cost, base in zip(found, limit, strict=True)])
+            ),
         }
         for name, found in costs.items()
     ]

@@ -131,7 +131,7 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def _preprocess(options: argparse.Namespace) -> int:
-    from forebay.preprocess.build import Options, build
+    from forebay.preprocess.pipeline import Options, build
 
     config = _load(options)
     report = build(
@@ -177,7 +177,7 @@ def _print_build(report: Any, plan: str | None) -> None:
 
 def _build_plan(config: Config, folder: Path) -> str:
     from forebay.store.cache import open_cache
-    from forebay.train.select import plan_of
+    from forebay.train.planned import plan_of
 
     return plan_of(config, open_cache(folder)).summary()
 

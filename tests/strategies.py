@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from forebay.config import PlanConfig
+from forebay.store.layout import FieldSpec
 
 
 @st.composite
@@ -52,3 +53,104 @@ def transcripts() -> st.SearchStrategy[str]:
         ]
     )
     return st.lists(st.one_of(st.text(character, max_size=12), control), max_size=6).map("".join)
+
+
+def tar_names() -> st.SearchStrategy[str]:
+    """Names of regular tar members: any script, bytes that are not UTF-8, long ones, folders, leading dots, newlines."""
+    character = st.one_of(
+        st.sampled_from("aZ9 .-_\n\u00e9\u0928\u4e2d\U0001f600"),
+        st.characters(exclude_characters="\0", exclude_categories=["Cs"]),
+        st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF),
+    )
+    part = st.text(character, min_size=1, max_size=12).filter(lambda text: "/" not in text)
+    long_part = st.builds(lambda text, count: text * count, part, st.integers(1, 30))
+    path = st.lists(st.one_of(part, long_part), min_size=1, max_size=4).map("/".join)
+    return st.builds(
+        lambda lead, name: lead + name, st.sampled_from(["", "", "./", "././", "../", ".", "..", "/"]), path
+    )
+
+
+def tar_contents() -> st.SearchStrategy[list[tuple[str, bytes]]]:
+    """(name, data) of the members of a tar: 0 to 12 members of 0 to 5 blocks, some at the edges of a block."""
+    size = st.one_of(st.integers(0, 2500), st.sampled_from([0, 1, 511, 512, 513, 1024]))
+    data = st.builds(lambda count, byte: bytes([byte]) * count, size, st.integers(0, 255))
+    return st.lists(st.tuples(tar_names(), data), max_size=12)
+
+
+@st.composite
+def waveform_lists(draw: st.DrawFn) -> list[np.ndarray[Any, Any]]:
+    """1 to 6 clips of float32 noise at 16 kHz: 1 sample to half a second, many at the edges of frames; some silent in part."""
+    edges = st.sampled_from([1, 2, 40, 41, 199, 200, 201, 399, 400, 401, 559, 560, 561, 5079, 5080, 5081, 7999, 8000])
+    sizes = draw(st.lists(st.one_of(edges, st.integers(1, 8200)), min_size=1, max_size=6))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    clips = []
+    for size in sizes:
+        clip = rng.standard_normal(size) * draw(st.sampled_from([0.0, 1e-5, 1e-2, 1.0]))
+        clip[: draw(st.integers(0, size))] *= draw(st.sampled_from([0.0, 1.0]))
+        clips.append(clip.astype(np.float32))
+    return clips
+
+
+def json_documents() -> st.SearchStrategy[Any]:
+    """What JSON holds: null, booleans, integers, finite floats, text, lists and objects of them."""
+    scalars = st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(2**70), 2**70),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.text(),
+    )
+    return st.recursive(
+        scalars,
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+        max_leaves=12,
+    )
+
+
+TDZ_DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8")
+
+
+@st.composite
+def tensors(draw: st.DrawFn, *, dtypes: tuple[str, ...] = TDZ_DTYPES, max_dims: int = 3) -> np.ndarray[Any, Any]:
+    """Arrays of every stored dtype with any bits, NaN payloads too; axes of length 0 and rank 0 included."""
+    dtype = np.dtype(draw(st.sampled_from(dtypes)))
+    shape = tuple(draw(st.lists(st.integers(0, 5), max_size=max_dims)))
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    return np.frombuffer(draw(st.binary(min_size=size, max_size=size)), dtype).reshape(shape)
+
+
+@st.composite
+def named_tensors(draw: st.DrawFn) -> dict[str, np.ndarray[Any, Any]]:
+    """Arrays of an archive: names of one or two levels."""
+    names = st.sampled_from(["a", "b", "long_name", "values/a", "values/b", "offsets/a", "x/y"])
+    return draw(st.dictionaries(names, tensors(), min_size=1, max_size=5))
+
+
+STORED_FIELDS = (
+    FieldSpec(name="features", dtype="float16", shape=(3,)),
+    FieldSpec(name="pad_value", dtype="float32"),
+    FieldSpec(name="waveform", dtype="int16"),
+    FieldSpec(name="sample_id", dtype="str", role="table"),
+    FieldSpec(name="num_samples", dtype="int64", role="table"),
+    FieldSpec(name="failure", dtype="str", role="table"),
+)
+"""Fields of a media shard: two-dimensional, scalar and flat tensors, text and a number in the row table."""
+
+
+@st.composite
+def stored_rows(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """0 to 6 rows of `STORED_FIELDS`: any bits, lengths of 0 included; a failed row has its id and a reason."""
+    rows: list[dict[str, Any]] = []
+    for _ in range(draw(st.integers(0, 6))):
+        row: dict[str, Any] = {"sample_id": draw(st.text(max_size=6))}
+        if draw(st.integers(0, 3)) == 0:
+            row["failure"] = draw(st.sampled_from(["corrupt_audio", "missing_member"]))
+        else:
+            for field in STORED_FIELDS[:3]:
+                count = 1 if field.name == "pad_value" else draw(st.integers(0, 4))
+                size = count * int(np.prod(field.shape, dtype=np.int64)) * field.numpy_dtype.itemsize
+                data = draw(st.binary(min_size=size, max_size=size))
+                row[field.name] = np.frombuffer(data, field.numpy_dtype).reshape(count, *field.shape)
+            row["num_samples"] = np.int64(draw(st.integers(-(2**63), 2**63 - 1)))
+        rows.append(row)
+    return rows

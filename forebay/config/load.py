@@ -57,9 +57,11 @@ def _apply_override(document: dict[str, Any], override: str) -> None:
     if not equals or not last or not all(sections):
         raise ConfigError(f"override {override!r} is not section.field=value")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        parsed = tomllib.loads(f"value = {text}")
     except (tomllib.TOMLDecodeError, RecursionError):
-        value = text
+        parsed = {"value": text}
+    # A text with line breaks can parse as several settings; it is one value.
+    value = parsed["value"] if len(parsed) == 1 else text
     for section in sections:
         document = document.setdefault(section, {})
         if not isinstance(document, dict):
@@ -80,9 +82,14 @@ def _refuse_foreign(value: Any, name: str, path: Path) -> None:
 
 
 def _describe(problem: Any) -> str:
-    names = [str(part) for part in problem["loc"] if not _is_union_tag(part)]
+    is_unknown = (
+        problem["type"] == "unexpected_keyword_argument"
+    )  # then its last part is what the user wrote, never a tag
+    names = [
+        str(part) for part in problem["loc"] if not _is_union_tag(part) or (is_unknown and part == problem["loc"][-1])
+    ]
     dotted = ".".join(names) or "config"
-    if problem["type"] == "unexpected_keyword_argument":
+    if is_unknown:
         near = difflib.get_close_matches(names[-1], _field_names(names[:-1]), n=1)
         return f"{dotted}: unknown field" + (f"; did you mean {'.'.join([*names[:-1], near[0]])}?" if near else "")
     if problem["type"] in {"missing", "missing_argument", "missing_keyword_only_argument"}:

@@ -54,7 +54,7 @@ def recipe_of(config: Config) -> Recipe:
 
 def recipe_document(config: Config, recipe: Recipe) -> dict[str, Any]:
     """Returns what the recipe key is the digest of: sections named as in the config file, contents instead of paths."""
-    source = asdict(config.source)
+    source = {**asdict(config.source), **_plain_filters(config.source)}
     del source["manifest"]
     if config.source.kind != "hf":
         for name in ("audio_column", "text_column", "language_column"):
@@ -71,6 +71,18 @@ def recipe_document(config: Config, recipe: Recipe) -> dict[str, Any]:
         "source": {**source, "version": LISTING_VERSION},
         "audio": audio,
         "text": None if recipe.tokens is None else asdict(recipe.tokens),
+    }
+
+
+def _plain_filters(source: SourceConfig) -> dict[str, Any]:
+    """One form for filters that let the same rows through: 30 and 30.0, languages and ids in any order and case of the former."""
+    limit = source.max_duration_s
+    languages = source.languages
+    return {
+        "min_duration_s": float(source.min_duration_s),
+        "max_duration_s": None if limit is None else float(limit),
+        "languages": None if languages is None else sorted({language.lower() for language in languages}),
+        "exclude": sorted(set(source.exclude)),
     }
 
 

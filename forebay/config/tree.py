@@ -37,6 +37,8 @@ class SourceConfig:
     """Column names of an `hf` source."""
 
     def __post_init__(self) -> None:
+        if not self.manifests or not all(self.manifests):
+            raise ValueError(f"manifest is {self.manifest!r}, wanted a file, a folder or a glob, or a list of them")
         if self.min_duration_s < 0:
             raise ValueError(f"min_duration_s is {self.min_duration_s}, wanted 0 or more")
         if self.max_duration_s is not None and self.max_duration_s <= self.min_duration_s:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forebay.preprocess.build import BuildReport, Options, build
+    from forebay.preprocess.pipeline import BuildReport, Options, build
 
 __all__ = ["BuildReport", "Options", "build"]
 
@@ -13,7 +13,7 @@ __all__ = ["BuildReport", "Options", "build"]
 def __getattr__(name: str) -> Any:
     # Not at import: workers import single modules of this room and should load no more than they use.
     if name in __all__:
-        from forebay.preprocess import build as module
+        from forebay.preprocess import pipeline
 
-        return getattr(module, name)
+        return getattr(pipeline, name)
     raise AttributeError(f"module 'forebay.preprocess' has no attribute {name!r}")

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Verify = Literal["touch", "never"]
 
+_NEEDED = frozenset({"constants", "fields", "files", "key", "length_names", "num_samples", "num_shards", "recipe_key"})
+
 ROW_BITS = 32
 """A slot is `shard << ROW_BITS | row`."""
 
@@ -34,13 +36,14 @@ def open_cache(path: str | os.PathLike[str], *, verify: Verify = "touch", max_op
 
     verify: `touch` checks the xxh3-64 of a sample at its first read in this process; `never` trusts the disk.
     max_open_shards: mappings held open at once, the least recently used is closed first.
-    Raises CacheIncompleteError, CacheCorruptError or CacheMismatchError; never returns a cache that is not whole.
+    Raises CacheNotFoundError, CacheIncompleteError, CacheCorruptError or CacheMismatchError; never returns a cache that is
+    not whole.
     """
-    return Cache(Path(path), verify=verify, max_open_shards=max_open_shards)
+    return Cache(Path(path).absolute(), verify=verify, max_open_shards=max_open_shards)
 
 
 class Cache:
-    """Samples of a sealed cache, by index. Threads may share it; a forked child may go on using it.
+    """Samples of a sealed cache, by index. Threads may share it; a forked child may go on using it; a pickle opens it anew.
 
     fields: specification by field name. lengths: int32 [num_samples] by name: `num_samples` (audio samples), `num_frames`
     (feature frames), `num_tokens`. constants: what collating needs (feature kind, prompt kind, pad ids, tables).
@@ -49,6 +52,8 @@ class Cache:
     def __init__(self, folder: Path, *, verify: Verify, max_open_shards: int) -> None:
         self.folder = folder
         self.metadata = read_metadata(folder, format_version=FORMAT_VERSION)
+        if absent := _NEEDED - self.metadata.keys():
+            raise CacheMismatchError(f"{folder} is not a cache: its metadata.json has no {', '.join(sorted(absent))}")
         self.key: str = self.metadata["key"]
         self.recipe_key: str = self.metadata["recipe_key"]
         self.constants: Mapping[str, Any] = self.metadata["constants"]
@@ -57,8 +62,11 @@ class Cache:
         self._group_fields = {group: shard_fields(specs, group) for group in GROUPS}
         self._tables = {group: self._load_table(group) for group in GROUPS}
         self._length = int(self.metadata["num_samples"])
-        self._slots = self._load("slots.npy", np.dtype("<i8"), (self._length,))
-        self._verified = np.full(self._length, verify == "never")
+        # A wrong slot would hand out another sample, whose own hash is right.
+        is_checked = verify != "never"
+        self._slots = self._load("slots.npy", np.dtype("<i8"), (self._length,), verify=is_checked)
+        self._verified = np.full(self._length, not is_checked)
+        self._verify: Verify = verify
         self._max_open_shards = max_open_shards
         self._open: OrderedDict[tuple[Group, int], Shard] = OrderedDict()
 
@@ -67,6 +75,9 @@ class Cache:
 
     def __repr__(self) -> str:
         return f"Cache({str(self.folder)!r}, key={self.key[:16]}, num_samples={self._length})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.folder, self.key, self._verify, self._max_open_shards)
 
     @cached_property
     def lengths(self) -> Mapping[str, Array]:
@@ -159,3 +170,9 @@ class Cache:
         """Raises CacheMismatchError where this is not the cache of `key`."""
         if self.key != key:
             raise CacheMismatchError(f"{self.folder}: key is {self.key[:16]}, wanted {key[:16]}")
+
+
+def _reopen(folder: Path, key: str, verify: Verify, max_open_shards: int) -> Cache:
+    cache = open_cache(folder, verify=verify, max_open_shards=max_open_shards)
+    cache.require_key(key)
+    return cache

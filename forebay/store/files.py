@@ -26,8 +26,9 @@ def temporary_name(path: Path) -> Path:
 def write_aside(path: Path) -> Iterator[BinaryIO]:
     """Yields a file that becomes `path` when the block ends without an error: written aside, fsynced, renamed, folder fsynced.
 
-    On an error nothing is left behind and an older `path` stays as it was. Buffering is off: each `write` is one call,
-    so that a full disk is reported by it and not by a later signal.
+    On an error nothing is left behind and an older `path` stays as it was; only where the last step, the folder's fsync,
+    fails, is the new file there, whole. Buffering is off: each `write` is one call, so that a full disk is reported by it
+    and not by a later signal.
     """
     temporary = temporary_name(path)
     try:

@@ -8,11 +8,13 @@ from typing import Any
 
 from forebay.config import Config
 from forebay.config.recipe import Recipe, recipe_document, recipe_of
-from forebay.store.canonical import digest
+from forebay.store.canonical import canonical_json, digest
 
 KEY_VERSION = 1
 SHORT = 16
 """Hex digits of a key in names and messages."""
+ABSENT = "(absent)"
+"""Stands for the value of a setting that a recipe does not have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,19 +55,18 @@ def folder_name(config: Config, key: str) -> str:
 
 
 def differences(wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the fields in which two recipe documents differ, as `{"field", "wanted", "stored"}`, sorted by field."""
-    left, right = dict(_flat(wanted)), dict(_flat(stored))
-    return [
-        {"field": name, "wanted": left.get(name), "stored": right.get(name)}
-        for name in sorted(left.keys() | right.keys())
-        # Types count: 1, 1.0 and True are different values of a setting.
-        if (repr(left.get(name)), name in left) != (repr(right.get(name)), name in right)
-    ]
+    """Returns the fields in which two recipe documents differ, as `{"field", "wanted", "stored"}`, sorted by field.
+
+    A section that only one of them has is one field; so is a setting, whose other value is then `ABSENT`.
+    """
+    return sorted(_differences(wanted, stored, ""), key=lambda difference: str(difference["field"]))
 
 
-def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in document.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", list(value) if isinstance(value, tuple) else value
+def _differences(wanted: Mapping[str, Any], stored: Mapping[str, Any], prefix: str) -> Iterator[dict[str, Any]]:
+    for name in wanted.keys() | stored.keys():
+        left, right = wanted.get(name, ABSENT), stored.get(name, ABSENT)
+        if isinstance(left, Mapping) and isinstance(right, Mapping):
+            yield from _differences(left, right, f"{prefix}{name}.")
+        # Types count: 1, 1.0 and True are different values of a setting; a tuple and a list are not.
+        elif canonical_json(left) != canonical_json(right):
+            yield {"field": f"{prefix}{name}", "wanted": left, "stored": right}

@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from forebay.config import Config
-from forebay.errors import CacheError, CacheMismatchError, CacheNotFoundError
+from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheNotFoundError
 from forebay.store.files import TEMPORARY_MARK
 from forebay.store.key import SHORT, RecipeKey, differences, recipe_key
 from forebay.store.layout import FORMAT_VERSION
 from forebay.store.memo import FILE_NAME as MEMO_NAME
 from forebay.store.memo import Memo
-from forebay.store.metadata import read_metadata
+from forebay.store.metadata import check_file, read_metadata
 from forebay.store.sources import ABSENT, StoredSource, anchor, listed_files, load_sources
 
 logger = logging.getLogger(__name__)
+
+SOURCES_NAME = "sources.parquet"
+"""The list of its source files beside a cache's metadata.json."""
 
 SourceState = Literal["same", "changed", "absent", "unknown"]
 
@@ -36,8 +39,11 @@ class Sealed:
         return str(self.metadata["key"])
 
     def sources(self) -> list[StoredSource]:
-        """The files it was made of."""
-        return load_sources(self.folder / "sources.parquet")
+        """Returns the files it was made of. Raises CacheCorruptError where their list is not what was sealed."""
+        path = self.folder / SOURCES_NAME
+        if SOURCES_NAME in self.metadata["files"]:
+            check_file(path, self.metadata["files"][SOURCES_NAME], verify=True)
+        return load_sources(path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +60,19 @@ class Lookup:
     state: SourceState | None = None
     nearest: Sealed | None = None
     differs: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Miss:
+    """A cache of the right recipe whose sources are not those that are here, and the names of those that differ."""
+
+    cache: Sealed
+    state: SourceState
+    names: list[str]
+
+
+_RANK: dict[SourceState, int] = {"unknown": 0, "changed": 1, "absent": 2, "same": 3}
+"""What is said of several misses: an absent source serves only where no other cache shows that the data changed."""
 
 
 def sealed_caches(root: Path) -> list[Sealed]:
@@ -85,27 +104,27 @@ def find_cache(config: Config, *, may_hash: bool = True, memo: Memo | None = Non
     """
     recipe = recipe_key(config)
     sealed = _named_cache(config) if config.train.cache_dir else sealed_caches(config.cache_root)
-    candidates = [cache for cache in sealed if cache.metadata["recipe_key"] == recipe.key]
-    if config.train.cache_dir and not candidates:
+    if config.train.cache_dir and sealed[0].metadata["recipe_key"] != recipe.key:
         raise CacheMismatchError(_mismatch(sealed[0], recipe))
+    candidates = _candidates(config, recipe, sealed)
     if not candidates:
         nearest = _nearest(config, recipe, sealed)
         differs = differences(recipe.document, nearest.metadata["recipe"]) if nearest else []
         return Lookup(recipe=recipe, nearest=nearest, differs=differs)
     memo = Memo(config.cache_root) if memo is None else memo
-    states: dict[SourceState, Sealed] = {}
-    for cache in candidates:
+    misses: list[_Miss] = []
+    for cache, sources in candidates:
         memo.add_file(cache.folder / MEMO_NAME)
-        state, changed = compare_sources(config, cache.sources(), memo, may_hash=may_hash)
+        state, names = compare_sources(config, sources, memo, may_hash=may_hash)
         if state == "same":
             return Lookup(recipe=recipe, found=cache, state=state)
-        states.setdefault(state, cache)
-        logger.debug("%s: sources are %s %s", cache.folder, state, changed)
-    if "absent" in states and "changed" not in states and "unknown" not in states:
-        return Lookup(recipe=recipe, found=states["absent"], state="absent")
-    differs = _source_differences(config, candidates[0], memo, may_hash=may_hash)
-    state = "unknown" if "unknown" in states else "changed"
-    return Lookup(recipe=recipe, nearest=candidates[0], differs=differs, state=state)
+        misses.append(_Miss(cache=cache, state=state, names=names))
+        logger.debug("%s: sources are %s %s", cache.folder, state, names)
+    nearest_miss = min(misses, key=lambda miss: _RANK[miss.state])
+    if nearest_miss.state == "absent":
+        return Lookup(recipe=recipe, found=nearest_miss.cache, state="absent")
+    differs = _source_differences(config, nearest_miss, memo)
+    return Lookup(recipe=recipe, nearest=nearest_miss.cache, differs=differs, state=nearest_miss.state)
 
 
 def compare_sources(
@@ -162,11 +181,30 @@ def _named_cache(config: Config) -> list[Sealed]:
     folder = Path(str(config.train.cache_dir))
     if not folder.is_dir():
         raise CacheNotFoundError(f"train.cache_dir {folder} is not a folder; run: forebay preprocess {config.path}")
-    return [Sealed(folder=folder, metadata=read_metadata(folder, format_version=FORMAT_VERSION))]
+    metadata = read_metadata(folder, format_version=FORMAT_VERSION)
+    if "recipe" not in metadata:
+        raise CacheMismatchError(f"train.cache_dir {folder} is not a cache: its metadata.json has no recipe")
+    return [Sealed(folder=folder, metadata=metadata)]
+
+
+def _candidates(config: Config, recipe: RecipeKey, sealed: Sequence[Sealed]) -> list[tuple[Sealed, list[StoredSource]]]:
+    """Caches of the recipe with their sources. A damaged one is left out, so that a build makes it again."""
+    found: list[tuple[Sealed, list[StoredSource]]] = []
+    for cache in sealed:
+        if cache.metadata["recipe_key"] != recipe.key:
+            continue
+        try:
+            found.append((cache, cache.sources()))
+        except CacheCorruptError as err:
+            if config.train.cache_dir:
+                raise
+            logger.warning("leaving out %s", err)
+    return found
 
 
 def _mismatch(cache: Sealed, recipe: RecipeKey) -> str:
-    first = differences(recipe.document, cache.metadata["recipe"])[0]
+    versions = {"field": "recipe_key", "wanted": recipe.key[:SHORT], "stored": cache.metadata["recipe_key"][:SHORT]}
+    first = next(iter(differences(recipe.document, cache.metadata["recipe"])), versions)
     return (
         f"train.cache_dir {cache.folder}: {first['field']} is {first['stored']!r} in the cache, "
         f"{first['wanted']!r} in the config; change the config, or name another cache"
@@ -185,12 +223,11 @@ def _path_of(config: Config, source: StoredSource) -> Path | None:
     return anchor(entries[source.entry]) / source.name if source.entry < len(entries) else None
 
 
-def _source_differences(config: Config, cache: Sealed, memo: Memo, *, may_hash: bool) -> list[dict[str, Any]]:
-    stored = {s.name: s for s in cache.sources()}
-    state, names = compare_sources(config, list(stored.values()), memo, may_hash=may_hash)
-    if state == "unknown":
-        return [{"field": "sources", "wanted": "not hashed", "stored": cache.metadata["key"][:SHORT]}]
-    return [_source_difference(config, stored.get(name), name, memo) for name in names]
+def _source_differences(config: Config, miss: _Miss, memo: Memo) -> list[dict[str, Any]]:
+    if miss.state == "unknown":
+        return [{"field": "sources", "wanted": "not hashed", "stored": miss.cache.key[:SHORT]}]
+    stored = {source.name: source for source in miss.cache.sources()}
+    return [_source_difference(config, stored.get(name), name, memo) for name in miss.names]
 
 
 def _source_difference(config: Config, stored: StoredSource | None, name: str, memo: Memo) -> dict[str, Any]:

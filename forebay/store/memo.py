@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.store.files import hash_file, write_aside
+from forebay.store.files import hash_file, write_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -104,8 +104,7 @@ class Memo:
         self.add_file(self.path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with write_aside(self.path) as file:
-                file.write(self.dump())
+            write_bytes(self.path, self.dump())
         except OSError as err:
             logger.info("hashes are not kept: %s: %s", self.path, err.strerror)
 

@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from forebay.errors import CacheCorruptError, CacheIncompleteError, CacheMismatchError
+from forebay.errors import (
+    CacheCorruptError,
+    CacheError,
+    CacheIncompleteError,
+    CacheMismatchError,
+    CacheNotFoundError,
+)
 from forebay.store.canonical import canonical_json
 from forebay.store.files import hash_file, write_bytes
 
@@ -28,25 +34,23 @@ def checksum(document: Mapping[str, Any]) -> str:
 
 def write_metadata(folder: Path, document: dict[str, Any]) -> None:
     """Writes metadata.json with its checksum; the last act of making a folder."""
-    text = json.dumps({**document, "checksum": checksum(document)}, indent=1, sort_keys=True, allow_nan=False)
-    write_bytes(folder / FILE_NAME, text.encode("ascii") + b"\n")
+    write_bytes(folder / FILE_NAME, _text({**document, "checksum": checksum(document)}))
+
+
+def _text(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, indent=1, sort_keys=True, allow_nan=False).encode("ascii") + b"\n"
 
 
 def read_metadata(folder: Path, *, format_version: int) -> dict[str, Any]:
     """Returns the document of a folder.
 
-    Raises CacheIncompleteError where it is not sealed, CacheCorruptError where the document is not what was written, and
-    CacheMismatchError where a newer forebay wrote it.
+    Raises CacheNotFoundError where there is no folder, CacheIncompleteError where it is not sealed, CacheCorruptError where
+    the file is not, byte for byte, what was written, and CacheMismatchError where a newer forebay wrote it.
     """
     path = folder / FILE_NAME
+    data = _read(path)
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise CacheCorruptError(f"{path} has {path.stat().st_size} bytes, at most {_MAX_BYTES} are expected")
-        document = json.loads(path.read_bytes().decode("utf-8"))
-    except FileNotFoundError as err:
-        raise CacheIncompleteError(
-            f"{folder} has no {FILE_NAME}: it is not sealed; run: forebay preprocess CONFIG"
-        ) from err
+        document = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as err:
         raise CacheCorruptError(f"{path} is not JSON ({err}); run: forebay preprocess CONFIG --rebuild") from err
     if not isinstance(document, dict):
@@ -56,11 +60,27 @@ def read_metadata(folder: Path, *, format_version: int) -> dict[str, Any]:
         raise CacheMismatchError(
             f"{folder}: format_version is {version}, this forebay reads up to {format_version}; upgrade forebay"
         )
-    _check(path, document)
+    _check(path, document, data)
     return document
 
 
-def _check(path: Path, document: dict[str, Any]) -> None:
+def _read(path: Path) -> bytes:
+    try:
+        size = path.stat().st_size
+        if size > _MAX_BYTES:
+            raise CacheCorruptError(f"{path} has {size} bytes, at most {_MAX_BYTES} are expected")
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as err:
+        if not path.parent.is_dir():
+            raise CacheNotFoundError(f"{path.parent} is not a folder; run: forebay preprocess CONFIG") from err
+        raise CacheIncompleteError(
+            f"{path.parent} has no {FILE_NAME}: it is not sealed; run: forebay preprocess CONFIG"
+        ) from err
+    except OSError as err:
+        raise CacheError(f"cannot read {path}: {err.strerror}") from err
+
+
+def _check(path: Path, document: dict[str, Any], data: bytes) -> None:
     try:
         computed = checksum(document)
     except (ValueError, TypeError, RecursionError) as err:
@@ -70,6 +90,8 @@ def _check(path: Path, document: dict[str, Any]) -> None:
             f"{path}: stored checksum {document.get('checksum')}, computed {computed}; "
             "run: forebay preprocess CONFIG --rebuild"
         )
+    if _text(document) != data:  # the same values in another spelling: white space, the case of an exponent
+        raise CacheCorruptError(f"{path} is not as it was written; run: forebay preprocess CONFIG --rebuild")
 
 
 def save_array(folder: Path, name: str, array: Array) -> dict[str, Any]:

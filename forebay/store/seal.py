@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from forebay.errors import CacheCorruptError
+from forebay.errors import CacheCorruptError, CacheIncompleteError
 from forebay.store.files import fsync_folder, link_or_copy, temporary_name
 from forebay.store.layout import FORMAT_VERSION, GROUPS, FieldSpec, Group
-from forebay.store.metadata import save_array, save_file, write_metadata
+from forebay.store.metadata import check_file, read_metadata, save_array, save_file, write_metadata
 from forebay.store.shard import ShardEntry, shard_fields
 from forebay.store.shard_table import shard_name, to_table
 
@@ -45,7 +45,8 @@ def seal(folder: Path, contents: Contents, *, scratch: Path, replace: bool = Fal
     """Makes `folder` a sealed cache; says whether this call did, and not another builder before it.
 
     scratch: a folder on the same file system where it is assembled. replace: swap it with what stands at `folder`, which
-    readers that have it open go on reading.
+    readers that have it open go on reading. What stands there unsealed or with damaged metadata is replaced anyway.
+    Raises CacheMismatchError where a newer forebay sealed it.
     """
     assembled = scratch / temporary_name(Path(folder.name)).name
     try:
@@ -85,10 +86,21 @@ def _publish(assembled: Path, folder: Path, *, replace: bool) -> bool:
     except OSError as err:
         if err.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        if not replace and (folder / "metadata.json").exists():
+        if not replace and _is_sealed(folder):
             return False
         _exchange(assembled, folder)
     fsync_folder(folder.parent)
+    return True
+
+
+def _is_sealed(folder: Path) -> bool:
+    """Whether another builder was here. A folder whose metadata is damaged would otherwise stand in the way for ever."""
+    try:
+        document = read_metadata(folder, format_version=FORMAT_VERSION)
+        for name, entry in document["files"].items():
+            check_file(folder / name, entry, verify=True)
+    except (CacheCorruptError, CacheIncompleteError):
+        return False
     return True
 
 
@@ -103,14 +115,16 @@ def _exchange(new: Path, old: Path) -> None:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(old))
     aside = new.with_name(f"{new.name}-old")
     os.rename(old, aside)
-    os.rename(new, old)
+    try:
+        os.rename(new, old)
+    except OSError:
+        os.rename(aside, old)
+        raise
     os.rename(aside, new)
 
 
 def check_shard(path: Path, entry: ShardEntry) -> None:
     """Raises CacheCorruptError where a shard file is not, byte for byte, what its entry says."""
-    from forebay.store.metadata import check_file
-
     check_file(path, {"size_bytes": entry.size_bytes, "xxh3_128": entry.xxh3_128}, verify=True)
 
 

@@ -7,9 +7,11 @@ reason in the table field `failure`, so that the shards of both groups have the 
 
 from __future__ import annotations
 
+import errno
+import itertools
+import math
 import mmap
 import os
-import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,18 +21,19 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from forebay.errors import CacheCorruptError
+from forebay.errors import CacheCorruptError, CacheError
 from forebay.store.layout import FieldSpec, Group
-from forebay.store.tdz import END_SIGNATURE, END_SIZE, LOCAL_SIGNATURE, write_tdz
+from forebay.store.tdz import END_SIGNATURE, END_SIZE, LOCAL_SIGNATURE, stored_checksums, write_tdz
 
 Array = np.ndarray[Any, Any]
+Span = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
     """What the shard table knows of one shard.
 
-    spans: int64 [fields, 3]: byte offset of the values, their number along axis 0, byte offset of the offsets.
+    spans: of each field, byte offset of the values, their number along axis 0, byte offset of the offsets.
     """
 
     key: str
@@ -38,7 +41,7 @@ class ShardEntry:
     xxh3_128: str
     rows: int
     hash_offset: int
-    spans: Array
+    spans: tuple[Span, ...]
 
 
 def failure_field(group: Group) -> FieldSpec:
@@ -87,16 +90,13 @@ def write_shard(
         members[f"offsets/{field.name}"] = np.cumsum([0, *lengths], dtype=np.int64)
     members["sample_hash"] = hashes
     written = write_tdz(path, members)
-    spans = np.array(
-        [
-            [
-                written.offsets[f"values/{f.name}"],
-                len(members[f"values/{f.name}"]),
-                written.offsets[f"offsets/{f.name}"],
-            ]
-            for f in fields
-        ],
-        np.int64,
+    spans = tuple(
+        (
+            written.offsets[f"values/{field.name}"],
+            len(members[f"values/{field.name}"]),
+            written.offsets[f"offsets/{field.name}"],
+        )
+        for field in fields
     )
     return ShardEntry(key, written.size_bytes, written.xxh3_128, len(rows), written.offsets["sample_hash"], spans)
 
@@ -126,7 +126,7 @@ class Shard:
         self.path = path
         self.entry = entry
         self.fields = tuple(fields)
-        mapping = _map(path, entry)
+        self._mapping = mapping = _map(path, entry)
         self._columns = [_column(mapping, entry, field, span) for field, span in zip(fields, entry.spans, strict=True)]
         self._tensors = [(f.name, *c) for f, c in zip(fields, self._columns, strict=True) if f.role == "tensor"]
         self.hashes: Array = np.frombuffer(mapping, np.int64, entry.rows, entry.hash_offset)
@@ -140,31 +140,34 @@ class Shard:
         computed = sample_hash(list(row.values()))
         stored = int(self.hashes[index])
         if computed != stored:
-            name, values, offsets = self._tensors[0]
-            position = self._span(name)[0] + offsets[index] * values[:0].itemsize * int(np.prod(values.shape[1:]))
             raise CacheCorruptError(
-                f"{self.path} row {index} (bytes from {position}): stored xxh3-64 {stored & (2**64 - 1):016x}, "
+                f"{self.path} row {index} (bytes from {self._first_byte(index)}): stored xxh3-64 {stored & (2**64 - 1):016x}, "
                 f"computed {computed & (2**64 - 1):016x}; run: forebay preprocess CONFIG, it makes this shard again"
             )
 
     def column(self, name: str) -> tuple[Array, Array]:
         """Returns values [total, *shape] and offsets int64 [rows + 1] of a field, after checking the members' CRC-32."""
-        with zipfile.ZipFile(self.path) as archive:
-            position = self._index(name)
-            values, offsets = self._columns[position][0], np.asarray(self._columns[position][1], np.int64)
-            for member, data in ((f"values/{name}.memmap", values), (f"offsets/{name}.memmap", offsets)):
-                stored, computed = archive.getinfo(member).CRC, zlib.crc32(np.ascontiguousarray(data).data)
-                if stored != computed:
-                    raise CacheCorruptError(
-                        f"{self.path} {member}: stored CRC-32 {stored:08x}, computed {computed:08x}"
-                    )
+        values, view = self._columns[self._index(name)]
+        offsets = np.asarray(view, np.int64)
+        try:  # of the mapping and not of the path, where a rebuilt cache may stand by now
+            checksums = stored_checksums(self._mapping)
+        except ValueError as err:
+            raise CacheCorruptError(f"{self.path}: {err}; run: forebay preprocess CONFIG --verify") from err
+        for member, data in ((f"values/{name}.memmap", values), (f"offsets/{name}.memmap", offsets)):
+            stored, computed = checksums.get(member), zlib.crc32(data.data)
+            if stored != computed:
+                shown = "none" if stored is None else f"{stored:08x}"
+                raise CacheCorruptError(
+                    f"{self.path} {member}: stored CRC-32 {shown}, computed {computed:08x}; "
+                    "run: forebay preprocess CONFIG --verify"
+                )
         return values, offsets
 
     def strings(self, name: str) -> list[str]:
         """Returns a string field, one entry a row."""
         values, offsets = self.column(name)
         data = values.tobytes()
-        return [data[a:b].decode("utf-8", "surrogateescape") for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+        return [data[a:b].decode("utf-8", "surrogateescape") for a, b in itertools.pairwise(offsets.tolist())]
 
     def lengths(self, name: str) -> Array:
         """Returns how many values each row has in a field, int64 [rows]."""
@@ -173,9 +176,13 @@ class Shard:
     def _index(self, name: str) -> int:
         return [field.name for field in self.fields].index(name)
 
-    def _span(self, name: str) -> tuple[int, int, int]:
-        values, count, offsets = self.entry.spans[self._index(name)].tolist()
-        return values, count, offsets
+    def _first_byte(self, index: int) -> int:
+        """Where in the file a row's first tensor begins; where its hash stands, for a group without tensors."""
+        if not self._tensors:
+            return self.entry.hash_offset + 8 * index
+        name, values, offsets = self._tensors[0]
+        row_bytes = values.itemsize * math.prod(values.shape[1:])
+        return self.entry.spans[self._index(name)][0] + int(offsets[index]) * row_bytes
 
 
 def _map(path: Path, entry: ShardEntry) -> mmap.mmap:
@@ -190,15 +197,19 @@ def _map(path: Path, entry: ShardEntry) -> mmap.mmap:
     except FileNotFoundError as err:
         raise CacheCorruptError(f"{path} is missing from its cache; run: forebay preprocess CONFIG") from err
     except OSError as err:
+        if err.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # says nothing about the file
+            raise CacheError(
+                f"{path} cannot be mapped: {err.strerror}; lower train.max_open_shards or raise `ulimit -n`"
+            ) from err
         raise CacheCorruptError(f"{path} cannot be opened: {err.strerror}") from err
     if mapping[:4] != LOCAL_SIGNATURE or mapping[-END_SIZE : 4 - END_SIZE] != END_SIGNATURE:
         raise CacheCorruptError(f"{path} does not begin and end like a .tdz; run: forebay preprocess CONFIG")
     return mapping
 
 
-def _column(mapping: mmap.mmap, entry: ShardEntry, field: FieldSpec, span: Array) -> tuple[Array, memoryview]:
-    values_offset, count, offsets_offset = span.tolist()
-    elements = count * int(np.prod(field.shape, dtype=np.int64))
+def _column(mapping: mmap.mmap, entry: ShardEntry, field: FieldSpec, span: Span) -> tuple[Array, memoryview]:
+    values_offset, count, offsets_offset = span
+    elements = count * math.prod(field.shape)
     values = np.frombuffer(mapping, field.numpy_dtype, elements, values_offset).reshape(-1, *field.shape)
     # A memoryview gives Python ints at half the cost of numpy scalars, and this is read twice a field and sample.
     offsets = memoryview(mapping)[offsets_offset : offsets_offset + 8 * (entry.rows + 1)].cast("q")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.store.shard import ShardEntry
+from forebay.store.shard import ShardEntry, Span
 
 Array = np.ndarray[Any, Any]
 
@@ -46,7 +46,7 @@ def entry_of(table: Array, index: int) -> ShardEntry:
         size_bytes=int(record["size_bytes"]),
         rows=int(record["rows"]),
         hash_offset=int(record["hash_offset"]),
-        spans=np.array(record["spans"]),
+        spans=_spans(record["spans"].tolist()),
     )
 
 
@@ -63,7 +63,7 @@ def entry_to_json(entry: ShardEntry) -> dict[str, Any]:
         "xxh3_128": entry.xxh3_128,
         "rows": entry.rows,
         "hash_offset": entry.hash_offset,
-        "spans": entry.spans.tolist(),
+        "spans": [list(span) for span in entry.spans],
     }
 
 
@@ -75,5 +75,9 @@ def entry_from_json(document: dict[str, Any]) -> ShardEntry:
         xxh3_128=str(document["xxh3_128"]),
         rows=int(document["rows"]),
         hash_offset=int(document["hash_offset"]),
-        spans=np.array(document["spans"], np.int64).reshape(-1, 3),
+        spans=_spans(document["spans"]),
     )
+
+
+def _spans(rows: Sequence[Sequence[int]]) -> tuple[Span, ...]:
+    return tuple((int(values), int(count), int(offsets)) for values, count, offsets in rows)

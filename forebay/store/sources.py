@@ -57,6 +57,8 @@ def anchor(entry: str) -> Path:
     path = Path(entry)
     if path.is_dir():
         return path
+    if path.exists():  # `[` and `*` are letters in the name of what is there
+        return path.parent
     while glob.has_magic(str(path.parent)):
         path = path.parent
     return path.parent

@@ -12,11 +12,12 @@ import numpy as np
 
 from forebay.errors import TarError
 from forebay.store import files
-from forebay.store.tar_header import BLOCK, valid_headers
-from forebay.store.tar_members import FileStamp, TarIndex, flat_names
+from forebay.store.tar_header import BLOCK, SIZE_FIELD, header_name, parse_number, valid_headers
+from forebay.store.tar_members import CURRENT_DIRECTORY, FileStamp, TarIndex, flat_names
 
 _log = logging.getLogger(__name__)
 _SPOT_CHECKS = 16
+_MAX_OCTAL_SIZE = 8**11 - 1
 
 
 def json_path(tar_path: str | os.PathLike[str]) -> Path:
@@ -37,8 +38,8 @@ def export_json(index: TarIndex, path: str | os.PathLike[str]) -> None:
 def load_json(tar_path: str | os.PathLike[str]) -> TarIndex | None:
     """Returns the index that stands beside a tar, or None where there is none that is current and true.
 
-    Current: not older than the tar. True: every range lies within the tar, and behind the header of its size at 16
-    members spread over the file. Raises TarError when the tar itself cannot be read.
+    Current: not older than the tar. True: every range lies within the tar, and 16 members spread over the file stand
+    behind a header of that name and size. Raises TarError when the tar itself cannot be read.
     """
     path = json_path(tar_path)
     try:
@@ -108,9 +109,17 @@ def _problem(index: TarIndex) -> str | None:
         return None
     rows = np.unique(np.linspace(0, len(index) - 1, _SPOT_CHECKS).astype(np.int64))
     with open(index.path, "rb", buffering=0) as tar:
-        for row in rows:
+        for row in rows.tolist():
             block = os.pread(tar.fileno(), BLOCK, int(index.offsets[row]) - BLOCK)
-            table = np.frombuffer(block.ljust(BLOCK, b"\0"), np.uint8).reshape(1, BLOCK)
-            if not valid_headers(table).all():
-                return f"no header stands in front of member {index.names[row]!r}"
+            if not _is_header_of(block, index.names[row].encode("utf-8", "surrogateescape"), int(index.sizes[row])):
+                return f"no header of {index.sizes[row]} bytes {index.names[row]!r} stands in front of its offset"
     return None
+
+
+def _is_header_of(block: bytes, name: bytes, size: int) -> bool:
+    """Says whether a block can be the header of a member; long names and sizes stand in extended headers before it."""
+    if len(block) < BLOCK or not valid_headers(np.frombuffer(block, np.uint8).reshape(1, BLOCK)).all():
+        return False
+    is_size = size == parse_number(block[SIZE_FIELD]) or size > _MAX_OCTAL_SIZE
+    is_name = header_name(block).removeprefix(CURRENT_DIRECTORY) == name or len(name) > 98 or not name.isascii()
+    return is_size and is_name

@@ -79,8 +79,9 @@ class TarIndex:
         return len(self) - len(self.rows)
 
     def find(self, name: str) -> int | None:
-        """Returns the row of a member, or None; a leading `./` of `name` does not matter."""
-        return self.rows.get(name.removeprefix("./"))
+        """Returns the row of a member, or None, by its name in the tar or in `names`."""
+        row = self.rows.get(name.removeprefix("./"))
+        return self.rows.get(name) if row is None else row
 
     def find_refused(self, name: str) -> Refused | None:
         """Returns why the member of this name is not in the index, or None where the tar has no trace of it."""

@@ -94,14 +94,16 @@ class _Scan:
             is_tar = is_tar or good > 0 or run.stop == "zeros"
             pending = None
             if good < len(run.starts):
-                self._refuse_compressed(run, good)
+                if not is_tar:
+                    self._refuse_compressed()
                 offset, pending = self._behind_bad_block(run, good)
             elif run.stop == "bad_size":
-                offset, pending = self._next_header(run.starts[-1] + BLOCK), _lost_extension(run.blocks[-1])
+                offset, pending = self._behind_bad_size(run)
             else:
                 defaults = run.defaults
                 offset = self._behind(run)
         if not is_tar:
+            self._refuse_compressed()
             raise TarError(f"{self._path} is no tar: no valid header in its {self._end} bytes; check the path")
 
     def _take_verified(self, run: Run) -> int:
@@ -160,11 +162,10 @@ class _Scan:
         decoded = name.removeprefix(CURRENT_DIRECTORY).decode("utf-8", "surrogateescape")
         self._refused.append(Refused(decoded, reason, start))
 
-    def _refuse_compressed(self, run: Run, good: int) -> None:
-        if run.starts[good]:
-            return
+    def _refuse_compressed(self) -> None:
+        head = os.pread(self._descriptor, BLOCK, 0)
         for magic, name in _COMPRESSED.items():
-            if run.blocks[good].startswith(magic):
+            if head.startswith(magic):
                 raise TarError(f"{self._path} is compressed ({name}): members cannot be read by offset; decompress it")
 
     def _behind_bad_block(self, run: Run, row: int) -> tuple[int, Extension | None]:
@@ -173,6 +174,13 @@ class _Scan:
         name = extension.name if extension and extension.name else header.header_name(block)
         self._refuse(name, "bad_checksum", run.starts[row])
         return self._next_header(run.starts[row] + BLOCK), _lost_extension(block)
+
+    def _behind_bad_size(self, run: Run) -> tuple[int, Extension | None]:
+        """Returns where to go on behind a header that gives no size, and with what; its member was refused before."""
+        start, block = run.starts[-1], run.blocks[-1]
+        if block[header.TYPE] in header.EXTENDED:
+            self._refuse(header.header_name(block), "bad_size", start)
+        return self._next_header(start + BLOCK), _lost_extension(block)
 
     def _behind(self, run: Run) -> int:
         """Returns where the next header may stand behind a run that was taken whole; refuses what its end cut off."""

@@ -8,6 +8,7 @@ no root. Byte layout: APPNOTE.TXT 6.3.10 of PKWARE, sections 4.3.7, 4.3.12, 4.3.
 from __future__ import annotations
 
 import json
+import mmap
 import struct
 import zlib
 from dataclasses import dataclass
@@ -23,6 +24,11 @@ ALIGNMENT = 64
 LOCAL_SIGNATURE = b"PK\x03\x04"
 END_SIGNATURE = b"PK\x05\x06"
 END_SIZE = 22
+_END64_SIGNATURE = b"PK\x06\x06"
+_END64 = "<4sQ2H2I4Q"
+_ENDS_SIZE = struct.calcsize(_END64) + 20 + END_SIZE  # 20: the locator between the two
+_CENTRAL_SIGNATURE = b"PK\x01\x02"
+_CENTRAL = "<4s6H3I5H2I"
 _ZIP64_VERSION = 45
 _FULL_32 = 0xFFFFFFFF
 _DOS_DATE = 0x21  # 1980-01-01, the earliest date a zip knows: bytes must not depend on the clock
@@ -53,7 +59,8 @@ def write_tdz(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> Written:
     """Writes arrays as one archive, complete or absent, and returns its digest and offsets.
 
     arrays: by name; `a/b` puts `b` into the nested TensorDict `a` (one level). The bytes depend on names, order, dtypes,
-    shapes and values alone.
+    shapes and values alone, not on strides or byte order.
+    Raises TypeError for a dtype that is not in `TORCH_DTYPES`.
     """
     members = _members(arrays)
     state = xxhash.xxh3_128()
@@ -83,6 +90,8 @@ def _members(arrays: dict[str, np.ndarray[Any, Any]]) -> list[tuple[str, memoryv
     metas: dict[str, dict[str, Any]] = {"": {}}
     members: dict[str, list[tuple[str, memoryview]]] = {"": []}
     for name, array in arrays.items():
+        if array.dtype.name not in TORCH_DTYPES:
+            raise TypeError(f"array {name} has dtype {array.dtype}, wanted one of {', '.join(TORCH_DTYPES)}")
         folder, _, leaf = name.rpartition("/")
         metas.setdefault(folder, {})[leaf] = {
             "device": "cpu",
@@ -90,7 +99,7 @@ def _members(arrays: dict[str, np.ndarray[Any, Any]]) -> list[tuple[str, memoryv
             "dtype": TORCH_DTYPES[array.dtype.name],
             "is_nested": False,
         }
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        flat = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
         members.setdefault(folder, []).append((f"{name}.memmap", flat.data))
     result: list[tuple[str, memoryview]] = []
     for folder in sorted(members, key=lambda name: name == ""):
@@ -107,6 +116,28 @@ def _members(arrays: dict[str, np.ndarray[Any, Any]]) -> list[tuple[str, memoryv
         meta = json.dumps(document).encode("ascii")
         result += [*members[folder], (f"{folder}/meta.json" if folder else "meta.json", memoryview(meta))]
     return result
+
+
+def stored_checksums(archive: mmap.mmap | bytes) -> dict[str, int]:
+    """Returns the CRC-32 of every member by its name, from the directory of an archive that `write_tdz` wrote.
+
+    Raises ValueError where there is no such directory.
+    """
+    checksums: dict[str, int] = {}
+    try:
+        signature, *_, count, _, position = struct.unpack_from(_END64, archive, len(archive) - _ENDS_SIZE)
+        if signature != _END64_SIGNATURE:
+            raise ValueError(f"end record begins with {signature!r}, wanted {_END64_SIGNATURE!r}")
+        for _ in range(count):
+            record = struct.unpack_from(_CENTRAL, archive, position)
+            if record[0] != _CENTRAL_SIGNATURE:
+                raise ValueError(f"entry at {position} begins with {record[0]!r}, wanted {_CENTRAL_SIGNATURE!r}")
+            name = position + struct.calcsize(_CENTRAL)
+            checksums[archive[name : name + record[10]].decode("ascii")] = record[7]
+            position = name + record[10] + record[11]
+    except (struct.error, OverflowError) as err:
+        raise ValueError(f"directory ends early: {err}") from err
+    return checksums
 
 
 def _local_header(name: str, size: int, checksum: int, position: int) -> bytes:
@@ -137,14 +168,14 @@ def _central_record(name: str, size: int, checksum: int, position: int) -> bytes
     extra = struct.pack("<HHQQQ", 1, 24, size, size, position)
     sizes = (checksum, _FULL_32, _FULL_32, len(encoded), len(extra), 0, 0, 0, 0o100644 << 16, _FULL_32)
     made_by = (3 << 8) | _ZIP64_VERSION  # 3: Unix, so that the mode bits are read as such
-    fixed = struct.pack("<4s6H3I5H2I", b"PK\x01\x02", made_by, _ZIP64_VERSION, 0, 0, 0, _DOS_DATE, *sizes)
+    fixed = struct.pack(_CENTRAL, _CENTRAL_SIGNATURE, made_by, _ZIP64_VERSION, 0, 0, 0, _DOS_DATE, *sizes)
     return fixed + encoded + extra
 
 
 def _end_records(count: int, position: int, directory_size: int) -> bytes:
     end64 = struct.pack(
-        "<4sQ2H2I4Q",
-        b"PK\x06\x06",
+        _END64,
+        _END64_SIGNATURE,
         44,
         (3 << 8) | _ZIP64_VERSION,
         _ZIP64_VERSION,

@@ -36,6 +36,9 @@ class TrainState:
 
     step: int
     """Optimizer steps done."""
+    loss_first: float
+    loss_last: float
+    """Losses of step 1 and of `step`."""
     loader: dict[str, Any]
     """`loader.state_dict()`: where the next batch is."""
     settings: dict[str, Any]
@@ -118,6 +121,8 @@ def load_state(checkpoint: Path) -> TrainState:
         raise ResumeError(f"{path} has version {version!r}, this forebay reads {_VERSION}; train without --resume")
     wanted: dict[str, tuple[type, ...]] = {
         "step": (int,),
+        "loss_first": (float,),
+        "loss_last": (float,),
         "loader": (dict,),
         "settings": (dict,),
         "scaler": (dict, type(None)),

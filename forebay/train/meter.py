@@ -38,11 +38,18 @@ class Meter:
     """Sums over a run. Losses stay on the device: reading each one would stop the host from running ahead of it."""
 
     def __init__(
-        self, *, first_step: int, sum_on_device: Callable[[torch.Tensor], torch.Tensor], has_scaler: bool
+        self,
+        *,
+        first_step: int,
+        sum_on_device: Callable[[torch.Tensor], torch.Tensor],
+        has_scaler: bool,
+        losses: tuple[float, float] | None = None,
     ) -> None:
-        """first_step: the step of the first `add`, counted from 1. has_scaler: fp16, where an infinite gradient norm is normal."""
-        self.loss_first: float | None = None
-        self.loss_last: float | None = None
+        """first_step: the step of the first `add`, counted from 1; losses: of step 1 and of the step before it.
+
+        has_scaler: fp16, where an infinite gradient norm is normal.
+        """
+        self._losses = losses
         self.num_samples = 0
         self.wait_s = 0.0
         self._sum_on_device = sum_on_device
@@ -63,7 +70,7 @@ class Meter:
         self._window_wait_s += for_window
 
     def settle(self) -> None:
-        """Reads the pending steps from the device; afterwards `loss_last` is the last one's.
+        """Reads the pending steps from the device.
 
         Raises ForebayError at the first step whose loss, or whose gradient norm without fp16 scaling, is not finite:
         on every rank, before a checkpoint could keep what such a step did to the weights.
@@ -82,8 +89,7 @@ class Meter:
                         "train.learning_rate or raise train.warmup_steps, then run: forebay train --resume"
                     )
             self._next_step += 1
-        self.loss_first = losses[0] if self.loss_first is None else self.loss_first
-        self.loss_last = losses[-1]
+        self._losses = (self._losses[0] if self._losses else losses[0], losses[-1])
         self._window.extend(losses)
 
     def line(self, *, learning_rate: float, padding: float) -> StepLog:
@@ -101,6 +107,14 @@ class Meter:
         )
         self._window, self._window_samples, self._window_wait_s, self._window_start_s = [], 0, 0.0, now_s
         return log
+
+    @property
+    def losses(self) -> tuple[float, float]:
+        """Losses of step 1 and of the last step; see `settle` for what it raises. At least one step is done."""
+        self.settle()
+        if self._losses is None:
+            raise ValueError("no step has been counted yet")
+        return self._losses
 
     @property
     def elapsed_s(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -63,7 +63,7 @@ def micro_batch_groups(
     count_targets: Callable[[torch.Tensor], int],
     sum_over_ranks: SumOverRanks,
     num_ranks: int = 1,
-) -> Iterator[Group]:
+) -> Generator[Group, None, None]:
     """Yields groups of up to `size` micro-batches for ever, epoch after epoch; a group never spans two epochs.
 
     The last group of an epoch is shorter where `size` does not divide it, and is a step like any other. Closing the

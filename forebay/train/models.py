@@ -121,7 +121,8 @@ def check_constants(facts: ModelFacts, constants: Mapping[str, Any]) -> None:
     if facts.audio_token_id is not None:
         wanted["audio_token_id"] = facts.audio_token_id
     for name, value in wanted.items():
-        if (stored := constants.get(name, value)) != value:
+        stored = constants.get(name)
+        if stored is not None and stored != value:
             raise CacheMismatchError(
                 f"{name}: the model in {facts.folder} wants {value!r}, the cache has {stored!r}; "
                 "name another train.model, or change the config and run forebay preprocess"

@@ -1,22 +1,20 @@
-"""From a config to what is read: the sealed cache of the same key, or the same steps on the fly; and the plan over it."""
+"""From a config to what is read: the sealed cache of the same key, or the same steps on the fly."""
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from forebay.config import Config
-from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
+from forebay.errors import CacheNotFoundError, ForebayError
 from forebay.store.cache import open_cache
 from forebay.store.lookup import Lookup, find_cache, not_found_message
 from forebay.train.loader import Loader
-from forebay.train.plan import BucketPlan, bucket_plan, plan_key, resolve_plan
+from forebay.train.planned import plan_of
 from forebay.train.source import SampleSource
 
 logger = logging.getLogger(__name__)
@@ -32,23 +30,6 @@ class Selected:
 
     source: SampleSource
     kind: SourceKind
-
-
-@dataclass(frozen=True, kw_only=True)
-class Planned:
-    """A plan and where it is kept; `folder` is None where it is only in memory."""
-
-    plan: BucketPlan
-    key: str
-    folder: Path | None
-
-    def summary(self) -> str:
-        """Returns one line for a terminal."""
-        line = f"plan: {self.plan.num_batches} batches in {len(self.plan.batch_sizes)} buckets"
-        if self.folder is None:
-            return f"{line}, not kept"
-        padding = json.loads((self.folder / "packing_stats.json").read_bytes())["padding"]
-        return f"{line}, {100 * padding:.1f} % padding: {self.folder}"
 
 
 def make_loader(config: Config, *, dp_rank: int = 0, dp_world_size: int = 1, as_tensordict: bool = False) -> Loader:
@@ -85,32 +66,6 @@ def select(config: Config) -> Selected:
     from forebay.train.uncached import UncachedSource
 
     return Selected(source=UncachedSource(config, stored_probe=probe), kind="uncached")
-
-
-def plan_of(config: Config, source: SampleSource, *, keep: bool = True) -> Planned:
-    """Returns the plan of a config over a source: the one on disk, or made now and, with `keep`, saved.
-
-    Raises ConfigError without a `[plan]` section, PlanError where no plan can be made.
-    """
-    if config.plan is None:
-        raise ConfigError(f"{config.path}: no [plan] section; add one, for example: [plan] batch_seconds = 120")
-    durations = np.asarray(source.lengths["num_samples"], np.int64)
-    rate = int(source.constants["sample_rate_hz"])
-    key = plan_key(source.key, config.plan)
-    if not keep:
-        plan = bucket_plan(durations, sample_rate_hz=rate, settings=config.plan)
-        return Planned(plan=plan, key=key, folder=None)
-    plan, folder = resolve_plan(
-        config.cache_root,
-        durations,
-        frames=lambda: np.asarray(source.lengths["num_frames"], np.int64),
-        sample_rate_hz=rate,
-        dataset=config.name,
-        split=config.source.split,
-        cache_key=source.key,
-        settings=config.plan,
-    )
-    return Planned(plan=plan, key=key, folder=folder)
 
 
 def _told_by_rank_0(config: Config) -> tuple[Path | None, dict[str, str] | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import math
 import sys
@@ -20,7 +21,8 @@ import forebay.train
 from forebay.config import TrainConfig
 from forebay.errors import CacheMismatchError, ConfigError, ForebayError, MissingExtraError, PlanError, ResumeError
 from forebay.train.checkpoint import find_checkpoint, run_folder
-from forebay.train.loop import adamw, lr_factor, run, train
+from forebay.train.learner import adamw, lr_factor
+from forebay.train.loop import run, train
 from forebay.train.meter import StepLog
 from forebay.train.models import load_model, summed_loss
 from forebay.train.prefetch import THREAD_NAME
@@ -123,8 +125,6 @@ def test_loss_falls_on_a_repeated_batch(tmp_path: Path, model_type: str, precisi
         mixed_precision=precision,
     )
     report = train(config, loader=ListLoader([make_batch(0)]), source_kind="uncached")
-    assert report.loss_first is not None
-    assert report.loss_last is not None
     assert report.loss_first == pytest.approx(math.log(40), rel=0.1)
     assert report.loss_last < 0.6 * report.loss_first
     assert (report.steps, report.source, report.padding) == (12, "uncached", 0.25)
@@ -194,7 +194,7 @@ def test_resumed_run_with_forebays_loader_has_the_same_losses(tmp_path: Path, st
     lines.clear()
     resumed = train(config, loader=real_loader(num_threads=1), source_kind="cache", resume=True, log=lines.append)
     assert [line.loss for line in lines] == losses[stop_after:]
-    assert resumed.loss_last == whole.loss_last
+    assert (resumed.loss_first, resumed.loss_last) == (whole.loss_first, whole.loss_last)
     assert 0 < resumed.padding < 1
     assert not [thread for thread in threading.enumerate() if thread.name.startswith(THREAD_NAME)]
 
@@ -203,12 +203,12 @@ def test_resume_without_a_checkpoint_starts_and_after_the_last_step_does_nothing
     tmp_path: Path, whisper: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = config_of(tmp_path, model=whisper, max_steps=2)
-    with caplog.at_level(logging.INFO, logger="forebay.train.loop"):
+    with caplog.at_level(logging.INFO, logger="forebay.train"):
         first = train(config, loader=ListLoader([whisper_batch(0)]), source_kind="cache", resume=True)
     assert "no checkpoint in" in caplog.text
     assert "step 2: loss" in caplog.text
     again = train(config, loader=ListLoader([whisper_batch(0)]), source_kind="cache", resume=True)
-    assert (again.steps, again.loss_first, again.loss_last) == (2, None, None)
+    assert (again.steps, again.loss_first, again.loss_last) == (2, first.loss_first, first.loss_last)
     assert again.checkpoint == first.checkpoint
 
 
@@ -331,7 +331,9 @@ def test_run_checks_the_model_and_makes_the_loader_of_its_rank(
     monkeypatch.setattr(forebay.train, "make_loader", make_loader, raising=False)
     config = config_of(tmp_path, model=whisper, max_steps=1)
     report = run(config)
+    assert report is not None
     assert (report.steps, report.source) == (1, "uncached")
+    assert json.loads(json.dumps(report.to_json())) == report.to_json()
     assert calls == [{"dp_rank": 0, "dp_world_size": 1}]
     with pytest.raises(ConfigError, match=r"n_mels is 128, but .* takes 80 mel bins"):
         run(config_of(tmp_path, model=whisper, n_mels=128))

@@ -39,8 +39,7 @@ def test_lines_hold_the_mean_over_their_steps_and_ranks(losses: list[float], cut
         assert line.samples_per_s > 0
         assert line.data_wait_share == 0
     assert counted.num_samples == 3 * len(losses)
-    assert counted.loss_first == pytest.approx(2 * losses[0])
-    assert counted.loss_last == pytest.approx(2 * losses[-1])
+    assert counted.losses == pytest.approx((2 * losses[0], 2 * losses[-1]))
 
 
 @given(bad=st.sampled_from([math.nan, math.inf, -math.inf]), at=st.integers(0, 5), first_step=st.integers(1, 1000))
@@ -55,8 +54,7 @@ def test_first_loss_that_is_not_finite_is_named(bad: float, at: int, first_step:
 def test_gradient_norm_may_overflow_under_fp16_only() -> None:
     scaled = meter(has_scaler=True)
     add(scaled, 1.0, grad_norm=math.inf)
-    scaled.settle()
-    assert scaled.loss_last == 2.0
+    assert scaled.losses == (2.0, 2.0)
     plain = meter()
     add(plain, 1.0, grad_norm=math.inf)
     with pytest.raises(ForebayError, match="the gradient norm of step 1 is inf"):
@@ -66,3 +64,12 @@ def test_gradient_norm_may_overflow_under_fp16_only() -> None:
 def test_log_line_reads_well() -> None:
     line = StepLog(step=10, loss=3.14159, learning_rate=1e-4, samples_per_s=45.26, data_wait_share=0.021, padding=0.083)
     assert str(line) == "step 10: loss 3.1416, lr 1.00e-04, 45.3 samples/s, data wait 2.1 %, padding 8.3 %"
+
+
+def test_losses_of_a_resumed_run_begin_where_it_began() -> None:
+    resumed = Meter(first_step=4, losses=(9.0, 5.0), sum_on_device=lambda tensor: tensor, has_scaler=False)
+    assert resumed.losses == (9.0, 5.0)
+    add(resumed, 3.0)
+    assert resumed.losses == (9.0, 3.0)
+    with pytest.raises(ValueError, match="no step has been counted"):
+        _ = meter().losses

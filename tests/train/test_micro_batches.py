@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -42,7 +42,7 @@ class Numbered:
         return {}
 
 
-def groups_of(loader: Numbered, *, size: int) -> Iterator[Group]:
+def groups_of(loader: Numbered, *, size: int) -> Generator[Group, None, None]:
     return micro_batch_groups(loader, size=size, count_targets=torch.Tensor.numel, sum_over_ranks=host_sum(1))
 
 
@@ -75,7 +75,7 @@ def test_closing_closes_the_epoch_that_is_open() -> None:
     groups = groups_of(loader, size=1)
     next(groups)
     assert loader.num_open == 1
-    groups.close()  # type: ignore[attr-defined]
+    groups.close()
     assert loader.num_open == 0
 
 

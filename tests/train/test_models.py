@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import CacheMismatchError, ConfigError
-from forebay.train.models import check_batch, check_config, count_targets, load_model, model_facts, summed_loss
+from forebay.train.models import (
+    check_batch,
+    check_config,
+    check_constants,
+    count_targets,
+    load_model,
+    model_facts,
+    summed_loss,
+)
 from tests.train.tiny import config_of, qwen3_asr_batch, qwen3_asr_folder, whisper_batch, whisper_folder
 
 
@@ -110,6 +118,15 @@ def test_config_that_the_model_cannot_take_is_refused(tmp_path: Path) -> None:
         check_config(facts, dataclasses.replace(config, text=None))
     qwen = model_facts(qwen3_asr_folder(tmp_path / "qwen"))
     check_config(qwen, config_of(tmp_path, model=tmp_path / "qwen", model_type="qwen3_asr"))
+
+
+def test_constants_of_another_model_are_refused(tmp_path: Path) -> None:
+    facts = model_facts(qwen3_asr_folder(tmp_path))
+    constants = {"features": "qwen3_asr", "prompt": "qwen3_asr", "n_mels": None, "audio_token_id": 30}
+    check_constants(facts, constants)
+    for name, value in (("features", "log_mel"), ("prompt", "plain"), ("n_mels", 80), ("audio_token_id", 31)):
+        with pytest.raises(CacheMismatchError, match=rf"{name}: the model in .* wants .*, the cache has '?{value}"):
+            check_constants(facts, {**constants, name: value})
 
 
 def test_batch_that_the_model_cannot_take_is_refused(tmp_path: Path) -> None:

@@ -35,7 +35,8 @@ def compute(step: LogMel, waveforms: Sequence[np.ndarray]) -> list[dict[str, np.
 
     Every further frame of the extractor's [n_mels, 3000] is silence, which its cut at 2 below the clip's maximum (in
     normalised units) turns into one value: pad_value = max(clip_max - 2, -1.5). It is computed in the extractor's own
-    order of roundings, so it is bit for bit the value of a frame that was cut.
+    order of roundings, from log10 and not from clip_max, so it equals a frame that was cut bit for bit; for quiet clips
+    (clip_max below 1) the formula can give the next float32.
 
     waveforms: float32 [num_samples] at 16 kHz, not empty, finite. Within 1e-6 of the extractor in float32.
     """

@@ -45,16 +45,17 @@ def compute(step: W2vBert, waveforms: Sequence[np.ndarray]) -> list[dict[str, np
 
     Frame i sees samples [160 i, 160 i + 400) and nothing else (offset, pre-emphasis and window are per frame). So of
     the stored frames
+
     - the clip itself has the first `valid_frames` = 1 + floor((n - 400) / 160); the other two or three, which only n
       could tell, see the zero tail,
-    - the crop of samples [160 a, 160 a + m) inside the clip has 1 + floor((m - 400) / 160) from row a on, bit for bit
-      (to the last bit for a any multiple of 32; else where BLAS rounds rows alike at all places of a block, which
-      OpenBLAS and MKL do with AVX-512),
+    - the crop of samples [160 a, 160 a + m) inside the clip has 1 + floor((m - 400) / 160) from row a on, bit for bit:
+      anywhere where a is a multiple of 32 (see BLOCK_ROWS), and for every a where BLAS rounds a row alike at every place
+      of a product, as OpenBLAS does with AVX-512 but not with AVX2 (there the last bit of a few values moves),
     - the clip followed by any number of zeros has all rows, then ln(FLOOR).
 
     waveforms: float32 [num_samples] at 16 kHz, at least MIN_SAMPLES, finite; scaled by 32768 as Kaldi wants it.
     After normalisation 99.9 % of values are within 2e-6 of the extractor. It computes in float64 and so does this up to
-    the power: float32 would be 1.4 times as fast, with a p99.9 of 3e-5, and of 3e-4 on the worst clip.
+    the power: float32 would be 1.8 times as fast, with a p99.9 of 3e-5, and of 3e-4 on the worst clip.
     """
     ragged = Ragged.zeros(num_frames(np.array([w.size for w in waveforms], np.int64)).tolist())
     for index, waveform in enumerate(waveforms):

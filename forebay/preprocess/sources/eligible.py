@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.config import SourceConfig
-from forebay.preprocess.sources.rows import Kind, Manifest, rejections
+from forebay.preprocess.sources.rows import Kind, Manifest, joined, rejections
 
 
 def apply_filters(manifest: Manifest, source: SourceConfig) -> Manifest:
@@ -29,16 +29,19 @@ def apply_filters(manifest: Manifest, source: SourceConfig) -> Manifest:
         known = pc.is_in(pc.utf8_lower(manifest.rows["language"]), value_set=wanted)
         named = f" is not in source.languages {list(source.languages)}"
         manifest = _reject(
-            manifest, pc.invert(known), "language", lambda rows: _joined("language ", rows["language"], named)
+            manifest,
+            pc.invert(known),
+            "language",
+            lambda rows: joined("language ", pc.fill_null(rows["language"], "(none)"), named),
         )
     if source.min_duration_s > 0:
         short = pc.less(manifest.rows["duration_s"], source.min_duration_s)
         bound = f" s is below source.min_duration_s {source.min_duration_s:g}"
-        manifest = _reject(manifest, short, "too_short", lambda rows: _joined("", rows["duration_s"], bound))
+        manifest = _reject(manifest, short, "too_short", lambda rows: joined(rows["duration_s"], bound))
     if source.max_duration_s is not None and source.overlong == "drop":
         long = pc.greater(manifest.rows["duration_s"], source.max_duration_s)
         bound = f" s is above source.max_duration_s {source.max_duration_s:g}"
-        manifest = _reject(manifest, long, "too_long", lambda rows: _joined("", rows["duration_s"], bound))
+        manifest = _reject(manifest, long, "too_long", lambda rows: joined(rows["duration_s"], bound))
     return manifest
 
 
@@ -79,14 +82,9 @@ def _reject(
     )
 
 
-def _joined(before: str, values: Any, after: str) -> Any:
-    text = pc.fill_null(pc.cast(values, pa.large_string()), "(none)")
-    return pc.binary_join_element_wise(before, text, after, "")
-
-
 def fail_impossible(manifest: Manifest) -> Manifest:
     """Returns the manifest without the rows whose duration no clip has (negative, infinite); they fail as `bad_metadata`."""
     seconds = manifest.rows["duration_s"]
     bad = pc.or_(pc.less(seconds, 0), pc.is_inf(seconds))
     named = " s is no duration; correct the manifest"
-    return _reject(manifest, bad, "bad_metadata", lambda rows: _joined("", rows["duration_s"], named), kind="failed")
+    return _reject(manifest, bad, "bad_metadata", lambda rows: joined(rows["duration_s"], named), kind="failed")

@@ -52,14 +52,14 @@ def locate_filelist(task: LocateTask) -> Located:
     members = members_of(index)
     finder = _Finder(members)
     failures = Failures()
-    columns = [task.rows[name].to_pylist() for name in ("row", "sample_id", "language", "duration_s")]
+    columns = [task.rows[name].to_pylist() for name in ("row", "sample_id", "member", "language", "duration_s")]
     found: list[tuple[Any, ...]] = []
     with opened(index.path) as descriptor:
-        for row, sample_id, language, duration_s in zip(*columns, strict=True):
-            stem = finder.stem(sample_id)
+        for row, sample_id, written, language, duration_s in zip(*columns, strict=True):
+            stem = finder.stem(written)
             values: tuple[Any, ...] = ("", 0, 0, math.nan, None, None, None)
             if stem is None:
-                failures.add(row, sample_id, *_missing(index, sample_id, task.name))
+                failures.add(row, sample_id, *_missing(index, written, task.name))
             else:
                 try:
                     values = _values(descriptor, index, members, stem, duration_s)
@@ -79,8 +79,8 @@ class _Finder:
         self._audio = members.audio
         self._by_name: dict[str, str | None] | None = None
 
-    def stem(self, sample_id: str) -> str | None:
-        written = sample_id.removeprefix("./")
+    def stem(self, written: str) -> str | None:
+        written = written.removeprefix("./")
         if written in self._audio:
             return written
         if self._by_name is None:
@@ -108,11 +108,11 @@ def _arrays(found: list[tuple[Any, ...]]) -> dict[str, Any]:
     return {name: pa.array(values, kind) for name, kind, values in zip(names, kinds, columns, strict=True)}
 
 
-def _missing(index: TarIndex, sample_id: str, tar_name: str) -> tuple[str, str]:
+def _missing(index: TarIndex, written: str, tar_name: str) -> tuple[str, str]:
     for refused in index.refused:
-        if refused.name.rpartition(".")[0] == sample_id:
+        if refused.name.rpartition(".")[0] == written:
             return missing_reason(index, refused.name, tar_name)
-    return "missing_member", f"{tar_name} has no audio member {sample_id}.*; correct the manifest or the tar"
+    return "missing_member", f"{tar_name} has no audio member {written}.*; correct the manifest or the tar"
 
 
 def _read(manifest: SourceFile, files: NamedFiles) -> pa.Table:
@@ -146,11 +146,12 @@ def _read(manifest: SourceFile, files: NamedFiles) -> pa.Table:
     return row_table(
         {
             "sample_id": table["b"],
+            "member": table["b"],  # as it is written: the id may yet become another, to be unique
             "group": numbers,
             "file": numbers,
             "size": constant(UNLOCATED, len(table), pa.int64()),
             "duration_s": durations,
-            "language": pc.if_else(pc.equal(table["c"], ""), pa.scalar(None, pa.large_string()), table["c"]),
+            "language": table["c"],
         },
         num_rows=len(table),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -20,7 +21,6 @@ _GONE = {
     errno.ELOOP,
     errno.ENAMETOOLONG,
     errno.ENXIO,
-    errno.EINVAL,
 }
 
 
@@ -31,10 +31,11 @@ def is_gone(err: OSError) -> bool:
 
 @contextmanager
 def opened(path: str) -> Iterator[int]:
-    """Yields a descriptor of a regular file; a pipe does not block, it fails as a folder does."""
+    """Yields a descriptor of a regular file. Raises OSError for anything else, without waiting for a pipe's writer."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        os.pread(descriptor, 1, 0)  # a folder and a pipe open well enough, and fail here
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.ENXIO, "not a regular file")
         yield descriptor
     finally:
         os.close(descriptor)

@@ -15,8 +15,9 @@ from forebay.config import SourceConfig
 from forebay.errors import ManifestError, MissingExtraError
 from forebay.preprocess.sources.columns import Columns
 from forebay.preprocess.sources.hf_file import HfFile
+from forebay.preprocess.sources.members import member_stems
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files, path_stem, usable_name
-from forebay.preprocess.sources.rows import Manifest, rejections, require_rows, row_table
+from forebay.preprocess.sources.rows import Manifest, joined, rejections, require_rows, row_table
 from forebay.store.sources import SourceFile
 
 _IDS = ("sample_id", "id")
@@ -173,10 +174,8 @@ class _File:
         )
 
     def _ids(self, columns: Columns, paths: Any) -> tuple[Any, Any]:
-        stem = path_stem(self._manifest.path.name)
-        numbers = pc.cast(pa.array(np.arange(len(self._file))), pa.large_string())
-        derived = pc.binary_join_element_wise(pa.scalar(stem, pa.large_string()), numbers, "/")
-        named = pc.replace_substring_regex(paths, r"([^/])\.[^./]*$", r"\1")
+        derived = joined(path_stem(self._manifest.path.name), "/", pa.array(np.arange(len(self._file))))
+        named = member_stems(paths)
         derived = pc.coalesce(pc.if_else(pc.equal(named, ""), pa.scalar(None, pa.large_string()), named), derived)
         name = next((name for name in _IDS if name in columns.table.column_names), None)
         if name is None:

@@ -149,9 +149,9 @@ def _merged(rows: pa.Table, found: pa.Table) -> pa.Table:
 
 
 def _concatenated(tables: Sequence[pa.Table]) -> pa.Table:
-    if not tables:
-        return pa.table({"row": pa.array([], pa.int64())})
-    return pa.concat_tables(tables).combine_chunks()
+    # A file of which nothing is left gives a table without the columns that it would have found.
+    filled = [table for table in tables if len(table)] or list(tables[:1])
+    return pa.concat_tables(filled).combine_chunks() if filled else pa.table({"row": pa.array([], pa.int64())})
 
 
 def _cuts(group: np.ndarray[Any, Any], step: int) -> list[tuple[int, int, int]]:

@@ -20,6 +20,7 @@ from forebay.store.tar_members import TarIndex
 Array = np.ndarray[Any, Any]
 
 NOT_FOUND = -1
+_STEM = r"([^/])\.[^./]*$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +107,16 @@ def fill_durations(
 def take_or_zero(values: Array, rows: Array) -> Array:
     """Returns `values[rows]`, with 0 where a row was not found."""
     return np.where(rows == NOT_FOUND, 0, values[np.maximum(rows, 0)] if len(values) else 0)
+
+
+def member_stems(names: Any) -> Any:
+    """Returns member names without their extension; folders stay, so that ids are unique across them."""
+    return pc.replace_substring_regex(names, _STEM, r"\1")
+
+
+def without_dot(names: Any) -> Any:
+    """Returns names without a leading `./`, as the tar index keeps them."""
+    dotted = pc.starts_with(names, "./")
+    if not pc.any(dotted).as_py():
+        return names
+    return pc.if_else(dotted, pc.utf8_slice_codeunits(names, 2), names)

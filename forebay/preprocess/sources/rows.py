@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -89,8 +89,11 @@ class Manifest:
         return counts
 
 
-def row_table(columns: dict[str, Any], *, num_rows: int) -> pa.Table:
-    """Returns `columns` as a table of ROW_SCHEMA; a column left out gets its "not known" value in every row."""
+def row_table(columns: Mapping[str, Any], *, num_rows: int) -> pa.Table:
+    """Returns `columns` as a table of ROW_SCHEMA; a column left out gets its "not known" value in every row.
+
+    An empty `language` is none: a TSV cannot say it otherwise.
+    """
     defaults = {
         "row": lambda: pa.array(np.arange(num_rows)),
         "explicit_id": lambda: constant(False, num_rows, pa.bool_()),
@@ -102,6 +105,10 @@ def row_table(columns: dict[str, Any], *, num_rows: int) -> pa.Table:
         "prompt": lambda: pa.nulls(num_rows, pa.large_string()),
         "text": lambda: pa.nulls(num_rows, pa.large_string()),
     }
+    language = columns.get("language")
+    if language is not None:
+        named = pc.if_else(pc.equal(language, ""), pa.scalar(None, pa.large_string()), language)
+        columns = {**columns, "language": named}
     arrays = [
         _typed(columns[f.name], f.type) if columns.get(f.name) is not None else defaults[f.name]() for f in ROW_SCHEMA
     ]
@@ -124,6 +131,13 @@ def rejections(rows: Any, sample_ids: Any, *, kind: Kind, reason: str | Sequence
 def constant(value: Any, count: int, kind: pa.DataType) -> pa.Array:
     """Returns `count` times one value."""
     return pa.repeat(pa.scalar(value, kind), count)
+
+
+def joined(*parts: Any) -> Any:
+    """Returns strings put together row by row; a part is one string for all rows or a column of them."""
+    text = pa.large_string()
+    typed = [pa.scalar(part, text) if isinstance(part, str) else pc.cast(part, text) for part in parts]
+    return pc.binary_join_element_wise(*typed, pa.scalar("", text))
 
 
 def storable(text: str) -> str:

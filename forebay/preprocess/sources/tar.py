@@ -20,10 +20,12 @@ from forebay.preprocess.sources.members import (
     UnreadableTar,
     fill_durations,
     find_rows,
+    member_stems,
     missing_reason,
     name_array,
     open_tar,
     take_or_zero,
+    without_dot,
 )
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files, usable_name
 from forebay.preprocess.sources.rows import UNLOCATED, Manifest, constant, grouped, require_rows, row_table
@@ -33,8 +35,6 @@ from forebay.store.tar_members import TarIndex
 
 REQUIRED = ("tar_path", "tar_member_name", "transcript", "language", "duration_s")
 OPTIONAL = ("prompt", "sample_id")
-
-_STEM = r"([^/])\.[^./]*$"
 
 
 def list_tar(source: SourceConfig) -> Manifest:
@@ -51,18 +51,13 @@ def list_tar(source: SourceConfig) -> Manifest:
     return Manifest(files=tuple(files.files), rows=rows)
 
 
-def member_stems(names: Any) -> Any:
-    """Returns member names without their extension; folders stay, so that ids are unique across them."""
-    return pc.replace_substring_regex(names, _STEM, r"\1")
-
-
 def locate_tar(task: LocateTask) -> Located:
     """Returns offset, size and duration of a task's rows; what the tar does not have has failed."""
     index = open_tar(task)
     if isinstance(index, UnreadableTar):
         return index.fail(task)
     members = task.rows["member"].combine_chunks()
-    found = find_rows(without_dot(members), name_array(index))
+    found = find_rows(members, name_array(index))
     failures = Failures()
     fail_missing(task, index, found, members=members, failures=failures)
     durations = task.rows["duration_s"].to_numpy().copy()
@@ -84,14 +79,6 @@ def fail_missing(task: LocateTask, index: TarIndex, found: Any, *, members: Any,
         failures.add(task.rows["row"][position].as_py(), sample_id, reason, message)
 
 
-def without_dot(names: Any) -> Any:
-    """Returns names without a leading `./`, as the tar index keeps them."""
-    dotted = pc.starts_with(names, "./")
-    if not pc.any(dotted).as_py():
-        return names
-    return pc.if_else(dotted, pc.utf8_slice_codeunits(names, 2), names)
-
-
 def read_columns(path: Path, required: Sequence[str], optional: Sequence[str]) -> Columns:
     """Returns the named columns of a parquet file.
 
@@ -108,7 +95,7 @@ def read_columns(path: Path, required: Sequence[str], optional: Sequence[str]) -
 
 def _read(manifest: SourceFile, files: NamedFiles) -> pa.Table:
     columns = read_columns(manifest.path, REQUIRED, OPTIONAL)
-    members = columns.strings("tar_member_name", nullable=False)
+    members = without_dot(columns.strings("tar_member_name", nullable=False))
     ids, explicit = _sample_ids(columns, members)
     numbers = _tar_numbers(columns, manifest, files)
     count = len(columns.table)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from forebay.errors import ConfigError
-from forebay.train.collate.features import Features, collate_features
+from forebay.train.collate.features import Features
 from forebay.train.collate.memory import Allocate, fresh
 from forebay.train.collate.text import PaddingSide, plain_text, qwen3_asr_text, whisper_text
 from forebay.train.source import Sample, SampleSource
@@ -70,7 +70,7 @@ class Collator:
         """Returns the batch of these samples in tensors that `allocate` makes; every element of them is written."""
         if not samples:
             raise ValueError("a batch needs at least one sample")
-        batch = collate_features(self._features, samples, dtype=self.dtype, allocate=allocate)
+        batch = self._features.collate(samples, dtype=self.dtype, allocate=allocate)
         if self._prompt == "whisper":
             return batch | whisper_text(samples, pad_token_id=self._pad_token_id, allocate=allocate)
         if self._prompt == "qwen3_asr":
@@ -82,7 +82,7 @@ class Collator:
     def count_frames(self, samples: Sequence[Sample]) -> tuple[int, int]:
         """Returns (frames of the samples, frames that their batch has room for); the difference is padding."""
         lengths = [len(self._features.values(sample)) for sample in samples]
-        return sum(lengths), len(lengths) * self._features.rows(max(lengths)).room
+        return sum(lengths), len(lengths) * self._features.room(max(lengths))
 
     def _choose_features(self, source: SampleSource) -> Features:
         kind = self._constant(source.constants, "features")

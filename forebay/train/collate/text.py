@@ -7,9 +7,9 @@ text stays a target, and any padding side is right.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-import numpy as np
 import torch
 
 from forebay.train.audio_tokens import num_audio_tokens
@@ -17,7 +17,6 @@ from forebay.train.collate.memory import Allocate
 from forebay.train.source import Sample
 
 PaddingSide = Literal["left", "right"]
-Array = np.ndarray[Any, Any]
 
 IGNORED = -100
 """Label that torch's cross entropy passes over."""
@@ -51,17 +50,23 @@ def qwen3_asr_text(
     A sample's `input_ids` hold one audio placeholder, at `audio_index`; it is repeated once for each audio token that the
     model makes of the sample's feature frames. Labels begin behind the `prefix_len` stored tokens of the prompt.
     """
-    expanded = [_expand(sample) for sample in samples]
-    shape = (len(samples), max(len(ids) for ids, _ in expanded))
-    inputs, labels = _filled("input_ids", shape, pad_token_id, allocate), _filled("labels", shape, IGNORED, allocate)
+    places = [_audio_place(sample) for sample in samples]
+    shape = (len(samples), max(place.length for place in places))
+    inputs, labels = (
+        _filled("input_ids", shape, pad_token_id, allocate),
+        _filled("labels", shape, IGNORED, allocate),
+    )
     mask = _filled("attention_mask", shape, 0, allocate)
     rows = zip(inputs.numpy(), mask.numpy(), labels.numpy(), strict=True)
-    for (ids, prefix), (inputs_row, mask_row, labels_row) in zip(expanded, rows, strict=True):
-        start = shape[1] - len(ids) if padding_side == "left" else 0
-        end = start + len(ids)
-        inputs_row[start:end] = ids
+    for sample, place, (inputs_row, mask_row, labels_row) in zip(samples, places, rows, strict=True):
+        ids = sample["input_ids"]
+        start = shape[1] - place.length if padding_side == "left" else 0
+        end, audio = start + place.length, start + place.index
         mask_row[start:end] = 1
-        labels_row[start + prefix : end] = ids[prefix:]
+        inputs_row[start:audio] = ids[: place.index]
+        inputs_row[audio : audio + place.count] = ids[place.index]
+        inputs_row[audio + place.count : end] = ids[place.index + 1 :]
+        labels_row[start + place.prefix : end] = inputs_row[start + place.prefix : end]
     return {"input_ids": inputs, "attention_mask": mask, "labels": labels}
 
 
@@ -75,12 +80,21 @@ def plain_text(samples: Sequence[Sample], *, allocate: Allocate) -> dict[str, to
     return {"labels": labels}
 
 
-def _expand(sample: Sample) -> tuple[Array, int]:
-    """Returns the ids with the placeholder repeated, and how many of them are the prompt."""
-    ids, prefix, index = sample["input_ids"], int(sample["prefix_len"][0]), int(sample["audio_index"][0])
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the audio tokens stand in the expanded ids, how many they are, and how long prompt and all are then."""
+
+    index: int
+    count: int
+    prefix: int
+    length: int
+
+
+def _audio_place(sample: Sample) -> _Place:
+    prefix, index = int(sample["prefix_len"][0]), int(sample["audio_index"][0])
     count = int(num_audio_tokens(len(sample["input_features"])))
-    expanded = np.concatenate((ids[:index], np.full(count, ids[index]), ids[index + 1 :]))
-    return expanded, prefix + (count - 1 if index < prefix else 0)
+    more = count - 1  # the placeholder itself is one of them
+    return _Place(index, count, prefix + more if index < prefix else prefix, len(sample["input_ids"]) + more)
 
 
 def _filled(name: str, shape: tuple[int, int], value: int, allocate: Allocate) -> torch.Tensor:

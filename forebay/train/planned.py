@@ -1,0 +1,57 @@
+"""The plan of a config over what it reads. Loads no torch: `forebay preprocess` makes the plan too."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from forebay.config import Config
+from forebay.errors import ConfigError
+from forebay.train.plan import BucketPlan, bucket_plan, plan_key, resolve_plan
+from forebay.train.source import SampleSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A plan and where it is kept; `folder` is None where it is only in memory."""
+
+    plan: BucketPlan
+    key: str
+    folder: Path | None
+
+    def summary(self) -> str:
+        """Returns one line for a terminal."""
+        line = f"plan: {self.plan.num_batches} batches in {len(self.plan.batch_sizes)} buckets"
+        if self.folder is None:
+            return f"{line}, not kept"
+        padding = json.loads((self.folder / "packing_stats.json").read_bytes())["padding"]
+        return f"{line}, {100 * padding:.1f} % padding: {self.folder}"
+
+
+def plan_of(config: Config, source: SampleSource, *, keep: bool = True) -> Planned:
+    """Returns the plan of a config over a source: the one on disk, or made now and, with `keep`, saved.
+
+    Raises ConfigError without a `[plan]` section, PlanError where no plan can be made.
+    """
+    if config.plan is None:
+        raise ConfigError(f"{config.path}: no [plan] section; add one, for example: [plan] batch_seconds = 120")
+    durations = np.asarray(source.lengths["num_samples"], np.int64)
+    rate = int(source.constants["sample_rate_hz"])
+    key = plan_key(source.key, config.plan)
+    if not keep:
+        plan = bucket_plan(durations, sample_rate_hz=rate, settings=config.plan)
+        return Planned(plan=plan, key=key, folder=None)
+    plan, folder = resolve_plan(
+        config.cache_root,
+        durations,
+        frames=lambda: np.asarray(source.lengths["num_frames"], np.int64),
+        sample_rate_hz=rate,
+        dataset=config.name,
+        split=config.source.split,
+        cache_key=source.key,
+        settings=config.plan,
+    )
+    return Planned(plan=plan, key=key, folder=folder)

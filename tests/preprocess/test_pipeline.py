@@ -1,0 +1,299 @@
+"""Promises 2, 3 and 6 on the build: same bytes, sealed or absent, nothing twice."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forebay.config import Config
+from forebay.errors import BuildError, CacheIncompleteError, ManifestError
+from forebay.preprocess.pipeline import BuildReport, Options, build
+from forebay.store.cache import open_cache
+from forebay.store.lookup import find_cache, sealed_caches
+from forebay.store.verify import verify_folder
+from tests.preprocess.corpus import Corpus, file_bytes, flac, json_lines, shard_bytes, speech_corpus, tone
+
+QUIET = Options(progress=False)
+
+
+def make(config: Config, **options: object) -> BuildReport:
+    return build(config, Options(progress=False, **options))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    return speech_corpus(tmp_path)
+
+
+def test_a_build_stores_every_clip_as_it_was(corpus: Corpus) -> None:
+    report = make(corpus.config())
+    cache = open_cache(report.cache)
+    assert (report.num_samples, len(cache), report.shards_written) == (17, 17, 10)
+    assert cache.samples["sample_id"].to_pylist() == list(corpus.audio)
+    for index, audio in enumerate(corpus.audio.values()):
+        np.testing.assert_array_equal(cache.read(index)["waveform"], audio)
+    assert cache.samples["text"].to_pylist() == [row["transcript"] for row in corpus.rows]
+    assert cache.samples["source"].to_pylist() == ["a.tar"] * 10 + ["b.tar"] * 7
+    assert verify_folder(Path(report.cache)).problems == []
+    assert not list(corpus.root.glob(".building"))
+
+
+def test_a_second_build_does_nothing_and_says_so(corpus: Corpus) -> None:
+    first = make(corpus.config())
+    before = file_bytes(Path(first.cache))
+    second = make(corpus.config())
+    assert (second.already_sealed, second.key, second.cache) == (True, first.key, first.cache)
+    assert (second.shards_written, second.shards_linked) == (0, 0)
+    assert file_bytes(Path(first.cache)) == before
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_any_number_of_workers_gives_the_same_bytes(corpus: Corpus, workers: int) -> None:
+    wanted = shard_bytes(Path(make(corpus.config()).cache))
+    report = make(corpus.config('run.cache_root="other"', f"run.num_workers={workers}"))
+    assert shard_bytes(Path(report.cache)) == wanted
+
+
+def test_parts_of_a_job_array_seal_together(corpus: Corpus) -> None:
+    wanted = shard_bytes(Path(make(corpus.config()).cache))
+    config = corpus.config('run.cache_root="other"')
+    reports = [make(config, part=(i, 3)) for i in (2, 0, 1)]
+    assert [report.sealed for report in reports] == [False, False, True]
+    assert shard_bytes(Path(reports[-1].cache)) == wanted
+
+
+def test_a_moved_corpus_hits(corpus: Corpus, tmp_path: Path) -> None:
+    first = make(corpus.config())
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for name in ("a.tar", "b.tar", "train.parquet"):
+        shutil.move(corpus.folder / name, moved / name)
+    report = make(Corpus(moved).config(f'run.cache_root="{corpus.root}"'))
+    assert (report.already_sealed, report.key) == (True, first.key)
+
+
+def test_one_more_tar_processes_one_tar(corpus: Corpus) -> None:
+    first = make(corpus.config())
+    corpus.add_tar("c.tar", ["c0", "c1"])
+    report = make(corpus.config())
+    assert (report.num_samples, report.shards_linked, report.shards_written) == (19, 10, 2)
+    assert report.key != first.key
+    old, new = open_cache(first.cache), open_cache(report.cache)
+    assert os.path.samefile(old.shard("media", 0).path, new.shard("media", 0).path)
+    np.testing.assert_array_equal(new.read(18)["waveform"], corpus.audio["c1"])
+
+
+def test_an_edited_transcript_makes_one_text_shard(corpus: Corpus) -> None:
+    make(corpus.config())
+    corpus.rows[5]["transcript"] = "edited"
+    corpus.write_manifest()
+    report = make(corpus.config())
+    assert (report.shards_linked, report.shards_written) == (9, 1)
+    assert open_cache(report.cache).samples["text"][5].as_py() == "edited"
+
+
+def test_an_edited_tar_makes_its_shards_again(corpus: Corpus) -> None:
+    make(corpus.config())
+    rows = corpus.rows[10:]
+    corpus.rows = corpus.rows[:10]
+    corpus.add_tar("b.tar", [str(row["sample_id"]) for row in rows], broken={"b3": flac(tone(99, duration_s=0.2))})
+    for row, old in zip(corpus.rows[10:], rows, strict=True):
+        row["duration_s"] = old["duration_s"]
+    report = make(corpus.config())
+    # Three media and three text shards of a.tar, and the text of b.tar: text does not depend on the tar's other bytes.
+    assert (report.shards_linked, report.shards_written) == (8, 2)
+    np.testing.assert_array_equal(open_cache(report.cache).read(13)["waveform"], tone(99, duration_s=0.2))
+
+
+def test_a_rebuild_gives_the_same_bytes_in_new_files(corpus: Corpus) -> None:
+    first = make(corpus.config())
+    before = shard_bytes(Path(first.cache))
+    reader = open_cache(first.cache)
+    kept = reader.read(0)["waveform"]
+    inode = reader.shard("media", 0).path.stat().st_ino
+    report = make(corpus.config(), rebuild=True)
+    assert (report.key, report.cache, report.shards_written) == (first.key, first.cache, 10)
+    assert shard_bytes(Path(first.cache)) == before
+    assert open_cache(first.cache).shard("media", 0).path.stat().st_ino != inode
+    np.testing.assert_array_equal(kept, corpus.audio["a0"])
+    np.testing.assert_array_equal(reader.read(16)["waveform"], corpus.audio["b6"])
+
+
+def test_a_dry_run_writes_no_shard_and_says_what_would_be_done(corpus: Corpus) -> None:
+    report = make(corpus.config(), dry_run=True)
+    assert (report.sealed, report.num_samples, report.shards_written) == (False, 17, 10)
+    assert sealed_caches(corpus.root) == []
+    made = make(corpus.config())
+    payload = sum(audio.nbytes for audio in corpus.audio.values())
+    assert payload < (report.estimated_bytes or 0) < payload * 1.1
+    assert report.key == made.key
+
+
+@pytest.mark.parametrize("damage", ["truncate", "remove", "flip"])
+def test_a_damaged_shard_alone_is_made_again(corpus: Corpus, damage: str) -> None:
+    first = make(corpus.config())
+    before = shard_bytes(Path(first.cache))
+    shard = Path(first.cache) / "media" / "00001.tdz"
+    data = shard.read_bytes()
+    shard.unlink()
+    if damage == "truncate":
+        shard.write_bytes(data[:-100])
+    elif damage == "flip":
+        shard.write_bytes(data[:500] + bytes([data[500] ^ 1]) + data[501:])
+    report = make(corpus.config(), verify=damage == "flip")
+    assert (report.shards_linked, report.shards_written) == (9, 1)
+    assert shard_bytes(Path(first.cache)) == before
+    assert verify_folder(Path(first.cache)).problems == []
+
+
+def test_a_bad_sample_costs_that_sample(corpus: Corpus) -> None:
+    bad = {"c1": b"not audio at all", "c2": b"", "c3": flac(tone(1, duration_s=0.3))[:200]}
+    corpus.add_tar("c.tar", [f"c{i}" for i in range(5)], broken=bad)
+    corpus.rows.append({**corpus.rows[-1], "tar_member_name": "gone.flac", "sample_id": "gone"})
+    corpus.write_manifest()
+    report = make(corpus.config("run.max_failed_share=0.5"))
+    assert report.num_samples == 19
+    assert sum(report.failed.values()) == 4
+    assert report.failed["empty_file"] == report.failed["missing_member"] == 1
+    listed = json_lines(Path(report.cache) / "rejected.jsonl")
+    assert {(row["sample_id"], row["kind"]) for row in listed} == {(i, "failed") for i in ("c1", "c2", "c3", "gone")}
+    cache = open_cache(report.cache)
+    assert [i for i in cache.samples["sample_id"].to_pylist() if str(i).startswith("c")] == ["c0", "c4"]
+    np.testing.assert_array_equal(cache.read(18)["waveform"], corpus.audio["c4"])
+
+
+def test_too_many_bad_samples_stop_the_build_and_keep_what_was_finished(corpus: Corpus) -> None:
+    corpus.add_tar("c.tar", ["c0", "c1"], broken={"c0": b"no"})
+    with pytest.raises(BuildError, match=r"(?s)1 of 19 samples are bad.*c0.*--set run.max_failed_share=0.1"):
+        make(corpus.config("run.num_workers=1"))
+    assert sealed_caches(corpus.root) == []
+    report = make(corpus.config("run.max_failed_share=0.2"))
+    assert report.shards_kept > 0
+    assert report.num_samples == 18
+
+
+def test_failures_of_linked_shards_are_counted_too(corpus: Corpus) -> None:
+    corpus.add_tar("c.tar", ["c0", "c1"], broken={"c0": b"no"})
+    make(corpus.config("run.max_failed_share=0.2"))
+    corpus.add_tar("d.tar", ["d0"])
+    with pytest.raises(BuildError, match="1 of 20 samples are bad"):
+        make(corpus.config())
+    assert sum(make(corpus.config("run.max_failed_share=0.2")).failed.values()) == 1
+
+
+def test_an_excluded_sample_is_listed(corpus: Corpus) -> None:
+    report = make(corpus.config('source.exclude=["a1"]', 'source.languages=["en"]'))
+    languages = [row["language"] for row in corpus.rows]
+    assert report.excluded["excluded_by_id"] == 1
+    assert report.num_samples + sum(report.excluded.values()) == 17
+    assert report.num_samples == sum(
+        language == "en" and row["sample_id"] != "a1" for language, row in zip(languages, corpus.rows, strict=True)
+    )
+
+
+def test_max_samples_takes_the_first(corpus: Corpus) -> None:
+    report = make(corpus.config("source.max_samples=12"))
+    assert open_cache(report.cache).samples["sample_id"].to_pylist() == list(corpus.audio)[:12]
+
+
+@pytest.mark.parametrize("overlong", ["keep", "clip", "drop"])
+def test_overlong_clips(corpus: Corpus, overlong: str) -> None:
+    report = make(corpus.config("source.max_duration_s=0.22", f'source.overlong="{overlong}"'))
+    cache = open_cache(report.cache)
+    longer = sum(len(audio) > 0.22 * 16_000 for audio in corpus.audio.values())
+    longest = max(len(audio) for audio in corpus.audio.values())
+    assert longer > 0
+    if overlong == "drop":
+        assert report.excluded == {"too_long": longer}
+    else:
+        assert len(cache) == 17
+        assert cache.lengths["num_samples"].max() == (longest if overlong == "keep" else 3520)
+        assert cache.metadata["clipped"] == (longer if overlong == "clip" else 0)
+
+
+def test_a_duration_that_the_manifest_got_wrong_is_filtered_by_what_was_decoded(corpus: Corpus) -> None:
+    corpus.add_tar("c.tar", ["long"], broken={"long": flac(tone(5, duration_s=2.0))})
+    report = make(corpus.config("source.max_duration_s=1.0", 'source.overlong="drop"'))
+    assert report.excluded == {"too_long": 1}
+    assert "long" not in open_cache(report.cache).samples["sample_id"].to_pylist()
+
+
+def test_a_missing_manifest_stops_before_anything_is_made(corpus: Corpus) -> None:
+    with pytest.raises(ManifestError, match="absent.parquet does not exist"):
+        make(corpus.config('source.manifest="absent.parquet"'))
+    assert sealed_caches(corpus.root) == []
+
+
+def test_a_full_disk_stops_the_build_and_it_goes_on_later(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_TEST_NO_SPACE_AFTER", "3")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "full_disk"))
+    with pytest.raises(OSError, match="No space left on device"):
+        make(corpus.config())
+    monkeypatch.delenv("FOREBAY_TEST_NO_SPACE_AFTER")
+    assert sealed_caches(corpus.root) == []
+    report = make(corpus.config())
+    assert report.num_samples == 17
+    assert verify_folder(Path(report.cache)).problems == []
+
+
+def run_build(folder: Path) -> subprocess.Popen[str]:
+    code = (
+        "from forebay import load_config; from forebay.preprocess import build, Options\n"
+        f"print(build(load_config({str(folder / 'config.toml')!r}), Options(progress=False)).shards_kept)"
+    )
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_shards(root: Path, count: int) -> None:
+    deadline_s = time.monotonic() + 60
+    while len(list(root.glob(".building/*/*/*.json"))) < count and time.monotonic() < deadline_s:
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize(("count", "end"), [(1, signal.SIGKILL), (4, signal.SIGKILL), (2, signal.SIGTERM), (3, signal.SIGINT)])
+def test_a_killed_build_goes_on_where_it_was(corpus: Corpus, count: int, end: signal.Signals) -> None:
+    wanted = shard_bytes(Path(make(corpus.config('run.cache_root="other"')).cache))
+    config = corpus.config()
+    with run_build(corpus.folder) as process:
+        wait_for_shards(corpus.root, count)
+        process.send_signal(end)
+        process.communicate()
+    sealed = sealed_caches(corpus.root)
+    for folder in corpus.root.glob(".building/*"):
+        with pytest.raises(CacheIncompleteError, match="not sealed"):
+            open_cache(folder)
+    report = make(config)
+    assert sealed or report.shards_kept >= count
+    assert shard_bytes(Path(report.cache)) == wanted
+    assert not list(corpus.root.glob(".building"))
+
+
+def test_two_builders_at_once_give_one_cache_and_no_error(corpus: Corpus) -> None:
+    wanted = shard_bytes(Path(make(corpus.config('run.cache_root="other"')).cache))
+    config = corpus.config()
+    builders = [run_build(corpus.folder) for _ in range(2)]
+    results = [(builder.communicate()[1], builder.returncode) for builder in builders]
+    assert [code for _, code in results] == [0, 0], results
+    assert [shard_bytes(cache.folder) for cache in sealed_caches(corpus.root)] == [wanted]
+    assert verify_folder(sealed_caches(corpus.root)[0].folder).problems == []
+    assert find_cache(config).state == "same"
+
+
+def test_a_sample_that_kills_its_worker_is_named_with_the_line_that_excludes_it(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_TEST_CRASH_ON", "3")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "crashing_decoder"))
+    with pytest.raises(BuildError, match=r'signal SIGSEGV.*sample .a6. .*exclude = \["a6"\]') as caught:
+        make(corpus.config("run.num_workers=1"))
+    assert "finished shards are kept" in str(caught.value)
+    report = make(corpus.config('source.exclude=["a6"]', "run.num_workers=1"))
+    assert report.num_samples == 16

@@ -1,0 +1,72 @@
+"""System calls that fail when a test says so."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+CALLS = ("open", "write", "fsync", "link", "mkdir", "rename", "replace")
+
+
+class Faults:
+    """Counts the calls that make files, and lets the `fail_at`-th of them raise `OSError(code)`.
+
+    Writes and closes are those of files that were opened for writing, unbuffered. `seen` names every call in order.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fail_at: int = -1, code: int = errno.ENOSPC) -> None:
+        self.seen: list[str] = []
+        self._fail_at = fail_at
+        self._code = code
+        monkeypatch.setattr(builtins, "open", self._opener(builtins.open))
+        for name in ("fsync", "link", "mkdir", "rename", "replace"):
+            monkeypatch.setattr(os, name, self._wrapped(name, getattr(os, name)))
+
+    def hit(self, name: str) -> None:
+        """Counts one call, and raises where its turn has come."""
+        self.seen.append(name)
+        if len(self.seen) - 1 == self._fail_at:
+            raise OSError(self._code, os.strerror(self._code))
+
+    def _wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.hit(name)
+            return function(*args, **kwargs)
+
+        return call
+
+    def _opener(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            if not set(mode) & set("wxa+"):
+                return real(file, mode, *args, **kwargs)
+            self.hit("open")
+            return _FaultyFile(real(file, mode, *args, **kwargs), self)
+
+        return opened
+
+
+class _FaultyFile:
+    def __init__(self, file: Any, faults: Faults) -> None:
+        self._file = file
+        self._faults = faults
+
+    def __enter__(self) -> _FaultyFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def fileno(self) -> int:
+        return int(self._file.fileno())
+
+    def write(self, data: Any) -> int:
+        """Writes half, then fails: a disk that becomes full takes a part first."""
+        if len(self._faults.seen) == self._faults._fail_at:
+            self._file.write(bytes(data)[: len(data) // 2])
+        self._faults.hit("write")
+        return int(self._file.write(data))
