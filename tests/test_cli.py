@@ -1,0 +1,146 @@
+"""The commands as a user types them: what they print, their JSON documents, their exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay import cli
+from tests.preprocess.corpus import Corpus, speech_corpus
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    made = speech_corpus(tmp_path)
+    made.config()  # writes config.toml
+    return made
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = cli.main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
+    code, out, err = run(capsys, *arguments, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_preprocess_then_key_then_preprocess_again(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    config = corpus.folder / "config.toml"
+    before = run_json(capsys, "key", config)
+    assert (before["cache"], before["sealed"], before["nearest"]) == (None, False, None)
+    built = run_json(capsys, "preprocess", config, "--no-progress")
+    wanted = {"key", "cache", "num_samples", "excluded", "failed", "shards_written", "shards_linked", "shards_kept", "seconds"}
+    assert wanted <= built.keys()
+    assert built["key"] == before["key"]
+    assert run_json(capsys, "key", config) == {**before, "cache": built["cache"], "sealed": True}
+    code, out, _ = run(capsys, "preprocess", config)
+    assert code == 0
+    assert out.startswith(f"already sealed: {built['cache']}")
+
+
+def test_key_without_hashing_is_unknown_at_first(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    config = corpus.folder / "config.toml"
+    assert run_json(capsys, "key", config, "--no-hash")["key"] is None
+
+
+def test_key_explains_how_the_nearest_cache_differs(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    config = corpus.folder / "config.toml"
+    built = run_json(capsys, "preprocess", config, "--no-progress")
+    changed = run_json(capsys, "key", config, "--set", "audio.sample_rate_hz=8000", "--explain")
+    assert changed["nearest"] == {
+        "key": built["key"],
+        "differs": [{"field": "audio.sample_rate_hz", "wanted": 8000, "stored": 16000}],
+    }
+    code, out, _ = run(capsys, "key", config, "--set", "audio.sample_rate_hz=8000", "--explain")
+    assert code == 0
+    assert "audio.sample_rate_hz: 8000 wanted, 16000 stored" in out
+    corpus.add_tar("c.tar", ["c0"])
+    differs = run_json(capsys, "key", config)["nearest"]["differs"]
+    assert [row["field"] for row in differs] == ["sources.train.parquet"]
+
+
+def test_overrides_enter_the_key_as_if_they_stood_in_the_file(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    config = corpus.folder / "config.toml"
+    by_flag = run_json(capsys, "key", config, "--max-samples", 3)
+    by_set = run_json(capsys, "key", config, "--set", "source.max_samples=3")
+    text = config.read_text()
+    config.write_text(text.replace("[audio]", "max_samples = 3\n[audio]"))
+    assert by_flag["key"] == by_set["key"] == run_json(capsys, "key", config)["key"]
+    config.write_text(text)
+    assert run_json(capsys, "key", config)["key"] != by_flag["key"]
+
+
+def test_dry_run_says_what_would_be_done(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "preprocess", corpus.folder / "config.toml", "--dry-run")
+    assert code == 0
+    assert "17 samples, about" in out
+    assert "10 to make, 0 to link, 0 finished" in out
+
+
+def test_a_wrong_config_ends_with_2_and_names_every_problem(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    config = corpus.folder / "config.toml"
+    config.write_text(config.read_text().replace('features = "waveform"', 'feature = "waveform"\nsample_rate_hz = "16k"'))
+    code, out, err = run(capsys, "preprocess", config)
+    assert (code, out) == (2, "")
+    assert "audio.feature: unknown field; did you mean audio.features?" in err
+    assert "audio.sample_rate_hz" in err
+    assert "16k" in err
+
+
+def test_a_missing_file_ends_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "key", tmp_path / "none.toml")
+    assert code == 2
+    assert "none.toml: No such file" in err
+
+
+def test_a_manifest_that_is_not_there_ends_with_1(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    (corpus.folder / "train.parquet").unlink()
+    code, _, err = run(capsys, "preprocess", corpus.folder / "config.toml")
+    assert code == 1
+    assert "train.parquet does not exist" in err
+
+
+def test_inspect_without_a_cache_ends_with_3_and_the_command(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "inspect", corpus.folder / "config.toml")
+    assert code == 3
+    assert f"run: forebay preprocess {corpus.folder / 'config.toml'}" in err
+
+
+def test_usage_errors_end_with_2() -> None:
+    for arguments in ([], ["preprocess"], ["preprocess", "x.toml", "--shards", "64::3"], ["nothing"]):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main(arguments)
+
+
+def test_index_indexes_every_tar_of_a_manifest(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("index", corpus.folder / "train.parquet", "--cache-root", corpus.root, "--no-progress")
+    first, second = run_json(capsys, *arguments), run_json(capsys, *arguments)
+    assert (first["indexed"], first["current"], first["failed"], first["members"]) == (2, 0, [], 17)
+    assert (second["indexed"], second["current"]) == (0, 2)
+
+
+@pytest.mark.parametrize("room", ["preprocess", "inspect", "train"])
+def test_every_room_runs_as_a_module(room: str) -> None:
+    command = [sys.executable, "-m", f"forebay.{room}", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"forebay {room}" in done.stdout
+
+
+def test_inspect_cache_takes_the_folder_both_ways(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    cache = run_json(capsys, "preprocess", corpus.folder / "config.toml", "--no-progress")["cache"]
+    documents = []
+    for arguments in ([cache], ["--cache-dir", cache], [f"--cache-dir={cache}"]):
+        assert cli.inspect_cache([*arguments, "--json"]) == 0
+        documents.append(json.loads(capsys.readouterr().out))
+    assert documents[0]["num_samples"] == 17
+    assert documents[0] == documents[1] == documents[2]
