@@ -26,9 +26,7 @@ class ForebayTrainer(Trainer):
     def __init__(self, config: Config, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         state = PartialState()
-        self._loader = forebay.train.make_loader(
-            config, dp_rank=state.process_index, dp_world_size=state.num_processes
-        )
+        self._loader = forebay.train.make_loader(config, dp_rank=state.process_index, dp_world_size=state.num_processes)
 
     def get_train_dataloader(self) -> Any:
         """Returns this rank's loader, not prepared by accelerate."""

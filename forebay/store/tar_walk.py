@@ -69,6 +69,11 @@ class _Window:
         self.data = os.pread(self.descriptor, max(self._width, size), offset)
         self.base = offset
 
+    @property
+    def is_lone(self) -> bool:
+        """Whether one header was all that there was at each of the last steps; `fill` would change nothing but `data`."""
+        return self._is_step and self._width == BLOCK
+
     def read(self, offset: int, size: int, *, last_start: int) -> bytes:
         """Returns any range, from what was read last where it is there; fewer bytes only at the end of the file."""
         position = offset - self.base
@@ -112,14 +117,18 @@ def _walk_plain(run: Run, window: _Window, end: int) -> None:
     This is `_take_member` for the usual case, with everything in local variables: here the 2 us a member are decided.
     """
     data, base, offset = window.data, window.base, run.next
-    last = len(data) - BLOCK
+    last, is_lone, descriptor, pread = len(data) - BLOCK, window.is_lone, window.descriptor, os.pread
     starts, sizes, blocks = run.starts, run.sizes, run.blocks
     for _ in range(_RUN_HEADERS - len(starts)):
         position = offset - base
         if not 0 <= position <= last:
-            window.fill(offset, BLOCK, last_start=starts[-1] if starts else -1)
-            data, base, position = window.data, offset, 0
-            last = len(data) - BLOCK
+            if is_lone and position > last + _NEAR_BYTES:
+                data = pread(descriptor, BLOCK, offset)
+            else:
+                window.data, window.base = data, base
+                window.fill(offset, BLOCK, last_start=starts[-1] if starts else -1)
+                data, is_lone = window.data, window.is_lone
+            base, position, last = offset, 0, len(data) - BLOCK
             if last < 0:
                 break
         block = data[position : position + BLOCK]
@@ -135,7 +144,7 @@ def _walk_plain(run: Run, window: _Window, end: int) -> None:
         blocks.append(block)
         sizes.append(size)
         offset += (size + 2 * BLOCK - 1) & -BLOCK
-    run.next = offset
+    window.data, window.base, run.next = data, base, offset
 
 
 def _take_extended(run: Run, window: _Window, block: bytes, end: int) -> None:

@@ -133,6 +133,16 @@ def test_loss_falls_on_a_repeated_batch(tmp_path: Path, model_type: str, precisi
     assert report.checkpoint == str(find_checkpoint(run_folder(config)))
 
 
+def test_bf16_is_in_effect(tmp_path: Path, whisper: Path) -> None:
+    config = config_of(tmp_path, model=whisper, max_steps=1, log_every=1)
+    (exact,) = losses_of(config, [whisper_batch(0)])
+    AcceleratorState._reset_state(reset_partial_state=True)
+    half = dataclasses.replace(config, train=dataclasses.replace(config.train, mixed_precision="bf16"))
+    (rounded,) = losses_of(half, [whisper_batch(0)])
+    assert rounded != exact
+    assert rounded == pytest.approx(exact, rel=1e-2)
+
+
 @pytest.mark.parametrize("model_type", ["whisper", "qwen3_asr"])
 def test_loss_of_the_first_step_is_that_of_transformers(tmp_path: Path, model_type: str) -> None:
     whisper = model_type == "whisper"
