@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader
 import forebay
 from forebay.train.collate import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
-from forebay.train.select import plan_of, select
+from forebay.train.planned import plan_of
+from forebay.train.select import select
 
 
 def main(config_path: str, overrides: list[str]) -> None:

@@ -13,14 +13,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ForebayError
+from forebay.version import __version__
 
 if TYPE_CHECKING:
     from forebay import inspect, preprocess, store, train
     from forebay.config import load_config
     from forebay.store.cache import Cache, open_cache
 
-__version__ = "0.1.0"
-__all__ = ["Cache", "ForebayError", "inspect", "load_config", "open_cache", "preprocess", "store", "train"]
+__all__ = [
+    "Cache",
+    "ForebayError",
+    "__version__",
+    "inspect",
+    "load_config",
+    "open_cache",
+    "preprocess",
+    "store",
+    "train",
+]
 
 _LAZY = {"load_config": "forebay.config", "open_cache": "forebay.store.cache", "Cache": "forebay.store.cache"}
 

@@ -38,7 +38,17 @@ def test_preprocess_then_key_then_preprocess_again(corpus: Corpus, capsys: pytes
     before = run_json(capsys, "key", config)
     assert (before["cache"], before["sealed"], before["nearest"]) == (None, False, None)
     built = run_json(capsys, "preprocess", config, "--no-progress")
-    wanted = {"key", "cache", "num_samples", "excluded", "failed", "shards_written", "shards_linked", "shards_kept", "seconds"}
+    wanted = {
+        "key",
+        "cache",
+        "num_samples",
+        "excluded",
+        "failed",
+        "shards_written",
+        "shards_linked",
+        "shards_kept",
+        "seconds",
+    }
     assert wanted <= built.keys()
     assert built["key"] == before["key"]
     assert run_json(capsys, "key", config) == {**before, "cache": built["cache"], "sealed": True}
@@ -68,7 +78,9 @@ def test_key_explains_how_the_nearest_cache_differs(corpus: Corpus, capsys: pyte
     assert [row["field"] for row in differs] == ["sources.train.parquet"]
 
 
-def test_overrides_enter_the_key_as_if_they_stood_in_the_file(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+def test_overrides_enter_the_key_as_if_they_stood_in_the_file(
+    corpus: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = corpus.folder / "config.toml"
     by_flag = run_json(capsys, "key", config, "--max-samples", 3)
     by_set = run_json(capsys, "key", config, "--set", "source.max_samples=3")
@@ -88,7 +100,9 @@ def test_dry_run_says_what_would_be_done(corpus: Corpus, capsys: pytest.CaptureF
 
 def test_a_wrong_config_ends_with_2_and_names_every_problem(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
     config = corpus.folder / "config.toml"
-    config.write_text(config.read_text().replace('features = "waveform"', 'feature = "waveform"\nsample_rate_hz = "16k"'))
+    config.write_text(
+        config.read_text().replace('features = "waveform"', 'feature = "waveform"\nsample_rate_hz = "16k"')
+    )
     code, out, err = run(capsys, "preprocess", config)
     assert (code, out) == (2, "")
     assert "audio.feature: unknown field; did you mean audio.features?" in err
@@ -109,7 +123,9 @@ def test_a_manifest_that_is_not_there_ends_with_1(corpus: Corpus, capsys: pytest
     assert "train.parquet does not exist" in err
 
 
-def test_inspect_without_a_cache_ends_with_3_and_the_command(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_without_a_cache_ends_with_3_and_the_command(
+    corpus: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, _, err = run(capsys, "inspect", corpus.folder / "config.toml")
     assert code == 3
     assert f"run: forebay preprocess {corpus.folder / 'config.toml'}" in err

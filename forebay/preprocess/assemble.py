@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-import forebay
 from forebay.config import Config
 from forebay.config.recipe import Recipe
 from forebay.preprocess.listing import Listing
@@ -22,6 +21,7 @@ from forebay.store.layout import Group
 from forebay.store.seal import Contents
 from forebay.store.shard import Shard, ShardEntry, shard_fields
 from forebay.store.sources import dump_sources
+from forebay.version import __version__
 
 Array = np.ndarray[Any, Any]
 Finished = Mapping[Group, Sequence[tuple[Path, ShardEntry]]]
@@ -95,7 +95,7 @@ def assemble(
         "clipped": _num_clipped(listing, recipe, rows, keep),
         "languages": _languages(rows, keep, recipe),
         "size_bytes": sum(entry.size_bytes for shards in finished.values() for _, entry in shards),
-        "made_with": {"forebay": forebay.__version__, "numpy": np.__version__, "python": platform.python_version()},
+        "made_with": {"forebay": __version__, "numpy": np.__version__, "python": platform.python_version()},
     }
     return Contents(
         fields=fields,

@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
-
 from forebay.config import Config
 from forebay.config.recipe import recipe_of
 from forebay.errors import BuildError
@@ -124,7 +122,8 @@ class _Build:
         suffix = "-rebuild" if options.rebuild else ""
         self.workspace = Workspace(config.cache_root / ".building" / f"{listing.key[:SHORT]}{suffix}")
         self.counts: Counter[str] = Counter()
-        self.failures = listed_failures(listing)
+        self.failures = [Failure(sample_id=i, reason=r, message=m) for i, r, m in listing.manifest.failed()]
+        self.num_rows = len(listing.rows) + len(self.failures)
 
     def run(self, standing: Sealed | None) -> BuildReport:
         self._check_failures(len(self.failures))
@@ -217,8 +216,7 @@ class _Build:
         self._check_failures(len(self.failures))
 
     def _check_failures(self, count: int) -> None:
-        rows = len(self.listing.rows) + len(listed_failures(self.listing))
-        share = self.config.run.max_failed_share
+        rows, share = self.num_rows, self.config.run.max_failed_share
         if count <= share * rows:
             return
         listed = "".join(f"\n  {f.sample_id}: {f.reason}: {f.message}" for f in self.failures[:20])
@@ -266,13 +264,6 @@ class _Build:
             shards_kept=self.counts["kept"],
             **values,
         )
-
-
-def listed_failures(listing: Listing) -> list[Failure]:
-    """Returns the rows that were bad before any media was read: missing members, broken metadata."""
-    rejected = listing.manifest.rejected
-    failed = rejected.filter(pc.equal(rejected["kind"], "failed")).select(["sample_id", "reason", "message"])
-    return [Failure(**row) for row in failed.to_pylist()]
 
 
 def _measure(config: Config) -> tuple[Mapping[Group, str], Mapping[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -106,7 +106,7 @@ def constants(config: Config, recipe: Recipe, encoder: TextEncoder | None) -> di
     }
 
 
-def _wanted(recipe: Recipe) -> str:
+def _wanted(recipe: Recipe) -> Literal["float32", "int16"]:
     kept = recipe.waveform if recipe.waveform is not None else recipe.features
     return "int16" if isinstance(kept, Waveform) and kept.dtype == "int16" else "float32"
 

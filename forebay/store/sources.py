@@ -84,7 +84,8 @@ def _expand(source: SourceConfig, path: Path) -> list[Path]:
     if path.is_dir():
         folder = path / source.split if source.kind == "hf" and (path / "dataset_dict.json").exists() else path
         found = [p for pattern in _PATTERNS[source.kind] for p in sorted(folder.glob(pattern))]
-        return [p for p in found if p.is_file()]
+        # `datasets` leaves results of map() in a dataset's folder as cache-*.arrow; they are not the dataset.
+        return [p for p in found if p.is_file() and not p.match("cache-*.arrow")]
     if glob.has_magic(str(path)) and not path.exists():
         return [p for p in map(Path, sorted(glob.glob(str(path), recursive=True))) if p.is_file()]
     return [path] if path.exists() else []

@@ -20,7 +20,7 @@ from forebay.store.tar_members import CURRENT_DIRECTORY, FileStamp, Refused, Tar
 from forebay.store.tar_walk import Run, walk
 
 _SEARCH_BYTES = 1024 * 1024
-_SLASH = ord("/")
+_PAX = ord("x")
 _NO_FILES = frozenset((header.DIRECTORY, header.VOLUME_LABEL)) | header.EXTENDED
 _REASONS = {ord("1"): "hard_link", ord("2"): "symlink", header.SPARSE: "sparse"} | dict.fromkeys(b"346", "special_file")
 _COMPRESSED = {
@@ -118,20 +118,25 @@ class _Scan:
         for row, extension in run.extensions.items():
             if row >= good:
                 break
-            self._take_plain(run, names, done, row)
+            self._take_plain(run, names, kinds, done, row)
             self._take_special(names[row], kinds[row], run.starts[row], run.sizes[row], extension)
             done = row + 1
-        self._take_plain(run, names, done, good)
+        self._take_plain(run, names, kinds, done, good)
         return good
 
-    def _take_plain(self, run: Run, names: list[bytes], first: int, stop: int) -> None:
+    def _take_plain(self, run: Run, names: list[bytes], kinds: bytes, first: int, stop: int) -> None:
         if b"" in names[first:stop]:
             for row in range(first, stop):
-                self._take_special(names[row], ord("0"), run.starts[row], run.sizes[row], None)
-        elif first < stop:
+                self._take_special(names[row], kinds[row], run.starts[row], run.sizes[row], None)
+        elif kinds.find(b"x", first, stop) < 0:
             self._names += names[first:stop]
             self._offsets += [start + BLOCK for start in run.starts[first:stop]]
             self._sizes += run.sizes[first:stop]
+        else:
+            rows = [row for row in range(first, stop) if kinds[row] != _PAX]
+            self._names += [names[row] for row in rows]
+            self._offsets += [run.starts[row] + BLOCK for row in rows]
+            self._sizes += [run.sizes[row] for row in rows]
 
     def _take_special(self, name: bytes, kind: int, start: int, size: int, extension: Extension | None) -> None:
         if extension and extension.name is not None:

@@ -14,7 +14,7 @@ _NEAR_BYTES = 4 * 1024
 _MAX_WINDOW_BYTES = 64 * 1024
 _ZERO_BLOCK = bytes(BLOCK)
 _TYPE = header.TYPE
-_PLAIN_FILE = ord("0")
+_PLAIN_FILE, _PAX = b"0x"
 _PLAIN_ENDS = frozenset(b"\0 ")
 _IS_EXTENDED_HEADER, _IS_EXTENDED_BLOCK = 482, 504
 
@@ -24,7 +24,8 @@ class Run:
     """Headers that follow each other, one entry a header in each list.
 
     sizes: of the data, in bytes; -1 where the header gives none. extensions: the rows that are anything but a plain
-    regular file within the file's end, in order, each with what extended headers said about it.
+    regular file within the file's end (or a PAX header of no consequence), in order, each with what extended headers
+    said about it.
     stop: why the walk ended: `full`, `zeros`, `end`, `truncated`, `bad_size` or `globals`; next: where to go on.
     pending: extended headers whose member did not come. defaults: what a global header asks for, where `stop` says so.
     """
@@ -112,13 +113,14 @@ def walk(
 
 
 def _walk_plain(run: Run, window: _Window, end: int) -> None:
-    """Takes the headers of regular files with octal sizes, up to the first that is anything else.
+    """Takes the headers of regular files with octal sizes, and PAX headers of no consequence, up to anything else.
 
     This is `_take_member` for the usual case, with everything in local variables: here the 2 us a member are decided.
     """
     data, base, offset = window.data, window.base, run.next
     last, is_lone, descriptor, pread = len(data) - BLOCK, window.is_lone, window.descriptor, os.pread
     starts, sizes, blocks = run.starts, run.sizes, run.blocks
+    before = _PLAIN_FILE
     for _ in range(_RUN_HEADERS - len(starts)):
         position = offset - base
         if not 0 <= position <= last:
@@ -132,19 +134,29 @@ def _walk_plain(run: Run, window: _Window, end: int) -> None:
             if last < 0:
                 break
         block = data[position : position + BLOCK]
-        if block[_TYPE] != _PLAIN_FILE or block[135] not in _PLAIN_ENDS:
+        kind = block[_TYPE]
+        if (kind != _PLAIN_FILE and kind != _PAX) or block[135] not in _PLAIN_ENDS:
             break
         try:
             size = int(block[124:135], 8)
         except ValueError:  # padded in another way, base-256, or broken
             break
-        if not 0 <= size <= end - BLOCK - offset:
+        if not 0 <= size <= end - BLOCK - offset or (kind == _PAX and _matters(data, position + BLOCK, size)):
             break
+        before = kind
         starts.append(offset)
         blocks.append(block)
         sizes.append(size)
         offset += (size + 2 * BLOCK - 1) & -BLOCK
     window.data, window.base, run.next = data, base, offset
+    if before == _PAX:
+        run.pending = Extension()
+
+
+def _matters(data: bytes, position: int, size: int) -> bool:
+    """Says whether PAX records may name the next member or its size; most give times only."""
+    payload = data[position : position + size]
+    return len(payload) < size or b"path" in payload or b"size" in payload or b"GNU.sparse." in payload
 
 
 def _take_extended(run: Run, window: _Window, block: bytes, end: int) -> None:

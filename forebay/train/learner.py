@@ -151,7 +151,7 @@ class Learner:
             saved = save_checkpoint(
                 folder,
                 state,
-                model=self.accelerator.unwrap_model(self._model, keep_fp32_wrapper=False),
+                model=self.accelerator.unwrap_model(self._model),  # keeps the casts of mixed precision in place
                 optimizer=self._optimizer.state_dict(),
                 processor_folder=self.facts.folder,
             )

@@ -22,19 +22,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from forebay.errors import ConfigError, MissingExtraError
-from forebay.train.checkpoint import (
-    find_checkpoint,
-    run_folder,
-)
+from forebay.train.checkpoint import find_checkpoint, run_folder
 from forebay.train.learner import Learner, lr_factor
 from forebay.train.meter import StepLog
 from forebay.train.micro_batches import BatchLoader
-from forebay.train.models import (
-    ModelFacts,
-    check_config,
-    check_constants,
-    model_facts,
-)
+from forebay.train.models import ModelFacts, check_config, check_constants, model_facts
 
 if TYPE_CHECKING:
     from forebay.config import Config, TrainConfig

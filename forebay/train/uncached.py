@@ -130,10 +130,10 @@ class UncachedSource:
             return
         now = probe(self._recipe, tokenizer)
         for group in ("media", "text"):
-            if now[group] != stored.get(group):  # type: ignore[index]  # a literal, spelled here
+            if now[group] != stored.get(group):
                 logger.warning(
                     "the %s steps give other values here than where the cache was built (probe %s, stored %s)",
                     group,
-                    now[group],  # type: ignore[index]
+                    now[group],
                     stored.get(group),
                 )

@@ -96,7 +96,9 @@ def speech_corpus(folder: Path) -> Corpus:
 
 def file_bytes(folder: Path) -> dict[str, bytes]:
     """Every file below a folder."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
 
 
 def shard_bytes(folder: Path) -> dict[str, bytes]:

@@ -258,7 +258,9 @@ def wait_for_shards(root: Path, count: int) -> None:
         time.sleep(0.001)
 
 
-@pytest.mark.parametrize(("count", "end"), [(1, signal.SIGKILL), (4, signal.SIGKILL), (2, signal.SIGTERM), (3, signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("count", "end"), [(1, signal.SIGKILL), (4, signal.SIGKILL), (2, signal.SIGTERM), (3, signal.SIGINT)]
+)
 def test_a_killed_build_goes_on_where_it_was(corpus: Corpus, count: int, end: signal.Signals) -> None:
     wanted = shard_bytes(Path(make(corpus.config('run.cache_root="other"')).cache))
     config = corpus.config()

@@ -216,13 +216,32 @@ def test_an_extended_header_without_its_member_is_refused(path: Path, end: int) 
 
 
 @pytest.mark.parametrize(
-    "payload", [b"9 path\n", b"x path=a\n", b"99 path=a\n", b"9 path=ab", b"12 size=abc\n", b"0 a=b\n"]
+    "payload", [b"9 path\n", b"x path=a\n", b"99 path=a\n", b"9 path=ab", b"12 size=abc\n", b"0 path=b\n"]
 )
 def test_a_member_with_broken_pax_records_is_refused(path: Path, payload: bytes) -> None:
     data = member(b"PaxHeaders/a", payload, kind=b"x") + member(b"a", b"1") + member(b"b", b"2") + END
     index = scan(path, data)
     assert index.names == ["b"]
     assert index.refused == (Refused("a", "bad_extended_header", 1024),)
+
+
+def test_pax_records_of_times_alone_change_nothing_and_lose_nothing(path: Path) -> None:
+    times = pax({"mtime": "1.5", "atime": "2.5"})
+    data = times + member(b"a", b"1") + times + header(b"dir/", 0, kind=b"5") + times + header(b"l", 0, kind=b"2")
+    data += times + times + member(b"./b", b"2") + times + member(b"", b"3") + times
+    index = scan(path, data + END)
+    assert index.names == ["a", "b"]
+    assert [(name, reason) for name, reason, _ in index.refused] == [
+        ("l", "symlink"),
+        ("", "no_name"),
+        ("", "truncated"),
+    ]
+    broken = bytearray(data + END)
+    broken[5] ^= 1
+    assert scan(path, bytes(broken)).refused[:2] == (
+        Refused("PaxHe`ders/x", "bad_checksum", 0),
+        Refused("a", "bad_extended_header", 1024),
+    )
 
 
 def test_sizes_that_are_no_numbers_or_negative_cost_one_member(path: Path) -> None:

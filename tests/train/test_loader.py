@@ -423,6 +423,8 @@ def in_child(check: Any) -> int:
     if pid == 0:
         status = 1
         try:
+            # The comparisons would wait for ever for OpenMP threads that are not here; DataLoader's workers do the same.
+            torch.set_num_threads(1)
             status = 0 if check() else 1
         finally:
             os._exit(status)

@@ -143,6 +143,14 @@ def test_bf16_is_in_effect(tmp_path: Path, whisper: Path) -> None:
     assert rounded == pytest.approx(exact, rel=1e-2)
 
 
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_checkpoints_on_the_way_change_nothing(tmp_path: Path, whisper: Path, precision: str) -> None:
+    batches = [whisper_batch(seed) for seed in range(2)]
+    config = config_of(tmp_path, model=whisper, max_steps=4, learning_rate=3e-3, log_every=1, mixed_precision=precision)
+    often = dataclasses.replace(config, train=dataclasses.replace(config.train, checkpoint_every=1))
+    assert losses_of(often, batches) == losses_of(config, batches)
+
+
 @pytest.mark.parametrize("model_type", ["whisper", "qwen3_asr"])
 def test_loss_of_the_first_step_is_that_of_transformers(tmp_path: Path, model_type: str) -> None:
     whisper = model_type == "whisper"

@@ -1,0 +1,188 @@
+"""The corpus of the benchmarks: hours of FLAC in tars, made of the demo recordings, under `bench-data/`.
+
+Clips are demo recordings of one language end to end, cut to durations drawn from the usual histogram of speech corpora:
+real speech as FLAC sees it, and few files to download. Built once, the same bytes each time with the same libsndfile.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import soundfile as sf
+
+from benchmarks.plan import SAMPLE_RATE_HZ, usual_durations
+from forebay.config import Config, load_config
+from forebay.preprocess.cut import cut_rows
+from forebay.preprocess.listing import Mapper, resolve
+from forebay.preprocess.shard_task import ShardTask
+from forebay.store.files import temporary_name
+from forebay.store.layout import GROUPS
+from forebay.store.memo import Memo
+
+ROOT = Path(__file__).parents[1]
+BENCH_DATA = ROOT / "bench-data"
+SPEECH = ROOT / "demo" / "speech"
+
+_VERSION = 1
+"""Bumped when the same hours become other files."""
+
+_CONFIG = """name = "bench"
+[source]
+kind = "tar"
+manifest = "train.parquet"
+max_duration_s = 30.0
+[audio]
+features = "log_mel"
+[text]
+tokenizer = "model"
+prompt = "whisper"
+max_label_tokens = 448
+[run]
+num_workers = 2
+"""
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Corpus:
+    """A folder with `train-*.tar`, `train.parquet`, `model/` (the demo's tokenizer) and `bench.toml`."""
+
+    folder: Path
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The manifest, one mapping a clip."""
+        rows: list[dict[str, Any]] = pq.read_table(self.folder / "train.parquet").to_pylist()
+        return rows
+
+    @property
+    def audio_s(self) -> float:
+        """Seconds of audio in all clips."""
+        return float(sum(row["duration_s"] for row in self.rows))
+
+    def config(self, *, cache_root: Path) -> Config:
+        """Returns the log-mel recipe over this corpus with caches under `cache_root`."""
+        return load_config(self.folder / "bench.toml", overrides=[f"run.cache_root={cache_root}"])
+
+
+def shard_tasks(config: Config, mapper: Mapper) -> list[ShardTask]:
+    """Returns the tasks of a build of a config, in its order, for folders to be named (`dataclasses.replace`)."""
+    listing = resolve(config, Memo(config.cache_root), mapper)
+    assert config.text is not None
+    tasks = []
+    for start, stop in cut_rows(listing.rows["group"].to_numpy(), rows_per_shard=config.layout.rows_per_shard):
+        files, rows = listing.part(start, stop)
+        tasks += [
+            ShardTask(
+                group=group,
+                key=f"{group}-{start:08d}",
+                folder=config.cache_root,
+                rows=rows,
+                files=files,
+                recipe=listing.recipe.recipe,
+                tokenizer=config.text.tokenizer,
+                max_open_tars=config.run.max_open_tars,
+            )
+            for group in GROUPS
+        ]
+    return tasks
+
+
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    samples: Array
+    text: str
+
+
+def corpus(*, hours: float, num_tars: int) -> Corpus:
+    """Returns the corpus of at least so many hours; builds it where it is not there (5 hours: half a minute of CPU)."""
+    folder = BENCH_DATA / f"speech-{hours:g}h-{num_tars}tars-v{_VERSION}"
+    if not folder.is_dir():
+        BENCH_DATA.mkdir(exist_ok=True)
+        aside = temporary_name(folder)
+        aside.mkdir()
+        _build(aside, hours=hours, num_tars=num_tars)
+        aside.rename(folder)
+    return Corpus(folder=folder)
+
+
+def _build(folder: Path, *, hours: float, num_tars: int) -> None:
+    lengths = _lengths(hours)
+    recordings = _recordings()
+    rows: list[dict[str, Any]] = []
+    for number, part in enumerate(np.array_split(np.arange(len(lengths)), num_tars)):
+        name = f"train-{number:05d}.tar"
+        with tarfile.open(folder / name, "w") as tar:
+            for index in part.tolist():
+                row = _add(tar, index, length=int(lengths[index]), recordings=recordings)
+                rows.append({"tar_path": name, **row})
+    pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
+    shutil.copytree(SPEECH / "model", folder / "model")
+    (folder / "bench.toml").write_text(_CONFIG, encoding="utf-8")
+
+
+def _lengths(hours: float) -> Array:
+    """Returns int64 [clips], audio samples: as few as make the hours full."""
+    wanted = hours * 3600 * SAMPLE_RATE_HZ
+    drawn = usual_durations(int(hours * 3600 / 4) + 16)  # the mean is 6.8 s
+    return drawn[: int(np.searchsorted(np.cumsum(drawn), wanted)) + 1]
+
+
+def _recordings() -> dict[str, list[_Recording]]:
+    """The demo recordings by language."""
+    found: dict[str, list[_Recording]] = {}
+    for row in pq.read_table(SPEECH / "train.parquet").to_pylist():
+        with tarfile.open(SPEECH / row["tar_path"]) as tar:
+            member = tar.extractfile(row["tar_member_name"])
+            assert member is not None
+            samples, rate_hz = sf.read(io.BytesIO(member.read()), dtype="int16")
+        assert rate_hz == SAMPLE_RATE_HZ
+        found.setdefault(row["language"], []).append(_Recording(samples, row["transcript"]))
+    return found
+
+
+def _add(
+    tar: tarfile.TarFile, index: int, *, length: int, recordings: Mapping[str, Sequence[_Recording]]
+) -> dict[str, Any]:
+    rng = np.random.default_rng([_VERSION, index])
+    language = sorted(recordings)[int(rng.integers(len(recordings)))]
+    samples, text = _concatenated(recordings[language], length, rng)
+    buffer = io.BytesIO()
+    sf.write(buffer, samples, SAMPLE_RATE_HZ, format="FLAC", subtype="PCM_16")
+    sample_id = f"{language}-{index:06d}"
+    info = tarfile.TarInfo(f"{sample_id}.flac")
+    info.size = len(buffer.getvalue())  # not tell(): libsndfile ends by writing the header again
+    buffer.seek(0)
+    tar.addfile(info, buffer)
+    return {
+        "tar_member_name": info.name,
+        "transcript": text,
+        "language": language,
+        "duration_s": length / SAMPLE_RATE_HZ,
+        "sample_id": sample_id,
+    }
+
+
+def _concatenated(recordings: Sequence[_Recording], length: int, rng: np.random.Generator) -> tuple[Array, str]:
+    """Returns recordings end to end, cut to `length`, and as much of the last one's text as is heard."""
+    parts: list[Array] = []
+    texts: list[str] = []
+    missing = length
+    while missing:
+        chosen = recordings[int(rng.integers(len(recordings)))]
+        part = chosen.samples[:missing]
+        words = chosen.text.split()
+        parts.append(part)
+        texts += words[: max(1, len(words) * len(part) // len(chosen.samples))]
+        missing -= len(part)
+    return np.concatenate(parts), " ".join(texts)

@@ -1,0 +1,77 @@
+"""Documents that stay true: paths that are named exist, configs are explained, commands of the README run."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from forebay import cli
+from forebay.config import tree
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [
+    "ARCHITECTURE.md",
+    "README.md",
+    "CHANGELOG.md",
+    *(f"docs/decisions/{p.name}" for p in (ROOT / "docs/decisions").glob("*.md")),
+]
+SECTIONS = [
+    tree.SourceConfig,
+    tree.AudioConfig,
+    tree.TextConfig,
+    tree.LayoutConfig,
+    tree.PlanConfig,
+    tree.TrainConfig,
+    tree.RunConfig,
+]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_path_that_a_document_names_exists(name: str) -> None:
+    text = (ROOT / name).read_text()
+    named = re.findall(r"`((?:forebay|tests|docs|configs|benchmarks|demo|examples)/[\w./-]*\w/?)`", text)
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_architecture_names_every_room() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    rooms = [path.name for path in (ROOT / "forebay").iterdir() if (path / "__init__.py").exists()]
+    assert [room for room in rooms if f"`forebay/{room}/`" not in text] == []
+
+
+def test_the_readme_explains_every_field() -> None:
+    text = (ROOT / "README.md").read_text()
+    missing = [f"{s.__name__}.{f.name}" for s in SECTIONS for f in dataclasses.fields(s) if f"`{f.name}`" not in text]
+    assert missing == []
+
+
+def test_every_command_and_option_of_the_readme_parses() -> None:
+    rows = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| `forebay ")]
+    assert len(rows) == 5
+    for row in rows:
+        name = shlex.split(re.findall(r"`(.*?)`", row)[0])[1]
+        with pytest.raises(SystemExit, match="0"):
+            cli.main([name, "--help"])
+        parser = cli._parser()._subparsers._group_actions[0].choices[name]  # type: ignore[union-attr,index]
+        known = {option for action in parser._actions for option in action.option_strings}
+        assert set(re.findall(r"(--[a-z-]+)", row)) - {"--cache-dir"} <= known
+
+
+def test_no_committed_text_names_a_machine() -> None:
+    banned = re.compile("|".join(("/" + "work" + "/", "/" + "root" + "/", "pypi" + "-more")))
+    suffixes = {".py", ".md", ".toml", ".cfg", ".txt", ".json", ".sh"}
+    files = [
+        p
+        for folder in ("forebay", "tests", "docs", "configs", "benchmarks", "demo")
+        for p in (ROOT / folder).rglob("*")
+    ]
+    found = [
+        str(p)
+        for p in [*files, *ROOT.glob("*")]
+        if p.is_file() and p.suffix in suffixes and banned.search(p.read_text())
+    ]
+    assert found == []
