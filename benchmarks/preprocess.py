@@ -1,11 +1,11 @@
-"""What preprocessing costs beside the plain way and beside its bare arithmetic: `python -m benchmarks.preprocess [--tiny] [--json]`.
+"""What preprocessing costs beside the plain way and its bare arithmetic: `python -m benchmarks.preprocess [--tiny] [--json]`.
 
-Tars of FLAC to shards of float16 log-mels and tokens, hashed and fsynced, in warm worker processes of one thread each.
-The plain way: tarfile, soundfile, transformers' WhisperFeatureExtractor on random batches of 32 with its padding to 30 s;
-its output is dropped, not stored, and it makes no tokens. `per clip` is the same without padding. The bare arithmetic: the
-same read, soundfile and feature engine in the same blocks, in a loop, nothing checked and nothing kept. Every round takes
-another share of the corpus and all contestants in turn; figures are medians of rounds, ratios medians of the ratios within
-a round. Before anything counts, shards are compared with the extractor's output.
+From tars of FLAC to shards of float16 log-mels and tokens, hashed and fsynced, in warm worker processes of one thread each.
+The plain way is tarfile, soundfile and transformers' WhisperFeatureExtractor on random batches of 32, padded to 30 s as it
+does by default; `per clip` is the same without batches and padding. Their output is dropped, not stored, and they make no
+tokens. Bare: our read, soundfile and our feature engine on the same blocks in a loop, nothing checked, nothing kept.
+Every round takes another share of the corpus and all contestants in turn; seconds are medians of rounds, ratios medians of
+the ratios within a round. Shards are compared with the extractor's output before anything counts.
 """
 
 from __future__ import annotations
@@ -13,35 +13,26 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import resource
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
-from benchmarks.data import BENCH_DATA, Corpus, corpus
-from benchmarks.report import Cost, Stages, arguments, machine, median, ratio, show, timed
-from forebay.preprocess.cut import cut_rows
-from forebay.preprocess.listing import resolve
+from benchmarks.data import BENCH_DATA, ROOT, SAMPLE_RATE_HZ, Corpus, corpus, shard_tasks
+from benchmarks.report import Cost, arguments, machine, median, ratio, show, timed
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.shard_task import ShardTask, make_shard
-from forebay.store.layout import GROUPS
-from forebay.store.memo import Memo
 
-SAMPLE_RATE_HZ = 16_000
 BATCH_SIZE = 32
 BLOCK_SAMPLES = 300 * SAMPLE_RATE_HZ
-HALF_ULP = 2.0**-11
-"""Rounding to float16 of values in [1, 2), relative to 1."""
+"""As `preprocess.samples` hands them to the feature engine."""
 
 Clip = tuple[Path, str]
 """(tar, member name)"""
@@ -49,19 +40,19 @@ Clip = tuple[Path, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What a round works on: whole shards for us, as many seconds of random clips for the plain way."""
+    """What a round works on: whole shards for us, random clips for the plain way; seconds of audio of each."""
 
     tasks: tuple[ShardTask, ...]
-    audio_s: float
+    tasks_s: float
     clips: tuple[Clip, ...]
     clips_s: float
 
 
-# Contestants: called in worker processes, so each imports what it needs there.
+# --- contestants: called in worker processes, which load what they need
 
 
 def ours(tasks: Sequence[ShardTask]) -> Cost:
-    """Returns what making these shards costs; each pass into a folder of its own, for what is there is not made again."""
+    """Returns what making these shards costs; into a folder of its own, for what is there is not made again."""
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as folder:
         return timed(lambda: [make_shard(replace(task, folder=Path(folder))) for task in tasks])
 
@@ -94,7 +85,7 @@ def plain(clips: Sequence[Clip]) -> Cost:
     extractor = WhisperFeatureExtractor()
 
     def work() -> None:
-        with _opened(clips) as read:
+        with opened(clips) as read:
             for start in range(0, len(clips), BATCH_SIZE):
                 batch = [read(clip) for clip in clips[start : start + BATCH_SIZE]]
                 extractor(batch, sampling_rate=SAMPLE_RATE_HZ, return_tensors="np")
@@ -109,51 +100,15 @@ def per_clip(clips: Sequence[Clip]) -> Cost:
     extractor = WhisperFeatureExtractor()
 
     def work() -> None:
-        with _opened(clips) as read:
+        with opened(clips) as read:
             for clip in clips:
                 extractor(read(clip), sampling_rate=SAMPLE_RATE_HZ, padding="longest", return_tensors="np")
 
     return timed(work)
 
 
-def stages(tasks: Sequence[ShardTask]) -> dict[str, float]:
-    """Returns CPU seconds by stage of making these shards, with a clock put around the product's own functions."""
-    import soxr
-    import xxhash
-
-    from forebay.preprocess import features, samples
-    from forebay.preprocess.sources import MediaReader
-    from forebay.preprocess.text import TextEncoder
-    from forebay.store import shard, tdz
-
-    clock = Stages()
-
-    class File128:
-        def __init__(self) -> None:
-            state = xxhash.xxh3_128()
-            self.update, self.hexdigest = clock.wrap("hash", state.update), state.hexdigest
-
-    zlib = SimpleNamespace(crc32=clock.wrap("hash", tdz.zlib.crc32))
-    with contextlib.ExitStack() as stack:
-        for owner, name, stage in (
-            (MediaReader, "__call__", "read"),
-            (samples, "decode_audio", "decode"),
-            (soxr, "resample", "resample"),
-            (features, "compute", "features"),
-            (TextEncoder, "encode", "tokens"),
-            (shard, "sample_hash", "hash"),
-            (tdz, "write_all", "write"),
-            (os, "fsync", "write"),
-        ):
-            stack.enter_context(mock.patch.object(owner, name, clock.wrap(stage, getattr(owner, name))))
-        stack.enter_context(mock.patch.object(tdz, "zlib", zlib))
-        stack.enter_context(mock.patch.object(tdz, "xxhash", SimpleNamespace(xxh3_128=File128)))
-        total = ours(tasks)
-    return {**{"resample": 0.0}, **clock.cpu_s, "rest": total.cpu_s - sum(clock.cpu_s.values())}
-
-
 @contextlib.contextmanager
-def _opened(clips: Sequence[Clip]) -> Iterator[Any]:
+def opened(clips: Sequence[Clip]) -> Iterator[Callable[[Clip], Any]]:
     """Yields a reader of clips as float32, over tars that are opened and listed once."""
     import soundfile
 
@@ -170,10 +125,13 @@ def _opened(clips: Sequence[Clip]) -> Iterator[Any]:
         yield read
 
 
-def difference(task: ShardTask) -> float:
-    """Returns by how much the shard of one task differs from the extractor's output, in units of what float16 allows.
+# --- equality
 
-    The 30 s input is rebuilt from the stored frames and `pad_value`. Allowed: 1e-6 before rounding, then half an ulp.
+
+def difference(task: ShardTask) -> float:
+    """Returns how far the 30 s inputs rebuilt from a shard are from the extractor's, 1.0 being what is allowed.
+
+    Allowed are 1e-6 before rounding to float16, and its half unit in the last place.
     """
     from transformers import WhisperFeatureExtractor
 
@@ -182,19 +140,139 @@ def difference(task: ShardTask) -> float:
     from forebay.train.finish import whisper_input
 
     extractor = WhisperFeatureExtractor()
+    clips = [(task.files[0].path, name) for name in task.rows["member"].to_pylist()[: 2 * BATCH_SIZE]]
     worst = 0.0
-    names = task.rows["member"].to_pylist()
-    with tempfile.TemporaryDirectory(dir=BENCH_DATA) as folder:
+    with tempfile.TemporaryDirectory(dir=BENCH_DATA) as folder, opened(clips) as read:
         here = replace(task, folder=Path(folder))
         entry = make_shard(here)[0].entry
-        written = Shard(here.path, entry, shard_fields(sample_fields(task.recipe), "media"))
-        clips = [(task.files[0].path, name) for name in names[: 2 * BATCH_SIZE]]
-        with _opened(clips) as read:
-            expected = extractor([read(clip) for clip in clips], sampling_rate=SAMPLE_RATE_HZ, return_tensors="np")
-        for index, wanted in enumerate(expected["input_features"]):
-            row = written.row(index)
+        made = Shard(here.path, entry, shard_fields(sample_fields(task.recipe), "media"))
+        for index, clip in enumerate(clips):
+            wanted = extractor(read(clip), sampling_rate=SAMPLE_RATE_HZ, return_tensors="np")["input_features"][0]
+            row = made.row(index)
             found = np.empty_like(wanted)
             whisper_input(row["input_features"], float(row["pad_value"][0]), found)
-            allowed = HALF_ULP * np.maximum(np.abs(wanted), 2.0**-14) + 1e-6
+            allowed = 1e-6 + 2.0**-11 * np.maximum(np.abs(wanted), 2.0**-14)
             worst = max(worst, float((np.abs(found - wanted) / allowed).max()))
     return worst
+
+
+# --- measurements
+
+
+def shares(data: Corpus, tasks: Sequence[ShardTask], *, count: int) -> list[Share]:
+    """Returns the corpus in `count` shares: consecutive shards, and random clips; each clip in one of either."""
+    rows = data.rows
+    order = np.random.default_rng(0).permutation(len(rows))
+    groups = sorted({task.rows["sample_id"][0].as_py() for task in tasks})
+    found = []
+    for part, ids in zip(np.array_split(order, count), np.array_split(np.array(groups), count), strict=True):
+        mine = tuple(task for task in tasks if task.rows["sample_id"][0].as_py() in set(ids.tolist()))
+        clips = tuple((data.folder / rows[i]["tar_path"], str(rows[i]["tar_member_name"])) for i in part.tolist())
+        found.append(
+            Share(
+                tasks=mine,
+                tasks_s=sum(float(task.rows["duration_s"].to_numpy().sum()) for task in mine if task.group == "media"),
+                clips=clips,
+                clips_s=sum(rows[i]["duration_s"] for i in part.tolist()),
+            )
+        )
+    return found
+
+
+def efficiency(pool: Pool, parts: Sequence[Share]) -> list[dict[str, Any]]:
+    """Returns CPU seconds an hour of audio of every contestant in one process, and how many times ours that is."""
+    costs: dict[str, list[float]] = {}
+    for share in parts:
+        media = [task for task in share.tasks if task.group == "media"]
+        for name, contestant, items, audio_s in (
+            ("forebay, shards of media and text", ours, share.tasks, share.tasks_s),
+            ("plain: batches of 32 padded to 30 s", plain, share.clips, share.clips_s),
+            ("plain, per clip, no padding", per_clip, share.clips, share.clips_s),
+            ("bare: read, decode, features", bare, media, share.tasks_s),
+        ):
+            cost = pool.map(contestant, [items])[0]
+            costs.setdefault(name, []).append(cost.cpu_s / (audio_s / 3600))
+    first = next(iter(costs.values()))
+    return [
+        {
+            "one process": name,
+            "cpu_s_per_hour": median(found),
+            "hours_per_cpu_s": 1 / median(found),
+            "times_ours": ratio(found, first),
+        }
+        for name, found in costs.items()
+    ]
+
+
+def two_processes(tasks: Sequence[ShardTask], *, rounds: int) -> dict[str, Any]:
+    """Returns the throughput of two workers making all shards over that of two bare loops over half of them each."""
+    media = [task for task in tasks if task.group == "media"]
+    halves = [media[::2], media[1::2]]
+    walls: dict[str, list[float]] = {"forebay": [], "bare": []}
+    with Pool(2) as pool:
+        pool.map(ours, [tasks[:2]] * 2)
+        pool.map(bare, [media[:1]] * 2)
+        for _ in range(rounds):
+            walls["bare"].append(timed(lambda: pool.map(bare, halves)).wall_s)
+            with tempfile.TemporaryDirectory(dir=BENCH_DATA) as folder:
+                here = [replace(task, folder=Path(folder)) for task in tasks]
+                walls["forebay"].append(timed(lambda made=here: list(pool.run(make_shard, made))).wall_s)
+    return {
+        "forebay_wall_s": median(walls["forebay"]),
+        "bare_wall_s": median(walls["bare"]),
+        "share_of_bare": ratio(walls["bare"], walls["forebay"]),
+    }
+
+
+def command(data: Corpus) -> list[dict[str, Any]]:
+    """Returns the cost of the whole command with two workers: from nothing to a sealed cache, and once more over it."""
+    rows = []
+    with tempfile.TemporaryDirectory(dir=BENCH_DATA) as root:
+        arguments_ = [str(data.folder / "bench.toml"), "--set", f"run.cache_root={root}", "--json"]
+        for name in ("to a sealed cache", "over the sealed cache"):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "forebay.cli", "preprocess", *arguments_],
+                cwd=ROOT,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            start = time.perf_counter()
+            _, status, usage = os.wait4(process.pid, 0)  # with the workers, which it waits for
+            if status:
+                raise SystemExit(f"forebay preprocess {' '.join(arguments_)} ended with status {status}")
+            wall_s = time.perf_counter() - start
+            rows.append({"forebay preprocess": name, "wall_s": wall_s, "cpu_s": usage.ru_utime + usage.ru_stime})
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments(__doc__, argv)
+    data = corpus(hours=0.05 if options.tiny else 5, num_tars=2 if options.tiny else 8)
+    rounds = 1 if options.tiny else options.rounds or 4
+    with tempfile.TemporaryDirectory(dir=BENCH_DATA) as root, Pool(1) as pool:
+        tasks = shard_tasks(data.config(cache_root=Path(root)), pool)
+        worst = pool.map(difference, tasks[:1])[0]
+        if worst > 1:
+            raise SystemExit(f"shards are {worst:.2f} times as far from WhisperFeatureExtractor's output as allowed")
+        parts = shares(data, tasks, count=rounds)
+        for warm, items in ((ours, tasks[:2]), (plain, parts[0].clips[:BATCH_SIZE]), (bare, tasks[:1])):
+            pool.map(warm, [items])
+        one = efficiency(pool, parts)
+    document = {
+        "machine": machine("numpy", "torch", "transformers", "soundfile"),
+        "hours": data.audio_s / 3600,
+        "rounds": rounds,
+        "difference_of_allowed": worst,
+        "one_process": one,
+        "two_processes": two_processes(tasks, rounds=rounds),
+        "command": command(data),
+    }
+    show(document, as_json=options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    # Under its real name, not `__main__`: workers import the contestants by it.
+    from benchmarks import preprocess
+
+    sys.exit(preprocess.main())

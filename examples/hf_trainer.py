@@ -49,7 +49,7 @@ def main(config_path: str, overrides: list[str]) -> None:
     )
     model = load_model(Path(str(config.train.model)), seed=config.train.seed)
     result = ForebayTrainer(config, model=model, args=arguments).train()
-    print(f"{result.global_step} steps, mean loss {result.training_loss:.3f}")  # noqa: T201
+    print(f"{result.global_step} steps, mean loss {result.training_loss:.3f}")
 
 
 if __name__ == "__main__":

@@ -29,12 +29,12 @@ def main(config_path: str, overrides: list[str]) -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        print(f"step {step}: loss {loss.item():.3f}")  # noqa: T201
+        print(f"step {step}: loss {loss.item():.3f}")
 
     state = loader.state_dict()  # a few integers: save it beside the weights
     again = forebay.train.make_loader(config)
     again.load_state_dict(state)  # the next batch is the one that `loader` would have given
-    print(f"the next batch is micro-batch {state['position']} of epoch {state['epoch']}")  # noqa: T201
+    print(f"the next batch is micro-batch {state['position']} of epoch {state['epoch']}")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def main(config_path: str, overrides: list[str]) -> None:
     batches = DataLoader(SampleDataset(source), batch_sampler=sampler, collate_fn=Collator(source), num_workers=2)
     for number, (batch, same) in enumerate(zip(batches, forebay.train.make_loader(config), strict=True)):
         equal = all(torch.equal(batch[name], same[name]) for name in same)
-        print(f"batch {number}: {len(batch['labels'])} samples, equal: {equal}")  # noqa: T201
+        print(f"batch {number}: {len(batch['labels'])} samples, equal: {equal}")
 
 
 if __name__ == "__main__":

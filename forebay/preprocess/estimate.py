@@ -26,6 +26,6 @@ def estimate_bytes(recipe: Recipe, rows: pa.Table) -> int:
             field = field_specs(step)[0]
             width = field.numpy_dtype.itemsize * int(np.prod(field.shape, dtype=np.int64))
             total += width * int(samples.sum() if isinstance(step, Waveform) else np.sum(num_frames(step, samples)))
-    text_bytes = sum(chunk.nbytes for name in ("text", "prompt", "language") for chunk in rows[name].chunks)
+    text_bytes: int = sum(chunk.nbytes for name in ("text", "prompt", "language") for chunk in rows[name].chunks)
     tokens = int(4 * _TOKENS_PER_BYTE * text_bytes) if recipe.tokens is not None else 0
     return total + text_bytes + tokens + _OVERHEAD_BYTES * len(rows)

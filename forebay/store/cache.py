@@ -113,7 +113,8 @@ class Cache:
         """Returns an opened shard of a field group."""
         key = (group, index)
         # No lock: each of these is one operation under the GIL, and a lock held by another thread at a fork would stay
-        # locked in the child. Two threads that miss together map the shard twice, and one mapping is dropped.
+        # locked in the child. Two threads that miss together map the shard twice, and the later mapping is dropped: with
+        # `setdefault`, since replacing a value unmaps the old one, without the GIL, in the middle of OrderedDict's work.
         shard = self._open.get(key)
         if shard is not None:
             with contextlib.suppress(KeyError):
@@ -121,7 +122,7 @@ class Cache:
             return shard
         path = self.folder / shard_name(group, index)
         shard = Shard(path, entry_of(self._tables[group], index), self._group_fields[group])
-        self._open[key] = shard
+        shard = self._open.setdefault(key, shard)
         while len(self._open) > self._max_open_shards:
             with contextlib.suppress(KeyError):
                 self._open.popitem(last=False)

@@ -182,7 +182,7 @@ class Shard:
             return self.entry.hash_offset + 8 * index
         name, values, offsets = self._tensors[0]
         row_bytes = values.itemsize * math.prod(values.shape[1:])
-        return self.entry.spans[self._index(name)][0] + int(offsets[index]) * row_bytes
+        return self.entry.spans[self._index(name)][0] + offsets[index] * int(row_bytes)
 
 
 def _map(path: Path, entry: ShardEntry) -> mmap.mmap:

@@ -85,14 +85,14 @@ class _Scan:
     def run(self) -> None:
         if not self._end:
             raise TarError(f"{self._path} is empty (0 bytes), so it is no tar; write it again")
-        offset, is_tar = 0, False
+        offset, is_tar, is_zeros = 0, False, True
         pending: Extension | None = None
         defaults: Extension | None = None
         while offset < self._end:
             run = walk(self._descriptor, offset, end=self._end, pending=pending, defaults=defaults)
             good = self._take_verified(run)
-            is_tar = is_tar or good > 0 or run.stop == "zeros"
-            pending = None
+            is_tar = is_tar or good > 0
+            is_zeros = is_zeros and run.stop == "zeros" and not run.starts
             if good < len(run.starts):
                 if not is_tar:
                     self._refuse_compressed()
@@ -100,9 +100,11 @@ class _Scan:
             elif run.stop == "bad_size":
                 offset, pending = self._behind_bad_size(run)
             else:
-                defaults = run.defaults
+                defaults, pending = run.defaults, run.pending if run.stop == "full" else None
                 offset = self._behind(run)
-        if not is_tar:
+        if pending is not None:
+            self._refuse(pending.name or b"", "truncated", self._end)
+        if not is_tar and not is_zeros:
             self._refuse_compressed()
             raise TarError(f"{self._path} is no tar: no valid header in its {self._end} bytes; check the path")
 

@@ -27,7 +27,7 @@ class Run:
     regular file within the file's end (or a PAX header of no consequence), in order, each with what extended headers
     said about it.
     stop: why the walk ended: `full`, `zeros`, `end`, `truncated`, `bad_size` or `globals`; next: where to go on.
-    pending: extended headers whose member did not come. defaults: what a global header asks for, where `stop` says so.
+    pending: extended headers whose member did not come yet. defaults: what a global header asks for, where `stop` says so.
     """
 
     starts: list[int] = field(default_factory=list)
@@ -89,14 +89,14 @@ class _Window:
 def walk(
     descriptor: int, offset: int, *, end: int, pending: Extension | None = None, defaults: Extension | None = None
 ) -> Run:
-    """Returns the run of headers at an offset: at most 1024, and then up to the member that extended headers announce.
+    """Returns the run of headers at an offset, about 1024 at most.
 
     end: size of the file. pending: what earlier headers say about the first member. defaults: what global headers say
     about all members. Nothing is verified here; a run is to be believed up to its first bad checksum.
     """
     run = Run(next=offset, pending=pending, defaults=defaults)
     window = _Window(descriptor)
-    while len(run.starts) < _RUN_HEADERS or run.pending is not None:
+    while len(run.starts) < _RUN_HEADERS:
         if run.pending is None and run.defaults is None:
             _walk_plain(run, window, end)
         block = window.read(run.next, BLOCK, last_start=run.starts[-1] if run.starts else -1)

@@ -10,11 +10,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
+import torch
+
 A = TypeVar("A")
 T = TypeVar("T")
 
 THREAD_NAME = "forebay-loader"
 """Prefix of the names of all threads started here."""
+
+_IMPORTED_BY = os.getpid()
 
 
 class Prefetch(Generic[A, T]):
@@ -70,6 +74,10 @@ class Prefetch(Generic[A, T]):
 
     def _start(self, arguments: list[A]) -> None:
         self._pid = os.getpid()
+        if self._pid != _IMPORTED_BY:
+            # After a fork torch makes its thread pool anew at the first use. Two new threads that do so at once meet
+            # "Invalid thread pool!" (torch 2.13, where anyone had called set_num_threads); here there is one thread.
+            torch.set_num_threads(torch.get_num_threads())
         self._executor = ThreadPoolExecutor(self._num_threads, thread_name_prefix=f"{THREAD_NAME}-{id(self):x}")
         self._finalizer = weakref.finalize(self, _end, self._executor, self._pid, f"{THREAD_NAME}-{id(self):x}")
         self._ahead = deque((argument, self._executor.submit(self._function, argument)) for argument in arguments)

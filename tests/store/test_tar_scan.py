@@ -276,6 +276,18 @@ def test_a_giant_extended_header_is_not_read(path: Path) -> None:
     assert peak_bytes < 8 * 1024**2
 
 
+def test_a_run_may_end_between_an_extended_header_and_its_member(path: Path) -> None:
+    for count in range(1020, 1028):
+        members = [(str(row), b"") for row in range(count)] + [("d" * 120, b"1"), ("z", b"2")]
+        data = tar_bytes(members, tar_format=tarfile.GNU_FORMAT)
+        assert listed(scan(path, data)) == listed_by_tarfile(data)
+    cut = scan(path, (pax({"mtime": "1"}) + member(b"a", b"")) * 512 + pax({"mtime": "1"}) * 1024)
+    assert len(cut) == 512
+    assert {reason for _, reason, _ in cut.refused} == {"truncated"}
+    chain = pax({"path": "chained"}) * 3_000 + member(b"a", b"") + END
+    assert scan(path, chain).names == ["chained"]
+
+
 def test_many_large_extended_headers_do_not_add_up(path: Path) -> None:
     one = pax({"path": "p" * 60_000, "comment": "c" * 900_000})
     path.write_bytes((one + member(b"a", b"")) * 40 + END)
@@ -305,7 +317,14 @@ def test_a_name_may_look_like_a_compressed_file(path: Path) -> None:
 
 def test_files_that_are_no_tar_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
-    for data, message in [(b"", "is empty"), (b"hello" * 999, "is no tar"), (b"\0" * 100, "is no tar")]:
+    like_a_header = header(b"a", 0, checksum=b"000001\0 ")
+    for data, message in [
+        (b"", "is empty"),
+        (b"hello" * 999, "is no tar"),
+        (b"\0" * 100, "is no tar"),
+        (bytes(512) + b"hello" * 999, "is no tar"),
+        (like_a_header + END, "is no tar"),
+    ]:
         path.write_bytes(data)
         with pytest.raises(TarError, match=message):
             scan_tar(path)

@@ -62,7 +62,7 @@ def _sample(
     sample: dict[str, Array] = {STORED[features]: values.astype(dtype)}
     if features == "w2v_bert":
         num_samples = (num_frames - 1) * 160 + rng.integers(0, 160)
-        sample["num_samples"] = np.array([num_samples], dtype=np.int32)
+        sample["valid_frames"] = np.array([1 + (num_samples - 400) // 160], dtype=np.int32)
     if features == "log_mel":
         sample["pad_value"] = np.array([rng.normal()], dtype=np.float32)
     if prompt is not None:
@@ -123,7 +123,7 @@ def _plain_w2v_bert(samples: list[dict[str, Array]]) -> dict[str, Array]:
     """As `SeamlessM4TFeatureExtractor` does from its filter banks on: normalise, pad to an even length, stack pairs."""
     clips = []
     for sample in samples:
-        frames = sample["fbanks"][: 1 + (int(sample["num_samples"][0]) - 400) // 160].astype(np.float32)
+        frames = sample["fbanks"][: int(sample["valid_frames"][0])].astype(np.float32)
         clips.append((frames - frames.mean(0)) / np.sqrt(frames.var(0, ddof=1) + 1e-7))
     longest = -(-max(map(len, clips)) // 2) * 2
     rows = [np.pad(clip, ((0, longest - len(clip)), (0, 0))).reshape(longest // 2, 160) for clip in clips]

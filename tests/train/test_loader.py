@@ -449,6 +449,21 @@ def test_a_forked_child_goes_on_where_its_parent_stands(num_threads: int) -> Non
     assert_equal(copies(batches), rest)
 
 
+def test_children_of_a_process_that_set_torchs_threads_start_theirs() -> None:
+    """Fails in about one of ten forks where the child's threads make torch's pool anew all at once."""
+    loader = make_loader(dtype=torch.bfloat16, num_threads=3, prefetch=6)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for _ in range(20):
+            batches = iter(loader)
+            next(batches)
+            assert in_child(lambda batches=batches: len(list(batches)) == len(loader) - 1) == 0
+            batches.close()  # type: ignore[attr-defined]
+    finally:
+        torch.set_num_threads(threads)
+
+
 # Others' loaders
 
 

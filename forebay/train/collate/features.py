@@ -16,8 +16,6 @@ from forebay.train.source import Sample
 
 Array = np.ndarray[Any, Any]
 
-_FBANK_SAMPLES, _FBANK_HOP = 400, 160
-"""Audio samples that a filter bank frame sees, and between frames, in `SeamlessM4TFeatureExtractor`."""
 
 FeatureKind = Literal["log_mel", "qwen3_asr", "w2v_bert", "waveform"]
 
@@ -48,7 +46,7 @@ class Features:
         """Returns the stored frames that an uncropped clip uses: all, but for w2v_bert those that lie inside of the clip."""
         values = sample[self.stored]
         if self.kind == "w2v_bert":
-            return values[: 1 + (int(sample["num_samples"][0]) - _FBANK_SAMPLES) // _FBANK_HOP]
+            return values[: int(sample["valid_frames"][0])]
         return values
 
     def room(self, longest: int) -> int:

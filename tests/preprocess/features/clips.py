@@ -29,11 +29,14 @@ def recordings() -> tuple[tuple[str, np.ndarray], ...]:
     return tuple(clips)
 
 
-@cache
 def waveforms() -> tuple[np.ndarray, ...]:
-    """Returns all demo waveforms and pieces of them of 560 samples to just over 30 s: more than 60."""
-    whole = [samples for _, samples in recordings()]
-    speech = np.concatenate(whole)
-    edges = (560, 561, 719, 720, 1600, 7999, 8000, 8001, 15_840, 16_000)
-    near_30_s = (479_599, 479_601, 479_801, 479_999, 480_000, 480_001)
-    return (*whole, *(speech[40_000 : 40_000 + n] for n in edges), *(speech[:n] for n in near_30_s))
+    """Returns all demo waveforms and pieces of them whose lengths are edges of frames: more than 60."""
+    speech = np.concatenate([samples for _, samples in recordings()])
+    sizes = (560, 561, 719, 720, 1600, 7999, 8000, 8001, 15_840, 16_000)
+    return (*(samples for _, samples in recordings()), *(speech[40_000 : 40_000 + n] for n in sizes))
+
+
+def nearly_30_s() -> tuple[np.ndarray, ...]:
+    """Returns speech around the 480,000 samples of Whisper's input, whose mirrored end the last frames may see."""
+    speech = np.concatenate([samples for _, samples in recordings()])
+    return tuple(speech[:n] for n in (479_599, 479_601, 479_801, 479_999, 480_000, 480_001))

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 from transformers import WhisperFeatureExtractor
 
 from forebay.config.steps import LogMel
 from forebay.preprocess.features import compute, num_frames
-from tests.preprocess.features.clips import recordings, waveforms
+from tests.preprocess.features.clips import nearly_30_s, recordings, waveforms
 
 
 def test_recordings_are_enough_and_cover_all_languages() -> None:
@@ -20,8 +22,8 @@ def extract(clip: np.ndarray, n_mels: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("n_mels", [80, 128])
-def test_frames_and_padding_are_whispers(n_mels: int) -> None:
-    clips = waveforms()[:: 1 if n_mels == 80 else 3]
+def test_frames_and_padding_are_whispers(n_mels: Literal[80, 128]) -> None:
+    clips = (*waveforms()[:: 1 if n_mels == 80 else 4], *nearly_30_s())
     for clip, fields in zip(clips, compute(LogMel(n_mels=n_mels, dtype="float32"), clips), strict=True):
         want, frames = extract(clip, n_mels), fields["input_features"]
         assert len(frames) == min(3000, -(-(len(clip) + 200) // 160))

@@ -1,0 +1,103 @@
+"""Which source a config gets: the cache of the same key, or the uncached steps."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from forebay.errors import CacheMismatchError, CacheNotFoundError, ConfigError
+from forebay.preprocess import Options, build
+from forebay.store.cache import Cache
+from forebay.train.select import make_loader, select
+from tests.preprocess.corpus import Corpus, speech_corpus
+
+QUIET = Options(progress=False)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    return speech_corpus(tmp_path)
+
+
+def test_auto_finds_the_cache_by_itself(corpus: Corpus) -> None:
+    build(corpus.config(), QUIET)
+    selected = select(corpus.config())
+    assert selected.kind == "cache"
+    assert isinstance(selected.source, Cache)
+
+
+def test_auto_goes_uncached_with_one_warning_that_names_the_command(
+    corpus: Corpus, caplog: pytest.LogCaptureFixture
+) -> None:
+    build(corpus.config(), QUIET)
+    caplog.clear()
+    config = corpus.config("audio.sample_rate_hz=8000")
+    assert select(config).kind == "uncached"
+    [record] = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "audio.sample_rate_hz differs (8000 wanted, 16000 stored)" in record.getMessage()
+    assert record.getMessage().endswith(f"run: forebay preprocess {config.path}")
+
+
+def test_require_is_an_error_instead(corpus: Corpus) -> None:
+    with pytest.raises(CacheNotFoundError, match="no cache for recipe .* run: forebay preprocess .*config.toml"):
+        make_loader(corpus.config('train.cache="require"'))
+
+
+def test_off_goes_uncached_beside_a_cache(corpus: Corpus) -> None:
+    build(corpus.config(), QUIET)
+    assert select(corpus.config('train.cache="off"')).kind == "uncached"
+
+
+def test_a_changed_source_never_hits(corpus: Corpus) -> None:
+    build(corpus.config(), QUIET)
+    corpus.rows[0]["transcript"] = "another"
+    corpus.write_manifest()
+    assert select(corpus.config()).kind == "uncached"
+    with pytest.raises(CacheNotFoundError, match=r"sources\.train\.parquet differs"):
+        select(corpus.config('train.cache="require"'))
+
+
+def test_without_the_raw_data_the_cache_serves_and_the_log_says_so(
+    corpus: Corpus, caplog: pytest.LogCaptureFixture
+) -> None:
+    build(corpus.config(), QUIET)
+    for name in ("a.tar", "b.tar", "train.parquet"):
+        (corpus.folder / name).unlink()
+    assert select(corpus.config('train.cache="require"')).kind == "cache"
+    assert "its raw data is not here to be compared" in caplog.text
+
+
+def test_a_cache_can_be_named_outright(corpus: Corpus, tmp_path: Path) -> None:
+    report = build(corpus.config(), QUIET)
+    shutil.move(report.cache, tmp_path / "elsewhere")
+    named = f'train.cache_dir="{tmp_path / "elsewhere"}"'
+    selected = select(corpus.config(named))
+    assert isinstance(selected.source, Cache)
+    assert selected.source.folder == tmp_path / "elsewhere"
+    with pytest.raises(CacheMismatchError, match="audio.sample_rate_hz is 16000 in the cache, 8000 in the config"):
+        select(corpus.config(named, "audio.sample_rate_hz=8000"))
+
+
+def test_a_loader_needs_a_plan(corpus: Corpus) -> None:
+    build(corpus.config(), QUIET)
+    path = corpus.folder / "config.toml"
+    text = path.read_text()
+    without = text[: text.index("[plan]")] + text[text.index("[run]") :]
+    config = corpus.config()
+    path.write_text(without)
+    from forebay.config import load_config
+
+    with pytest.raises(ConfigError, match=r"no \[plan\] section"):
+        make_loader(load_config(config.path))
+
+
+def test_ranks_share_the_epoch(corpus: Corpus) -> None:
+    build(corpus.config(), QUIET)
+    loaders = [make_loader(corpus.config(), dp_rank=rank, dp_world_size=2) for rank in range(2)]
+    assert len(loaders[0]) == len(loaders[1])
+    for loader in loaders:
+        for batch in loader:
+            assert set(batch) == {"input_values", "attention_mask"}
+    assert sum(loader.report()["samples"] for loader in loaders) == 17

@@ -1,0 +1,90 @@
+"""Promise 1: what a cache gives is, bit for bit, what the same steps give on the fly; for every recipe in configs/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from forebay.config import Config, load_config
+from forebay.errors import ManifestError, SampleError
+from forebay.preprocess import Options, build
+from forebay.store.cache import Cache
+from forebay.train.select import make_loader, select
+from forebay.train.uncached import UncachedSource
+from tests.preprocess.corpus import flac, speech_corpus, tone
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("caches")
+
+
+def load(path: Path, root: Path, *overrides: str) -> Config:
+    return load_config(path, overrides=[f'run.cache_root="{root}"', "train.num_threads=1", *overrides])
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_cached_equals_uncached(path: Path, root: Path) -> None:
+    config = load(path, root)
+    build(config, Options(progress=False))
+    cached, online = select(config), select(load(path, root, 'train.cache="off"'))
+    assert (cached.kind, online.kind) == ("cache", "uncached")
+    assert isinstance(cached.source, Cache)
+    assert len(cached.source) == len(online.source) > 30
+    assert cached.source.constants == online.source.constants
+    assert cached.source.fields == online.source.fields
+    for index in range(len(cached.source)):
+        wanted, made = cached.source.read(index), online.source.read(index)
+        assert wanted.keys() == made.keys()
+        for name, values in wanted.items():
+            assert (values.dtype, values.shape) == (made[name].dtype, made[name].shape)
+            assert values.tobytes() == made[name].tobytes(), (index, name)
+    for name, lengths in cached.source.lengths.items():
+        np.testing.assert_array_equal(lengths, online.source.lengths[name])
+    loaders = make_loader(config), make_loader(load(path, root, 'train.cache="off"'))
+    assert len(loaders[0]) == len(loaders[1])
+    for wanted_batch, made_batch in zip(*loaders, strict=True):
+        assert wanted_batch.keys() == made_batch.keys()
+        assert all(torch.equal(wanted_batch[name], made_batch[name]) for name in wanted_batch)
+
+
+def test_a_bad_sample_is_replaced_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    corpus = speech_corpus(tmp_path)
+    corpus.add_tar("c.tar", ["c0", "c1"], broken={"c0": b"no"})
+    source = UncachedSource(corpus.config())
+    np.testing.assert_array_equal(source.read(17)["waveform"], corpus.audio["c1"])
+    assert sum(source.failed.values()) == 1
+    assert "sample c0" in caplog.text
+
+
+def test_where_all_samples_are_bad_the_error_comes_through(tmp_path: Path) -> None:
+    corpus = speech_corpus(tmp_path)
+    corpus.rows.clear()
+    corpus.add_tar("c.tar", ["c0", "c1"], broken={"c0": b"no", "c1": b"no"})
+    with pytest.raises(SampleError, match="sample c"):
+        UncachedSource(corpus.config()).read(0)
+
+
+def test_nothing_that_can_be_read_is_an_error_at_once(tmp_path: Path) -> None:
+    corpus = speech_corpus(tmp_path)
+    with pytest.raises(ManifestError, match="no sample of .*train.parquet can be used"):
+        UncachedSource(corpus.config('source.languages=["xx"]'))
+
+
+def test_other_numerics_than_the_caches_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    corpus = speech_corpus(tmp_path)
+    UncachedSource(corpus.config(), stored_probe={"media": "0" * 32, "text": "0" * 32})
+    assert "the media steps give other values here than where the cache was built" in caplog.text
+
+
+def test_samples_are_read_only(tmp_path: Path) -> None:
+    corpus = speech_corpus(tmp_path)
+    corpus.add_tar("c.tar", ["c0"], broken={"c0": flac(tone(3, duration_s=0.2))})
+    values = UncachedSource(corpus.config()).read(17)["waveform"]
+    assert not values.flags.writeable
+    np.testing.assert_array_equal(values, tone(3, duration_s=0.2))
