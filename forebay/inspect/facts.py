@@ -20,7 +20,7 @@ _AXES: dict[str, str | int] = {
     "pad_value": 1,
     "prefix_len": 1,
     "audio_index": 1,
-    "num_samples": 1,
+    "valid_frames": 1,
 }
 """What the first axis of a tensor field counts, or its length where that is the same for all samples."""
 

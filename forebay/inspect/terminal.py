@@ -52,7 +52,7 @@ def _identity(facts: Mapping[str, Any]) -> Iterator[str]:
     yield _entry("key", facts["key"])
     yield _entry("recipe key", facts["recipe_key"])
     yield _entry("samples", f"{facts['num_samples']:,}, {human_hours(facts['hours'])} hours")
-    yield _entry("shards", f"{shards}, {facts['rows_per_shard']:,} rows each")
+    yield _entry("shards", f"{shards}, at most {facts['rows_per_shard']:,} rows each")
     yield _entry("size", f"{human_bytes(facts['size_bytes'])} ({parts}){per_hour}")
     yield _entry("made with", made_with)
 
@@ -132,7 +132,7 @@ def _skipped(facts: Mapping[str, Any]) -> Iterator[str]:
         yield from _wrapped(f"  {kind:<{_LABEL - 2}}", text)
     if facts["clipped"]:
         clip_s = facts["recipe"]["audio"].get("clip_s")
-        yield _entry("clipped", f"{facts['clipped']:,} samples are kept for their first {clip_s:g} s")
+        yield _entry("clipped", f"{facts['clipped']:,} kept for their first {clip_s:g} s")
     if counts:
         yield _entry("list", printable(facts["rejected"]))
 

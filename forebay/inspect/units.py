@@ -27,9 +27,11 @@ def human_share(share: float) -> str:
 
 
 def human_number(value: float | None) -> str:
-    """Returns a number in four digits; `-` for None."""
+    """Returns an integer whole, another number in four digits; `-` for None."""
     if value is None:
         return "-"
+    if isinstance(value, int):
+        return str(value)
     return f"{value:.4g}" if math.isfinite(value) else str(value)
 
 

@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +86,15 @@ def build(config: Config, options: Options | None = None) -> BuildReport:
     options = options or Options()
     started_s = time.monotonic()
     memo = Memo(config.cache_root)
+    # `train.cache_dir` names what training reads; a build makes the cache of the config.
+    config = replace(config, train=replace(config.train, cache_dir=None))
     standing = find_cache(config, memo=memo).found
     if standing is not None and _usable(standing, options):
         return _standing_report(standing, started_s)
     with Pool(config.run.num_workers or os.cpu_count() or 1) as pool:
         run = _Build(config, options, resolve(config, memo, pool), pool, memo)
+        if standing is not None:
+            run.compare_probe(standing)
         report = run.dry(standing) if options.dry_run else run.run(standing)
     return BuildReport(**{**report.to_json(), "seconds": time.monotonic() - started_s})
 
@@ -135,6 +139,20 @@ class _Build:
             report = self._seal(standing)
         self.workspace.remove()
         return report
+
+    def compare_probe(self, standing: Sealed) -> None:
+        """Reports where the steps give other values here than where a cache of the same key was built."""
+        for group in GROUPS:
+            stored = standing.metadata["probe"].get(group)
+            if stored != self.probe[group]:
+                logger.warning(
+                    "the %s steps give other values here than where %s was built (probe %s, stored %s): no %s shard of it is kept",
+                    group,
+                    standing.folder,
+                    self.probe[group],
+                    stored,
+                    group,
+                )
 
     def dry(self, standing: Sealed | None) -> BuildReport:
         """What `run` would do, and how large the cache would be."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,10 @@ Array = np.ndarray[Any, Any]
 
 
 def row_table(cache: Cache) -> pa.Table:
-    """Returns one row a sample, in sample order: `index`, the table fields, `duration_s`, and the lengths."""
+    """Returns one row a sample, in sample order: `index`, the table fields, `duration_s`, and the lengths.
+
+    Bytes of a string that are no UTF-8 are written as escapes (`\\xff`).
+    """
     rate = cache.constants["sample_rate_hz"]
     columns: dict[str, Any] = {"index": pa.array(np.arange(len(cache)))}
     order = _slot_order(cache)
@@ -48,7 +52,15 @@ def _column(cache: Cache, field: FieldSpec) -> pa.ChunkedArray:
 
 def _strings(values: Array, offsets: Array) -> pa.Array:
     buffers = [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(values.tobytes())]
-    return pa.Array.from_buffers(pa.large_string(), len(offsets) - 1, buffers)
+    array = pa.Array.from_buffers(pa.large_string(), len(offsets) - 1, buffers)
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        # A tar may name its members in any bytes; a table, and the parquet file made of it, holds UTF-8 alone.
+        data, ends = values.tobytes(), offsets.tolist()
+        texts = [data[a:b].decode("utf-8", "backslashreplace") for a, b in itertools.pairwise(ends)]
+        return pa.array(texts, pa.large_string())
+    return array
 
 
 def _numbers(values: Array, offsets: Array) -> pa.Array:

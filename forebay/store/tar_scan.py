@@ -66,7 +66,7 @@ class _Scan:
         self._path = path
         self._end = end
         self._names: list[bytes] = []
-        self._offsets: list[int] = []
+        self._starts: list[int] = []
         self._sizes: list[int] = []
         self._refused: list[Refused] = []
 
@@ -77,7 +77,7 @@ class _Scan:
             stamp=stamp,
             name_bytes=name_bytes,
             name_bounds=name_bounds,
-            offsets=np.array(self._offsets, np.int64),
+            offsets=np.array(self._starts, np.int64) + BLOCK,
             sizes=np.array(self._sizes, np.int64),
             refused=tuple(self._refused),
         )
@@ -132,12 +132,12 @@ class _Scan:
                 self._take_special(names[row], kinds[row], run.starts[row], run.sizes[row], None)
         elif kinds.find(b"x", first, stop) < 0:
             self._names += names[first:stop]
-            self._offsets += [start + BLOCK for start in run.starts[first:stop]]
+            self._starts += run.starts[first:stop]
             self._sizes += run.sizes[first:stop]
         else:
             rows = [row for row in range(first, stop) if kinds[row] != _PAX]
             self._names += [names[row] for row in rows]
-            self._offsets += [run.starts[row] + BLOCK for row in rows]
+            self._starts += [run.starts[row] for row in rows]
             self._sizes += [run.sizes[row] for row in rows]
 
     def _take_special(self, name: bytes, kind: int, start: int, size: int, extension: Extension | None) -> None:
@@ -149,7 +149,7 @@ class _Scan:
         reason = self._reason(name, kind, start, size, extension)
         if reason is None:
             self._names.append(name)
-            self._offsets.append(start + BLOCK)
+            self._starts.append(start)
             self._sizes.append(size)
         else:
             self._refuse(name, reason, start)

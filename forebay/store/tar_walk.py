@@ -15,6 +15,7 @@ _MAX_WINDOW_BYTES = 64 * 1024
 _ZERO_BLOCK = bytes(BLOCK)
 _TYPE = header.TYPE
 _PLAIN_FILE, _PAX = b"0x"
+_SIZE_DIGITS = slice(124, 135)
 _PLAIN_ENDS = frozenset(b"\0 ")
 _IS_EXTENDED_HEADER, _IS_EXTENDED_BLOCK = 482, 504
 
@@ -117,13 +118,15 @@ def _walk_plain(run: Run, window: _Window, end: int) -> None:
 
     This is `_take_member` for the usual case, with everything in local variables: here the 2 us a member are decided.
     """
-    data, base, offset = window.data, window.base, run.next
+    data, base, offset, room = window.data, window.base, run.next, end - BLOCK
     last, is_lone, descriptor, pread = len(data) - BLOCK, window.is_lone, window.descriptor, os.pread
     starts, sizes, blocks = run.starts, run.sizes, run.blocks
     before = _PLAIN_FILE
     for _ in range(_RUN_HEADERS - len(starts)):
         position = offset - base
-        if not 0 <= position <= last:
+        if 0 <= position <= last:
+            block = data[position : position + BLOCK]
+        else:
             if is_lone and position > last + _NEAR_BYTES:
                 data = pread(descriptor, BLOCK, offset)
             else:
@@ -133,15 +136,15 @@ def _walk_plain(run: Run, window: _Window, end: int) -> None:
             base, position, last = offset, 0, len(data) - BLOCK
             if last < 0:
                 break
-        block = data[position : position + BLOCK]
+            block = data[:BLOCK]
         kind = block[_TYPE]
-        if (kind != _PLAIN_FILE and kind != _PAX) or block[135] not in _PLAIN_ENDS:
-            break
         try:
-            size = int(block[124:135], 8)
+            size = int(block[_SIZE_DIGITS], 8)
         except ValueError:  # padded in another way, base-256, or broken
             break
-        if not 0 <= size <= end - BLOCK - offset or (kind == _PAX and _matters(data, position + BLOCK, size)):
+        if not 0 <= size <= room - offset or block[135] not in b"\0 ":
+            break
+        if kind != _PLAIN_FILE and (kind != _PAX or _matters(data, position + BLOCK, size)):
             break
         before = kind
         starts.append(offset)

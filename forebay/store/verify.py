@@ -62,6 +62,8 @@ def _check_all(folder: Path, *, hashing: bool, progress: bool) -> VerifyReport:
                 report.checked_bytes += int(entry["size_bytes"])
             except CacheCorruptError as err:
                 report.problems.append(str(err))
+            except OSError as err:  # a disk that cannot read a file is what verifying is for
+                report.problems.append(f"{path} cannot be read: {err.strerror}")
             bar.update(int(entry["size_bytes"]))
     return report
 
@@ -80,5 +82,5 @@ def _foreign(folder: Path) -> list[str]:
     return [
         f"{path} does not belong to this cache"
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path not in known
+        if path not in known and not path.is_dir()
     ]

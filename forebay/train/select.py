@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -18,6 +19,8 @@ from forebay.train.planned import plan_of
 from forebay.train.source import SampleSource
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SourceKind = Literal["cache", "uncached"]
 
@@ -41,7 +44,10 @@ def make_loader(config: Config, *, dp_rank: int = 0, dp_world_size: int = 1, as_
     Raises ConfigError without a `[plan]` section.
     """
     selected = select(config)
-    planned = plan_of(config, selected.source, keep=selected.kind == "cache")
+    keep = selected.kind == "cache"
+    if keep:
+        _by_rank_0(lambda: plan_of(config, selected.source).folder)  # on disk now; the other ranks open it
+    planned = plan_of(config, selected.source, keep=keep)
     return Loader(
         selected.source,
         planned.plan,
@@ -59,7 +65,7 @@ def make_loader(config: Config, *, dp_rank: int = 0, dp_world_size: int = 1, as_
 
 def select(config: Config) -> Selected:
     """Returns what a config's samples are read from, see `make_loader`."""
-    folder, probe = _told_by_rank_0(config)
+    folder, probe = _by_rank_0(lambda: _choose(config))
     if folder is not None:
         cache = open_cache(folder, max_open_shards=config.train.max_open_shards)
         return Selected(source=cache, kind="cache")
@@ -68,26 +74,30 @@ def select(config: Config) -> Selected:
     return Selected(source=UncachedSource(config, stored_probe=probe), kind="uncached")
 
 
-def _told_by_rank_0(config: Config) -> tuple[Path | None, dict[str, str] | None]:
-    """Returns the cache folder to use (None: go uncached) and the probe of a cache that is there but not used."""
+def _by_rank_0(make: Callable[[], T]) -> T:
+    """Returns on every rank what `make` gives on rank 0, and raises on every rank what it raises there.
+
+    Ranks that each looked would race a build that seals meanwhile, hash the same sources and make the same plan.
+    """
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return _choose(config)
-    answer: list[Any] = [None, None, None]
+        return make()
+    answer: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:
-            answer = [*_choose(config), None]
+            answer = [make(), None]
         except ForebayError as err:
-            answer = [None, None, err]
-    # Ranks that each looked would race a build that seals meanwhile, and each hash the same sources.
+            answer = [None, err]
     dist.broadcast_object_list(answer, src=0)
-    if answer[2] is not None:
-        raise answer[2]
-    return answer[0], answer[1]
+    if answer[1] is not None:
+        raise answer[1]
+    told: T = answer[0]
+    return told
 
 
 def _choose(config: Config) -> tuple[Path | None, dict[str, str] | None]:
+    """Returns the cache folder to use (None: go uncached) and the probe of a cache that is there but not used."""
     lookup = find_cache(config)
     found = lookup.found
     if config.train.cache == "off":

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forebay.config import Config
+from forebay.config import Config, load_config
 from forebay.errors import BuildError, CacheIncompleteError, ManifestError
 from forebay.preprocess.pipeline import BuildReport, Options, build
 from forebay.store.cache import open_cache
@@ -299,3 +299,38 @@ def test_a_sample_that_kills_its_worker_is_named_with_the_line_that_excludes_it(
     assert "finished shards are kept" in str(caught.value)
     report = make(corpus.config('source.exclude=["a6"]', "run.num_workers=1"))
     assert report.num_samples == 16
+
+
+def test_another_tokenisation_decodes_nothing(tmp_path: Path) -> None:
+    path = Path(__file__).parents[2] / "configs" / "demo_speech.toml"
+    root = f'run.cache_root="{tmp_path}"'
+    first = make(load_config(path, overrides=[root]))
+    report = make(load_config(path, overrides=[root, "text.max_label_tokens=40"]))
+    assert (report.shards_linked, report.shards_written) == (3, 3)
+    assert report.excluded == {"label_too_long": 52 - report.num_samples}
+    assert 0 < report.num_samples < 52
+    old, new = open_cache(first.cache), open_cache(report.cache)
+    assert os.path.samefile(old.shard("media", 0).path, new.shard("media", 0).path)
+    kept = [i for i, n in enumerate(old.lengths["num_tokens"]) if n - 1 <= 40]
+    assert new.samples["sample_id"].to_pylist() == old.samples["sample_id"].take(kept).to_pylist()
+    for index, before in enumerate(kept):
+        np.testing.assert_array_equal(new.read(index)["input_features"], old.read(before)["input_features"])
+
+
+def test_a_named_cache_is_for_training_and_does_not_steer_a_build(corpus: Corpus) -> None:
+    first = make(corpus.config())
+    report = make(corpus.config(f'train.cache_dir="{first.cache}"', "audio.sample_rate_hz=8000"))
+    assert report.cache != first.cache
+
+
+def test_other_numerics_than_a_caches_are_reported_and_its_shards_not_kept(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = make(corpus.config())
+    shard = Path(first.cache) / "media" / "00000.tdz"
+    shard.unlink()
+    monkeypatch.setenv("FOREBAY_TEST_OTHER_NUMERICS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "other_numerics"))
+    report = make(corpus.config())
+    assert "the media steps give other values here" in caplog.text
+    assert (report.shards_written, report.shards_linked) == (5, 5)

@@ -161,7 +161,7 @@ def test_threads_share_a_cache(folder: Path, values: list[dict[str, bytes]], max
         return wrong
 
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-4)
+    sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(8) as pool:
             assert list(pool.map(reads, range(8))) == [0] * 8

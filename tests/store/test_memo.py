@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.store import memo as memo_module
+from forebay.store.files import hash_file
+from forebay.store.memo import FILE_NAME, Hashed, Memo, hash_now
+from tests.store.trees import set_writable
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "caches").mkdir()
+    return tmp_path / "caches"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """Three files that were last changed, as far as the memo's rule goes, long before they are hashed."""
+    paths = [tmp_path / f"{i}.tar" for i in range(3)]
+    for number, path in enumerate(paths):
+        path.write_bytes(b"data %d" % number)
+    return paths
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets files that a test has just written count as old."""
+    monkeypatch.setattr(memo_module, "_RACY_NS", -(10**15))
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files whose content was read."""
+    read: list[Path] = []
+    monkeypatch.setattr(memo_module, "hash_file", lambda path: (read.append(path), hash_file(path))[1])
+    return read
+
+
+def test_a_file_is_read_once(root: Path, files: list[Path], settled: None, read: list[Path]) -> None:
+    memo = Memo(root)
+    assert [memo.known(path) for path in files] == [None] * 3
+    wanted = [hash_file(path) for path in files]
+    assert memo.hashes(files) == wanted
+    assert memo.hashes(files) == wanted
+    assert Memo(root).hashes([files[2], files[0]]) == [wanted[2], wanted[0]]
+    assert Memo(root).known(files[1]) == wanted[1]
+    assert read == files
+
+
+def test_a_changed_file_is_read_again(root: Path, files: list[Path], settled: None, read: list[Path]) -> None:
+    Memo(root).hashes(files)
+    before = os.stat(files[1])
+    files[1].write_bytes(b"DATA 1")
+    os.utime(files[1], ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert os.stat(files[1]).st_size == before.st_size
+    memo = Memo(root)
+    assert memo.known(files[1]) is None
+    assert memo.hashes(files)[1] == hash_file(files[1])
+    assert read == [*files, files[1]]
+
+
+def test_a_moved_file_is_known_and_a_copy_is_not(root: Path, files: list[Path], settled: None, tmp_path: Path) -> None:
+    wanted = Memo(root).hashes(files)[0]
+    (tmp_path / "copy.tar").write_bytes(files[0].read_bytes())
+    inode = os.stat(files[0]).st_ino
+    os.rename(files[0], tmp_path / "moved.tar")
+    assert os.stat(tmp_path / "moved.tar").st_ino == inode
+    memo = Memo(root)
+    assert memo.hashes([tmp_path / "copy.tar", tmp_path / "moved.tar"]) == [wanted, wanted]
+
+
+def test_a_file_that_changed_about_when_it_was_hashed_is_not_trusted(
+    root: Path, files: list[Path], read: list[Path]
+) -> None:
+    Memo(root).hashes(files)
+    assert [Memo(root).known(path) for path in files] == [None] * 3
+    Memo(root).hashes(files)
+    assert read == [*files, *files]
+
+
+@given(st.integers(-(10**10), 10**10))
+def test_the_distance_of_trust_is_two_seconds(tmp_path_factory: pytest.TempPathFactory, age_ns: int) -> None:
+    path = tmp_path_factory.getbasetemp() / "file"
+    path.write_bytes(b"data")
+    status = os.stat(path)
+    changed_ns = max(status.st_mtime_ns, status.st_ctime_ns)
+    memo = Memo(tmp_path_factory.getbasetemp() / "nowhere")
+    hashed = Hashed(memo_module.stat_of(status), changed_ns + age_ns, hash_file(path))
+    memo.hashes([path], map_=lambda function, paths: [hashed])
+    assert (memo.known(path) is not None) == (age_ns >= 2_000_000_000)
+
+
+def test_a_file_that_changes_while_it_is_read_is_never_known(
+    root: Path, files: list[Path], settled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def appended_to(path: Path) -> str:
+        digest = hash_file(path)
+        with open(path, "ab") as file:
+            file.write(b"more")
+        return digest
+
+    monkeypatch.setattr(memo_module, "hash_file", appended_to)
+    Memo(root).hashes(files[:1])
+    assert Memo(root).known(files[0]) is None
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "garbage"])
+def test_a_damaged_memo_costs_time_only(
+    root: Path, files: list[Path], settled: None, read: list[Path], damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = Memo(root).hashes(files)
+    data = (root / FILE_NAME).read_bytes()
+    for position in range(0, len(data), 11) if damage == "flip" else (0,):
+        damaged = {
+            "flip": data[:position] + bytes([data[position] ^ 4]) + data[position + 1 :],
+            "truncate": data[:-1],
+            "empty": b"",
+            "garbage": os.urandom(len(data)),
+        }[damage]
+        (root / FILE_NAME).write_bytes(damaged)
+        with caplog.at_level(logging.WARNING):
+            memo = Memo(root)
+        assert "ignoring damaged memo" in caplog.text
+        assert [memo.known(path) for path in files] == [None] * 3
+    assert Memo(root).hashes(files) == wanted
+    assert Memo(root).known(files[0]) == wanted[0]
+
+
+def test_a_root_that_cannot_be_written_is_no_error(
+    root: Path, files: list[Path], settled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = [hash_file(path) for path in files]
+
+    def refused(path: Path, data: bytes) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(memo_module, "write_bytes", refused)  # rights do not hold the tests' user, where that is root
+    memo = Memo(root)
+    assert memo.hashes(files) == wanted
+    assert memo.known(files[0]) == wanted[0]
+    assert os.listdir(root) == []
+
+
+def test_a_read_only_root_is_left_as_it_is(root: Path, files: list[Path], settled: None) -> None:
+    Memo(root).hashes(files)
+    set_writable(root, is_writable=False)
+    try:
+        assert Memo(root).known(files[2]) == hash_file(files[2])
+    finally:
+        set_writable(root, is_writable=True)
+
+
+def test_two_that_save_take_each_others_entries_in(root: Path, files: list[Path], settled: None) -> None:
+    one, two = Memo(root), Memo(root)
+    one.hashes(files[:1])
+    two.hashes(files[1:])
+    memo = Memo(root)
+    assert [memo.known(path) for path in files] == [hash_file(path) for path in files]
+
+
+def test_of_two_entries_the_later_counts(root: Path, files: list[Path], tmp_path: Path) -> None:
+    path = files[0]
+    status = os.stat(path)
+    stat = memo_module.stat_of(status)
+    late_ns = max(status.st_mtime_ns, status.st_ctime_ns) + 10**10
+    dumps = []
+    for digest, hashed_at_ns in (("a" * 32, late_ns), ("b" * 32, late_ns + 1)):
+        memo = Memo(tmp_path / "none")
+        memo.hashes([path], map_=lambda f, p, d=digest, ns=hashed_at_ns: [Hashed(stat, ns, d)])  # type: ignore[misc]
+        dumps.append(memo.dump())
+    for order in (dumps, dumps[::-1]):
+        memo = Memo(tmp_path / "none2")
+        for number, data in enumerate(order):
+            (tmp_path / f"memo{number}").write_bytes(data)
+            memo.add_file(tmp_path / f"memo{number}")
+        assert memo.known(path) == "b" * 32
+
+
+def test_a_dump_of_some_files_knows_these_as_they_are_now(
+    root: Path, files: list[Path], settled: None, tmp_path: Path
+) -> None:
+    memo = Memo(root)
+    memo.hashes(files)
+    files[1].write_bytes(b"changed")
+    (tmp_path / "part").write_bytes(memo.dump(files[:2]))
+    other = Memo(tmp_path / "none")
+    other.add_file(tmp_path / "part")
+    assert [other.known(path) for path in files] == [hash_file(files[0]), None, None]
+    assert memo.dump(files[::-1]) == memo.dump([files[0], files[2]])
+
+
+def test_only_files_that_are_not_known_go_through_the_map(root: Path, files: list[Path], settled: None) -> None:
+    memo = Memo(root)
+    memo.hashes(files[:1])
+    asked: list[Path] = []
+    memo.hashes(files, map_=lambda function, paths: (asked.extend(paths), map(function, paths))[1])
+    assert asked == files[1:]
+
+
+def test_the_hash_carries_the_time_before_the_read(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time_ns", iter([1, 2, 3]).__next__)
+    hashed = hash_now(files[0])
+    assert (hashed.hashed_at_ns, hashed.stat[2], hashed.xxh3_128) == (1, 6, hash_file(files[0]))
+
+
+def test_an_absent_file_raises(root: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"gone\.tar"):
+        Memo(root).known(root / "gone.tar")
