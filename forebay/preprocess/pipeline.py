@@ -24,6 +24,7 @@ from forebay.preprocess.progress import Progress
 from forebay.preprocess.receipt import Failure, Receipt
 from forebay.preprocess.samples import constants, text_encoder
 from forebay.preprocess.shard_task import ShardTask, make_shard
+from forebay.preprocess.sources.naming import manifest_files
 from forebay.preprocess.workspace import Workspace, find_donors
 from forebay.store.key import SHORT, folder_name
 from forebay.store.layout import GROUPS, Group
@@ -88,7 +89,12 @@ def build(config: Config, options: Options | None = None) -> BuildReport:
     memo = Memo(config.cache_root)
     # `train.cache_dir` names what training reads; a build makes the cache of the config.
     config = replace(config, train=replace(config.train, cache_dir=None))
-    standing = find_cache(config, memo=memo).found
+    lookup = find_cache(config, memo=memo)
+    standing = lookup.found
+    if lookup.state == "absent":
+        # A mistyped manifest must not pass for raw data that was taken away.
+        manifest_files(config.source)
+        logger.warning("%s is not compared: some of its raw data is not here", lookup.found.folder if lookup.found else "")
     if standing is not None and _usable(standing, options):
         return _standing_report(standing, started_s)
     with Pool(config.run.num_workers or os.cpu_count() or 1) as pool:

@@ -138,6 +138,9 @@ def compare_sources(
     expected = [(s.entry, s.name) for s in stored if s.listed]
     if listed and listed != expected:
         return "changed", sorted({name for _, name in set(listed) ^ set(expected)} or {name for _, name in listed})
+    if not listed and (there := [s.name for s in stored if s.listed and _is_there(config, s)]):
+        # The cache's manifest is there and the config's is not: it names another one.
+        return "changed", there
     present: list[tuple[StoredSource, Path | None]] = []
     absent: list[tuple[StoredSource, Path | None]] = []
     for source in stored:
@@ -216,6 +219,11 @@ def _nearest(config: Config, recipe: RecipeKey, sealed: Sequence[Sealed]) -> Sea
         return cache.metadata["name"] != config.name, len(differences(recipe.document, cache.metadata["recipe"]))
 
     return min(sealed, key=distance, default=None)
+
+
+def _is_there(config: Config, source: StoredSource) -> bool:
+    path = _path_of(config, source)
+    return path is not None and path.is_file()
 
 
 def _path_of(config: Config, source: StoredSource) -> Path | None:

@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,7 @@ def load_array(folder: Path, name: str, entry: Mapping[str, Any], *, verify: boo
     check_file(folder / name, entry, verify=verify)
     try:
         return np.load(folder / name, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
-    except (ValueError, EOFError, OSError, SyntaxError) as err:
+    except (ValueError, EOFError, OSError, SyntaxError, TypeError, OverflowError, TokenError) as err:
         raise CacheCorruptError(f"{folder / name} is not a .npy file: {err}") from err
 
 

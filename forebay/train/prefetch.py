@@ -76,7 +76,8 @@ class Prefetch(Generic[A, T]):
         self._pid = os.getpid()
         if self._pid != _IMPORTED_BY:
             # After a fork torch makes its thread pool anew at the first use. Two new threads that do so at once meet
-            # "Invalid thread pool!" (torch 2.13, where anyone had called set_num_threads); here there is one thread.
+            # "Invalid thread pool!" (torch 2.13, in a third of the forks of a process that had called set_num_threads);
+            # here there is one thread.
             torch.set_num_threads(torch.get_num_threads())
         self._executor = ThreadPoolExecutor(self._num_threads, thread_name_prefix=f"{THREAD_NAME}-{id(self):x}")
         self._finalizer = weakref.finalize(self, _end, self._executor, self._pid, f"{THREAD_NAME}-{id(self):x}")

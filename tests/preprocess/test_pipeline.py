@@ -232,6 +232,20 @@ def test_a_missing_manifest_stops_before_anything_is_made(corpus: Corpus) -> Non
     assert sealed_caches(corpus.root) == []
 
 
+def test_a_mistyped_manifest_does_not_pass_for_absent_raw_data(corpus: Corpus) -> None:
+    make(corpus.config())
+    with pytest.raises(ManifestError, match="absent.parquet does not exist"):
+        make(corpus.config('source.manifest="absent.parquet"'))
+
+
+def test_a_cache_stays_sealed_when_its_tars_are_taken_away(corpus: Corpus, caplog: pytest.LogCaptureFixture) -> None:
+    first = make(corpus.config())
+    (corpus.folder / "a.tar").unlink()
+    report = make(corpus.config())
+    assert (report.already_sealed, report.cache) == (True, first.cache)
+    assert "some of its raw data is not here" in caplog.text
+
+
 def test_a_full_disk_stops_the_build_and_it_goes_on_later(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREBAY_TEST_NO_SPACE_AFTER", "3")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "full_disk"))

@@ -173,7 +173,7 @@ def test_of_two_entries_the_later_counts(root: Path, files: list[Path], tmp_path
     late_ns = max(status.st_mtime_ns, status.st_ctime_ns) + 10**10
     dumps = []
     for digest, hashed_at_ns in (("a" * 32, late_ns), ("b" * 32, late_ns + 1)):
-        memo = Memo(tmp_path / "none")
+        memo = Memo(tmp_path / digest[0])
         memo.hashes([path], map_=lambda f, p, d=digest, ns=hashed_at_ns: [Hashed(stat, ns, d)])  # type: ignore[misc]
         dumps.append(memo.dump())
     for order in (dumps, dumps[::-1]):

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.errors import CacheCorruptError
+from forebay.store.cache import open_cache
+from forebay.store.row_table import row_table
+from tests.store.trees import flip
+from tests.store_factory import LANGUAGES, RATE_HZ, TEXTS, make_cache
+
+TABLE = ["index", "sample_id", "num_samples", "text", "language", "prompt", "source", "duration_s"]
+
+
+def test_columns_and_their_types(tmp_path: Path) -> None:
+    table = open_cache(make_cache(tmp_path)).samples
+    assert table.column_names == [*TABLE, "num_frames", "num_tokens"]
+    assert [table.schema.field(name).type for name in ("index", "text", "duration_s", "num_frames")] == [
+        pa.int64(),
+        pa.large_string(),
+        pa.float64(),
+        pa.int32(),
+    ]
+    table.validate(full=True)
+
+
+@settings(max_examples=25)
+@given(
+    num_samples=st.integers(0, 12),
+    rows_per_shard=st.integers(1, 7),
+    failed=st.sets(st.integers(0, 11), max_size=5),
+)
+def test_rows_are_the_samples_in_their_order_without_those_that_failed(
+    tmp_path_factory: pytest.TempPathFactory, num_samples: int, rows_per_shard: int, failed: set[int]
+) -> None:
+    total = num_samples + len(failed)
+    failed_rows = sorted(row for row in failed if row < total)
+    num_samples = total - len(failed_rows)
+    root = tmp_path_factory.mktemp("caches")
+    folder = make_cache(
+        root, num_samples=num_samples, failed_rows=failed_rows, rows_per_shard=rows_per_shard, max_duration_s=0.2
+    )
+    cache = open_cache(folder)
+    rows = [row for row in range(total) if row not in failed_rows]
+    table = row_table(cache).to_pydict()
+    assert table["index"] == list(range(num_samples))
+    assert table["sample_id"] == [f"clip-{row:04d}" for row in rows]
+    assert table["text"] == [TEXTS[row % len(TEXTS)] for row in rows]
+    assert table["language"] == [LANGUAGES[row % len(LANGUAGES)] for row in rows]
+    for index in range(num_samples):
+        sample = cache.read(index)
+        assert table["num_frames"][index] == len(sample["input_features"])
+        assert table["num_tokens"][index] == len(sample["input_ids"])
+        assert table["duration_s"][index] == table["num_samples"][index] / RATE_HZ
+    assert np.array_equal(table["num_samples"], cache.lengths["num_samples"])
+
+
+def test_it_is_built_once(tmp_path: Path) -> None:
+    cache = open_cache(make_cache(tmp_path))
+    assert cache.samples is cache.samples
+
+
+def test_bytes_that_are_no_utf8_become_escapes(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9")  # as tarfile and os give the name of a member in Latin-1
+    folder = make_cache(tmp_path, num_samples=3, sample_ids=["naïve", name, ""])
+    table = open_cache(folder).samples
+    table.validate(full=True)
+    assert table["sample_id"].to_pylist() == ["naïve", "caf\\xe9", ""]
+
+
+def test_a_damaged_text_is_found_though_no_sample_hash_covers_it(tmp_path: Path) -> None:
+    folder = make_cache(tmp_path)
+    path = folder / "text" / "00000.tdz"
+    flip(path, path.read_bytes().index(TEXTS[0].encode()))
+    cache = open_cache(folder)
+    cache.read(0)
+    with pytest.raises(CacheCorruptError, match=r"text/00000\.tdz values/text\.memmap: stored CRC-32 .* computed"):
+        _ = cache.samples
