@@ -13,8 +13,12 @@ import pytest
 CALLS = ("open", "write", "fsync", "link", "mkdir", "rename", "replace")
 
 
+class Killed(BaseException):
+    """The end of a process: nothing handles it."""
+
+
 class Faults:
-    """Counts the calls that make files, and lets the `fail_at`-th of them raise `OSError(code)`.
+    """Counts the calls that make files, and lets the `fail_at`-th of them raise `OSError(code)`, or `Killed` for code 0.
 
     Writes and closes are those of files that were opened for writing, unbuffered. `seen` names every call in order.
     """
@@ -31,7 +35,7 @@ class Faults:
         """Counts one call, and raises where its turn has come."""
         self.seen.append(name)
         if len(self.seen) - 1 == self._fail_at:
-            raise OSError(self._code, os.strerror(self._code))
+            raise OSError(self._code, os.strerror(self._code)) if self._code else Killed("killed")
 
     def _wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

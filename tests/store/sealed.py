@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +121,3 @@ def build(config: Config, *, named: Sequence[SourceFile] = (), seed: int = 0) ->
     seal(folder, contents, scratch=scratch)
     shutil.rmtree(scratch.parent)
     return folder
-
-
-def with_path(config: Config, path: Path) -> Config:
-    """Returns the config as if its file stood elsewhere and named everything by absolute paths."""
-    return replace(config, path=str(path))

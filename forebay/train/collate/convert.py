@@ -43,7 +43,7 @@ def copy_values(values: Array, out: torch.Tensor, *, scratch: torch.Tensor) -> N
     if not over_float32 and torch.get_num_threads() == 1:
         target.copy_(source)
         return
-    for piece, part in zip(source.split(PIECE), target.split(PIECE), strict=True):
+    for piece, part in zip(torch.split(source, PIECE), torch.split(target, PIECE), strict=True):
         part.copy_(scratch[: len(piece)].copy_(piece) if over_float32 else piece)
 
 

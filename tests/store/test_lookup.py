@@ -1,0 +1,519 @@
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forebay.config import Config
+from forebay.config.recipe import recipe_document, recipe_of
+from forebay.errors import (
+    CacheCorruptError,
+    CacheIncompleteError,
+    CacheMismatchError,
+    CacheNotFoundError,
+)
+from forebay.store import lookup as lookup_module
+from forebay.store import memo as memo_module
+from forebay.store.cache import open_cache
+from forebay.store.files import hash_file
+from forebay.store.key import ABSENT, SourceDigest, cache_key, differences, folder_name, recipe_key
+from forebay.store.lookup import Lookup, find_cache, not_found_message, require, sealed_caches
+from forebay.store.memo import Memo
+from forebay.store.metadata import read_metadata, write_metadata
+from forebay.store.sources import SourceFile
+from tests.store.sealed import DEMO_MODEL, build, config_of, contents_of, raw_data
+from tests.store.trees import flip, tree
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    raw_data(tmp_path / "data")
+    return config_of(tmp_path)
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets files that a test has just written count as old."""
+    monkeypatch.setattr(memo_module, "_RACY_NS", -(10**15))
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files whose content was read."""
+    names: list[str] = []
+    monkeypatch.setattr(memo_module, "hash_file", lambda path: (names.append(path.name), hash_file(path))[1])
+    return names
+
+
+def never(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise AssertionError(f"{path} was read")
+
+    monkeypatch.setattr(memo_module, "hash_now", refuse)
+
+
+def test_a_sealed_cache_is_found_with_a_stat_a_file(
+    config: Config, settled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = build(config)
+    never(monkeypatch)
+    found = find_cache(config)
+    assert (found.found is not None and found.found.folder, found.state) == (folder, "same")
+    assert require(config, found).key == open_cache(folder).key
+
+
+def test_looking_changes_nothing_where_all_is_known(config: Config, settled: None, tmp_path: Path) -> None:
+    build(config)
+    before = tree(tmp_path)
+    find_cache(config)
+    assert tree(tmp_path) == before
+
+
+def test_an_empty_or_absent_root_gives_nothing_and_hashes_nothing(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never(monkeypatch)
+    assert find_cache(config) == Lookup(recipe=recipe_key(config))
+    config.cache_root.mkdir()
+    assert find_cache(config) == Lookup(recipe=recipe_key(config))
+    assert sealed_caches(config.cache_root) == []
+
+
+def test_a_miss_by_recipe_hashes_nothing_and_names_the_field(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(config_of(tmp_path, audio={"features": "log_mel", "n_mels": 128}))
+    never(monkeypatch)
+    wanted = config_of(tmp_path, audio={"features": "log_mel", "n_mels": 80})
+    found = find_cache(wanted)
+    assert found.found is None
+    assert found.differs == [{"field": "audio.n_mels", "wanted": 80, "stored": 128}]
+    message = not_found_message(wanted, found)
+    assert (
+        f"no cache for recipe {recipe_key(wanted).key[:16]} in {wanted.cache_root}; nearest is made_up-train-"
+        in message
+    )
+    assert message.endswith(f"audio.n_mels differs (80 wanted, 128 stored); run: forebay preprocess {wanted.path}")
+    with pytest.raises(CacheNotFoundError, match=r"audio\.n_mels differs \(80 wanted, 128 stored\)"):
+        require(wanted, found)
+
+
+def test_the_nearest_cache_is_of_the_same_name_and_then_of_the_fewest_differences(tmp_path: Path) -> None:
+    raw_data(tmp_path / "data")
+    build(config_of(tmp_path, source={"split": "test", "max_samples": 3}))
+    near = build(config_of(tmp_path, source={"max_samples": 3}))
+    build(replace(config_of(tmp_path), name="other"))
+    found = find_cache(config_of(tmp_path, source={"max_samples": 4}))
+    assert found.nearest is not None
+    assert found.nearest.folder == near
+    assert found.differs == [{"field": "source.max_samples", "wanted": 4, "stored": 3}]
+
+
+def test_changed_content_of_the_same_size_and_time_never_hits(config: Config, settled: None, tmp_path: Path) -> None:
+    build(config)
+    path = tmp_path / "data" / "00001.tar"
+    before = os.stat(path)
+    with open(path, "r+b") as file:  # the same inode
+        file.write(b"TAR")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = os.stat(path)
+    assert (after.st_ino, after.st_size, after.st_mtime_ns) == (before.st_ino, before.st_size, before.st_mtime_ns)
+    found = find_cache(config)
+    assert (found.found, found.state) == (None, "changed")
+    (difference,) = found.differs
+    assert difference["field"] == "sources.00001.tar"
+    assert difference["wanted"] == hash_file(path) != difference["stored"]
+    assert "sources.00001.tar differs" in not_found_message(config, found)
+    path.write_bytes(b"tar 1")
+    assert find_cache(config).state == "same"
+
+
+def test_changed_content_within_the_tick_of_its_hashing_never_hits(config: Config, hashed: list[str]) -> None:
+    """As `settled` is not used here: every file is too young to be believed."""
+    build(config)
+    hashed.clear()
+    assert find_cache(config).state == "same"
+    assert hashed == ["00000.tar", "00001.tar"]
+
+
+def test_a_file_of_another_size_is_not_read(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(config)
+    never(monkeypatch)
+    (tmp_path / "data" / "00000.tar").write_bytes(b"longer than before")
+    found = find_cache(config)
+    assert (found.found, found.state) == (None, "changed")
+    assert found.differs == [{"field": "sources.00000.tar", "wanted": "18 bytes", "stored": "5 bytes"}]
+
+
+def test_a_moved_root_hits(config: Config, tmp_path: Path, settled: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = build(config)
+    (tmp_path / "else").mkdir()
+    os.rename(tmp_path / "data", tmp_path / "else" / "data")
+    os.rename(tmp_path / "caches", tmp_path / "else" / "kept")
+    never(monkeypatch)  # the same inodes
+    moved = config_of(tmp_path / "else", run={"cache_root": "kept"})
+    found = find_cache(moved)
+    assert found.state == "same"
+    assert found.found is not None
+    assert found.found.folder == tmp_path / "else" / "kept" / folder.name
+
+
+def test_a_copied_root_hits_after_one_hashing(config: Config, tmp_path: Path, settled: None, hashed: list[str]) -> None:
+    build(config)
+    for name in ("data", "caches"):
+        shutil.copytree(tmp_path / name, tmp_path / "copy" / name)
+    hashed.clear()
+    for _ in range(2):
+        assert find_cache(config_of(tmp_path / "copy")).state == "same"
+    assert hashed == ["00000.tar", "00001.tar"]
+
+
+def test_may_hash_false_says_unknown_instead_of_reading(
+    config: Config, tmp_path: Path, settled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(config)
+    (tmp_path / "data" / "00000.tar").touch()
+    never(monkeypatch)
+    found = find_cache(config, may_hash=False)
+    assert (found.found, found.state) == (None, "unknown")
+    assert found.nearest is not None
+    assert found.differs == [{"field": "sources", "wanted": "not hashed", "stored": found.nearest.key[:16]}]
+
+
+def test_absent_raw_data_lets_the_newest_cache_serve(config: Config, tmp_path: Path, settled: None) -> None:
+    first = build(config)
+    raw_data(tmp_path / "data", num_tars=3)
+    second = build(config, seed=1)
+    os.utime(first / "metadata.json", ns=(1, 1))
+    shutil.rmtree(tmp_path / "data")
+    found = find_cache(config)
+    assert found.state == "absent"
+    assert found.found is not None
+    assert found.found.folder == second
+
+
+def test_of_two_caches_of_a_recipe_the_one_of_these_sources_is_found(
+    config: Config, tmp_path: Path, settled: None
+) -> None:
+    first = build(config)
+    raw_data(tmp_path / "data", num_tars=3)
+    second = build(config, seed=1)
+    os.utime(first / "metadata.json", ns=(1, 1))
+    assert require(config, find_cache(config)).folder == second
+    (tmp_path / "data" / "00002.tar").unlink()
+    assert require(config, find_cache(config)).folder == first
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [("one more", "sources.00002.tar"), ("one less", "sources.00001.tar"), ("renamed", "sources.00001.tar")],
+)
+def test_another_listing_misses_and_hashes_nothing(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, field: str
+) -> None:
+    build(config)
+    never(monkeypatch)
+    data = tmp_path / "data"
+    if change == "one more":
+        raw_data(data, num_tars=3)
+    elif change == "one less":
+        (data / "00001.tar").unlink()
+    else:
+        os.rename(data / "00001.tar", data / "renamed.tar")
+    found = find_cache(config)
+    assert (found.found, found.state) == (None, "changed")
+    assert field in [difference["field"] for difference in found.differs]
+    assert not_found_message(config, found).endswith(f"run: forebay preprocess {config.path}")
+
+
+def test_the_order_of_manifests_is_in_the_key(config: Config, tmp_path: Path) -> None:
+    raw_data(tmp_path / "more", num_tars=1)
+    build(config_of(tmp_path, source={"manifest": ["data", "more"]}))
+    assert find_cache(config_of(tmp_path, source={"manifest": ["data", "more"]})).state == "same"
+    assert find_cache(config_of(tmp_path, source={"manifest": ["more", "data"]})).state == "changed"
+
+
+def test_files_that_a_manifest_names_are_compared_too(config: Config, tmp_path: Path, settled: None) -> None:
+    named = tmp_path / "data" / "named.bin"
+    named.write_bytes(b"named")
+    source = SourceFile("named.bin", named, 0, listed=False)
+    build(config, named=[source])
+    assert find_cache(config).state == "same"
+    named.write_bytes(b"NAMED")
+    assert find_cache(config).state == "changed"
+    named.unlink()  # the listing is here, and what it names is not
+    assert find_cache(config).state == "absent"
+    (tmp_path / "data" / "00000.tar").write_bytes(b"TAR 0")
+    assert find_cache(config).state == "changed"
+
+
+def test_a_file_that_was_not_there_at_the_build_changes_the_data_when_it_comes(
+    config: Config, tmp_path: Path, settled: None
+) -> None:
+    named = tmp_path / "data" / "named.bin"
+    build(config, named=[SourceFile("named.bin", named, 0, listed=False)])
+    assert find_cache(config).state == "same"
+    for content in (b"", b"here now"):
+        named.write_bytes(content)
+        assert find_cache(config).state == "changed"
+
+
+def test_layout_and_run_time_sections_still_hit(config: Config, tmp_path: Path, settled: None) -> None:
+    build(config)
+    other = config_of(
+        tmp_path,
+        layout={"rows_per_shard": 7},
+        plan={"batch_size": 3},
+        train={"seed": 5, "num_threads": 0},
+        run={"num_workers": 9},
+    )
+    assert find_cache(other).state == "same"
+    assert find_cache(replace(config, name="renamed")).state == "same"
+
+
+def test_a_cache_named_outright_is_compared_all_the_same(config: Config, tmp_path: Path, settled: None) -> None:
+    folder = build(config)
+    os.rename(folder, tmp_path / "named")
+    named = config_of(tmp_path, train={"cache_dir": "named"})
+    assert require(named, find_cache(named)).folder == tmp_path / "named"
+    assert find_cache(config).found is None
+    (tmp_path / "data" / "00000.tar").write_bytes(b"TAR 0")
+    assert find_cache(named).state == "changed"
+    shutil.rmtree(tmp_path / "data")
+    assert find_cache(named).state == "absent"
+
+
+def test_a_cache_of_another_recipe_named_outright_is_an_error(config: Config, tmp_path: Path) -> None:
+    folder = build(config)
+    other = config_of(tmp_path, train={"cache_dir": str(folder)}, source={"max_samples": 2})
+    with pytest.raises(
+        CacheMismatchError, match=r"source\.max_samples is None in the cache, 2 in the config; change the config"
+    ):
+        find_cache(other)
+
+
+def test_a_cache_whose_key_was_made_in_another_way_is_named_by_recipe_key(config: Config, tmp_path: Path) -> None:
+    folder = build(config)
+    document = read_metadata(folder, format_version=1)
+    write_metadata(folder, {**document, "recipe_key": "0" * 64})
+    with pytest.raises(CacheMismatchError, match=r"recipe_key is '0000000000000000' in the cache"):
+        find_cache(config_of(tmp_path, train={"cache_dir": str(folder)}))
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("gone", CacheNotFoundError, r"train\.cache_dir .*gone is not a folder; run: forebay preprocess"),
+        ("empty", CacheIncompleteError, "it is not sealed"),
+        ("plan", CacheMismatchError, r"train\.cache_dir .*plan is not a cache"),
+    ],
+)
+def test_a_folder_named_outright_that_is_no_cache_is_an_error(
+    config: Config, tmp_path: Path, name: str, error: type[Exception], message: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "plan").mkdir()
+    write_metadata(tmp_path / "plan", {"format_version": 1, "key": "0"})
+    with pytest.raises(error, match=message):
+        find_cache(config_of(tmp_path, train={"cache_dir": name}))
+
+
+def test_what_cannot_be_read_is_logged_and_left_out(
+    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = build(config)
+    for name in ("flipped", "newer", "other.tmp-0123456789ab", ".building"):
+        shutil.copytree(folder, config.cache_root / name)
+    flip(config.cache_root / "flipped" / "metadata.json", 77)
+    write_metadata(config.cache_root / "newer", {"format_version": 99})
+    (config.cache_root / "plans").mkdir()
+    (config.cache_root / "file").write_bytes(b"")
+    with caplog.at_level(logging.WARNING):
+        assert [sealed.folder for sealed in sealed_caches(config.cache_root)] == [folder]
+    assert len(caplog.messages) == 2
+    assert "flipped" in caplog.text
+    assert "format_version is 99" in caplog.text
+
+
+def test_a_cache_whose_sources_are_damaged_is_left_out_so_that_it_is_made_again(
+    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = build(config)
+    flip(folder / "sources.parquet", 40)
+    with caplog.at_level(logging.WARNING):
+        found = find_cache(config)
+    assert (found.found, found.differs) == (None, [])
+    assert found.nearest is not None
+    assert found.nearest.folder == folder
+    assert "leaving out" in caplog.text
+    assert "sources.parquet: stored xxh3-128" in caplog.text
+    with pytest.raises(CacheCorruptError, match=r"sources\.parquet: stored xxh3-128"):
+        find_cache(config_of(tmp_path, train={"cache_dir": str(folder)}))
+
+
+def test_a_memo_that_came_with_a_cache_is_used(config: Config, settled: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(config)
+    (config.cache_root / memo_module.FILE_NAME).unlink()
+    never(monkeypatch)
+    assert find_cache(config).state == "same"
+
+
+def test_a_memo_that_is_handed_in_is_used(config: Config, settled: None, hashed: list[str]) -> None:
+    folder = build(config)
+    for path in (config.cache_root / memo_module.FILE_NAME, folder / memo_module.FILE_NAME):
+        path.unlink()
+    memo = Memo(config.cache_root)
+    hashed.clear()
+    assert find_cache(config, memo=memo).state == "same"
+    assert find_cache(config, memo=memo).state == "same"
+    assert len(hashed) == 2
+
+
+# Keys
+
+
+KEY_CHANGES: list[tuple[str, str, Any]] = [
+    ("source", "split", "test"),
+    ("source", "min_duration_s", 0.5),
+    ("source", "max_duration_s", 20.0),
+    ("source", "languages", ["en"]),
+    ("source", "max_samples", 3),
+    ("source", "exclude", ["a"]),
+    ("source", "max_sample_bytes", 1000),
+    ("source", "kind", "tar"),
+    ("audio", "sample_rate_hz", 8000),
+    ("audio", "features", "w2v_bert"),
+    ("audio", "dtype", "float32"),
+    ("text", "prompt", "whisper"),
+    ("text", "language_tag_mode", "none"),
+    ("text", "normalize", "none"),
+    ("text", "max_label_tokens", 7),
+]
+TEXT = {"tokenizer": str(DEMO_MODEL)}
+
+
+@pytest.mark.parametrize(("section", "field", "value"), KEY_CHANGES)
+def test_every_field_that_changes_values_changes_the_key_and_is_named(
+    tmp_path: Path, section: str, field: str, value: Any
+) -> None:
+    base = recipe_key(config_of(tmp_path, text=TEXT))
+    sections: dict[str, dict[str, Any]] = {"text": dict(TEXT)}
+    sections[section] = {**sections.get(section, {}), field: value}
+    other = recipe_key(config_of(tmp_path, **sections))
+    assert other.key != base.key
+    named = [difference["field"] for difference in differences(other.document, base.document)]
+    assert f"{section}.{field}" in named
+
+
+def test_fields_that_need_others_change_the_key(tmp_path: Path) -> None:
+    variants = [
+        config_of(tmp_path),
+        config_of(tmp_path, text=TEXT),
+        config_of(tmp_path, text={"tokenizer": str(DEMO_MODEL.parent / "qwen3_asr_model")}),
+        *(config_of(tmp_path, source={"max_duration_s": 9.0, "overlong": o}) for o in ("keep", "clip", "drop")),
+        *(config_of(tmp_path, audio={"features": "log_mel", "n_mels": n}) for n in (80, 128)),
+        config_of(tmp_path, audio={"features": "log_mel", "keep_waveform": True}),
+        config_of(tmp_path, audio={"features": "qwen3_asr"}),
+        *(config_of(tmp_path, source={"kind": "hf", f"{c}_column": "x"}) for c in ("audio", "text", "language")),
+    ]
+    assert len({recipe_key(config).key for config in variants}) == len(variants)
+
+
+def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
+    """A field that is new in the config tree has to be added to the lists above, or to those that change no value."""
+    tried = {(section, field) for section, field, _ in KEY_CHANGES}
+    tried |= {("source", "overlong"), ("audio", "n_mels"), ("audio", "keep_waveform"), ("text", "tokenizer")}
+    tried |= {("source", f"{name}_column") for name in ("audio", "text", "language")}
+    config = config_of(tmp_path, text=TEXT)
+    assert config.text is not None
+    known = {
+        (section, field.name)
+        for section, part in (("source", config.source), ("audio", config.audio), ("text", config.text))
+        for field in fields(part)
+    }
+    assert known - tried == {("source", "manifest")}
+
+
+def test_paths_and_run_time_sections_never_change_the_key(tmp_path: Path) -> None:
+    base = recipe_key(config_of(tmp_path, text=TEXT)).key
+    shutil.copytree(DEMO_MODEL, tmp_path / "elsewhere" / "tokenizer")
+    others = [
+        config_of(tmp_path / "elsewhere", text={"tokenizer": "tokenizer"}),
+        config_of(tmp_path, text=TEXT, source={"manifest": ["a", "/b"]}),
+        config_of(tmp_path, text=TEXT, layout={"rows_per_shard": 3}),
+        config_of(tmp_path, text=TEXT, plan={"batch_seconds": 3, "edges_s": [1, 2], "lockstep": 2, "tail": "drop"}),
+        config_of(
+            tmp_path, text=TEXT, train={"seed": 3, "model": "m", "max_steps": 5, "output_dir": "o", "cache": "off"}
+        ),
+        config_of(tmp_path, text=TEXT, run={"num_workers": 7, "max_failed_share": 0.5, "max_open_tars": 3}),
+        replace(config_of(tmp_path, text=TEXT), name="other"),
+        config_of(tmp_path, text=TEXT, audio={"dtype": "int16"}),  # the default written out
+    ]
+    assert [recipe_key(config).key for config in others] == [base] * len(others)
+
+
+def test_filters_that_let_the_same_rows_through_have_one_key(tmp_path: Path) -> None:
+    def key(**source: Any) -> str:
+        return recipe_key(config_of(tmp_path, source=source)).key
+
+    assert key(max_duration_s=20) == key(max_duration_s=20.0)
+    assert key(languages=["en", "fr"]) == key(languages=["FR", "en", "fr"]) != key(languages=["en"])
+    assert key(exclude=["a", "b"]) == key(exclude=["b", "a", "a"]) != key(exclude=["A", "b"])
+    config = config_of(tmp_path, source={"max_duration_s": 20.0, "min_duration_s": 0})
+    in_code = replace(config, source=replace(config.source, max_duration_s=20, min_duration_s=0))
+    assert recipe_key(in_code).key == recipe_key(config).key
+
+
+def test_the_key_is_of_names_contents_and_order_of_the_sources() -> None:
+    a, b = SourceDigest(name="a", xxh3_128="0"), SourceDigest(name="b", xxh3_128="1")
+    swapped = [SourceDigest(name="a", xxh3_128="1"), SourceDigest(name="b", xxh3_128="0")]
+    variants = [
+        cache_key("r", [a, b]),
+        cache_key("r", [b, a]),
+        cache_key("r", swapped),
+        cache_key("r", [a]),
+        cache_key("s", [a, b]),
+    ]
+    assert len(set(variants)) == 5
+    assert cache_key("r", [a, b]) == variants[0]
+    assert all(len(key) == 64 for key in variants)
+
+
+def test_a_folder_is_named_by_config_split_and_key(tmp_path: Path) -> None:
+    assert (
+        folder_name(config_of(tmp_path, source={"split": "dev"}), "0123456789abcdef99")
+        == "made_up-dev-0123456789abcdef"
+    )
+
+
+def test_differences_know_types_and_sections() -> None:
+    wanted = {"a": {"x": 1, "y": [1], "same": (1, 2)}, "text": None, "new": 3, "none": None}
+    stored = {"a": {"x": 1.0, "y": [True], "same": [1, 2]}, "text": {"t": 1}}
+    assert differences(wanted, stored) == [
+        {"field": "a.x", "wanted": 1, "stored": 1.0},
+        {"field": "a.y", "wanted": [1], "stored": [True]},
+        {"field": "new", "wanted": 3, "stored": ABSENT},
+        {"field": "none", "wanted": None, "stored": ABSENT},
+        {"field": "text", "wanted": None, "stored": {"t": 1}},
+    ]
+    assert differences(stored, stored) == []
+
+
+def test_the_document_survives_the_metadata(config: Config) -> None:
+    document = recipe_document(config, recipe_of(config))
+    stored = read_metadata(build(config), format_version=1)["recipe"]
+    assert differences(document, stored) == []
+    assert recipe_key(config).document == document
+
+
+def test_the_made_up_caches_of_these_tests_open(config: Config, tmp_path: Path) -> None:
+    cache = open_cache(build(config))
+    expected = contents_of(tmp_path / "again").arrays["lengths.npy"]
+    np.testing.assert_array_equal(cache.lengths["num_samples"], expected[0])
+    assert lookup_module.SOURCES_NAME in cache.metadata["files"]
