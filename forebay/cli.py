@@ -51,7 +51,8 @@ def _guarded(action: Callable[[], int]) -> int:
 
 
 def _fail(message: object, code: int) -> int:
-    print(f"forebay: {message}", file=sys.stderr)
+    notes = getattr(message, "__notes__", [])
+    print("\n".join([f"forebay: {message}", *notes]), file=sys.stderr)
     return code
 
 

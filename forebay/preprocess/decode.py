@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import io
+import contextlib
 import math
+import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
@@ -50,7 +52,7 @@ def decode_audio(
     if claim is not None:
         _check_rate(claim.sample_rate_hz, sample_id)
     try:
-        with soundfile.SoundFile(io.BytesIO(data)) as file:
+        with _as_file(data) as descriptor, soundfile.SoundFile(descriptor, closefd=False) as file:
             waveform = _read(file, claim, step, sample_id=sample_id, want=want)
             rate_hz = file.samplerate
     except soundfile.LibsndfileError as err:
@@ -60,6 +62,21 @@ def decode_audio(
     if not np.isfinite(waveform).all():
         raise DecodeError("not_finite", f"sample {sample_id}: the audio holds NaN or infinity; write it again")
     return _clipped(_resampled(waveform, rate_hz, step, sample_id=sample_id), step)
+
+
+@contextlib.contextmanager
+def _as_file(data: bytes) -> Iterator[int]:
+    """Yields a descriptor of a file in memory. A BytesIO would have libsndfile call back into Python for every block, and wait
+    for the GIL each time: beside one busy thread that is seven times as slow (the uncached path decodes in threads)."""
+    descriptor = os.memfd_create("forebay")
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _read(file: SoundFile, claim: AudioInfo | None, step: Decode, *, sample_id: str, want: str) -> Waveform:

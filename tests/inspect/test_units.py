@@ -47,4 +47,4 @@ def test_letters_of_any_script_stay_and_control_characters_are_escaped() -> None
 def test_what_is_printable_can_be_printed_on_one_line(text: str) -> None:
     shown = printable(text)
     assert shown.isprintable()
-    assert shown.encode("utf-8")
+    assert shown.encode("utf-8").decode("utf-8") == shown

@@ -199,7 +199,7 @@ def test_a_clip_of_a_long_recording_needs_no_room_for_all_of_it() -> None:
 
 
 def test_what_libsndfile_has_no_memory_for_is_not_the_samples_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(file: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise soundfile.LibsndfileError(17)
 
     monkeypatch.setattr(soundfile, "SoundFile", fail)

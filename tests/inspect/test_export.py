@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import soundfile
+
+from forebay.errors import ConfigError
+from forebay.inspect.export import check_target, write_table, write_wav
+from forebay.store.cache import open_cache
+from tests.store.faults import Faults
+from tests.store_factory import RATE_HZ, make_cache
+
+
+def test_the_row_table_comes_back_from_parquet(tmp_path: Path) -> None:
+    cache = open_cache(make_cache(tmp_path, num_samples=9, failed_rows=[3]))
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(b"older")
+    write_table(cache, path)
+    assert pq.read_table(path).equals(cache.samples)
+
+
+def test_a_full_disk_leaves_no_table_and_no_rest_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = open_cache(make_cache(tmp_path / "caches"))
+    target = tmp_path / "rows.parquet"
+    assert cache.samples.num_rows == 6
+    for fail_at in range(3):
+        with monkeypatch.context() as patch:
+            Faults(patch, fail_at=fail_at, code=errno.ENOSPC)
+            with pytest.raises(OSError, match="No space left on device"):
+                write_table(cache, target)
+        assert [path.name for path in tmp_path.iterdir()] == ["caches"]
+
+
+def test_a_waveform_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    cache = open_cache(make_cache(tmp_path, features="waveform"))
+    for index in range(len(cache)):
+        write_wav(cache, cache.read(index), tmp_path / "a.wav")
+        found, rate = soundfile.read(tmp_path / "a.wav", dtype="int16")
+        assert rate == RATE_HZ
+        assert np.array_equal(found, cache.read(index)["waveform"])
+    info = soundfile.info(tmp_path / "a.wav")
+    assert (info.format, info.subtype, info.channels) == ("WAV", "PCM_16", 1)
+
+
+def test_a_float_waveform_stays_one(tmp_path: Path) -> None:
+    cache = open_cache(make_cache(tmp_path, features="waveform"))
+    waveform = np.array([0.1, -1.5, 1e-9], np.float32)
+    write_wav(cache, {"waveform": waveform}, tmp_path / "a.wav")
+    assert np.array_equal(soundfile.read(tmp_path / "a.wav", dtype="float32")[0], waveform)
+    assert soundfile.info(tmp_path / "a.wav").subtype == "FLOAT"
+
+
+def test_a_cache_without_waveforms_says_how_to_keep_them(tmp_path: Path) -> None:
+    cache = open_cache(make_cache(tmp_path))
+    with pytest.raises(
+        ConfigError, match=r"keeps no waveforms .* set audio\.keep_waveform = true .* forebay preprocess"
+    ):
+        write_wav(cache, cache.read(0), tmp_path / "a.wav")
+    assert not (tmp_path / "a.wav").exists()
+
+
+def test_targets_are_files_outside_the_cache_in_a_folder_that_is_there(tmp_path: Path) -> None:
+    folder = make_cache(tmp_path)
+    check_target(tmp_path / "a.png", "--png", cache_folder=folder)
+    (tmp_path / "link").symlink_to(folder)
+    refused: list[tuple[Path, str]] = [
+        (tmp_path / "nowhere" / "a.png", r"--png .*a\.png: there is no folder .*nowhere; make it"),
+        (tmp_path, r"is a folder; name a file"),
+        (folder / "a.png", r"lies inside the cache .*, which is sealed; name a file elsewhere"),
+        (folder / "media" / "a.png", r"lies inside the cache"),
+        (tmp_path / "link" / "a.png", r"lies inside the cache"),
+    ]
+    for path, message in refused:
+        with pytest.raises(ConfigError, match=message):
+            check_target(path, "--png", cache_folder=folder)
+
+
+def test_a_relative_target_is_one_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder: Any = make_cache(tmp_path)
+    monkeypatch.chdir(folder)
+    with pytest.raises(ConfigError, match="lies inside the cache"):
+        check_target(Path("a.png"), "--png", cache_folder=Path())
