@@ -48,9 +48,6 @@ class Share:
     clips_s: float
 
 
-# --- contestants: called in worker processes, which load what they need
-
-
 def ours(tasks: Sequence[ShardTask]) -> Cost:
     """Returns what making these shards costs; into a folder of its own, for what is there is not made again."""
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as folder:
@@ -125,9 +122,6 @@ def opened(clips: Sequence[Clip]) -> Iterator[Callable[[Clip], Any]]:
         yield read
 
 
-# --- equality
-
-
 def difference(task: ShardTask) -> float:
     """Returns how far the 30 s inputs rebuilt from a shard are from the extractor's, 1.0 being what is allowed.
 
@@ -154,9 +148,6 @@ def difference(task: ShardTask) -> float:
             allowed = 1e-6 + 2.0**-11 * np.maximum(np.abs(wanted), 2.0**-14)
             worst = max(worst, float((np.abs(found - wanted) / allowed).max()))
     return worst
-
-
-# --- measurements
 
 
 def shares(data: Corpus, tasks: Sequence[ShardTask], *, count: int) -> list[Share]:
@@ -264,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "rounds": rounds,
         "difference_of_allowed": worst,
         "one_process": one,
-        "two_processes": two_processes(tasks, rounds=rounds),
+        "two_processes": two_processes(tasks, rounds=2 * rounds),
         "command": command(data),
     }
     show(document, as_json=options.json)

@@ -145,7 +145,9 @@ def _recipe(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}{_HELD}={_HELD}{printable(_value(value))}" for name, value in settings.items() if value is not None)
+    return ", ".join(
+        f"{name}{_HELD}={_HELD}{printable(_value(value))}" for name, value in settings.items() if value is not None
+    )
 
 
 def _value(value: Any) -> str:

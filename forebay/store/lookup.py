@@ -6,24 +6,23 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from forebay.config import Config
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheNotFoundError
+from forebay.store.compare import SourceState, compare_sources, source_differences
 from forebay.store.files import TEMPORARY_MARK
 from forebay.store.key import SHORT, RecipeKey, differences, recipe_key
 from forebay.store.layout import FORMAT_VERSION
 from forebay.store.memo import FILE_NAME as MEMO_NAME
 from forebay.store.memo import Memo
 from forebay.store.metadata import check_file, read_metadata
-from forebay.store.sources import ABSENT, StoredSource, anchor, listed_files, load_sources
+from forebay.store.sources import StoredSource, load_sources
 
 logger = logging.getLogger(__name__)
 
 SOURCES_NAME = "sources.parquet"
 """The list of its source files beside a cache's metadata.json."""
-
-SourceState = Literal["same", "changed", "absent", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,41 +126,6 @@ def find_cache(config: Config, *, may_hash: bool = True, memo: Memo | None = Non
     return Lookup(recipe=recipe, nearest=nearest_miss.cache, differs=differs, state=nearest_miss.state)
 
 
-def compare_sources(
-    config: Config, stored: Sequence[StoredSource], memo: Memo, *, may_hash: bool
-) -> tuple[SourceState, list[str]]:
-    """Returns whether the raw data is what a cache was made of, and the names that are not.
-
-    `absent` only where nothing that is there differs: a source that is there and changed never hits.
-    """
-    listed = [(f.entry, f.name) for f in listed_files(config.source)]
-    expected = [(s.entry, s.name) for s in stored if s.listed]
-    if listed and listed != expected:
-        return "changed", sorted({name for _, name in set(listed) ^ set(expected)} or {name for _, name in listed})
-    if not listed and (there := [s.name for s in stored if s.listed and _is_there(config, s)]):
-        # The cache's manifest is there and the config's is not: it names another one.
-        return "changed", there
-    present: list[tuple[StoredSource, Path | None]] = []
-    absent: list[tuple[StoredSource, Path | None]] = []
-    for source in stored:
-        path = _path_of(config, source)
-        if source.xxh3_128 == ABSENT and (path is None or not path.is_file()):
-            continue  # it was not there when the cache was built either
-        (present if path is not None and path.is_file() else absent).append((source, path))
-    # Sizes first: a file of another size is another file, and costs no reading.
-    changed = [s.name for s, path in present if path and path.stat().st_size != s.size_bytes]
-    if changed:
-        return "changed", changed
-    paths = [path for _, path in present if path]
-    if not may_hash and any(memo.known(path) is None for path in paths):
-        return "unknown", []
-    hashes = memo.hashes(paths)
-    changed = [s.name for (s, _), now in zip(present, hashes, strict=True) if s.xxh3_128 != now]
-    if changed:
-        return "changed", changed
-    return ("absent", [s.name for s, _ in absent]) if absent else ("same", [])
-
-
 def not_found_message(config: Config, lookup: Lookup) -> str:
     """Returns what to tell a user who has no cache: key, folder searched, the nearest cache and how it differs, what to run."""
     text = f"no cache for recipe {lookup.recipe.key[:SHORT]} in {config.cache_root}"
@@ -221,34 +185,7 @@ def _nearest(config: Config, recipe: RecipeKey, sealed: Sequence[Sealed]) -> Sea
     return min(sealed, key=distance, default=None)
 
 
-def _is_there(config: Config, source: StoredSource) -> bool:
-    path = _path_of(config, source)
-    return path is not None and path.is_file()
-
-
-def _path_of(config: Config, source: StoredSource) -> Path | None:
-    entries = config.source.manifests
-    return anchor(entries[source.entry]) / source.name if source.entry < len(entries) else None
-
-
 def _source_differences(config: Config, miss: _Miss, memo: Memo) -> list[dict[str, Any]]:
     if miss.state == "unknown":
         return [{"field": "sources", "wanted": "not hashed", "stored": miss.cache.key[:SHORT]}]
-    stored = {source.name: source for source in miss.cache.sources()}
-    return [_source_difference(config, stored.get(name), name, memo) for name in miss.names]
-
-
-def _source_difference(config: Config, stored: StoredSource | None, name: str, memo: Memo) -> dict[str, Any]:
-    path = (
-        _path_of(config, stored)
-        if stored
-        else next((f.path for f in listed_files(config.source) if f.name == name), None)
-    )
-    wanted = memo.known(path) if path is not None and path.is_file() else None
-    if wanted is None and path is not None and path.is_file():
-        wanted = f"{path.stat().st_size} bytes"
-    if stored is None:
-        kept: str | None = None
-    else:
-        kept = stored.xxh3_128 if wanted is None or "bytes" not in wanted else f"{stored.size_bytes} bytes"
-    return {"field": f"sources.{name}", "wanted": wanted, "stored": kept}
+    return source_differences(config, miss.cache.sources(), miss.names, memo)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import errno
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import soundfile
 from forebay.errors import ConfigError
 from forebay.inspect.export import check_target, write_table, write_wav
 from forebay.store.cache import open_cache
-from tests.store.faults import Faults
 from tests.store_factory import RATE_HZ, make_cache
 
 
@@ -24,16 +23,21 @@ def test_the_row_table_comes_back_from_parquet(tmp_path: Path) -> None:
     assert pq.read_table(path).equals(cache.samples)
 
 
-def test_a_full_disk_leaves_no_table_and_no_rest_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_after_a_part_leaves_no_table_and_no_rest_of_one(tmp_path: Path) -> None:
     cache = open_cache(make_cache(tmp_path / "caches"))
-    target = tmp_path / "rows.parquet"
+    (tmp_path / "rows.parquet").write_bytes(b"older")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     assert cache.samples.num_rows == 6
-    for fail_at in range(3):
-        with monkeypatch.context() as patch:
-            Faults(patch, fail_at=fail_at, code=errno.ENOSPC)
-            with pytest.raises(OSError, match="No space left on device"):
-                write_table(cache, target)
-        assert [path.name for path in tmp_path.iterdir()] == ["caches"]
+    for limit_bytes in (100, 1_000):
+        # The kernel takes what fits of a `write` and refuses the next one, as it does on a full disk.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                write_table(cache, tmp_path / "rows.parquet")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["caches", "rows.parquet"]
+        assert (tmp_path / "rows.parquet").read_bytes() == b"older"
 
 
 def test_a_waveform_comes_back_bit_for_bit(tmp_path: Path) -> None:

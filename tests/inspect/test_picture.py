@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.font_manager import findfont
+from matplotlib.ft2font import FT2Font
 from PIL import Image
 
 from forebay.errors import MissingExtraError
@@ -77,6 +79,15 @@ def test_letters_without_a_font_become_replacement_characters() -> None:
     assert families[0] == "DejaVu Sans"
     assert text == "Привет \ufffd"
     assert not [name for name in families if name.startswith("Last Resort")]
+
+
+def test_letters_that_the_first_font_lacks_come_from_one_that_has_them() -> None:
+    stix = FT2Font(findfont("STIXGeneral")).get_charmap()
+    letter = next(chr(code) for code in stix if code not in FT2Font(findfont("DejaVu Sans")).get_charmap())
+    families, text = fonts_for(f"a {letter}")
+    assert text == f"a {letter}"
+    assert len(families) == 2
+    assert ord(letter) in FT2Font(findfont(families[1])).get_charmap()
 
 
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

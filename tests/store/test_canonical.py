@@ -58,7 +58,7 @@ def test_what_json_has_no_number_for_is_refused(value: float) -> None:
 
 @pytest.mark.parametrize("key", [1, 1.0, True, None, b"a"])
 def test_a_key_that_is_not_text_is_refused_at_any_depth(key: Any) -> None:
-    with pytest.raises(TypeError, match="of a canonical document is .*, wanted str"):
+    with pytest.raises(TypeError, match=r"of a canonical document is .*, wanted str"):
         canonical_json({"a": [({"b": {key: 1}},)]})
 
 

@@ -50,9 +50,14 @@ def test_the_file_has_its_name_only_when_the_block_ends(tmp_path: Path) -> None:
 
 def test_an_error_in_the_block_leaves_the_old_file(tmp_path: Path) -> None:
     write_bytes(tmp_path / "a", b"old")
-    with pytest.raises(KeyboardInterrupt, match="stop"), write_aside(tmp_path / "a") as file:
-        file.write(b"half")
-        raise KeyboardInterrupt("stop")
+
+    def stopped() -> None:
+        with write_aside(tmp_path / "a") as file:
+            file.write(b"half")
+            raise KeyboardInterrupt("stop")
+
+    with pytest.raises(KeyboardInterrupt, match="stop"):
+        stopped()
     assert (tmp_path / "a").read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a"]
 
@@ -139,7 +144,7 @@ def test_a_copy_onto_a_full_disk_leaves_the_old_target(tmp_path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             faults = Faults(patch, fail_at=step)
 
-            def refused(*args: object) -> None:
+            def refused(*args: object, faults: Faults = faults) -> None:
                 faults.hit("link")
                 raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 

@@ -47,7 +47,12 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files whose content was read."""
     names: list[str] = []
-    monkeypatch.setattr(memo_module, "hash_file", lambda path: (names.append(path.name), hash_file(path))[1])
+
+    def noted(path: Path) -> str:
+        names.append(path.name)
+        return hash_file(path)
+
+    monkeypatch.setattr(memo_module, "hash_file", noted)
     return names
 
 
@@ -517,3 +522,11 @@ def test_the_made_up_caches_of_these_tests_open(config: Config, tmp_path: Path) 
     expected = contents_of(tmp_path / "again").arrays["lengths.npy"]
     np.testing.assert_array_equal(cache.lengths["num_samples"], expected[0])
     assert lookup_module.SOURCES_NAME in cache.metadata["files"]
+
+
+def test_a_mistyped_manifest_is_no_absent_raw_data(config: Config, tmp_path: Path, settled: None) -> None:
+    build(config_of(tmp_path, source={"manifest": "data/00000.tar"}))
+    mistyped = config_of(tmp_path, source={"manifest": "data/0000.tar"})
+    found = find_cache(mistyped)
+    assert (found.found, found.state) == (None, "changed")
+    assert [difference["field"] for difference in found.differs] == ["sources.00000.tar"]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,12 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files whose content was read."""
     read: list[Path] = []
-    monkeypatch.setattr(memo_module, "hash_file", lambda path: (read.append(path), hash_file(path))[1])
+
+    def noted(path: Path) -> str:
+        read.append(path)
+        return hash_file(path)
+
+    monkeypatch.setattr(memo_module, "hash_file", noted)
     return read
 
 
@@ -201,7 +207,12 @@ def test_only_files_that_are_not_known_go_through_the_map(root: Path, files: lis
     memo = Memo(root)
     memo.hashes(files[:1])
     asked: list[Path] = []
-    memo.hashes(files, map_=lambda function, paths: (asked.extend(paths), map(function, paths))[1])
+
+    def noted(function: Callable[[Path], Hashed], paths: Sequence[Path]) -> Iterable[Hashed]:
+        asked.extend(paths)
+        return map(function, paths)
+
+    memo.hashes(files, map_=noted)
     assert asked == files[1:]
 
 

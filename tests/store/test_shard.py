@@ -37,6 +37,17 @@ def flip(path: Path, position: int, mask: int) -> None:
     path.write_bytes(data)
 
 
+def problems(shard: Shard) -> dict[int, str]:
+    """What is wrong with each row that is not what was hashed."""
+    found: dict[int, str] = {}
+    for index in range(shard.entry.rows):
+        try:
+            shard.check_row(index, shard.row(index))
+        except CacheCorruptError as err:
+            found[index] = str(err)
+    return found
+
+
 def expected(row: dict[str, Any], field: FieldSpec) -> np.ndarray[Any, Any]:
     return np.asarray(row.get(field.name, np.zeros((0, *field.shape), field.numpy_dtype)))
 
@@ -86,21 +97,15 @@ def test_what_a_row_gives_is_read_only(rows: Rows) -> None:
 @given(stored_rows().filter(lambda rows: any("failure" not in row for row in rows)), st.data())
 def test_every_flipped_byte_of_a_tensor_is_found(rows: Rows, draw: st.DataObject) -> None:
     with written(rows) as (path, entry):
-        shard = Shard(path, entry, STORED_FIELDS)
         spans = [
             (values, count * int(np.prod(f.shape)) * f.numpy_dtype.itemsize)
             for f, (values, count, _) in zip(TENSORS, entry.spans, strict=False)
         ]
         positions = [start + i for start, size in spans for i in range(size)]
         flip(path, draw.draw(st.sampled_from(positions)), draw.draw(st.integers(1, 255)))
-        found = 0
-        for index in range(len(rows)):
-            try:
-                shard.check_row(index, Shard(path, entry, STORED_FIELDS).row(index))
-            except CacheCorruptError as err:
-                assert f"row {index} (bytes from " in str(err)
-                found += 1
-        assert found == 1
+        found = problems(Shard(path, entry, STORED_FIELDS))
+        (index,) = found
+        assert f"row {index} (bytes from " in found[index]
 
 
 @settings(max_examples=150)
@@ -114,14 +119,8 @@ def test_every_flipped_byte_of_hashes_or_offsets_is_found(rows: Rows, draw: st.D
         shard = Shard(path, entry, STORED_FIELDS)
         lengths = [len(expected(row, field)) for row in rows for field in TENSORS]
         read = [len(value) for i in range(len(rows)) for value in shard.row(i).values()]
-        try:
-            for index in range(len(rows)):
-                shard.check_row(index, shard.row(index))
-        except CacheCorruptError as err:
-            assert "stored xxh3-64" in str(err)
-        else:
-            # A border that no row's values lie behind can move without moving a value.
-            assert read == lengths
+        # A border that no row's values lie behind can move without moving a value.
+        assert problems(shard) or read == lengths
 
 
 @settings(max_examples=100)
@@ -273,11 +272,11 @@ def test_entries_survive_the_table_and_the_receipt(rows: Rows) -> None:
 @pytest.mark.parametrize("damage", ["spans", "rows", "key"])
 def test_a_receipt_that_is_none_raises_what_its_reader_expects(tmp_path: Path, damage: str) -> None:
     document = entry_to_json(write_shard(tmp_path / "a.tdz", STORED_FIELDS, [], key=KEY))
-    with pytest.raises((KeyError, TypeError, ValueError), match="unpack|not iterable|invalid literal|'key'"):
-        if damage == "key":
-            del document["key"]
-        else:
-            document[damage] = {"spans": [[1, 2]], "rows": "x"}[damage]
+    if damage == "key":
+        del document["key"]
+    else:
+        document[damage] = {"spans": [[1, 2]], "rows": "x"}[damage]
+    with pytest.raises((KeyError, ValueError), match=r"unpack|invalid literal|'key'"):
         entry_from_json(document)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import struct
 import tempfile
 import time
@@ -136,18 +137,16 @@ def test_the_checksums_of_a_damaged_directory_are_refused_or_read_as_they_are(
     data = bytearray(written(arrays))
     position = draw.draw(st.integers(0, len(data) - 1))
     data[position] ^= draw.draw(st.integers(1, 255))
-    try:
+    checksums: dict[str, int] = {}
+    with contextlib.suppress(ValueError):  # and nothing else
         checksums = stored_checksums(bytes(data))
-    except ValueError as err:
-        assert str(err)
-        return
     assert all(isinstance(name, str) and 0 <= crc < 2**32 for name, crc in checksums.items())
 
 
 @given(named_tensors(), st.data())
 def test_a_truncated_archive_has_no_directory(arrays: dict[str, Array], draw: st.DataObject) -> None:
     data = written(arrays)
-    with pytest.raises(ValueError, match="begins with|ends early"):
+    with pytest.raises(ValueError, match=r"begins with|ends early"):
         stored_checksums(data[: draw.draw(st.integers(0, len(data) - 1))])
 
 

@@ -1,0 +1,70 @@
+"""What an import loads, in a fresh interpreter: finding and reading a cache needs none of the heavy libraries."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = (
+    "accelerate",
+    "pandas",
+    "pyarrow",
+    "pydantic",
+    "soundfile",
+    "soxr",
+    "tensordict",
+    "torch",
+    "transformers",
+)
+GOLDEN = "tests/golden/v1/golden-train-v1"
+
+
+def loaded(code: str) -> str:
+    """Runs code at the repository root and returns which of the heavy modules it has loaded."""
+    report = f"\nimport sys\nprint(' '.join(name for name in {HEAVY!r} if name in sys.modules))"
+    result = subprocess.run(
+        [sys.executable, "-c", code + report], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import forebay",
+        "import forebay.config, forebay.config.recipe, forebay.errors",
+        "import forebay; forebay.load_config; forebay.config",
+        "import forebay.store.cache, forebay.store.key, forebay.store.lookup, forebay.store.verify, forebay.store.seal",
+        f"import forebay; cache = forebay.open_cache({GOLDEN!r}); cache.read(0); cache.lengths['num_frames'].sum()",
+        f"from forebay.store.cache import open_cache; open_cache({GOLDEN!r}).shard('text', 0).strings('text')",
+    ],
+)
+def test_nothing_heavy_is_loaded(code: str) -> None:
+    assert loaded(code) == ""
+
+
+def test_tensors_load_torch_and_the_row_table_loads_arrow_and_neither_the_other() -> None:
+    opened = f"import forebay; cache = forebay.open_cache({GOLDEN!r}); "
+    assert loaded(opened + "cache[0]") == "torch"
+    # pyarrow loads pandas where that is installed
+    assert loaded(opened + "cache.samples") in {"pyarrow", "pandas pyarrow"}
+
+
+def test_a_config_loads_pydantic_alone() -> None:
+    assert loaded("import forebay; forebay.load_config('configs/demo_speech.toml')") == "pydantic"
+
+
+def test_the_standard_inspect_is_not_hidden_at_the_root() -> None:
+    assert loaded("import inspect, torch; inspect.signature") == "torch"
+
+
+def test_every_public_name_of_the_package_is_there() -> None:
+    code = "import forebay; [getattr(forebay, name) for name in forebay.__all__ if name not in {'preprocess', 'train'}]"
+    assert loaded(code) == ""
+    unknown = "import forebay\ntry:\n    forebay.nothing\nexcept AttributeError as err:\n    print(err)"
+    assert loaded(unknown).startswith("module 'forebay' has no attribute 'nothing'")
