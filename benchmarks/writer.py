@@ -10,6 +10,8 @@ contestants in turn; MB are of the frames, figures medians of rounds, ratios med
 
 from __future__ import annotations
 
+import functools
+import importlib
 import importlib.util
 import io
 import json
@@ -49,7 +51,7 @@ Write = Callable[[Path], Any]
 
 def samples(count: int) -> list[Row]:
     rng = np.random.default_rng(0)
-    rows = []
+    rows: list[Row] = []
     for index, num_samples in enumerate(usual_durations(count).tolist()):
         frames = rng.standard_normal((num_samples // FRAME_SAMPLES, N_MELS), dtype=np.float32).astype(np.float16)
         pad_value = np.array([-0.5], np.float32)
@@ -87,8 +89,7 @@ def npy_bytes(array: np.ndarray[Any, Any]) -> bytes:
 
 
 def write_webdataset(path: Path, members: Sequence[Member], *, encode: bool) -> None:
-    import webdataset
-
+    webdataset = importlib.import_module("webdataset")  # absent from the tested environment
     with open(path, "wb") as file:
         with webdataset.TarWriter(file, encoder=encode) as writer:
             for sample in members:
@@ -164,7 +165,7 @@ def measure(rows: Sequence[Row], *, rounds: int) -> list[dict[str, Any]]:
             path.unlink()
         for _ in range(rounds):
             for name, write in writers.items():
-                costs[name].append(timed(lambda write=write: write(path)))
+                costs[name].append(timed(functools.partial(write, path)))
                 path.unlink()
     ours = costs["forebay, write_shard"]
     return [

@@ -160,8 +160,11 @@ def _num_clipped(listing: Listing, recipe: Recipe, rows: _Rows, keep: Array) -> 
     """Samples of which only the first `clip_s` seconds were taken."""
     if recipe.decode.clip_s is None:
         return 0
-    longer = listing.rows["duration_s"].to_numpy() > recipe.decode.clip_s
-    return int((longer & keep).sum())
+    rate = recipe.decode.sample_rate_hz
+    reached = rows.lengths[0] >= round(recipe.decode.clip_s * rate)
+    # A clip that ends just at the limit lost nothing; a manifest that says less than was decoded is wrong about it.
+    lost = np.abs(listing.rows["duration_s"].to_numpy() - recipe.decode.clip_s) > 1 / rate
+    return int((reached & lost & keep).sum())
 
 
 def _languages(rows: _Rows, keep: Array, recipe: Recipe) -> dict[str, Any]:

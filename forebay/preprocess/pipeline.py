@@ -94,7 +94,9 @@ def build(config: Config, options: Options | None = None) -> BuildReport:
     if lookup.state == "absent":
         # A mistyped manifest must not pass for raw data that was taken away.
         manifest_files(config.source)
-        logger.warning("%s is not compared: some of its raw data is not here", lookup.found.folder if lookup.found else "")
+        logger.warning(
+            "%s is not compared: some of its raw data is not here", lookup.found.folder if lookup.found else ""
+        )
     if standing is not None and _usable(standing, options):
         return _standing_report(standing, started_s)
     with Pool(config.run.num_workers or os.cpu_count() or 1) as pool:

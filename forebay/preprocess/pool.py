@@ -27,17 +27,17 @@ from forebay.errors import BuildError
 T = TypeVar("T")
 R = TypeVar("R")
 
-PINNED = {
-    name: "1"
-    for name in (
+PINNED = dict.fromkeys(
+    (
         "OMP_NUM_THREADS",
         "MKL_NUM_THREADS",
         "OPENBLAS_NUM_THREADS",
         "NUMEXPR_NUM_THREADS",
         "VECLIB_MAXIMUM_THREADS",
         "RAYON_NUM_THREADS",
-    )
-} | {"TOKENIZERS_PARALLELISM": "false"}
+    ),
+    "1",
+) | {"TOKENIZERS_PARALLELISM": "false"}
 """Environment of a worker: one thread each, so that workers do not fight for the cores."""
 
 

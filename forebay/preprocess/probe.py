@@ -42,7 +42,7 @@ def probe(recipe: Recipe, tokenizer: str | None) -> dict[Group, str]:
         language=[language for _, language in _TEXTS],
         prompt=pa.nulls(len(_TEXTS), pa.string()),
     )
-    text = text_samples(recipe, text_rows, ["probe"], text_encoder(recipe, tokenizer))
+    text = text_samples(text_rows, ["probe"], text_encoder(recipe, tokenizer))
     return {"media": _digest(media), "text": _digest(text)}
 
 

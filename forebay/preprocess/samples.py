@@ -71,7 +71,7 @@ def media_samples(recipe: Recipe, rows: pa.Table, read: Read) -> Iterator[Values
     yield from _with_features(recipe, block)
 
 
-def text_samples(recipe: Recipe, rows: pa.Table, names: Sequence[str], encoder: TextEncoder | None) -> Iterator[Values]:
+def text_samples(rows: pa.Table, names: Sequence[str], encoder: TextEncoder | None) -> Iterator[Values]:
     """Yields the text fields of every row in order; a row that fails yields its table fields and `failure`, `message`.
 
     names: of the source files, by `file`. encoder: None for a recipe without text.

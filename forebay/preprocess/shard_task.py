@@ -73,7 +73,7 @@ def _make(task: ShardTask) -> Receipt:
 def _samples(task: ShardTask) -> Iterator[dict[str, Any]]:
     if task.group == "text":
         encoder = _encoder(task.recipe, task.tokenizer)
-        yield from text_samples(task.recipe, task.rows, [file.name for file in task.files], encoder)
+        yield from text_samples(task.rows, [file.name for file in task.files], encoder)
         return
     limit = task.recipe.decode.max_sample_bytes
     with MediaReader(task.files, max_open=task.max_open_tars, max_bytes=limit, audio_column=task.audio_column) as read:

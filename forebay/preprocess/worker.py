@@ -21,7 +21,7 @@ def mark(position: int) -> None:
 
 def main(connection_fd: int, marks_fd: int, parent: int) -> None:
     """Works until the parent closes the connection or dies."""
-    global _marks  # noqa: PLW0603  one per process by its nature: where this process says what it is doing
+    global _marks
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides what ends
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above

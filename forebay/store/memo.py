@@ -52,12 +52,13 @@ class Memo:
         if len(data) < 16 or len(data[16:]) % _RECORD.itemsize or _checksum(data[16:]) != data[:16]:
             logger.warning("ignoring damaged memo %s; files will be hashed again", path)
             return
-        for record in np.frombuffer(data[16:], _RECORD):
-            stat = tuple(record["stat"].tolist())
-            entry = _Entry(int(record["hashed_at_ns"]), record["xxh3_128"].tobytes().hex())
+        records = np.frombuffer(data[16:], _RECORD)
+        digests = records["xxh3_128"].tobytes().hex()  # as whole columns: a root may remember millions of loose files
+        columns = zip(map(tuple, records["stat"].tolist()), records["hashed_at_ns"].tolist(), strict=True)
+        for number, (stat, hashed_at_ns) in enumerate(columns):
             known = self._entries.get(stat)
-            if known is None or known.hashed_at_ns < entry.hashed_at_ns:
-                self._entries[stat] = entry
+            if known is None or known.hashed_at_ns < hashed_at_ns:
+                self._entries[stat] = _Entry(hashed_at_ns, digests[32 * number : 32 * number + 32])
 
     def known(self, path: Path) -> str | None:
         """Returns the hash of a file as it is now, or None where it has to be read. Raises OSError where it is absent."""

@@ -94,7 +94,7 @@ class UncachedSource:
         row = self._rows.slice(index, 1)
         values = {
             **next(iter(media_samples(self._recipe, row, self._media))),
-            **next(iter(text_samples(self._recipe, row, self._names, self._encoder))),
+            **next(iter(text_samples(row, self._names, self._encoder))),
         }
         if "failure" in values:
             raise SampleError(values["failure"], values["message"])
@@ -110,7 +110,7 @@ class UncachedSource:
         """Returns the token counts, and the rows, of those whose text can be used: a build would leave out the others too."""
         if self._encoder is None:
             return np.zeros(len(rows), np.int64), rows
-        made = text_samples(self._recipe, rows, self._names, self._encoder)
+        made = text_samples(rows, self._names, self._encoder)
         bar: Iterable[dict[str, Any]] = tqdm(made, total=len(rows), desc="tokenise", file=sys.stderr, disable=None)
         counts = np.array([len(values["input_ids"]) if "failure" not in values else -1 for values in bar], np.int64)
         return counts[counts >= 0], rows.filter(pa.array(counts >= 0))

@@ -53,12 +53,12 @@ def test_the_smallest_config_has_the_documented_defaults(tmp_path: Path) -> None
 
 
 def test_unknown_fields_are_refused_with_the_nearest_name(tmp_path: Path) -> None:
-    text = "max_duration = 3.0\n[audio]\nn_mel = 80\n[trian]\n[plan]\nbatch_size = 2\nzzzzzz = 1\n"
+    text = "max_duration = 3.0\n[audio]\nn_mel = 80\n[trainn]\n[plan]\nbatch_size = 2\nzzzzzz = 1\n"
     assert problems(tmp_path, text) == [
         "source.max_duration: unknown field; did you mean source.max_duration_s?",
         "audio.n_mel: unknown field; did you mean audio.n_mels?",
         "plan.zzzzzz: unknown field",
-        "trian: unknown field; did you mean train?",
+        "trainn: unknown field; did you mean train?",
     ]
 
 

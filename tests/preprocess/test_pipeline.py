@@ -184,7 +184,7 @@ def test_failures_of_linked_shards_are_counted_too(corpus: Corpus) -> None:
     corpus.add_tar("c.tar", ["c0", "c1"], broken={"c0": b"no"})
     make(corpus.config("run.max_failed_share=0.2"))
     corpus.add_tar("d.tar", ["d0"])
-    with pytest.raises(BuildError, match="1 of 20 samples are bad"):
+    with pytest.raises(BuildError, match=r"1 of 20 samples are bad"):
         make(corpus.config())
     assert sum(make(corpus.config("run.max_failed_share=0.2")).failed.values()) == 1
 
@@ -227,14 +227,14 @@ def test_a_duration_that_the_manifest_got_wrong_is_filtered_by_what_was_decoded(
 
 
 def test_a_missing_manifest_stops_before_anything_is_made(corpus: Corpus) -> None:
-    with pytest.raises(ManifestError, match="absent.parquet does not exist"):
+    with pytest.raises(ManifestError, match=r"absent.parquet does not exist"):
         make(corpus.config('source.manifest="absent.parquet"'))
     assert sealed_caches(corpus.root) == []
 
 
 def test_a_mistyped_manifest_does_not_pass_for_absent_raw_data(corpus: Corpus) -> None:
     make(corpus.config())
-    with pytest.raises(ManifestError, match="absent.parquet does not exist"):
+    with pytest.raises(ManifestError, match=r"absent.parquet does not exist"):
         make(corpus.config('source.manifest="absent.parquet"'))
 
 

@@ -57,7 +57,7 @@ def test_workers_have_one_thread_each() -> None:
 
 def test_an_exception_in_a_task_is_raised_here_and_the_pool_goes_on() -> None:
     with Pool(1) as pool:
-        with pytest.raises(ValueError, match="math domain error|nonnegative"):
+        with pytest.raises(ValueError, match=r"math domain error|nonnegative"):
             pool.map(math.sqrt, [-1.0])
         assert pool.map(math.sqrt, [4.0]) == [2.0]
 

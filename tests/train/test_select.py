@@ -41,7 +41,7 @@ def test_auto_goes_uncached_with_one_warning_that_names_the_command(
 
 
 def test_require_is_an_error_instead(corpus: Corpus) -> None:
-    with pytest.raises(CacheNotFoundError, match="no cache for recipe .* run: forebay preprocess .*config.toml"):
+    with pytest.raises(CacheNotFoundError, match=r"no cache for recipe .* run: forebay preprocess .*config.toml"):
         make_loader(corpus.config('train.cache="require"'))
 
 
@@ -76,7 +76,7 @@ def test_a_cache_can_be_named_outright(corpus: Corpus, tmp_path: Path) -> None:
     selected = select(corpus.config(named))
     assert isinstance(selected.source, Cache)
     assert selected.source.folder == tmp_path / "elsewhere"
-    with pytest.raises(CacheMismatchError, match="audio.sample_rate_hz is 16000 in the cache, 8000 in the config"):
+    with pytest.raises(CacheMismatchError, match=r"audio.sample_rate_hz is 16000 in the cache, 8000 in the config"):
         select(corpus.config(named, "audio.sample_rate_hz=8000"))
 
 

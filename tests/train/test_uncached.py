@@ -72,7 +72,7 @@ def test_where_all_samples_are_bad_the_error_comes_through(tmp_path: Path) -> No
 
 def test_nothing_that_can_be_read_is_an_error_at_once(tmp_path: Path) -> None:
     corpus = speech_corpus(tmp_path)
-    with pytest.raises(ManifestError, match="no sample of .*train.parquet can be used"):
+    with pytest.raises(ManifestError, match=r"no sample of .*train.parquet can be used"):
         UncachedSource(corpus.config('source.languages=["xx"]'))
 
 

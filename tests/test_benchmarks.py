@@ -1,0 +1,109 @@
+"""The benchmarks run, and what they build and time is what they say. `make bench-tiny` runs the rest of them."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile as sf
+
+from benchmarks import data, report, stages
+
+
+@pytest.fixture
+def bench_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `bench-data` folder of the test's own."""
+    for name in ("data", "stages", "writer"):
+        monkeypatch.setattr(importlib.import_module(f"benchmarks.{name}"), "BENCH_DATA", tmp_path)
+    return tmp_path
+
+
+def test_corpus_is_what_its_manifest_says(bench_data: Path) -> None:
+    corpus = data.corpus(hours=0.02, num_tars=2)
+    assert 72 <= corpus.audio_s < 72 + 30
+    assert {row["tar_path"] for row in corpus.rows} == {"train-00000.tar", "train-00001.tar"}
+    for row in corpus.rows:
+        with tarfile.open(corpus.folder / row["tar_path"]) as tar:
+            file = tar.extractfile(row["tar_member_name"])
+            assert file is not None
+            info = sf.info(io.BytesIO(file.read()))
+        assert (info.samplerate, info.channels, info.subtype) == (16_000, 1, "PCM_16")
+        assert info.frames == round(row["duration_s"] * 16_000)
+        assert row["transcript"]
+
+
+def test_corpus_is_built_once_and_is_the_same_bytes_again(
+    bench_data: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = data.corpus(hours=0.01, num_tars=1).folder
+    assert data.corpus(hours=0.01, num_tars=1).folder == first
+    assert [path.name for path in bench_data.iterdir()] == [first.name]
+    monkeypatch.setattr(data, "BENCH_DATA", tmp_path_factory.mktemp("again"))
+    second = data.corpus(hours=0.01, num_tars=1).folder
+    assert second != first
+    for name in ("train-00000.tar", "train.parquet"):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+def test_durations_of_five_hours_follow_the_histogram() -> None:
+    seconds = data._lengths(5) / 16_000
+    assert 5 * 3600 <= seconds.sum() < 5 * 3600 + 30
+    found = np.histogram(seconds, [1, 3, 5, 7, 10, 15, 20, 30])[0] / len(seconds)
+    assert np.abs(found - [0.126, 0.248, 0.137, 0.353, 0.131, 0.005, 0.0001]).max() < 0.03
+
+
+@pytest.mark.parametrize("name", ["stages", "writer"])
+def test_a_tiny_run_reports_every_row(
+    name: str, bench_data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module(f"benchmarks.{name}")
+    assert module.main(["--tiny", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["machine"]["cores"] >= 1
+    rows: list[dict[str, Any]] = document["stages" if name == "stages" else "writers"]
+    if name == "stages":
+        assert [row["stage"] for row in rows] == [*stages.STAGES, "total", "without a clock"]
+        assert sum(row["share_percent"] for row in rows[: len(stages.STAGES)]) == pytest.approx(100)
+    else:
+        assert rows[0]["writer"] == "forebay, write_shard"
+        assert rows[0]["cpu_times_ours"] == rows[0]["wall_times_ours"] == 1
+        assert len(rows) == 4
+    assert not [path for path in bench_data.iterdir() if not path.name.startswith("speech-")]
+
+
+def test_writer_says_that_its_peer_is_missing(
+    bench_data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = importlib.import_module("benchmarks.writer")
+    monkeypatch.setitem(sys.modules, "webdataset", None)
+    monkeypatch.setattr(writer.importlib.util, "find_spec", lambda name: None)
+    assert writer.main(["--tiny", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "webdataset is not installed" in printed.err
+    assert [row["writer"] for row in json.loads(printed.out)["writers"]][1] == "tarfile, npy"
+
+
+def test_a_stage_inside_another_counts_for_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 1.0, 3.0, 7.0])
+    monkeypatch.setattr(stages.time, "process_time", lambda: next(now))
+    clock = stages.Clock()
+    inner = clock.around("resample", lambda: None)
+    clock.around("decode", inner)()
+    assert clock.cpu_s["decode"] == 1.0 + 4.0
+    assert clock.cpu_s["resample"] == 2.0
+
+
+def test_tables_align_numbers_to_the_right_and_names_to_the_left() -> None:
+    rows = [{"what": "ours", "ms": 1.23456, "n": 7}, {"what": "theirs", "ms": 1234.5, "n": None}]
+    assert report.table(rows) == "what      ms  n\nours    1.23  7\ntheirs  1234"
+
+
+def test_a_ratio_is_the_median_within_rounds() -> None:
+    assert report.ratio([2.0, 40.0, 3.0], [1.0, 10.0, 3.0]) == 2.0
