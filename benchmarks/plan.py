@@ -1,39 +1,82 @@
-"""What a bucket plan costs: `python -m benchmarks.plan [--tiny] [--json] [--samples N]`.
+"""What plans cost and how well they pad: `python -m benchmarks.plan [--tiny] [--json] [--samples N] [--table-samples N]`.
 
-Lengths are synthesised to the usual duration histogram. Times are medians (and p99 where many calls are timed) of one
-thread; every figure comes from the same run.
+Lengths are synthesised to the usual duration histogram. Two parts: a table of the ways to form batches under one budget, and
+the times and sizes of a plan of many samples with 64 optimal edges. Times are medians (and p99 where many calls are timed)
+of one thread; every figure comes from the same run. lhotse's DynamicBucketingSampler stands in the table where lhotse is
+installed (`benchmarks/requirements-peers.txt`).
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import resource
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from benchmarks.report import table
 from forebay.config import PlanConfig
-from forebay.train.plan import BucketPlan, Order, bucket_plan, load_plan, plan_folder, save_plan, statistics
+from forebay.train.plan import (
+    BucketPlan,
+    Samples,
+    WindowPlan,
+    load_plan,
+    make_plan,
+    num_steps,
+    plan_folder,
+    save_plan,
+    statistics,
+    turn,
+)
+from forebay.train.plan.padding import padding_in_line, padding_of
+from forebay.train.plan.permutation import Permutations, derive_key
+
+T = TypeVar("T")
 
 SAMPLE_RATE_HZ = 16_000
 FRAME_SAMPLES = 160
 EDGES_S = (1.0, 3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0)
 SHARES = (0.126, 0.248, 0.137, 0.353, 0.131, 0.005, 0.0001)
 CACHE_KEY = "0" * 64
+ROWS_PER_SHARD = 512
+_PIECE = 2**20
+
+KINDS: dict[str, dict[str, Any]] = {
+    "seven edges": {},
+    "64 optimal edges": {"k": 64},
+    "window of 32": {"kind": "window", "window": 32},
+    "64 edges, shards:64": {"k": 64, "locality": "shards:64"},
+}
+
+COLUMNS = (
+    "batches",
+    "padding_percent",
+    "cv",
+    "number",
+    "displacement",
+    "shard_spread",
+    "mixed_steps_of_8",
+    "build_s",
+)
 
 
 def usual_durations(count: int, *, seed: int = 0) -> np.ndarray[Any, Any]:
-    """Returns int64 [count] durations in audio samples: the histogram 1-3, 3-5, ... 20-30 s, uniform inside a class."""
+    """Returns int32 [count] durations in audio samples: the histogram 1-3, 3-5, ... 20-30 s, uniform inside a class."""
     rng = np.random.default_rng(seed)
-    classes = rng.choice(len(SHARES), size=count, p=np.array(SHARES) / sum(SHARES))
     edges = np.array(EDGES_S) * SAMPLE_RATE_HZ
-    inside = rng.random(count) * np.diff(edges)[classes]
-    return (edges[:-1][classes] + inside).astype(np.int64)
+    found = np.empty(count, dtype=np.int32)
+    for start in range(0, count, _PIECE):
+        size = min(_PIECE, count - start)
+        classes = rng.choice(len(SHARES), size=size, p=np.array(SHARES) / sum(SHARES))
+        found[start : start + size] = edges[:-1][classes] + rng.random(size) * np.diff(edges)[classes]
+    return found
 
 
 def seconds(work: Callable[[], Any], *, repeats: int = 1) -> list[float]:
@@ -46,71 +89,177 @@ def seconds(work: Callable[[], Any], *, repeats: int = 1) -> list[float]:
     return found
 
 
-def measure(count: int, *, batch_seconds: float, seeks: int) -> dict[str, Any]:
+def timed(work: Callable[[], T]) -> tuple[T, tuple[float, float]]:
+    """Returns what a call gives, and its wall and CPU seconds."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    found = work()
+    return found, (round(time.perf_counter() - wall, 3), round(time.process_time() - cpu, 3))
+
+
+def padding_table(count: int, *, batch_seconds: float) -> list[dict[str, Any]]:
+    """Returns a row for each way to form batches of `batch_seconds`: padding, spread of padded seconds, order."""
     durations = usual_durations(count)
-    settings = PlanConfig(batch_seconds=batch_seconds)
+    shards = (np.arange(count) // ROWS_PER_SHARD).astype(np.int32)
+    rows = [random_row(durations, batch_seconds=batch_seconds)]
+    for name, changes in KINDS.items():
+        settings = PlanConfig(batch_seconds=batch_seconds, **changes)
+        start = time.perf_counter()
+        samples = Samples(durations=durations, sample_rate_hz=SAMPLE_RATE_HZ, shards=lambda: shards)
+        plan = make_plan(samples, settings)
+        build_s = time.perf_counter() - start
+        stats = statistics(plan, durations, shards=shards)
+        rows.append(
+            {
+                "batches": name,
+                "padding_percent": round(100 * stats["padding"], 2),
+                "cv": stats["cv"],
+                "number": stats["total_batches"],
+                "displacement": stats["mean_displacement"],
+                "shard_spread": stats["shard_spread"],
+                "mixed_steps_of_8": stats["worlds"]["8"]["mixed_steps"],
+                "build_s": round(build_s, 3),
+            }
+        )
+    if importlib.util.find_spec("lhotse") is None:
+        print("lhotse is not installed: no row of its DynamicBucketingSampler", file=sys.stderr)
+    else:
+        rows.append(lhotse_row(durations[: min(count, 100_000)], batch_seconds=batch_seconds))
+    return [{column: row.get(column) for column in COLUMNS} for row in rows]
 
-    def build() -> BucketPlan:
-        return bucket_plan(durations, sample_rate_hz=SAMPLE_RATE_HZ, settings=settings)
 
-    plan, build_s = build(), float(np.median(seconds(build, repeats=3)))
+def random_row(durations: np.ndarray[Any, Any], *, batch_seconds: float) -> dict[str, Any]:
+    """A shuffle, in batches of the size that pads to the budget on average."""
+    line = durations[Permutations([len(durations)], derive_key("random"))(np.arange(len(durations)))]
+    size = 1
+    while True:
+        found = padding_in_line(line, size + 1)
+        if found.padded_to / found.batches > batch_seconds * SAMPLE_RATE_HZ:
+            break
+        size += 1
+    found = padding_in_line(line, size)
+    return {
+        "batches": f"random order, {size} a batch",
+        "padding_percent": round(100 * found.share, 2),
+        "cv": found.cv,
+        "number": found.batches,
+    }
+
+
+def lhotse_row(durations: np.ndarray[Any, Any], *, batch_seconds: float) -> dict[str, Any]:
+    """lhotse's sampler as its documentation uses it: 30 buckets, shuffled, the budget as `max_duration`."""
+    from lhotse import CutSet, MonoCut
+    from lhotse.dataset.sampling import DynamicBucketingSampler
+
+    cuts = CutSet.from_cuts(
+        MonoCut(id=str(i), start=0.0, duration=int(n) / SAMPLE_RATE_HZ, channel=0) for i, n in enumerate(durations)
+    )
     start = time.perf_counter()
-    stats = statistics(plan, durations, frames=-(-durations // FRAME_SAMPLES))
-    statistics_s = time.perf_counter() - start
+    sampler = DynamicBucketingSampler(
+        cuts, max_duration=batch_seconds, num_buckets=30, shuffle=True, seed=0, drop_last=False
+    )
+    batches = [np.array([int(cut.id) for cut in batch]) for batch in sampler]
+    elapsed = time.perf_counter() - start
+    found = padding_of(batches, durations)
+    return {
+        "batches": f"lhotse DynamicBucketingSampler, {len(durations)} samples, iterated in {elapsed:.1f} s",
+        "padding_percent": round(100 * found.share, 2),
+        "cv": found.cv,
+        "number": found.batches,
+    }
+
+
+def measure(count: int, *, batch_seconds: float, seeks: int) -> dict[str, Any]:
+    """Returns times and sizes of one plan of `count` samples with 64 optimal edges."""
+    durations = usual_durations(count)
+    settings = PlanConfig(batch_seconds=batch_seconds, k=64)
+    samples = Samples(durations=durations, sample_rate_hz=SAMPLE_RATE_HZ)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    plan, build = timed(lambda: make_plan(samples, settings))
+    after_build = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    stats, counting = timed(lambda: statistics(plan, durations, frames=-(-durations // FRAME_SAMPLES)))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with tempfile.TemporaryDirectory() as root:
         folder = plan_folder(Path(root), dataset="bench", split="train", cache_key=CACHE_KEY, settings=settings)
         save_s = seconds(lambda: save_plan(plan, folder, cache_key=CACHE_KEY, settings=settings, statistics=stats))[0]
         size_bytes = sum(path.stat().st_size for path in folder.iterdir())
-        open_s = seconds(lambda: load_plan(folder, cache_key=CACHE_KEY, settings=settings), repeats=9)
-        opened = load_plan(folder, cache_key=CACHE_KEY, settings=settings)
-        timed = order_times(opened, seeks=seeks)
+
+        def opened() -> BucketPlan | WindowPlan:
+            return load_plan(folder, cache_key=CACHE_KEY, settings=settings, num_samples=count)
+
+        open_s = seconds(opened, repeats=9)
+        fresh = [opened() for _ in range(9)]
+        first_s = [seconds(lambda p=p: p.order(1, 0).batch(0))[0] for p in fresh]  # type: ignore[misc]
+        order_figures = order_times(opened(), seeks=seeks)
     return {
         "samples": count,
         "hours": stats["total_hours"],
+        "buckets": len(stats["buckets"]),
         "batches": stats["total_batches"],
-        "build_s": round(build_s, 4),
-        "statistics_s": round(statistics_s, 4),
-        "save_s": round(save_s, 4),
-        "open_ms": round(float(np.median(open_s)) * 1e3, 3),
-        "size_bytes": size_bytes,
+        "build_s": build[0],
+        "build_cpu_s": build[1],
+        "statistics_s": counting[0],
+        "statistics_cpu_s": counting[1],
+        "save_s": round(save_s, 3),
+        "size_mb": round(size_bytes / 1e6, 1),
         "bytes_per_sample": round(size_bytes / count, 3),
-        **timed,
-        "padding_seven_edges": stats["padding"],
+        "peak_before_mb": round(before * 1024 / 1e6),
+        "peak_of_build_mb": round(after_build * 1024 / 1e6),
+        "peak_of_all_mb": round(peak * 1024 / 1e6),
+        "open_ms": round(float(np.median(open_s)) * 1e3, 3),
+        "first_batch_ms": round(float(np.median(first_s)) * 1e3, 3),
+        **order_figures,
+        "padding": stats["padding"],
+        "cv": stats["cv"],
         "padding_random_order": stats["padding_random_order"],
         "batch_seconds": batch_seconds,
         "mean_batch_size": stats["mean_batch_size"],
+        "mean_displacement": stats["mean_displacement"],
         "mixed_steps": {world: found["mixed_steps"] for world, found in stats["worlds"].items()},
+        "weightless_batches": {world: found["weightless_batches"] for world, found in stats["worlds"].items()},
     }
 
 
-def order_times(plan: BucketPlan, *, seeks: int) -> dict[str, float]:
+def order_times(plan: BucketPlan | WindowPlan, *, seeks: int) -> dict[str, float]:
     """Returns the times of a seek (a new epoch's order and one batch of it) and of a batch among 64 drawn together."""
     places = np.random.default_rng(1).integers(0, plan.num_batches, seeks).tolist()
-    sought = [seconds(lambda p=p: Order(plan, seed=1, epoch=p).batch(p))[0] for p in places]  # type: ignore[misc]
-    order = Order(plan, seed=1, epoch=0)
+    sought = [seconds(lambda p=p: plan.order(1, p).batch(p))[0] for p in places]  # type: ignore[misc]
+    order = plan.order(1, 0)
     runs = [np.arange(start, start + 64) % len(order) for start in places]
     drawn = [seconds(lambda run=run: order.batches(run))[0] / 64 for run in runs]  # type: ignore[misc]
+    # A run of 8 ranks goes on with 6: the place of its next step, and the batch there.
+    elastic = [seconds(lambda p=p: _resumed(plan, p))[0] for p in places[: max(1, seeks // 10)]]  # type: ignore[misc]
     return {
         "seek_p50_us": round(float(np.percentile(sought, 50)) * 1e6, 1),
         "seek_p99_us": round(float(np.percentile(sought, 99)) * 1e6, 1),
+        "elastic_resume_p50_us": round(float(np.percentile(elastic, 50)) * 1e6, 1),
         "batch_of_64_us": round(float(np.median(drawn)) * 1e6, 2),
     }
+
+
+def _resumed(plan: BucketPlan | WindowPlan, position: int) -> None:
+    if num_steps(plan.num_batches, 6, tail=plan.tail, start=position):
+        place = turn(plan.num_batches, 0, dp_rank=5, dp_world_size=6, tail=plan.tail, start=position)
+        plan.order(1, 0).batch(place.position)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="a run of a second, to see that it runs")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
-    parser.add_argument("--samples", type=int, default=5_000_000)
+    parser.add_argument("--samples", type=int, default=75_200_000, help="of the plan that is timed")
+    parser.add_argument("--table-samples", type=int, default=1_000_000, help="of the plans in the table")
     parser.add_argument("--batch-seconds", type=float, default=240.0)
     arguments = parser.parse_args()
-    count, seeks = (20_000, 50) if arguments.tiny else (arguments.samples, 2000)
+    count, rows, seeks = (20_000, 20_000, 50) if arguments.tiny else (arguments.samples, arguments.table_samples, 2000)
     found = measure(count, batch_seconds=arguments.batch_seconds, seeks=seeks)
+    found["table"] = padding_table(rows, batch_seconds=arguments.batch_seconds)
     if arguments.json:
         print(json.dumps(found, indent=1))
-    else:
-        for name, value in found.items():
-            print(f"{name:22} {value}")
+        return 0
+    print(table(found.pop("table")))
+    print()
+    for name, value in found.items():
+        print(f"{name:22} {value}")
     return 0
 
 

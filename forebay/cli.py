@@ -17,6 +17,9 @@ from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
 
 DONE, FAILED, BAD_CONFIG, NO_CACHE, INTERRUPTED = 0, 1, 2, 3, 130
 
+_MAX_ROWS = 24
+"""Languages, or sources, that a dry run prints."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `forebay COMMAND ...` and returns its exit code."""
@@ -82,8 +85,8 @@ def _command(
     return parser
 
 
-def _add_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", help="a TOML file")
+def _add_config(parser: argparse.ArgumentParser, *, is_needed: bool = True) -> None:
+    parser.add_argument("config", metavar="CONFIG", nargs=None if is_needed else "?", help="a TOML file")
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="as if it stood in the file"
     )
@@ -184,12 +187,19 @@ def _build_plan(config: Config, folder: Path) -> str:
 
 
 def _add_inspect(commands: Any) -> None:
-    parser = _command(commands, "inspect", _inspect, "show what is inside a cache")
-    _add_config(parser)
+    parser = _command(commands, "inspect", _inspect, "show what is inside a cache, or what a run has used")
+    _add_config(parser, is_needed=False)
+    parser.add_argument(
+        "--usage", metavar="FILE", help="a run's logs/data_usage.jsonl: used against expected, never used"
+    )
     parser.add_argument("--sample", type=int, metavar="I", help="one sample's fields and its labels as text")
     parser.add_argument("--wav", metavar="FILE", help="with --sample: write its audio, where the cache keeps it")
     parser.add_argument("--png", metavar="FILE", help="with --sample: draw its features")
     parser.add_argument("--export", metavar="FILE.parquet", help="write the row table")
+    parser.add_argument(
+        "--bucket-manifests", metavar="DIR", help="write one shuffled row table for each bucket of [plan]"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="with --bucket-manifests: of the shuffle; default: 42")
     parser.add_argument(
         "--verify", action="store_true", help="re-hash everything; exit code 1 where something is wrong"
     )
@@ -200,6 +210,14 @@ def _inspect(options: argparse.Namespace) -> int:
     from forebay.inspect.command import run
     from forebay.store.lookup import find_cache, require
 
+    if options.usage is not None:
+        return _inspect_usage(options)
+    if options.config is None:
+        raise ConfigError("inspect needs a cache folder or a config, or --usage FILE")
+    if options.seed is not None and options.bucket_manifests is None:
+        raise ConfigError("--seed goes with --bucket-manifests DIR; for training: --set train.seed=N")
+    if options.bucket_manifests is not None:
+        return _bucket_manifests(options)
     if Path(options.config).is_dir():
         folder, config = Path(options.config), None
     else:
@@ -208,16 +226,60 @@ def _inspect(options: argparse.Namespace) -> int:
     return run(folder, config, options)
 
 
+def _bucket_manifests(options: argparse.Namespace) -> int:
+    from forebay.inspect.bucket_manifests import CONFIG_NAME, BucketRows, write_bucket_manifests
+    from forebay.store.cache import open_cache
+    from forebay.store.lookup import find_cache, require
+    from forebay.train.plan import BucketPlan
+    from forebay.train.plan.shuffled import shuffled_buckets
+    from forebay.train.planned import plan_of
+
+    if Path(options.config).is_dir():
+        raise ConfigError(f"--bucket-manifests needs a config with a [plan] section, {options.config} is a folder")
+    config, seed = _load(options), 42 if options.seed is None else options.seed
+    cache = open_cache(require(config, find_cache(config)).folder)
+    plan = plan_of(config, cache).plan
+    if not isinstance(plan, BucketPlan):
+        raise ConfigError('--bucket-manifests: plan.kind = "window" has no buckets; use --set plan.kind="bucket"')
+    lows = (0.0, *plan.edges_s[:-1])
+    rows = [
+        BucketRows(low_s=low, high_s=high, samples=samples)
+        for low, high, samples in zip(lows, plan.edges_s, shuffled_buckets(plan, seed=seed), strict=True)
+    ]
+    written = write_bucket_manifests(cache, Path(options.bucket_manifests), rows, config=config, seed=seed)
+    if options.json:
+        return _print_json(
+            {"written": [str(path) for path in written], CONFIG_NAME: json.loads(written[-1].read_bytes())}
+        )
+    for path in written:
+        print(f"wrote {path}")
+    return DONE
+
+
+def _inspect_usage(options: argparse.Namespace) -> int:
+    from forebay.inspect.usage import run_usage
+
+    if options.config is not None:
+        raise ConfigError(f"--usage {options.usage} is all that is looked at; leave {options.config} out")
+    return run_usage(Path(options.usage), as_json=options.json)
+
+
 def _add_train(commands: Any) -> None:
     parser = _command(commands, "train", _train, "a small reference loop for Whisper and Qwen3-ASR models")
     _add_config(parser)
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint under train.output_dir")
+    parser.add_argument("--dry-run", action="store_true", help="plan and loader alone, without a model")
+    parser.add_argument("--steps", type=int, metavar="N", help="with --dry-run: micro-batches to read; default: 200")
 
 
 def _train(options: argparse.Namespace) -> int:
     from forebay.train.loop import run
 
     logging.getLogger("forebay.train").setLevel(min(logging.INFO, _level(options)))
+    if options.dry_run:
+        return _dry_run(options)
+    if options.steps is not None:
+        raise ConfigError("--steps goes with --dry-run; for training: --set train.max_steps=N")
     report = run(_load(options), resume=options.resume)
     if report is None:  # not the rank that reports
         return DONE
@@ -228,6 +290,31 @@ def _train(options: argparse.Namespace) -> int:
         f"{100 * report.data_wait_share:.1f} % waiting for data, {100 * report.padding:.1f} % padding, read from {report.source}; "
         f"checkpoint {report.checkpoint}"
     )
+    return DONE
+
+
+def _dry_run(options: argparse.Namespace) -> int:
+    from forebay.inspect.units import printable
+    from forebay.train.dry_run import dry_run
+
+    if options.resume:
+        raise ConfigError("--resume does not go with --dry-run, which has no checkpoint to go on from")
+    report = dry_run(_load(options), steps=200 if options.steps is None else options.steps)
+    if options.json:
+        return _print_json(report.to_json())
+    print(
+        f"{report.steps} batches ({report.epochs:g} epochs), {report.samples} samples, {_size(report.size_bytes)} "
+        f"from {report.source}: {report.batches_per_s:.1f} batches/s, {report.samples_per_s:.1f} samples/s, "
+        f"first batch after {report.first_batch_s:.2f} s"
+    )
+    print(f"padding {100 * report.padding:.1f} %, {report.repeats} samples repeated in their epoch")
+    if report.num_shards:
+        print(f"shards touched: {report.shards_touched} of {report.num_shards}")
+    for kind, rows in (("part", report.parts), ("language", report.languages), ("source", report.sources)):
+        for name, row in sorted(rows.items(), key=lambda item: -item[1]["samples"])[:_MAX_ROWS]:
+            print(f"{kind} {printable(name)}: {100 * row['share']:.2f} %, expected {100 * row['expected']:.2f} %")
+        if len(rows) > _MAX_ROWS:
+            print(f"and {len(rows) - _MAX_ROWS} more {kind}s (--json lists them all)")
     return DONE
 
 

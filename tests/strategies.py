@@ -154,3 +154,52 @@ def stored_rows(draw: st.DrawFn) -> list[dict[str, Any]]:
             row["num_samples"] = np.int64(draw(st.integers(-(2**63), 2**63 - 1)))
         rows.append(row)
     return rows
+
+
+@st.composite
+def source_weights(draw: st.DrawFn, *, max_sources: int = 40) -> list[float]:
+    """Weights of a mixture: 1 to `max_sources` floats of any scale, equal ones and zeros among them, not all zero."""
+    size = draw(st.integers(1, max_sources))
+    scale = draw(st.sampled_from([1.0, 1e-300, 1e300]))
+    part = st.one_of(st.sampled_from([0.0, 1.0, 1e-9, 3.0]), st.floats(0, 1, allow_subnormal=False))
+    weights = [scale * value for value in draw(st.lists(part, min_size=size, max_size=size))]
+    return weights if any(weights) else [scale] * size
+
+
+@st.composite
+def whole_weights(draw: st.DrawFn) -> list[int]:
+    """Weights of an assignment: 1 to 30 whole numbers, zeros among them, of sum 1 to 3,000."""
+    weights = draw(st.lists(st.one_of(st.integers(0, 100), st.sampled_from([0, 1, 7])), min_size=1, max_size=30))
+    return weights if any(weights) else [1, *weights]
+
+
+@st.composite
+def class_sizes(draw: st.DrawFn) -> np.ndarray[Any, Any]:
+    """Samples by source and length class: 1 to 5 sources, 1 to 9 classes, some of them empty, no source without any."""
+    shape = (draw(st.integers(1, 5)), draw(st.integers(1, 9)))
+    count = st.one_of(st.just(0), st.integers(0, 12))
+    sizes = np.array(draw(st.lists(count, min_size=shape[0] * shape[1], max_size=shape[0] * shape[1]))).reshape(shape)
+    sizes[:, 0] += sizes.sum(1) == 0
+    return sizes
+
+
+@st.composite
+def plan_settings_of_any_kind(draw: st.DrawFn) -> PlanConfig:
+    """Plans of given and of optimal edges, within few shards, and of windows; counts, seconds and tokens."""
+    common: dict[str, Any] = {
+        "lockstep": draw(st.integers(1, 5)),
+        "tail": draw(st.sampled_from(["short", "drop", "pad"])),
+    }
+    seconds = st.fixed_dictionaries({"batch_seconds": st.floats(0.5, 60, allow_nan=False)})
+    count = st.fixed_dictionaries({"batch_size": st.integers(1, 9)})
+    if draw(st.booleans()):
+        window = draw(st.integers(1, 9))
+        return PlanConfig(kind="window", window=window, **common, **draw(st.one_of(seconds, count)))
+    tokens = st.fixed_dictionaries({"batch_tokens": st.integers(1, 400)})
+    both = st.fixed_dictionaries({"batch_tokens": st.integers(1, 400), "batch_seconds": st.floats(0.5, 60)})
+    return PlanConfig(
+        k=draw(st.one_of(st.none(), st.integers(1, 8))),
+        locality=draw(st.sampled_from(["global", "shards:1", "shards:3"])),
+        **common,
+        **draw(st.one_of(seconds, count, tokens, both)),
+    )

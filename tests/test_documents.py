@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import shlex
 from pathlib import Path
@@ -11,12 +12,14 @@ import pytest
 
 from forebay import cli
 from forebay.config import tree
+from forebay.train.state import LoaderState
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     "ARCHITECTURE.md",
     "README.md",
     "CHANGELOG.md",
+    "docs/how-order-works.md",
     *(f"docs/decisions/{p.name}" for p in (ROOT / "docs/decisions").glob("*.md")),
 ]
 SECTIONS = [
@@ -59,6 +62,16 @@ def test_every_command_and_option_of_the_readme_parses() -> None:
         parser = cli._parser()._subparsers._group_actions[0].choices[name]  # type: ignore[union-attr,index]
         known = {option for action in parser._actions for option in action.option_strings}
         assert set(re.findall(r"(--[a-z-]+)", row)) - {"--cache-dir"} <= known
+
+
+def test_the_page_on_order_shows_the_state_as_it_is() -> None:
+    text = (ROOT / "docs/how-order-works.md").read_text()
+    shown = json.loads(re.findall(r"```json\n(.*?)```", text, re.DOTALL)[0])
+    real = LoaderState(plan_key="8ec3f77d", seed=17, epoch=0, position=4096).to_json()
+    assert {**shown, "plan_key": shown["plan_key"][:8]} == real
+    assert re.findall(r"^\| `(version|plan_key|seed|epoch|position)` \|", text, re.MULTILINE) == list(real)
+    examples = {path.name for path in (ROOT / "examples").glob("*.py")}
+    assert {name for name in examples if f"`examples/{name}`" not in text} == set()
 
 
 def test_no_committed_text_names_a_machine() -> None:

@@ -19,8 +19,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("examples")
 
 
-def output_of(example: str, folder: Path) -> str:
-    overrides = [f"run.cache_root={folder}/caches", f"train.output_dir={folder}/runs", "train.max_steps=2"]
+def output_of(example: str, folder: Path, *, max_steps: int = 2) -> str:
+    overrides = [f"run.cache_root={folder}/caches", f"train.output_dir={folder}/runs", f"train.max_steps={max_steps}"]
     outcome = subprocess.run(
         [sys.executable, f"examples/{example}.py", "configs/demo_speech.toml", *overrides],
         cwd=_ROOT,
@@ -34,9 +34,19 @@ def output_of(example: str, folder: Path) -> str:
     return outcome.stdout
 
 
+def losses_of(output: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"^step \d: .*loss ([\d.]+)$", output, re.MULTILINE)]
+
+
+def assert_equal_batches(output: str, *, num_batches: int) -> None:
+    lines = output.splitlines()
+    assert len(lines) == num_batches
+    assert all(line.endswith("equal: True") for line in lines)
+
+
 def test_plain_loop_and_hf_trainer_learn_from_the_same_batches(folder: Path) -> None:
     plain = output_of("plain_loop", folder)
-    losses = [float(loss) for loss in re.findall(r"step \d: loss ([\d.]+)", plain)]
+    losses = losses_of(plain)
     assert len(losses) == 2
     assert "the next batch is micro-batch 2 of epoch 0" in plain
     trainer = re.search(r"2 steps, mean loss ([\d.]+)", output_of("hf_trainer", folder))
@@ -45,8 +55,25 @@ def test_plain_loop_and_hf_trainer_learn_from_the_same_batches(folder: Path) -> 
     assert float(trainer[1]) == pytest.approx(sum(losses) / 2, rel=0.05)
 
 
+def test_lightning_goes_on_in_the_epoch_with_the_losses_of_a_loop_that_never_stopped(folder: Path) -> None:
+    """Two steps, a checkpoint, two more with a new Trainer and a new loader."""
+    output = output_of("lightning_trainer", folder)
+    assert losses_of(output) == pytest.approx(losses_of(output_of("plain_loop", folder, max_steps=4)), abs=0.002)
+    assert len(losses_of(output)) == 4
+    assert "4 steps; the next batch is micro-batch 4" in output
+
+
 def test_torch_dataloader_gives_the_batches_of_the_loader(folder: Path) -> None:
-    lines = output_of("torch_dataloader", folder).splitlines()
-    assert len(lines) > 5
-    assert all(line.endswith("equal: True") for line in lines)
-    assert sum(int(re.findall(r": (\d+) samples", line)[0]) for line in lines) >= 40
+    output = output_of("torch_dataloader", folder)
+    assert_equal_batches(output, num_batches=11)
+    assert sum(map(int, re.findall(r": (\d+) samples", output))) == 52
+
+
+def test_stateful_dataloader_stops_and_goes_on_within_the_epoch(folder: Path) -> None:
+    output = output_of("stateful_dataloader", folder)
+    assert_equal_batches(output, num_batches=11)
+    assert sum(map(int, re.findall(r": (\d+) samples", output))) == 52
+
+
+def test_a_torchtitan_dataloader_of_two_ranks_goes_on_with_one(folder: Path) -> None:
+    assert_equal_batches(output_of("torchtitan_dataloader", folder), num_batches=8)

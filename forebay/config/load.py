@@ -48,7 +48,8 @@ def parse_config(document: Mapping[str, Any], *, path: Path) -> Config:
     except ValidationError as err:
         problems = "\n".join(f"  {_describe(problem)}" for problem in err.errors())
         raise ConfigError(f"{path} is not a forebay config:\n{problems}") from err
-    return _absolute(config, path.parent)
+    resolved: Config = _absolute(config, path.parent)
+    return resolved
 
 
 def _apply_override(document: dict[str, Any], override: str) -> None:
@@ -104,27 +105,40 @@ def _is_union_tag(part: Any) -> bool:
     return isinstance(part, str) and ("[" in part or part in {"str", "int", "TextConfig", "PlanConfig"})
 
 
-def _section_type(name: str) -> type | None:
-    hint = get_type_hints(Config).get(name)
-    options = getattr(hint, "__args__", (hint,))
-    return next((option for option in options if isinstance(option, type) and dataclasses.is_dataclass(option)), None)
+def _section_type(sections: list[str]) -> type | None:
+    owner: type | None = Config
+    for name in sections:
+        if owner is not None and not name.isdecimal():  # a number is a place in a list
+            owner = _dataclass_in(get_type_hints(owner).get(name))
+    return owner
+
+
+def _dataclass_in(hint: Any) -> type | None:
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return hint
+    return next((found for option in getattr(hint, "__args__", ()) if (found := _dataclass_in(option))), None)
 
 
 def _field_names(sections: list[str]) -> list[str]:
-    owner = _section_type(sections[0]) if sections else Config
+    owner = _section_type(sections)
     return [f.name for f in dataclasses.fields(owner) if f.name != "path"] if owner else []
 
 
-def _absolute(config: Config, folder: Path) -> Config:
-    def fix(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(fix(v) for v in value)
-        return os.path.normpath(folder / value) if isinstance(value, str) else value
-
+def _absolute(node: Any, folder: Path) -> Any:
+    """Returns a part of the tree with all its paths absolute."""
     changes: dict[str, Any] = {}
-    for section in dataclasses.fields(config):
-        value = getattr(config, section.name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            paths = {f.name: fix(getattr(value, f.name)) for f in dataclasses.fields(value) if f.metadata.get("path")}
-            changes[section.name] = dataclasses.replace(value, **paths) if paths else value
-    return dataclasses.replace(config, **changes)
+    for field in dataclasses.fields(node):
+        value = getattr(node, field.name)
+        if field.metadata.get("path"):
+            changes[field.name] = _absolute_path(value, folder)
+        elif dataclasses.is_dataclass(value):
+            changes[field.name] = _absolute(value, folder)
+        elif isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
+            changes[field.name] = tuple(_absolute(part, folder) for part in value)
+    return dataclasses.replace(node, **changes) if changes else node
+
+
+def _absolute_path(value: Any, folder: Path) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_absolute_path(part, folder) for part in value)
+    return os.path.normpath(folder / value) if isinstance(value, str) else value

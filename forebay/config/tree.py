@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from forebay.config.crop import crop_samples
+
 STRICT = {"extra": "forbid", "strict": True}
 """Read by pydantic when a file is loaded: unknown fields are refused, types are not coerced."""
 
@@ -132,32 +134,84 @@ class PlanConfig:
 
     __pydantic_config__ = STRICT
 
-    kind: Literal["bucket"] = "bucket"
+    kind: Literal["bucket", "window"] = "bucket"
+    """`bucket`: by ranges of length. `window`: a shuffle, cut into windows of `window` batches, each sorted by length."""
     edges_s: tuple[float, ...] = CLASSIC_EDGES_S
     """Upper edges in seconds; buckets are [0, e0), [e0, e1), ...; the last one is closed and takes all that is longer."""
+    k: int | None = None
+    """This many edges instead of `edges_s`, where the lengths are padded least."""
+    window: int = 32
+    """Batches of a window, under kind "window"."""
     batch_seconds: float | None = None
-    """Budget of padded seconds a batch; exactly one of this and `batch_size`."""
+    """Budget of padded seconds a batch."""
+    batch_tokens: int | None = None
+    """Budget of padded tokens a batch, instead of the seconds or beside them."""
     batch_size: int | tuple[int, ...] | None = None
     """Samples a batch, one number or one a bucket."""
+    calibration: str | None = field(default=None, metadata={"path": True})
+    """JSON file `{bucket: {"batch_size", "grad_acc"}}`; in the plan's key by its content."""
     lockstep: int = 8
     """Micro-batches come in groups of this many from one bucket."""
     tail: Literal["short", "drop", "pad"] = "short"
     """What the last, incomplete batch of a bucket becomes."""
+    locality: str = "global"
+    """`shards:N`: shuffled within a moving window of N shards, for cold or remote disks."""
 
     def __post_init__(self) -> None:
         if not self.edges_s or any(b <= a for a, b in zip((0.0, *self.edges_s), self.edges_s, strict=False)):
             raise ValueError(f"edges_s must rise from above 0, got {list(self.edges_s)}")
-        if (self.batch_seconds is None) == (self.batch_size is None):
-            raise ValueError("give exactly one of batch_seconds and batch_size")
-        if self.batch_seconds is not None and self.batch_seconds <= 0:
-            raise ValueError(f"batch_seconds is {self.batch_seconds}, wanted more than 0")
+        budgets = self.batch_seconds is not None or self.batch_tokens is not None
+        if budgets + (self.batch_size is not None) + (self.calibration is not None) != 1:
+            raise ValueError("give exactly one of batch_seconds and batch_size (or batch_tokens, or calibration)")
         sizes = self.batch_size if isinstance(self.batch_size, tuple) else (self.batch_size,)
         if any(size is not None and size < 1 for size in sizes):
             raise ValueError(f"batch_size is {self.batch_size}, wanted 1 or more")
-        if isinstance(self.batch_size, tuple) and len(self.batch_size) != len(self.edges_s):
-            raise ValueError(f"batch_size has {len(self.batch_size)} entries for {len(self.edges_s)} buckets")
-        if self.lockstep < 1:
-            raise ValueError(f"lockstep is {self.lockstep}, wanted 1 or more")
+        if self.batch_seconds is not None and self.batch_seconds <= 0:
+            raise ValueError(f"batch_seconds is {self.batch_seconds}, wanted more than 0")
+        for name in ("k", "window", "batch_tokens", "lockstep"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, wanted 1 or more")
+        if self.k is not None and self.edges_s != CLASSIC_EDGES_S:
+            raise ValueError(f"give one of edges_s and k, not {list(self.edges_s)} and {self.k}")
+        buckets = len(self.edges_s) if self.k is None else self.k
+        if isinstance(self.batch_size, tuple) and len(self.batch_size) != buckets:
+            raise ValueError(f"batch_size has {len(self.batch_size)} entries for {buckets} buckets")
+        count = self.locality.removeprefix("shards:")
+        if self.locality != "global" and not (self.locality == f"shards:{count}" and count.isdecimal() and int(count)):
+            raise ValueError(f'locality is {self.locality!r}, wanted "global" or "shards:N", for example "shards:16"')
+        if self.kind == "window":
+            self._check_window()
+
+    def _check_window(self) -> None:
+        if isinstance(self.batch_size, tuple):
+            raise ValueError(f'batch_size is {list(self.batch_size)}, kind "window" has no buckets: wanted one number')
+        defaults = {"edges_s": CLASSIC_EDGES_S, "k": None, "batch_tokens": None, "calibration": None}
+        for name, default in {**defaults, "locality": "global"}.items():
+            if getattr(self, name) != default:
+                raise ValueError(f'{name} is only for kind = "bucket", not "window"')
+
+    @property
+    def locality_shards(self) -> int | None:
+        """Shards of the moving window; None where the shuffle is global."""
+        return None if self.locality == "global" else int(self.locality.removeprefix("shards:"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixtureSource:
+    """One `[[train.mixture]]`: a cache, by its folder or as the one that answers a config, and its weight."""
+
+    __pydantic_config__ = STRICT
+
+    cache: str | None = field(default=None, metadata={"path": True})
+    config: str | None = field(default=None, metadata={"path": True})
+    weight: float | None = None
+    """Of any scale; left out everywhere: hours to the power of `train.mixture_temperature`."""
+
+    def __post_init__(self) -> None:
+        if (self.cache is None) == (self.config is None):
+            raise ValueError("give exactly one of cache and config")
+        if self.weight is not None and self.weight < 0:
+            raise ValueError(f"weight is {self.weight}, wanted 0 or more")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,9 +236,15 @@ class TrainConfig:
     log_every: int = 10
     checkpoint_every: int = 0
     """Steps between checkpoints; 0: only at the end."""
+    usage_every: int = 100
+    """Steps between lines of logs/data_usage.jsonl; checkpoints and the end write one too. 0: no log."""
+    usage_ids: bool = False
+    """Also log which samples were used, compactly."""
     output_dir: str = field(default="../runs", metadata={"path": True})
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Of floating-point batch fields."""
+    crop_s: float | None = None
+    """Seconds of a random crop of each sample, new every epoch: batches are `wav` and, of w2v_bert, `feats`."""
     num_threads: int = 2
     """Threads of the loader that fill batches; 0: in the caller's thread."""
     prefetch: int = 4
@@ -192,14 +252,43 @@ class TrainConfig:
     pin_memory: bool | None = None
     """None: pinned where CUDA is present."""
     max_open_shards: int = 512
+    mixture: tuple[MixtureSource, ...] = ()
+    """Several caches by weight, instead of the config's own."""
+    mixture_column: str | None = None
+    """Or the values of this column of the config's own cache by weight: `language`, `source`."""
+    mixture_weights: dict[str, float] | None = None
+    """Weight of each value of `mixture_column`; left out: by hours."""
+    mixture_temperature: float = 1.0
+    """Weights that are left out are hours to this power: 1 is proportional, less lifts the small ones."""
+    mixture_batches: Literal["mixed", "per_source"] = "mixed"
+    """Whether a micro-batch holds samples of all sources, or of one."""
+    mixture_exhausted: Literal["repeat", "end"] = "repeat"
+    """What a source that runs out does: it begins again, counted, or it ends the epoch."""
 
     def __post_init__(self) -> None:
         for name in ("max_steps", "grad_acc", "log_every", "prefetch", "max_open_shards"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, wanted 1 or more")
-        for name in ("warmup_steps", "checkpoint_every", "num_threads"):
+        for name in ("warmup_steps", "checkpoint_every", "usage_every", "num_threads", "mixture_temperature"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, wanted 0 or more")
+        self._check_mixture()
+
+    def _check_mixture(self) -> None:
+        if self.mixture and self.mixture_column is not None:
+            raise ValueError("give one of mixture and mixture_column: several caches, or the values of a column of one")
+        if self.mixture and self.cache_dir is not None:
+            raise ValueError("cache_dir names one cache; with mixture give each its own: [[train.mixture]] cache")
+        given = [entry.weight is not None for entry in self.mixture]
+        if any(given) and not all(given):
+            raise ValueError(f"mixture has {sum(given)} weights for {len(given)} caches; give all of them, or none")
+        if self.mixture_weights is not None and self.mixture_column is None:
+            raise ValueError('mixture_weights needs mixture_column, for example "language"')
+        for name, weight in (self.mixture_weights or {}).items():
+            if weight < 0:
+                raise ValueError(f"mixture_weights.{name} is {weight}, wanted 0 or more")
+        if self.mixture_temperature != 1 and (any(given) or self.mixture_weights is not None):
+            raise ValueError("give one of weights and mixture_temperature, which makes weights of hours")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,6 +336,14 @@ class Config:
         split = self.source.split
         if not split or not all(c.isalnum() or c in "._-" for c in split):
             raise ValueError(f"source.split {split!r} becomes a folder: use letters, digits, '.', '_', '-'")
+
+        if self.train.crop_s is not None:
+            crop_samples(
+                self.train.crop_s,
+                features=self.audio.features,
+                sample_rate_hz=self.audio.sample_rate_hz,
+                has_waveform=self.audio.keep_waveform or self.audio.features == "waveform",
+            )
 
     @property
     def cache_root(self) -> Path:

@@ -103,6 +103,11 @@ class Cache:
         self._verified[index] = True
         return sample
 
+    def sample_id(self, index: int) -> str:
+        """Returns the id of one sample, without the row table: about 2 us."""
+        slot = int(self._slots[self._position(index)])
+        return self.shard("media", slot >> ROW_BITS).string("sample_id", slot & ((1 << ROW_BITS) - 1))
+
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         """Returns the tensor fields of one sample as torch tensors that are copies, never aliases of the mapping."""
         import torch
@@ -149,6 +154,15 @@ class Cache:
         from forebay.store.row_table import row_table
 
         return row_table(self)
+
+    def categories(self, name: str) -> tuple[list[str], Array] | None:
+        """Returns the different values of a text field (`language`, `source`), sorted, and which one each sample has.
+
+        The latter is int32 [num_samples]. None where the cache has no such field.
+        """
+        from forebay.store.row_table import categories
+
+        return categories(self, name)
 
     def _position(self, index: int) -> int:
         if not -self._length <= index < self._length:

@@ -130,6 +130,7 @@ class Shard:
         self._columns = [_column(mapping, entry, field, span) for field, span in zip(fields, entry.spans, strict=True)]
         self._tensors = [(f.name, *c) for f, c in zip(fields, self._columns, strict=True) if f.role == "tensor"]
         self.hashes: Array = np.frombuffer(mapping, np.int64, entry.rows, entry.hash_offset)
+        self._checked: set[str] = set()
 
     def row(self, index: int) -> dict[str, Array]:
         """Returns the tensor fields of one row: read-only views [n, *shape] of the mapping."""
@@ -168,6 +169,14 @@ class Shard:
         values, offsets = self.column(name)
         data = values.tobytes()
         return [data[a:b].decode("utf-8", "surrogateescape") for a, b in itertools.pairwise(offsets.tolist())]
+
+    def string(self, name: str, index: int) -> str:
+        """Returns a string field of one row; the column is checked, as in `column`, when it is first asked for."""
+        if name not in self._checked:
+            self.column(name)
+            self._checked.add(name)
+        values, offsets = self._columns[self._index(name)]
+        return values[offsets[index] : offsets[index + 1]].tobytes().decode("utf-8", "surrogateescape")
 
     def lengths(self, name: str) -> Array:
         """Returns how many values each row has in a field, int64 [rows]."""

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
-from forebay.train.plan import BucketPlan, Order, num_steps, turn
+from forebay.train.crop import CropDraws
+from forebay.train.plan import Plan, next_position, num_steps, turn
 from forebay.train.source import SampleSource
+from forebay.train.state import LoaderState
 
 
 class SampleDataset(Dataset[dict[str, torch.Tensor]]):
     """Samples by index, as dicts of tensors that are copies. A `Collator` of the same source is its `collate_fn`."""
 
-    def __init__(self, source: SampleSource) -> None:
+    def __init__(self, source: SampleSource, *, crop_seed: int | None = None) -> None:
+        """crop_seed: samples have the draw of their crop beside them, for a `Collator` with `crop_s`; see `set_epoch`."""
         self.source = source
+        self._crop_seed = crop_seed
+        self._draws: CropDraws | None = None
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes crops those of `epoch`. To be called before the epoch's iterator is made: running workers have a copy."""
+        if self._crop_seed is not None:
+            self._draws = CropDraws(seed=self._crop_seed, epoch=epoch)
 
     def __len__(self) -> int:
         return len(self.source)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         """Returns the stored fields of one sample, each [n, *shape]; never aliases of the cache's read-only memory."""
-        return {name: torch.from_numpy(value.copy()) for name, value in self.source.read(int(index)).items()}
+        sample = self.source.read(int(index))
+        if self._draws is not None:
+            sample = self._draws.beside(sample, self.source.sample_id(int(index)))
+        return {name: torch.from_numpy(value.copy()) for name, value in sample.items()}
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
         """Returns several samples; DataLoader asks for whole batches in this way."""
@@ -30,25 +45,56 @@ class SampleDataset(Dataset[dict[str, torch.Tensor]]):
 
 
 class PlanSampler:
-    """The sample indices of one rank's batches, epoch by epoch: a `batch_sampler` for torch's DataLoader.
+    """The sample indices of one rank's batches, an epoch an iteration: a `batch_sampler` for torch's DataLoader.
 
-    The batches are those of `Loader` under the same plan, seed and ranks. DataLoader needs `set_epoch` before each epoch.
+    The batches are those of `Loader` under the same plan, seed and ranks, and so is the state: it goes from one to the other,
+    and to another world size. torchdata's StatefulDataLoader keeps it in its own state, whatever its workers fetch ahead.
     """
 
-    def __init__(self, plan: BucketPlan, *, seed: int, dp_rank: int = 0, dp_world_size: int = 1) -> None:
-        self.plan, self.seed = plan, seed
+    def __init__(self, plan: Plan, *, seed: int, dp_rank: int = 0, dp_world_size: int = 1, plan_key: str = "") -> None:
+        """plan_key: `plan_of(...).key`; states of another plan are then refused."""
+        self.plan, self.seed, self.plan_key = plan, seed, plan_key
         self.dp_rank, self.dp_world_size = dp_rank, dp_world_size
-        self._epoch = 0
+        self._start = self._next = self._head(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next iteration that of `epoch`."""
-        self._epoch = epoch
+        """Makes the next iteration that of `epoch`, from its head; in the epoch where it stands nothing changes.
+
+        Needed before an epoch where the one before it was left early; after a whole one the next begins by itself.
+        """
+        if epoch != self._start.epoch:
+            self._start = self._next = self._head(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns where the next batch is, as `Loader.state_dict` does; what a DataLoader fetched ahead counts as given."""
+        return self._next.to_json()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Makes the next iteration begin at the batch that `state` names. Raises ResumeError as `Loader` does."""
+        loaded = LoaderState.from_json(state, plan_key=self.plan_key, num_batches=self.plan.num_batches)
+        self.seed = loaded.seed
+        self._start = self._next = loaded if self._steps_left(loaded) else loaded.next_epoch()
 
     def __len__(self) -> int:
-        return num_steps(self.plan.num_batches, self.dp_world_size, tail=self.plan.tail)
+        return self._steps_left(self._head(0))
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = Order(self.plan, seed=self.seed, epoch=self._epoch)
-        for step in range(len(self)):
-            place = turn(len(order), step, dp_rank=self.dp_rank, dp_world_size=self.dp_world_size, tail=self.plan.tail)
+        self._next = self._start
+        return self._walk(self._start)
+
+    def _walk(self, start: LoaderState) -> Iterator[list[int]]:
+        order, count, steps = self.plan.order(start.seed, start.epoch), self.plan.num_batches, self._steps_left(start)
+        ranks = {"dp_world_size": self.dp_world_size, "start": start.position}
+        for step in range(steps):
+            place = turn(count, step, dp_rank=self.dp_rank, tail=self.plan.tail, **ranks)
+            # Before the batch is handed out: whoever asks for the state then has it.
+            self._next = start.at(next_position(count, step + 1, **ranks))
+            if step + 1 == steps:
+                self._start = self._next = start.next_epoch()
             yield order.batch(place.position).tolist()
+
+    def _head(self, epoch: int) -> LoaderState:
+        return LoaderState(plan_key=self.plan_key, seed=self.seed, epoch=epoch, position=0)
+
+    def _steps_left(self, state: LoaderState) -> int:
+        return num_steps(self.plan.num_batches, self.dp_world_size, tail=self.plan.tail, start=state.position)

@@ -82,10 +82,18 @@ class Learner:
         return {**{name: getattr(self.settings, name) for name in names}, "num_ranks": self.accelerator.num_processes}
 
     def groups(self, loader: BatchLoader) -> Generator[Group, None, None]:
-        """Returns the groups of micro-batches, one a step."""
+        """Returns the groups of micro-batches, one a step: as many as the plan's calibration says, else `train.grad_acc`.
+
+        The first micro-batch of a step decides for the step; those of a bucket come `plan.lockstep` in a row.
+        """
+
+        def size() -> int:
+            planned: int | None = getattr(loader, "grad_acc", None)  # loaders of other making know no plan
+            return planned or self.settings.grad_acc
+
         return micro_batch_groups(
             loader,
-            size=self.settings.grad_acc,
+            size=size,
             count_targets=partial(count_targets, labels_are_shifted=self.facts.labels_are_shifted),
             sum_over_ranks=host_sum(self.accelerator.num_processes),
             num_ranks=self.accelerator.num_processes,

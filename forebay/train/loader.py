@@ -12,7 +12,8 @@ import torch
 from forebay.errors import ConfigError, PlanError
 from forebay.train.collate import Batch, Collator, PaddingSide
 from forebay.train.collate.text import IGNORED
-from forebay.train.plan import BucketPlan, Order, Turn, next_position, num_steps, turn
+from forebay.train.crop import CropDraws
+from forebay.train.plan import Plan, Turn, next_position, num_steps, turn
 from forebay.train.prefetch import Prefetch
 from forebay.train.ring import BufferRing
 from forebay.train.source import SampleSource
@@ -34,7 +35,7 @@ class Loader:
     def __init__(
         self,
         source: SampleSource,
-        plan: BucketPlan,
+        plan: Plan,
         *,
         plan_key: str,
         seed: int,
@@ -48,6 +49,7 @@ class Loader:
         as_tensordict: bool = False,
         epochs: int | None = None,
         mask_fillers: bool = False,
+        crop_s: float | None = None,
     ) -> None:
         """Starts nothing yet: threads live from `iter` to the end of the iterator.
 
@@ -57,6 +59,7 @@ class Loader:
         epochs: iterations from this epoch on are empty; None: no end.
         mask_fillers: batches of weight 0 (see `weight`) have all labels -100. A sum of token losses over ranks is then right
         by itself; a mean over the batch's own tokens is NaN.
+        crop_s: batches are of random crops of so many seconds, drawn by (seed, epoch, sample id); see `forebay.train.crop`.
         Raises ConfigError (also ValueError) for impossible values, PlanError where no rank has a step.
         """
         if dp_world_size < 1 or not 0 <= dp_rank < dp_world_size:
@@ -77,7 +80,8 @@ class Loader:
             )
         self._num_threads, self._prefetch = num_threads, prefetch
         self._as_tensordict, self._mask_fillers = as_tensordict, mask_fillers
-        self._collator = Collator(source, dtype=dtype, padding_side=padding_side)
+        self._collator = Collator(source, dtype=dtype, padding_side=padding_side, crop_s=crop_s)
+        self._is_cropped = crop_s is not None
         if pin_memory and not torch.cuda.is_available():
             raise ConfigError("pin_memory is true but torch sees no CUDA device; leave train.pin_memory out")
         pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
@@ -116,6 +120,22 @@ class Loader:
     def epoch(self) -> int:
         """Epoch of the batch that comes next."""
         return self._next.epoch
+
+    @property
+    def state(self) -> LoaderState:
+        """Where the next batch is; `state_dict` says it in JSON values."""
+        return self._next
+
+    @property
+    def grad_acc(self) -> int | None:
+        """Micro-batches a rank that the plan wants in the optimizer step that comes next; None: the plan says nothing.
+
+        That of the bucket of the next micro-batch of all ranks together: the same on every rank.
+        """
+        if self.plan.grad_accs is None:
+            return None
+        place = self._next
+        return self.plan.grad_accs[self.plan.order(place.seed, place.epoch).bucket(place.position)]
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next iteration that of `epoch`, from its head; in the epoch where the loader stands nothing changes."""
@@ -169,7 +189,8 @@ class Loader:
 
     def _work(self, start: LoaderState, steps: int) -> Iterator[_Work]:
         """Yields what to fill, step by step."""
-        order = Order(self.plan, seed=start.seed, epoch=start.epoch)
+        order = self.plan.order(start.seed, start.epoch)
+        draws = CropDraws(seed=start.seed, epoch=start.epoch) if self._is_cropped else None
         for chunk in range(0, steps, _ORDER_CHUNK):
             turns = [
                 turn(
@@ -184,7 +205,7 @@ class Loader:
             ]
             batches = order.batches([place.position for place in turns])
             for place, indices in zip(turns, batches, strict=True):
-                yield _Work(start.epoch, place, indices.tolist())
+                yield _Work(start.epoch, place, indices.tolist(), draws)
 
     def _fill(self, work: _Work) -> _Filled:
         """Returns the batch of one step; runs in a thread."""
@@ -192,7 +213,8 @@ class Loader:
         try:
             samples = []
             for index in work.indices:
-                samples.append(self.source.read(index))
+                sample = self.source.read(index)
+                samples.append(work.draws.beside(sample, self.source.sample_id(index)) if work.draws else sample)
             index = None
             batch = self._collator.collate(samples, allocate=self._ring.take)
         except Exception as err:
@@ -249,6 +271,7 @@ class _Work:
     epoch: int
     turn: Turn
     indices: list[int]
+    draws: CropDraws | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from forebay.errors import ConfigError, MissingExtraError
+from forebay.store.usage_file import FILE_NAME
 from forebay.train.checkpoint import find_checkpoint, run_folder
 from forebay.train.learner import Learner, lr_factor
+from forebay.train.loader import Loader
 from forebay.train.meter import StepLog
-from forebay.train.micro_batches import BatchLoader
+from forebay.train.micro_batches import BatchLoader, host_sum
 from forebay.train.models import ModelFacts, check_config, check_constants, model_facts
+from forebay.train.usage_log import UsageLog
 
 if TYPE_CHECKING:
     from forebay.config import Config, TrainConfig
@@ -66,16 +69,15 @@ def run(
     The model is checked against the config before any data is looked for, and against the source's constants before
     any of it is read.
     """
-    from forebay.store.cache import Cache
     from forebay.train import make_loader
+    from forebay.train.union import source_kind
 
     facts = _check_settings(config)
     state = _process_state()
     try:
         loader = make_loader(config, dp_rank=state.process_index, dp_world_size=state.num_processes)
         check_constants(facts, loader.source.constants)
-        source_kind: Literal["cache", "uncached"] = "cache" if isinstance(loader.source, Cache) else "uncached"
-        report = train(config, loader=loader, source_kind=source_kind, resume=resume, log=log)
+        report = train(config, loader=loader, source_kind=source_kind(loader.source), resume=resume, log=log)
         return report if state.is_main_process else None
     finally:
         if torch.distributed.is_initialized():
@@ -106,6 +108,7 @@ def train(
     state = learner.start(checkpoint, loader=loader)
     meter = learner.meter(state)
     first = state.step if state else 0
+    usage = _usage_log(config, loader, step=first, num_ranks=learner.accelerator.num_processes)
     with contextlib.closing(learner.groups(loader)) as groups:
         for step, group in zip(range(first + 1, settings.max_steps + 1), groups, strict=False):
             loss, grad_norm = learner.update(group, step=step)
@@ -116,7 +119,10 @@ def train(
                 line = meter.line(learning_rate=rate, padding=float(loader.report()["padding"]))
                 if learner.accelerator.is_main_process:
                     (log or _log_line)(line)
-            if is_last or (settings.checkpoint_every and step % settings.checkpoint_every == 0):
+            is_saved = is_last or (settings.checkpoint_every > 0 and step % settings.checkpoint_every == 0)
+            if usage is not None and (is_saved or step % settings.usage_every == 0):
+                usage.record(step)  # before the checkpoint: whoever goes on from it finds a line that leads there
+            if is_saved:
                 checkpoint = learner.save(run_folder(config), step=step, meter=meter, loader=loader)
     loss_first, loss_last = meter.losses
     return TrainReport(
@@ -128,6 +134,20 @@ def train(
         padding=float(loader.report()["padding"]),
         source=source_kind,
         checkpoint=None if checkpoint is None else str(checkpoint),
+    )
+
+
+def _usage_log(config: Config, loader: BatchLoader, *, step: int, num_ranks: int) -> UsageLog | None:
+    """Returns the log of what is used from `step` on; None where none is wanted, or the loader has no plan to count by."""
+    settings = config.train
+    if not settings.usage_every or not isinstance(loader, Loader):
+        return None
+    return UsageLog(
+        run_folder(config) / "logs" / FILE_NAME,
+        loader,
+        step=step,
+        sum_over_ranks=host_sum(num_ranks),
+        with_ids=settings.usage_ids,
     )
 
 

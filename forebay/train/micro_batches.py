@@ -59,13 +59,14 @@ class Group:
 def micro_batch_groups(
     loader: BatchLoader,
     *,
-    size: int,
+    size: int | Callable[[], int],
     count_targets: Callable[[torch.Tensor], int],
     sum_over_ranks: SumOverRanks,
     num_ranks: int = 1,
 ) -> Generator[Group, None, None]:
     """Yields groups of up to `size` micro-batches for ever, epoch after epoch; a group never spans two epochs.
 
+    size: one number, or a function that is asked before each group (`grad_acc` bucket by bucket); equal on all ranks.
     The last group of an epoch is shorter where `size` does not divide it, and is a step like any other. Closing the
     generator closes the loader's iterator. Raises PlanError where a whole epoch gives nothing, and, on every rank,
     where one rank's epoch ends before another's: the others would wait for its gradients for ever.
@@ -80,7 +81,8 @@ def micro_batch_groups(
             while True:
                 started_s = time.perf_counter()
                 # The weight is the loader's word on the batch that it handed out last.
-                batches = [(batch, loader.weight) for batch in itertools.islice(epoch, size)]
+                wanted = size if isinstance(size, int) else size()
+                batches = [(batch, loader.weight) for batch in itertools.islice(epoch, wanted)]
                 wait_s = time.perf_counter() - started_s
                 num_targets = sum(weight * count_targets(batch["labels"]) for batch, weight in batches)
                 num_samples = sum(weight * len(batch["labels"]) for batch, weight in batches)

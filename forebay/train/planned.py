@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from forebay.config import Config
 from forebay.errors import ConfigError
-from forebay.train.plan import BucketPlan, bucket_plan, plan_key, resolve_plan
+from forebay.store.cache import ROW_BITS
+from forebay.train.plan import BucketPlan, Samples, WindowPlan, make_plan, plan_key, resolve_plan
 from forebay.train.source import SampleSource
 
 
@@ -18,13 +20,15 @@ from forebay.train.source import SampleSource
 class Planned:
     """A plan and where it is kept; `folder` is None where it is only in memory."""
 
-    plan: BucketPlan
+    plan: BucketPlan | WindowPlan
     key: str
     folder: Path | None
 
     def summary(self) -> str:
         """Returns one line for a terminal."""
-        line = f"plan: {self.plan.num_batches} batches in {len(self.plan.batch_sizes)} buckets"
+        plan = self.plan
+        shapes = f"{len(plan.batch_sizes)} buckets" if isinstance(plan, BucketPlan) else f"{plan.num_windows} windows"
+        line = f"plan: {plan.num_batches} batches in {shapes}"
         if self.folder is None:
             return f"{line}, not kept"
         padding = json.loads((self.folder / "packing_stats.json").read_bytes())["padding"]
@@ -38,20 +42,28 @@ def plan_of(config: Config, source: SampleSource, *, keep: bool = True) -> Plann
     """
     if config.plan is None:
         raise ConfigError(f"{config.path}: no [plan] section; add one, for example: [plan] batch_seconds = 120")
-    durations = np.asarray(source.lengths["num_samples"], np.int64)
+    durations = np.asarray(source.lengths["num_samples"])
     rate = int(source.constants["sample_rate_hz"])
     key = plan_key(source.key, config.plan)
+    slots = getattr(source, "slots", None)  # only what is read from a cache lies in shards
+
+    def tokens() -> np.ndarray[Any, Any]:
+        return np.asarray(source.lengths["num_tokens"])
+
+    shards = None if slots is None else lambda: (np.asarray(slots) >> ROW_BITS).astype(np.int32)
     if not keep:
-        plan = bucket_plan(durations, sample_rate_hz=rate, settings=config.plan)
-        return Planned(plan=plan, key=key, folder=None)
+        samples = Samples(durations=durations, sample_rate_hz=rate, tokens=tokens, shards=shards)
+        return Planned(plan=make_plan(samples, config.plan), key=key, folder=None)
     plan, folder = resolve_plan(
         config.cache_root,
         durations,
-        frames=lambda: np.asarray(source.lengths["num_frames"], np.int64),
+        frames=lambda: np.asarray(source.lengths["num_frames"]),
         sample_rate_hz=rate,
         dataset=config.name,
         split=config.source.split,
         cache_key=source.key,
         settings=config.plan,
+        tokens=tokens,
+        shards=shards,
     )
     return Planned(plan=plan, key=key, folder=folder)

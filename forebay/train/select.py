@@ -1,7 +1,8 @@
-"""From a config to what is read: the sealed cache of the same key, or the same steps on the fly."""
+"""From a config to what is read: the sealed cache of the same key, or the same steps on the fly; several for a mixture."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,13 +11,16 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from forebay.config import Config
+from forebay.config import Config, MixtureSource, load_config
 from forebay.errors import CacheNotFoundError, ForebayError
 from forebay.store.cache import open_cache
 from forebay.store.lookup import Lookup, find_cache, not_found_message
 from forebay.train.loader import Loader
+from forebay.train.mixture import is_mixture, mix
+from forebay.train.plan.interface import Plan
 from forebay.train.planned import plan_of
 from forebay.train.source import SampleSource
+from forebay.train.union import SourceUnion
 
 logger = logging.getLogger(__name__)
 
@@ -40,18 +44,23 @@ def make_loader(config: Config, *, dp_rank: int = 0, dp_world_size: int = 1, as_
 
     `train.cache` decides: `auto` takes the cache, else goes uncached with one warning that names the command to run;
     `require` raises CacheNotFoundError; `off` goes uncached. Where torch.distributed is up, rank 0 finds cache and plan
-    and the others are told.
-    Raises ConfigError without a `[plan]` section.
+    and the others are told. `[[train.mixture]]` reads several caches, each chosen in this way; weights are applied on top of
+    the plan of all their samples.
+    Raises ConfigError without a `[plan]` section, CacheMismatchError for caches whose samples cannot stand in one batch.
     """
     selected = select(config)
     keep = selected.kind == "cache"
     if keep:
         _by_rank_0(lambda: plan_of(config, selected.source).folder)  # on disk now; the other ranks open it
     planned = plan_of(config, selected.source, keep=keep)
+    plan: Plan = planned.plan
+    plan_key = planned.key
+    if is_mixture(config.train):
+        plan, plan_key = mix(config, selected.source, plan, plan_key=plan_key)
     return Loader(
         selected.source,
-        planned.plan,
-        plan_key=planned.key,
+        plan,
+        plan_key=plan_key,
         seed=config.train.seed,
         dp_rank=dp_rank,
         dp_world_size=dp_world_size,
@@ -60,11 +69,14 @@ def make_loader(config: Config, *, dp_rank: int = 0, dp_world_size: int = 1, as_
         prefetch=config.train.prefetch,
         pin_memory=config.train.pin_memory,
         as_tensordict=as_tensordict,
+        crop_s=config.train.crop_s,
     )
 
 
 def select(config: Config) -> Selected:
     """Returns what a config's samples are read from, see `make_loader`."""
+    if config.train.mixture:
+        return _select_mixture(config)
     folder, probe = _by_rank_0(lambda: _choose(config))
     if folder is not None:
         cache = open_cache(folder, max_open_shards=config.train.max_open_shards)
@@ -72,6 +84,25 @@ def select(config: Config) -> Selected:
     from forebay.train.uncached import UncachedSource
 
     return Selected(source=UncachedSource(config, stored_probe=probe), kind="uncached")
+
+
+def _select_mixture(config: Config) -> Selected:
+    """Returns the union of the caches of `[[train.mixture]]`; of kind `cache` where all of them are."""
+    parts = [_select_entry(config, entry) for entry in config.train.mixture]
+    kind: SourceKind = "cache" if all(part.kind == "cache" for part, _ in parts) else "uncached"
+    return Selected(source=SourceUnion([part.source for part, _ in parts], [name for _, name in parts]), kind=kind)
+
+
+def _select_entry(config: Config, entry: MixtureSource) -> tuple[Selected, str]:
+    settings = config.train
+    if entry.cache is not None:
+        return Selected(
+            source=open_cache(entry.cache, max_open_shards=settings.max_open_shards), kind="cache"
+        ), entry.cache
+    named = load_config(str(entry.config))
+    # Of the other config only what it reads counts: its own mixture would have no weights here.
+    train = dataclasses.replace(named.train, cache=settings.cache, max_open_shards=settings.max_open_shards, mixture=())
+    return select(dataclasses.replace(named, train=train)), str(entry.config)
 
 
 def _by_rank_0(make: Callable[[], T]) -> T:

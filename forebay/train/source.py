@@ -38,6 +38,10 @@ class SampleSource(Protocol):
 
     def __len__(self) -> int: ...
 
+    def sample_id(self, index: int) -> str:
+        """Returns the id of one sample, as its manifest names it: what its crops are drawn by."""
+        ...
+
     def read(self, index: int) -> Sample:
         """Returns the sample's tensor fields, read-only; views of a mapping where the source is a cache."""
         ...

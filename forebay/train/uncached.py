@@ -26,6 +26,7 @@ from forebay.preprocess.sources import MediaReader, read_rows
 from forebay.store.canonical import digest
 from forebay.store.key import recipe_key
 from forebay.store.layout import FieldSpec
+from forebay.store.row_table import sorted_categories
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,8 @@ class UncachedSource:
     """Reads, decodes and featurises a sample whenever it is asked for. Threads may share it.
 
     fields, lengths, constants: as of a cache; lengths come from manifest and headers, and are those of the cache where these
-    are exact. A sample that turns out to be bad is replaced by the next one that is good, and counted in `failed`.
+    are exact. tokenizer: its digest. A sample that turns out to be bad is replaced by the next one that is good, and counted
+    in `failed`.
     """
 
     def __init__(self, config: Config, *, stored_probe: Mapping[str, str] | None = None) -> None:
@@ -66,6 +68,7 @@ class UncachedSource:
             )
         self.fields: Mapping[str, FieldSpec] = {spec.name: spec for spec in sample_fields(self._recipe)}
         self.constants = constants(config, self._recipe, self._encoder)
+        self.tokenizer = self._recipe.tokens.tokenizer if self._recipe.tokens else None
         self.key = digest({"uncached": recipe.key, "rows": self._rows["sample_id"].to_pylist()})
         self.lengths = self._measure(tokens)
         self.failed: Counter[str] = Counter()
@@ -89,6 +92,19 @@ class UncachedSource:
                 logger.warning("reading the next sample instead, %s: %s", err.reason, err)
                 last = err
         raise last
+
+    def categories(self, name: str) -> tuple[list[str], Array] | None:
+        """Returns the different values of `language` or `source`, sorted, and which one each sample has; see `Cache`."""
+        if name == "source":
+            return sorted_categories(self._names, self._rows["file"].to_numpy())
+        if name not in self._rows.column_names:
+            return None
+        column = pc.fill_null(self._rows[name], "").dictionary_encode().combine_chunks()
+        return sorted_categories(column.dictionary.to_pylist(), column.indices.to_numpy())
+
+    def sample_id(self, index: int) -> str:
+        """Returns the id of one sample."""
+        return str(self._rows["sample_id"][index].as_py())
 
     def _make(self, index: int) -> dict[str, Array]:
         row = self._rows.slice(index, 1)

@@ -50,6 +50,9 @@ class FakeSource:
     def __len__(self) -> int:
         return len(self.samples)
 
+    def sample_id(self, index: int) -> str:
+        return f"fake-{index}"
+
     def read(self, index: int) -> dict[str, Array]:
         return dict(self.samples[index])
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from accelerate.state import AcceleratorState, GradientState
 
+from forebay.store.usage_file import read_usage
 from forebay.train.loop import train
 from tests.train.two_ranks_worker import NUM_STEPS, RESUME_AT, SCENARIOS, loader_of, make_models, scenario
 
@@ -83,3 +84,14 @@ def test_checkpoint_of_two_ranks_goes_on_with_one(ranks: tuple[dict[str, Any], d
     assert report.steps == NUM_STEPS + 1
     assert report.loss_first == ranks[0]["even"]["losses"][0]
     assert report.loss_last < report.loss_first
+
+
+def test_rank_0_logs_what_both_ranks_have_used(ranks: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """Three steps of two ranks, a checkpoint, two more after a resume: all 8 of the first epoch, then 0 and 1."""
+    path = Path(ranks[0]["real_loader"]["checkpoint"]).parent / "logs" / "data_usage.jsonl"
+    head, lines = read_usage(path)
+    assert [(line["from_step"], line["step"]) for line in lines] == [(0, RESUME_AT), (RESUME_AT, NUM_STEPS)]
+    assert [(line["batches"], line["dp_world_size"]) for line in lines] == [(6, 2), (4, 2)]
+    assert lines[1]["to"] == {"epoch": 1, "position": 2}
+    assert lines[0]["samples"] + lines[1]["samples"] > head["num_samples"]
+    assert not (path.parents[1] / "even" / "logs").exists()  # a loader that has no plan

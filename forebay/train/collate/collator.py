@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from forebay.errors import ConfigError
+from forebay.train.collate.crop import Crops
 from forebay.train.collate.features import Features
 from forebay.train.collate.memory import Allocate, fresh
 from forebay.train.collate.text import PaddingSide, plain_text, qwen3_asr_text, whisper_text
@@ -33,14 +34,22 @@ class Collator:
     | whisper | `decoder_input_ids`, `labels` [B, L] |
     | qwen3_asr | `input_ids`, `attention_mask`, `labels` [B, L] |
     | plain | `labels` [B, L] |
+
+    With `crop_s` the fields are those of `Crops`, and no text: a transcript is that of the whole clip.
     """
 
     def __init__(
-        self, source: SampleSource, *, dtype: torch.dtype = torch.float32, padding_side: PaddingSide = "right"
+        self,
+        source: SampleSource,
+        *,
+        dtype: torch.dtype = torch.float32,
+        padding_side: PaddingSide = "right",
+        crop_s: float | None = None,
     ) -> None:
         """Takes from `source` its constants and field specifications only.
 
         dtype: of floating-point fields: float32, float16 or bfloat16. padding_side: of `input_ids` under the qwen3_asr prompt.
+        crop_s: length of random crops; samples then have the draw of their crop beside them (`CropDraws.beside`).
         Raises ConfigError for features, prompts or dtypes that have no batch form, or constants that are missing.
         """
         if dtype not in _DTYPES:
@@ -50,6 +59,7 @@ class Collator:
         constants, self._name = source.constants, f"cache {source.key[:16]}"
         self.dtype, self.padding_side = dtype, padding_side
         self._features = self._choose_features(source)
+        self._crops = None if crop_s is None else Crops.of(source, crop_s=crop_s)
         self._prompt = constants.get("prompt")
         if self._prompt not in ("whisper", "qwen3_asr", "plain", None):
             raise ConfigError(f"{self._name}: no batch form for prompt {self._prompt!r}")
@@ -70,6 +80,8 @@ class Collator:
         """Returns the batch of these samples in tensors that `allocate` makes; every element of them is written."""
         if not samples:
             raise ValueError("a batch needs at least one sample")
+        if self._crops is not None:
+            return self._crops.collate(samples, dtype=self.dtype, allocate=allocate)
         batch = self._features.collate(samples, dtype=self.dtype, allocate=allocate)
         if self._prompt == "whisper":
             return batch | whisper_text(samples, pad_token_id=self._pad_token_id, allocate=allocate)
@@ -81,6 +93,8 @@ class Collator:
 
     def count_frames(self, samples: Sequence[Sample]) -> tuple[int, int]:
         """Returns (frames of the samples, frames that their batch has room for); the difference is padding."""
+        if self._crops is not None:
+            return self._crops.count_frames(samples)
         lengths = [len(self._features.values(sample)) for sample in samples]
         return sum(lengths), len(lengths) * self._features.room(max(lengths))
 

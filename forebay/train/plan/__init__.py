@@ -2,18 +2,27 @@
 
 from forebay.train.plan.bucket import BucketPlan, bucket_plan
 from forebay.train.plan.disk import load_plan, plan_folder, save_plan
+from forebay.train.plan.interface import EpochOrder, Plan, Tail
 from forebay.train.plan.key import plan_document, plan_key
+from forebay.train.plan.make import Samples, make_plan
 from forebay.train.plan.order import Order
 from forebay.train.plan.packing_stats import statistics
 from forebay.train.plan.ranks import Turn, mixed_steps, next_position, num_steps, turn
 from forebay.train.plan.resolve import resolve_plan
+from forebay.train.plan.window import WindowPlan, window_plan
 
 __all__ = [
     "BucketPlan",
+    "EpochOrder",
     "Order",
+    "Plan",
+    "Samples",
+    "Tail",
     "Turn",
+    "WindowPlan",
     "bucket_plan",
     "load_plan",
+    "make_plan",
     "mixed_steps",
     "next_position",
     "num_steps",
@@ -24,4 +33,5 @@ __all__ = [
     "save_plan",
     "statistics",
     "turn",
+    "window_plan",
 ]

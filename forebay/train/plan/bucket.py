@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any, Literal
 
 import numpy as np
 
 from forebay.config import PlanConfig
 from forebay.errors import PlanError
-
-Tail = Literal["short", "drop", "pad"]
-Array = np.ndarray[Any, np.dtype[Any]]
+from forebay.train.plan.batch_sizes import Limit, batch_sizes, grad_accs
+from forebay.train.plan.edges import bucket_edges
+from forebay.train.plan.interface import Array as Array
+from forebay.train.plan.interface import Tail as Tail
+from forebay.train.plan.order import Order
+from forebay.train.plan.permutation import Ints
+from forebay.train.plan.shard_order import ShardOrder
 
 _PIECE = 2**20
 
@@ -23,10 +25,14 @@ _PIECE = 2**20
 class BucketPlan:
     """Samples in buckets, and the rules by which `Order` makes micro-batches of them. No seed, no epoch: one for all.
 
-    members: int32 (int64 from 2^31 samples on) [num_samples], sample indices bucket by bucket, rising inside one.
+    members: int32 (int64 from 2^31 samples on) [num_samples], sample indices bucket by bucket, rising inside one; under
+    `locality_shards` shard by shard inside a bucket.
     offsets: int64 [num_buckets + 1]; bucket b holds members[offsets[b] : offsets[b + 1]].
-    batch_sizes: int64 [num_buckets], samples a micro-batch.
-    edges_s: the configured upper edges; sample_rate_hz: of the durations that the plan was made from.
+    batch_sizes: int64 [num_buckets], samples a micro-batch. grad_accs: micro-batches an optimizer step, where a
+    calibration says so.
+    edges_s: the upper edges; sample_rate_hz: of the durations that the plan was made from.
+    shard_counts: int32 [num_shards, num_buckets], samples of each, with `locality_shards`, the shards of the moving window.
+    check: called with the places of `members` that are about to be read, where they are checked at first touch.
     """
 
     members: Array
@@ -36,6 +42,22 @@ class BucketPlan:
     sample_rate_hz: int
     lockstep: int
     tail: Tail
+    grad_accs: tuple[int, ...] | None = None
+    shard_counts: Array | None = None
+    locality_shards: int | None = None
+    check: Callable[[Ints], None] | None = None
+
+    def order(self, seed: int, epoch: int) -> Order:
+        """Returns epoch `epoch` (0 or more) under `seed` (any integer)."""
+        kind = Order if self.shard_counts is None else ShardOrder
+        return kind(self, seed=seed, epoch=epoch)
+
+    def members_at(self, places: Ints) -> Ints:
+        """Returns the sample indices, int64, that stand at `places` of `members`."""
+        if self.check is not None:
+            self.check(places)
+        found: Ints = self.members[places].astype(np.int64)
+        return found
 
     @property
     def bucket_sizes(self) -> Array:
@@ -69,32 +91,43 @@ class BucketPlan:
         return missing if self.tail == "pad" else np.zeros_like(missing)
 
 
-def bucket_plan(durations: Array, *, sample_rate_hz: int, settings: PlanConfig) -> BucketPlan:
+def bucket_plan(
+    durations: Array,
+    *,
+    sample_rate_hz: int,
+    settings: PlanConfig,
+    tokens: Array | None = None,
+    shards: Array | None = None,
+) -> BucketPlan:
     """Returns the plan in which every sample is in exactly one bucket.
 
-    durations: int64 [num_samples], in audio samples. Bucket b holds [edge b-1, edge b); the last one is open-ended, so
-    that what is longer than every edge stays. Edges are compared as the decimals that the config shows: 0.1 s at 16 kHz
-    is 1600 samples.
-    Batch sizes under `batch_seconds`: floor(budget / upper edge), for the last bucket floor(budget / its longest
-    sample); at least 1, so that only a sample that is itself over the budget exceeds it.
-    Raises PlanError for no samples, a negative duration (with its index), or when `drop` leaves no batch at all.
+    durations: integers [num_samples], in audio samples. Bucket b holds [edge b-1, edge b); the last one is open-ended, so
+    that what is longer than every edge stays.
+    tokens: integers [num_samples], label tokens, for `batch_tokens`. shards: integers [num_samples], the shard that each
+    sample lies in, for `locality`.
+    Raises PlanError for no samples, a negative duration (with its index), a table of other buckets, missing tokens or
+    shards, or when `drop` leaves no batch at all.
     """
     durations = np.asarray(durations)
-    _check(durations, settings)
-    edges = [math.ceil(Fraction(repr(edge)) * sample_rate_hz) for edge in settings.edges_s]
+    check_lengths(durations, settings)
+    edges = bucket_edges(durations, sample_rate_hz=sample_rate_hz, settings=settings)
     buckets, counts = _buckets(durations, edges)
-    order = np.argsort(buckets, kind="stable")
-    members = order.astype(np.int32 if len(order) < 2**31 else np.int64)
+    local = settings.locality_shards is not None
+    members = _by_bucket(buckets, counts, line=_shard_line(shards, len(durations)) if local else None)
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    tops = [*edges[:-1], int(durations[members[offsets[-2] :]].max(initial=0)) or edges[-1]]
+    last = int(durations.max()) if counts[-1] else edges[-1]
+    limits = _limits([*edges[:-1], last], counts, tokens=tokens, buckets=buckets)
     plan = BucketPlan(
         members=members,
         offsets=offsets,
-        batch_sizes=np.array(_batch_sizes(settings, tops, sample_rate_hz), dtype=np.int64),
-        edges_s=settings.edges_s,
+        batch_sizes=np.array(batch_sizes(settings, limits, sample_rate_hz=sample_rate_hz), dtype=np.int64),
+        edges_s=settings.edges_s if settings.k is None else tuple(edge / sample_rate_hz for edge in edges),
         sample_rate_hz=sample_rate_hz,
         lockstep=settings.lockstep,
         tail=settings.tail,
+        grad_accs=grad_accs(settings, num_buckets=len(edges)),
+        shard_counts=_shard_counts(shards, buckets, len(edges)) if local and shards is not None else None,
+        locality_shards=settings.locality_shards,
     )
     if plan.num_batches == 0:
         raise PlanError(
@@ -104,7 +137,8 @@ def bucket_plan(durations: Array, *, sample_rate_hz: int, settings: PlanConfig) 
     return plan
 
 
-def _check(durations: Array, settings: PlanConfig) -> None:
+def check_lengths(durations: Array, settings: PlanConfig) -> None:
+    """Raises PlanError for lengths and settings that no plan can be made of."""
     if durations.ndim != 1 or durations.dtype.kind not in "iu":
         raise PlanError(f"durations are {durations.dtype} {list(durations.shape)}, wanted integers [num_samples]")
     if len(durations) == 0:
@@ -137,10 +171,52 @@ def _buckets(durations: Array, edges: Sequence[int]) -> tuple[Array, Array]:
     return buckets, counts
 
 
-def _batch_sizes(settings: PlanConfig, tops: Sequence[int], sample_rate_hz: int) -> list[int]:
-    if isinstance(settings.batch_size, tuple):
-        return list(settings.batch_size)
-    if settings.batch_size is not None:
-        return [settings.batch_size] * len(tops)
-    budget = Fraction(repr(settings.batch_seconds)) * sample_rate_hz
-    return [max(1, math.floor(budget / top)) for top in tops]
+def _by_bucket(buckets: Array, counts: Array, *, line: Array | None) -> Array:
+    """Returns the sample indices bucket by bucket, inside one in the order of `line`, rising where that is left out.
+
+    A counting sort in pieces: a sort of all at once would hold the indices three times, as int64.
+    """
+    members = np.empty(len(buckets), dtype=np.int32 if len(buckets) < 2**31 else np.int64)
+    ends = np.cumsum(counts) - counts
+    for start in range(0, len(buckets), _PIECE):
+        own = slice(start, start + _PIECE) if line is None else line[start : start + _PIECE]
+        piece = buckets[own]
+        order = np.argsort(piece, kind="stable")
+        found = order + start if line is None else line[start : start + _PIECE][order]
+        parts = np.bincount(piece, minlength=len(counts))
+        stops = np.cumsum(parts)
+        for bucket in np.flatnonzero(parts).tolist():
+            size, stop = int(parts[bucket]), int(stops[bucket])
+            members[ends[bucket] : ends[bucket] + size] = found[stop - size : stop]
+        ends += parts
+    return members
+
+
+def _shard_line(shards: Array | None, num_samples: int) -> Array:
+    """Returns the samples shard by shard, rising inside one."""
+    if shards is None:
+        raise PlanError('plan.locality needs a cache, whose samples lie in shards; set plan.locality = "global"')
+    if len(shards) != num_samples:
+        raise PlanError(f"shards holds {len(shards)} samples, durations {num_samples}")
+    return np.argsort(shards, kind="stable")
+
+
+def _shard_counts(shards: Array, buckets: Array, num_buckets: int) -> Array:
+    num_shards = int(shards.max()) + 1
+    counts = np.zeros(num_shards * num_buckets, dtype=np.int32)
+    for start in range(0, len(shards), _PIECE):
+        cells = shards[start : start + _PIECE].astype(np.int64) * num_buckets + buckets[start : start + _PIECE]
+        found, times = np.unique(cells, return_counts=True)
+        counts[found] += times.astype(np.int32)
+    return counts.reshape(num_shards, num_buckets)
+
+
+def _limits(tops: Sequence[int], counts: Array, *, tokens: Array | None, buckets: Array) -> list[Limit]:
+    """Returns what limits each bucket's batches; the last bucket is open-ended, so there its longest sample does."""
+    if tokens is None:
+        return [Limit(samples=int(n), length=top) for n, top in zip(counts, tops, strict=True)]
+    if len(tokens) != len(buckets):
+        raise PlanError(f"tokens holds {len(tokens)} samples, durations {len(buckets)}")
+    most = np.zeros(len(tops), dtype=np.int64)
+    np.maximum.at(most, buckets, tokens)
+    return [Limit(samples=int(n), length=top, tokens=int(t)) for n, top, t in zip(counts, tops, most, strict=True)]

@@ -16,13 +16,20 @@ from forebay.config import PlanConfig
 from forebay.errors import CacheCorruptError, CacheMismatchError, CacheNotFoundError
 from forebay.store.canonical import canonical_json, digest
 from forebay.store.files import fsync_folder, hash_file, temporary_name, write_all, write_aside, write_bytes
-from forebay.train.plan.bucket import Array, BucketPlan
+from forebay.train.plan.batch_sizes import grad_accs
+from forebay.train.plan.bucket import BucketPlan
+from forebay.train.plan.chunk_sums import ChunkCheck, chunk_sums
+from forebay.train.plan.interface import Array
 from forebay.train.plan.key import plan_document
+from forebay.train.plan.window import WindowPlan
 
 PLAN_FORMAT_VERSION = 1
 METADATA = "metadata.json"
 STATISTICS = "packing_stats.json"
-_ARRAYS = ("members", "offsets", "batch_sizes")
+SUMS = "members_sums"
+"""Checksums of the pieces of a large `members`, which is then checked where it is touched and not when it is opened."""
+LAZY_BYTES = 2**25
+"""Of `members` from which on it has them; hashing less at once takes 3 ms."""
 
 
 def plan_folder(root: Path, *, dataset: str, split: str, cache_key: str, settings: PlanConfig) -> Path:
@@ -32,7 +39,7 @@ def plan_folder(root: Path, *, dataset: str, split: str, cache_key: str, setting
 
 
 def save_plan(
-    plan: BucketPlan, folder: Path, *, cache_key: str, settings: PlanConfig, statistics: dict[str, Any]
+    plan: BucketPlan | WindowPlan, folder: Path, *, cache_key: str, settings: PlanConfig, statistics: dict[str, Any]
 ) -> None:
     """Makes `folder` (of `plan_folder`) hold the plan, complete or not at all; a damaged one that is there is replaced.
 
@@ -44,7 +51,7 @@ def save_plan(
     aside = temporary_name(folder)
     aside.mkdir()
     try:
-        arrays = {name: _write_array(aside / f"{name}.npy", getattr(plan, name)) for name in _ARRAYS}
+        arrays = {name: _write_array(aside / f"{name}.npy", array) for name, array in _arrays(plan).items()}
         stats = json.dumps(statistics, indent=1, allow_nan=False).encode("ascii")
         write_bytes(aside / STATISTICS, stats)
         document = plan_document(cache_key, settings)
@@ -59,6 +66,7 @@ def save_plan(
             "padding": statistics["padding"],
             "statistics_xxh3_128": xxhash.xxh3_128_hexdigest(stats),
             "arrays": arrays,
+            **_figures(plan, settings),
         }
         metadata["checksum"] = _checksum(metadata)
         write_bytes(aside / METADATA, json.dumps(metadata, indent=1, allow_nan=False).encode("ascii"))
@@ -67,11 +75,14 @@ def save_plan(
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def load_plan(folder: Path, *, cache_key: str, settings: PlanConfig, num_samples: int | None = None) -> BucketPlan:
+def load_plan(
+    folder: Path, *, cache_key: str, settings: PlanConfig, num_samples: int | None = None
+) -> BucketPlan | WindowPlan:
     """Returns the plan of a folder, its arrays read-only mappings whose bytes have been compared with their checksums.
 
+    A large `members` is compared piece by piece, where the plan's order touches it for the first time.
     Raises CacheNotFoundError where no plan is, CacheMismatchError where it is another one (cache, settings, number of
-    samples, newer format), CacheCorruptError where bytes on disk are not the bytes written.
+    samples, newer format), CacheCorruptError where bytes on disk are not the bytes written; the order raises that too.
     """
     metadata = _read_metadata(folder)
     _expect(folder, plan_document(cache_key, settings), metadata["plan"])
@@ -79,14 +90,48 @@ def load_plan(folder: Path, *, cache_key: str, settings: PlanConfig, num_samples
         raise CacheMismatchError(
             f"{folder}: num_samples differs ({num_samples} in the cache, {metadata['num_samples']} in the plan); {_AGAIN}"
         )
-    arrays = {name: _map_array(folder / f"{name}.npy", metadata["arrays"][name]) for name in _ARRAYS}
+    is_lazy = SUMS in metadata["arrays"]
+    arrays: dict[str, Any] = {
+        name: _map_array(folder / f"{name}.npy", expected, is_checked=not (is_lazy and name == "members"))
+        for name, expected in metadata["arrays"].items()
+    }
+    check = ChunkCheck(folder / "members.npy", arrays["members"], arrays.pop(SUMS)) if is_lazy else None
+    rules: dict[str, Any] = {
+        "sample_rate_hz": metadata["sample_rate_hz"],
+        "lockstep": settings.lockstep,
+        "tail": settings.tail,
+        "check": check,
+    }
+    if settings.kind == "window":
+        return WindowPlan(**arrays, **rules, **metadata["windows"])
     return BucketPlan(
         **arrays,
-        edges_s=settings.edges_s,
-        sample_rate_hz=metadata["sample_rate_hz"],
-        lockstep=settings.lockstep,
-        tail=settings.tail,
+        **rules,
+        edges_s=settings.edges_s if settings.k is None else tuple(metadata["edges_s"]),
+        grad_accs=grad_accs(settings, num_buckets=len(arrays["batch_sizes"])),
+        locality_shards=settings.locality_shards,
     )
+
+
+def _arrays(plan: BucketPlan | WindowPlan) -> dict[str, Array]:
+    arrays = {"members": plan.members}
+    if isinstance(plan, WindowPlan):
+        arrays.update(lengths=plan.lengths, starts=plan.starts)
+    else:
+        arrays.update(offsets=plan.offsets, batch_sizes=plan.batch_sizes)
+        if plan.shard_counts is not None:
+            arrays["shard_counts"] = plan.shard_counts
+    if plan.members.nbytes >= LAZY_BYTES:
+        arrays[SUMS] = chunk_sums(plan.members)
+    return arrays
+
+
+def _figures(plan: BucketPlan | WindowPlan, settings: PlanConfig) -> dict[str, Any]:
+    """Returns what a plan is made of beside its settings and arrays."""
+    if isinstance(plan, WindowPlan):
+        names = ("num_windows", "batches_per_window", "last_batches", "batch_size", "budget")
+        return {"windows": {name: getattr(plan, name) for name in names}}
+    return {"edges_s": list(plan.edges_s)} if settings.k is not None else {}
 
 
 _AGAIN = "delete that folder and run: forebay preprocess CONFIG"
@@ -109,18 +154,27 @@ def _write_array(path: Path, array: Array) -> dict[str, Any]:
     }
 
 
-def _map_array(path: Path, expected: dict[str, Any]) -> Array:
+def _map_array(path: Path, expected: dict[str, Any], *, is_checked: bool) -> Array:
     try:
         size_bytes = path.stat().st_size
-        found = hash_file(path)
+        found = hash_file(path) if is_checked else expected["xxh3_128"]
     except OSError as err:
         raise CacheCorruptError(f"{path} cannot be read: {err.strerror}; {_AGAIN}") from err
     if size_bytes != expected["size_bytes"]:
         raise CacheCorruptError(f"{path}: {size_bytes} bytes, {expected['size_bytes']} were written; {_AGAIN}")
     if found != expected["xxh3_128"]:
         raise CacheCorruptError(f"{path}: checksum {expected['xxh3_128']} stored, {found} computed; {_AGAIN}")
-    # A plain view: indexing np.memmap itself costs microseconds more each time.
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    try:
+        # A plain view: indexing np.memmap itself costs microseconds more each time.
+        array: Array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except ValueError as err:
+        raise CacheCorruptError(f"{path} is no array: {err}; {_AGAIN}") from err
+    if [array.dtype.str, list(array.shape)] != [expected["dtype"], expected["shape"]]:
+        raise CacheCorruptError(
+            f"{path} holds {array.dtype.str} {list(array.shape)}, "
+            f"{expected['dtype']} {expected['shape']} were written; {_AGAIN}"
+        )
+    return array
 
 
 def _read_metadata(folder: Path) -> dict[str, Any]:
@@ -153,12 +207,13 @@ def _checksum(metadata: dict[str, Any]) -> str:
 
 
 def _expect(folder: Path, wanted: dict[str, Any], stored: dict[str, Any], *, section: str = "") -> None:
-    for name in wanted:
-        if isinstance(wanted[name], dict):
-            _expect(folder, wanted[name], stored.get(name, {}), section="plan.")
-        elif wanted[name] != stored.get(name):
+    for name in [*wanted, *(name for name in stored if name not in wanted)]:
+        here, there = wanted.get(name), stored.get(name)
+        if isinstance(here, dict) and isinstance(there, dict):
+            _expect(folder, here, there, section="plan.")
+        elif here != there:
             raise CacheMismatchError(
-                f"{folder}: {section}{name} differs ({wanted[name]} wanted, {stored.get(name)} stored); "
+                f"{folder}: {section}{name} differs ({here} wanted, {there} stored); "
                 "the plan belongs to another cache or config; run: forebay preprocess CONFIG"
             )
 

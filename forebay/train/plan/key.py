@@ -7,16 +7,30 @@ from typing import Any
 
 from forebay.config import PlanConfig
 from forebay.store.canonical import digest
+from forebay.train.plan.batch_sizes import read_calibration
 from forebay.train.plan.order import ORDER_VERSION
+
+_ADDED = ("k", "batch_tokens", "calibration")
+"""Settings that came later: at their default they stay out, so that plans of before keep their key."""
 
 
 def plan_document(cache_key: str, settings: PlanConfig) -> dict[str, Any]:
-    """Returns everything that a bucket plan depends on; it stands in the plan's metadata.json."""
+    """Returns everything that a plan depends on; it stands in the plan's metadata.json.
+
+    A calibration file is in it by its content. Raises ConfigError where that cannot be read.
+    """
     described = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
     # 3 and 3.0 seconds are one edge: an int in a TOML file must not make another plan.
     described["edges_s"] = [float(edge) for edge in settings.edges_s]
     if settings.batch_seconds is not None:
         described["batch_seconds"] = float(settings.batch_seconds)
+    if settings.calibration is not None:
+        described["calibration"] = read_calibration(settings.calibration)
+    unused = {name for name in _ADDED if described[name] is None}
+    unused |= {"window"} if settings.kind == "bucket" else set()
+    unused |= {"edges_s"} if settings.kind == "window" or settings.k is not None else set()
+    unused |= {"locality"} if settings.locality == "global" else set()
+    described = {name: value for name, value in described.items() if name not in unused}
     return {"order_version": ORDER_VERSION, "cache_keys": [cache_key], "settings": described}
 
 

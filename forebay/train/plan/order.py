@@ -10,13 +10,15 @@ the ranks' steps: so a world size that divides `lockstep` never mixes buckets be
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forebay.errors import PlanError
-from forebay.train.plan.bucket import Array, BucketPlan
+from forebay.train.plan.interface import Array, check_epoch
 from forebay.train.plan.permutation import Ints, Permutations, derive_key
+
+if TYPE_CHECKING:
+    from forebay.train.plan.bucket import BucketPlan
 
 ORDER_VERSION = 1
 """Bumped when the same plan, seed, epoch and position give other samples."""
@@ -44,8 +46,7 @@ class Order:
 
     def __init__(self, plan: BucketPlan, *, seed: int, epoch: int) -> None:
         """Makes the order of epoch `epoch` (0 or more) under `seed` (any integer)."""
-        if epoch < 0:
-            raise PlanError(f"epoch is {epoch}, wanted 0 or more")
+        check_epoch(epoch)
         self.plan, self.seed, self.epoch = plan, seed, epoch
         counts = plan.batch_counts
         self._group_offsets = np.concatenate(([0], np.cumsum(counts // plan.lockstep)))
@@ -71,19 +72,22 @@ class Order:
 
     def buckets(self, positions: Sequence[int] | Array) -> Ints:
         """Returns the buckets of several micro-batches, int64 [num_positions]."""
-        return self._locate(positions)[0]
+        return self.locate(positions)[0]
 
     def batches(self, positions: Sequence[int] | Array) -> list[Ints]:
         """Returns several micro-batches at once: the same as `batch` one by one, at a fraction of the cost a batch."""
-        buckets, numbers = self._locate(positions)
-        sizes = self.plan.batch_sizes[buckets]
-        starts = numbers * sizes
-        if self.plan.tail != "pad":
-            sizes = np.minimum(sizes, self._bucket_sizes[buckets] - starts)
+        buckets, numbers = self.locate(positions)
+        starts = numbers * self.plan.batch_sizes[buckets]
+        sizes = self.batch_lengths(buckets, numbers)
         ends = np.cumsum(sizes)
         places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + sizes, sizes)
         samples = self.samples(np.repeat(buckets, sizes), places)
         return [samples[end - size : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
+
+    def batch_lengths(self, buckets: Ints, numbers: Ints) -> Ints:
+        """Returns how many samples the micro-batches `numbers` of `buckets` have, int64."""
+        sizes: Ints = self.plan.batch_sizes[buckets]
+        return sizes if self.plan.tail == "pad" else np.minimum(sizes, self._bucket_sizes[buckets] - numbers * sizes)
 
     def samples(self, buckets: Ints | int, places: Ints) -> Ints:
         """Returns the sample indices, int64, that stand at `places` in the epoch's lines of `buckets`.
@@ -91,10 +95,9 @@ class Order:
         A place behind the end of its line counts from its head again (this is how `pad` fills a batch).
         """
         lines = self._lines(places % self._bucket_sizes[buckets], member=buckets)
-        found: Ints = self.plan.members[self.plan.offsets[buckets] + lines].astype(np.int64)
-        return found
+        return self.plan.members_at(self.plan.offsets[buckets] + lines)
 
-    def _locate(self, positions: Sequence[int] | Array) -> tuple[Ints, Ints]:
+    def locate(self, positions: Sequence[int] | Array) -> tuple[Ints, Ints]:
         """Returns bucket and number inside the bucket of each micro-batch."""
         where = np.asarray(positions, dtype=np.int64)
         if len(where) and not (where.min() >= 0 and where.max() < len(self)):
@@ -103,16 +106,21 @@ class Order:
         buckets, numbers = np.empty_like(where), np.empty_like(where)
         in_tail = where >= self._tail_offsets[0]
         slots, inside = np.divmod(where[~in_tail], self.plan.lockstep)
-        groups = self._groups(slots)
-        owners = np.searchsorted(self._group_offsets, groups, side="right") - 1
+        owners, groups = self._full_groups(slots)
         buckets[~in_tail] = owners
-        numbers[~in_tail] = (groups - self._group_offsets[owners]) * self.plan.lockstep + inside
+        numbers[~in_tail] = groups * self.plan.lockstep + inside
         late = where[in_tail]
         places = np.searchsorted(self._tail_offsets, late, side="right") - 1
         buckets[in_tail] = owners = self._tail_buckets[places]
         full: Any = np.diff(self._group_offsets)[owners]
         numbers[in_tail] = full * self.plan.lockstep + late - self._tail_offsets[places]
         return buckets, numbers
+
+    def _full_groups(self, slots: Ints) -> tuple[Ints, Ints]:
+        """Returns bucket and number inside the bucket of the full lockstep groups that stand at `slots`."""
+        groups = self._groups(slots)
+        owners = np.searchsorted(self._group_offsets, groups, side="right") - 1
+        return owners, groups - self._group_offsets[owners]
 
     def _key(self, purpose: str) -> int:
         return derive_key("forebay order", ORDER_VERSION, self.seed, self.epoch, purpose)

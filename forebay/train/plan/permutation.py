@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,15 +32,16 @@ class Permutations:
 
     __slots__ = ("_left", "_right", "_round_keys", "_sizes")
 
-    def __init__(self, sizes: Sequence[int], key: int) -> None:
+    def __init__(self, sizes: Sequence[int] | Ints, key: int) -> None:
         """Makes the family of `sizes` (0 to 2^62 each) under a 64-bit `key`; member i's own key is drawn from both."""
-        for size in sizes:
-            if not 0 <= size <= MAX_SIZE:
-                raise ValueError(f"a permutation has 0 to 2**62 elements, got {size}")
-        left = [math.isqrt(max(size, 1) - 1) + 1 for size in sizes]
+        given = np.asarray(sizes)
+        wrong = np.flatnonzero((given < 0) | (given > MAX_SIZE))
+        if len(wrong):
+            raise ValueError(f"a permutation has 0 to 2**62 elements, got {sizes[wrong[0]]}")
         self._sizes = np.array(sizes, dtype=np.uint64)
-        self._left = np.array(left, dtype=np.uint64)
-        self._right = np.array([max(-(-size // a), 1) for size, a in zip(sizes, left, strict=True)], dtype=np.uint64)
+        filled = np.maximum(self._sizes, np.uint64(1))
+        self._left = _ceil_sqrt(filled)
+        self._right = (filled + self._left - np.uint64(1)) // self._left
         counters = np.arange(1, NUM_ROUNDS * len(sizes) + 1, dtype=np.uint64).reshape(len(sizes), NUM_ROUNDS).T
         self._round_keys = _mix(np.uint64(key) + counters * _INCREMENT)
 
@@ -75,6 +75,16 @@ def derive_key(*names: object) -> int:
     """Returns the 64-bit key of a purpose: a BLAKE2b hash of the names, the same on every machine and Python."""
     text = "\x1f".join(str(name) for name in names)
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest(), "little")
+
+
+def _ceil_sqrt(values: UInts) -> UInts:
+    """Returns the smallest integers whose squares are not below `values` (1 to 2^62), exactly."""
+    # A float square root is off by one at most below 2^63.
+    root = np.sqrt(values.astype(np.float64)).astype(np.uint64)
+    root += root * root < values
+    lower = root - np.uint64(1)
+    result: UInts = np.where(lower * lower >= values, lower, root)
+    return result
 
 
 def _below(values: UInts, limit: UInts | np.uint64) -> UInts:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forebay.errors import PlanError
-from forebay.train.plan.bucket import Array, Tail
+from forebay.train.plan.interface import Array, Tail
 
 
 @dataclass(frozen=True, slots=True)

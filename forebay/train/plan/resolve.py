@@ -8,9 +8,12 @@ from pathlib import Path
 
 from forebay.config import PlanConfig
 from forebay.errors import CacheCorruptError, CacheNotFoundError
-from forebay.train.plan.bucket import Array, BucketPlan, bucket_plan
+from forebay.train.plan.bucket import BucketPlan
 from forebay.train.plan.disk import load_plan, plan_folder, save_plan
+from forebay.train.plan.interface import Array
+from forebay.train.plan.make import Samples, make_plan
 from forebay.train.plan.packing_stats import statistics
+from forebay.train.plan.window import WindowPlan
 
 logger = logging.getLogger(__name__)
 
@@ -25,11 +28,13 @@ def resolve_plan(
     split: str,
     cache_key: str,
     settings: PlanConfig,
-) -> tuple[BucketPlan, Path | None]:
+    tokens: Callable[[], Array] | None = None,
+    shards: Callable[[], Array] | None = None,
+) -> tuple[BucketPlan | WindowPlan, Path | None]:
     """Returns the plan of a sealed cache and its folder: opened where it is under `root`, else built and saved.
 
-    durations: int64 [num_samples], in audio samples. frames: gives the integers [num_samples] of feature frames; called
-    only when statistics have to be made.
+    durations: integers [num_samples], in audio samples. The others give integers [num_samples] and are called only when a
+    plan has to be made: frames, of features; tokens, of labels; shards, the number of each sample's shard.
     Where the root cannot be written the plan stays in memory, the folder is None and one log line says why. A damaged
     plan is made again: unlike a cache it costs seconds. Raises CacheMismatchError for a plan of another cache or of a newer
     format under the same name, PlanError where no plan can be made.
@@ -41,8 +46,9 @@ def resolve_plan(
         logger.info("no plan in %s yet: making it", folder)
     except CacheCorruptError as err:
         logger.warning("making the plan again: %s", err)
-    plan = bucket_plan(durations, sample_rate_hz=sample_rate_hz, settings=settings)
-    found = statistics(plan, durations, frames=frames())
+    samples = Samples(durations=durations, sample_rate_hz=sample_rate_hz, tokens=tokens, shards=shards)
+    plan = make_plan(samples, settings)
+    found = statistics(plan, durations, frames=frames(), shards=shards() if shards is not None else None)
     try:
         save_plan(plan, folder, cache_key=cache_key, settings=settings, statistics=found)
     except OSError as err:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from forebay.config import PlanConfig
 from forebay.errors import PlanError
 from forebay.train.plan import Order, bucket_plan, mixed_steps, next_position, num_steps, turn
-from forebay.train.plan.bucket import Tail
+from forebay.train.plan.interface import Tail
 from tests.strategies import durations, plan_settings
 from tests.train.plan.test_bucket import RATE, made
 

@@ -1,0 +1,71 @@
+"""Lightning's Trainer on forebay's loader: it is an iterable with a length and a state, which is all that Lightning wants.
+
+python examples/lightning_trainer.py configs/demo_speech.toml [section.field=value ...]
+
+Needs lightning. Lightning keeps the loader's state in its checkpoints, so a run stopped within an epoch goes on at the next
+batch. On several ranks give `make_loader` the rank, pass `use_distributed_sampler=False`, and set plan.tail = "drop":
+Lightning does not know of fillers with weight 0.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import lightning
+import torch
+
+import forebay
+from forebay.config import Config
+from forebay.train.models import load_model
+
+
+class SpeechModel(lightning.LightningModule):
+    """The config's model; a batch has its argument names."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.model = load_model(Path(str(config.train.model)), seed=config.train.seed)
+        self.learning_rate = config.train.learning_rate
+
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        """Returns the loss of a batch."""
+        loss: torch.Tensor = self.model(**batch).loss
+        print(f"step {self.global_step + 1}: batch {batch_idx}, loss {loss.item():.3f}")
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Returns AdamW at a constant rate."""
+        return torch.optim.AdamW(self.parameters(), lr=self.learning_rate)
+
+
+def trainer(config: Config, *, max_steps: int) -> lightning.Trainer:
+    """Returns a Trainer that says little."""
+    return lightning.Trainer(
+        max_steps=max_steps,
+        default_root_dir=config.train.output_dir,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+
+def main(config_path: str, overrides: list[str]) -> None:
+    """Trains `train.max_steps` steps, saves, and goes on for as many with a new Trainer and a new loader."""
+    config = forebay.load_config(config_path, overrides=overrides)
+    forebay.preprocess.build(config)
+    first = trainer(config, max_steps=config.train.max_steps)
+    first.fit(SpeechModel(config), forebay.train.make_loader(config))
+    checkpoint = Path(config.train.output_dir) / "lightning.ckpt"
+    first.save_checkpoint(checkpoint)
+
+    loader = forebay.train.make_loader(config)
+    second = trainer(config, max_steps=2 * config.train.max_steps)
+    second.fit(SpeechModel(config), loader, ckpt_path=str(checkpoint))
+    print(f"{second.global_step} steps; the next batch is micro-batch {loader.state_dict()['position']}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,138 @@
+"""From `[[train.mixture]]` or `train.mixture_column` to a plan: which sources, by which weights."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from forebay.config import Config, TrainConfig
+from forebay.errors import ConfigError
+from forebay.store.canonical import digest
+from forebay.train.plan import BucketPlan
+from forebay.train.plan.interface import Plan
+from forebay.train.plan.mixture import MixturePlan, mixture_plan
+from forebay.train.plan.mixture_order import MIXTURE_VERSION
+from forebay.train.plan.mixture_weights import PERIOD, tempered
+from forebay.train.source import SampleSource
+from forebay.train.union import SourceUnion
+from forebay.train.usage import Categorised
+
+logger = logging.getLogger(__name__)
+
+Array = np.ndarray[Any, Any]
+
+_UNKNOWN = "unknown"
+"""An empty value of a column."""
+_MAX_LOGGED = 20
+
+
+def is_mixture(settings: TrainConfig) -> bool:
+    """Returns whether a config mixes sources by weights."""
+    return bool(settings.mixture) or settings.mixture_column is not None
+
+
+def mix(config: Config, source: SampleSource, plan: Plan, *, plan_key: str) -> tuple[MixturePlan, str]:
+    """Returns the mixture that a config asks for over the buckets of a plan, and its key; says the quantised weights.
+
+    source: what is read, with the caches of `[[train.mixture]]` a `SourceUnion`. plan: of all its samples. The key is the
+    plan's with names, quantised weights and rules on top: a state does not go on with other weights.
+    Raises ConfigError for a column that the source lacks, weights of other values than the column has, or a plan without
+    buckets; PlanError where weights and samples give no mixture.
+    """
+    settings = config.train
+    if not isinstance(plan, BucketPlan) or getattr(plan, "locality_shards", None) is not None:
+        raise ConfigError(
+            f'{config.path}: a mixture needs a plan of buckets over all shards; set plan.kind = "bucket" (one edge for '
+            'batches of any lengths) and plan.locality = "global"'
+        )
+    names, source_of = _sources(config, source)
+    weights = _weights(config, source, names, source_of)
+    mixture = mixture_plan(
+        plan,
+        source_of,
+        names=names,
+        weights=weights,
+        batches=settings.mixture_batches,
+        exhausted=settings.mixture_exhausted,
+    )
+    _say(mixture)
+    return mixture, _key(plan_key, settings, mixture)
+
+
+def _sources(config: Config, source: SampleSource) -> tuple[list[str], Array]:
+    """Returns the names of the sources that are mixed, and which one each sample is of."""
+    if isinstance(source, SourceUnion):
+        return source.names, source.source_of
+    column = str(config.train.mixture_column)
+    found = source.categories(column) if isinstance(source, Categorised) else None
+    if found is None:
+        raise ConfigError(
+            f'{config.path}: train.mixture_column is "{column}", and cache {source.key[:16]} has no such text column; '
+            'take "language" or "source"'
+        )
+    names = [name or (_UNKNOWN if _UNKNOWN not in found[0] else "") for name in found[0]]
+    if len(names) > PERIOD:
+        raise ConfigError(f'{config.path}: column "{column}" has {len(names)} values, a mixture at most {PERIOD}')
+    return names, found[1]
+
+
+def _weights(config: Config, source: SampleSource, names: Sequence[str], source_of: Array) -> list[float]:
+    settings = config.train
+    given = [entry.weight for entry in settings.mixture if entry.weight is not None]
+    if given:
+        return given
+    if settings.mixture_weights is not None:
+        return _named_weights(config, settings.mixture_weights, names)
+    samples = np.bincount(source_of, weights=source.lengths["num_samples"], minlength=len(names))
+    hours = samples / (3600 * int(source.constants["sample_rate_hz"]))
+    return tempered(hours.tolist(), settings.mixture_temperature)
+
+
+def _named_weights(config: Config, weights: Mapping[str, float], names: Sequence[str]) -> list[float]:
+    column = config.train.mixture_column
+    unknown = [name for name in weights if name not in names]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], names, n=1)
+        raise ConfigError(
+            f'{config.path}: train.mixture_weights.{unknown[0]}: no sample has {column} "{unknown[0]}"'
+            + (f'; did you mean "{near[0]}"?' if near else f"; there are {', '.join(names[:_MAX_LOGGED])}")
+        )
+    missing = [name for name in names if name not in weights]
+    if missing:
+        raise ConfigError(
+            f"{config.path}: train.mixture_weights has no weight for {column} {', '.join(missing[:_MAX_LOGGED])}; "
+            "give one, 0 to leave it out"
+        )
+    return [weights[name] for name in names]
+
+
+def _say(mixture: MixturePlan) -> None:
+    rows = sorted(zip(mixture.weights.tolist(), mixture.names, strict=True), reverse=True)
+    shown = ", ".join(f"{name} {weight / PERIOD:.6f}" for weight, name in rows[:_MAX_LOGGED])
+    more = f" and {len(rows) - _MAX_LOGGED} more" if len(rows) > _MAX_LOGGED else ""
+    logger.info("mixture of %d sources: %s%s; %d batches an epoch", len(rows), shown, more, mixture.num_batches)
+    for number in np.flatnonzero((mixture.weights == 0) & (mixture.sizes.sum(1) > 0)).tolist():
+        logger.warning(
+            "%s has weight 0 of %d: none of its %d samples will be seen",
+            mixture.names[number],
+            PERIOD,
+            mixture.sizes[number].sum(),
+        )
+
+
+def _key(plan_key: str, settings: TrainConfig, mixture: MixturePlan) -> str:
+    return digest(
+        {
+            "plan_key": plan_key,
+            "mixture_version": MIXTURE_VERSION,
+            "column": settings.mixture_column,
+            "names": list(mixture.names) if settings.mixture_column else None,
+            "weights": mixture.weights.tolist(),
+            "batches": mixture.batches,
+            "exhausted": mixture.exhausted,
+        }
+    )

@@ -1,0 +1,122 @@
+"""How many samples of each bucket form a micro-batch: a budget, a count, or a table that was calibrated."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from forebay.config import PlanConfig
+from forebay.errors import ConfigError, PlanError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limit:
+    """What the size of one bucket's batches is limited by.
+
+    samples: that it holds. length: in audio samples, its upper edge; of the last, open-ended bucket the longest sample.
+    tokens: the most tokens that a sample of it has; None where they are not known.
+    """
+
+    samples: int
+    length: int
+    tokens: int | None = None
+
+
+def batch_sizes(settings: PlanConfig, limits: Sequence[Limit], *, sample_rate_hz: int) -> list[int]:
+    """Returns the samples a micro-batch of each bucket.
+
+    Under a budget floor(budget / longest), at least 1, so that only a sample that is itself over the budget exceeds it;
+    under two budgets the smaller size. Many narrow buckets would have many incomplete batches: with `k` a bucket's size is
+    lowered to the least that gives as many batches, so that its last one is nearly full too. Raises PlanError where a table is not one of these buckets, or tokens are missing.
+    """
+    if settings.calibration is not None:
+        return [entry["batch_size"] for entry in calibrated(settings.calibration, num_buckets=len(limits))]
+    if isinstance(settings.batch_size, tuple):
+        if len(settings.batch_size) != len(limits):
+            raise PlanError(
+                f"plan.batch_size has {len(settings.batch_size)} entries, these lengths have {len(limits)} buckets; "
+                "lower plan.k, or give one number"
+            )
+        return list(settings.batch_size)
+    if settings.batch_size is not None:
+        return [settings.batch_size] * len(limits)
+    sizes = [max(1, _affordable(settings, limit, sample_rate_hz)) for limit in limits]
+    if settings.k is None:
+        return sizes
+    return [_even(limit.samples, size) for limit, size in zip(limits, sizes, strict=True)]
+
+
+def grad_accs(settings: PlanConfig, *, num_buckets: int) -> tuple[int, ...] | None:
+    """Returns the micro-batches an optimizer step of each bucket, where a calibration file says so, else None."""
+    if settings.calibration is None:
+        return None
+    return tuple(entry["grad_acc"] for entry in calibrated(settings.calibration, num_buckets=num_buckets))
+
+
+def calibrated(path: str, *, num_buckets: int) -> list[dict[str, int]]:
+    """Returns `batch_size` and `grad_acc` of buckets 0, 1, ... of a calibration file.
+
+    Raises PlanError, naming the file and both numbers of buckets, where it is not one of so many buckets.
+    """
+    table = read_calibration(path)
+    wanted = [str(bucket) for bucket in range(num_buckets)]
+    if set(table) != set(wanted):
+        different = sorted(set(table) ^ set(wanted), key=lambda name: (len(name), name))
+        raise PlanError(
+            f"plan.calibration {path} has {len(table)} buckets, the plan has {num_buckets} (0 to {num_buckets - 1}); they "
+            f"differ in {', '.join(different[:8])}: calibrate these buckets"
+        )
+    return [table[name] for name in wanted]
+
+
+def read_calibration(path: str) -> dict[str, dict[str, int]]:
+    """Returns the content of a calibration file, `{bucket: {"batch_size", "grad_acc"}}`; `grad_acc` is 1 where left out.
+
+    Other fields of a bucket (what was measured) are not read. Raises ConfigError naming file, bucket and value.
+    """
+    try:
+        document = json.loads(Path(path).read_bytes())
+    except OSError as err:
+        raise ConfigError(f"plan.calibration: cannot read {path}: {err.strerror}") from err
+    except (ValueError, RecursionError) as err:
+        raise ConfigError(f"plan.calibration: {path} is not JSON: {err}") from err
+    if not isinstance(document, dict):
+        raise ConfigError(f"plan.calibration: {path} holds a {type(document).__name__}, {_WANTED}")
+    return {bucket: _entry(path, bucket, entry) for bucket, entry in document.items()}
+
+
+_WANTED = 'wanted {"0": {"batch_size": 40, "grad_acc": 1}, "1": ...}, one entry a bucket'
+
+
+def _entry(path: str, bucket: str, entry: Any) -> dict[str, int]:
+    if not isinstance(entry, dict):
+        raise ConfigError(f"plan.calibration: {path}: bucket {bucket} is {entry!r}, {_WANTED}")
+    values = {"batch_size": entry.get("batch_size"), "grad_acc": entry.get("grad_acc", 1)}
+    for name, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"plan.calibration: {path}: bucket {bucket}: {name} is {value!r}, wanted 1 or more")
+    return values
+
+
+def _even(samples: int, size: int) -> int:
+    """Returns the least size with which the samples make no more batches."""
+    batches = max(-(-samples // size), 1)
+    return max(-(-samples // batches), 1)
+
+
+def _affordable(settings: PlanConfig, limit: Limit, sample_rate_hz: int) -> int:
+    sizes = []
+    if settings.batch_seconds is not None:
+        sizes.append(math.floor(Fraction(repr(settings.batch_seconds)) * sample_rate_hz / max(limit.length, 1)))
+    if settings.batch_tokens is not None:
+        if limit.tokens is None:
+            raise PlanError(
+                "plan.batch_tokens needs a cache with tokens: add a [text] section, or use plan.batch_seconds"
+            )
+        sizes.append(settings.batch_tokens // max(limit.tokens, 1))
+    return min(sizes)

@@ -1,0 +1,47 @@
+"""Settings to a plan, whatever its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from forebay.config import PlanConfig
+from forebay.train.plan.bucket import BucketPlan, bucket_plan
+from forebay.train.plan.interface import Array
+from forebay.train.plan.window import WindowPlan, window_plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Samples:
+    """What plans are made of, in sample order.
+
+    durations: integers [num_samples], in audio samples at sample_rate_hz. The others are called only where they are
+    needed; they give integers [num_samples]: tokens (of labels), shards (the number of the shard that holds the sample).
+    None: not known.
+    """
+
+    durations: Array
+    sample_rate_hz: int
+    tokens: Callable[[], Array] | None = None
+    shards: Callable[[], Array] | None = None
+
+
+def make_plan(samples: Samples, settings: PlanConfig) -> BucketPlan | WindowPlan:
+    """Returns the plan of some samples. Raises PlanError where none can be made."""
+    if settings.kind == "window":
+        return window_plan(samples.durations, sample_rate_hz=samples.sample_rate_hz, settings=settings)
+    return bucket_plan(
+        samples.durations,
+        sample_rate_hz=samples.sample_rate_hz,
+        settings=settings,
+        tokens=_tokens(samples) if settings.batch_tokens is not None else None,
+        shards=samples.shards() if samples.shards is not None and settings.locality_shards is not None else None,
+    )
+
+
+def _tokens(samples: Samples) -> Array | None:
+    """Returns the tokens of the samples; None where they have no text, and no batch could be sized by it."""
+    tokens = np.asarray(samples.tokens()) if samples.tokens is not None else None
+    return tokens if tokens is not None and tokens.any() else None
