@@ -191,7 +191,7 @@ class TrainConfig:
     """Batches filled ahead."""
     pin_memory: bool | None = None
     """None: pinned where CUDA is present."""
-    max_open_shards: int = 512
+    max_open_shards: int = 256
 
     def __post_init__(self) -> None:
         for name in ("max_steps", "grad_acc", "log_every", "prefetch", "max_open_shards"):
