@@ -26,9 +26,9 @@ class Planned:
         """Returns one line for a terminal."""
         line = f"plan: {self.plan.num_batches} batches in {len(self.plan.batch_sizes)} buckets"
         if self.folder is None:
-            return f"{line}, not kept"
+            return f"{line}, not kept (the cache root cannot be written)"
         padding = json.loads((self.folder / "packing_stats.json").read_bytes())["padding"]
-        return f"{line}, {100 * padding:.1f} % padding: {self.folder}"
+        return f"{line}, {100 * padding:.1f} % padding"
 
 
 def plan_of(config: Config, source: SampleSource, *, keep: bool = True) -> Planned:
