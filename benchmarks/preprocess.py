@@ -3,7 +3,7 @@
 From tars of FLAC to shards of float16 log-mels and tokens, hashed and fsynced, in warm worker processes of one thread each.
 The plain way is tarfile, soundfile and transformers' WhisperFeatureExtractor on random batches of 32, padded to 30 s as it
 does by default; `per clip` is the same without batches and padding. Their output is dropped, not stored, and they make no
-tokens. Bare: our read, soundfile and our feature engine on the same blocks in a loop, nothing checked, nothing kept.
+tokens. Bare: pread, soundfile and our feature engine on the same blocks in a loop, nothing checked, hashed or kept.
 Every round takes another share of the corpus and all contestants in turn; seconds are medians of rounds, ratios medians of
 the ratios within a round. Shards are compared with the extractor's output before anything counts.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -57,23 +58,38 @@ def ours(tasks: Sequence[ShardTask]) -> Cost:
 
 def bare(tasks: Sequence[ShardTask]) -> Cost:
     """Returns what the libraries alone cost on the media of these shards."""
+    return timed(lambda: [None for task in tasks if task.group == "media" for _ in frames(task)])
+
+
+def bare_stored(tasks: Sequence[ShardTask]) -> Cost:
+    """Returns the same with each shard's frames written to one file and fsynced: no hash, no table, no text, no rename."""
+
+    def work(path: Path) -> None:
+        for task in tasks:
+            if task.group == "media":
+                with open(path, "wb", buffering=0) as file:
+                    file.write(np.concatenate(list(frames(task))).data)
+                    os.fsync(file.fileno())
+
+    with tempfile.TemporaryDirectory(dir=BENCH_DATA) as folder:
+        return timed(lambda: work(Path(folder) / "frames"))
+
+
+def frames(task: ShardTask) -> Iterator[Any]:
+    """Yields the features of a shard's clips, from soundfile and the feature engine in blocks."""
     import soundfile
 
     from forebay.preprocess.features import compute
 
-    def work() -> None:
-        for task in tasks:
-            with open(task.files[0].path, "rb") as file:
-                block: list[Any] = []
-                for offset, size in zip(*(task.rows[name].to_pylist() for name in ("offset", "size")), strict=True):
-                    data = os.pread(file.fileno(), size, offset)
-                    block.append(soundfile.read(io.BytesIO(data), dtype="float32")[0])
-                    if sum(map(len, block)) >= BLOCK_SAMPLES:
-                        compute(task.recipe.features, block)
-                        block = []
-                compute(task.recipe.features, block)
-
-    return timed(work)
+    places = zip(task.rows["offset"].to_pylist(), task.rows["size"].to_pylist(), strict=True)
+    with open(task.files[0].path, "rb") as file:
+        block: list[Any] = []
+        for offset, size in places:
+            block.append(soundfile.read(io.BytesIO(os.pread(file.fileno(), size, offset)), dtype="float32")[0])
+            if sum(map(len, block)) >= BLOCK_SAMPLES:
+                yield from (fields["input_features"] for fields in compute(task.recipe.features, block))
+                block = []
+        yield from (fields["input_features"] for fields in compute(task.recipe.features, block))
 
 
 def plain(clips: Sequence[Clip]) -> Cost:
@@ -175,12 +191,12 @@ def efficiency(pool: Pool, parts: Sequence[Share]) -> list[dict[str, Any]]:
     """Returns CPU seconds an hour of audio of every contestant in one process, and how many times ours that is."""
     costs: dict[str, list[float]] = {}
     for share in parts:
-        media = [task for task in share.tasks if task.group == "media"]
         contestants: list[tuple[str, Callable[[Any], Cost], Any, float]] = [
             ("forebay, shards of media and text", ours, share.tasks, share.tasks_s),
             ("plain: batches of 32 padded to 30 s", plain, share.clips, share.clips_s),
             ("plain, per clip, no padding", per_clip, share.clips, share.clips_s),
-            ("bare: read, decode, features", bare, media, share.tasks_s),
+            ("bare: read, decode, features", bare, share.tasks, share.tasks_s),
+            ("bare, frames written and fsynced", bare_stored, share.tasks, share.tasks_s),
         ]
         for name, contestant, items, audio_s in contestants:
             cost = pool.map(contestant, [items])[0]
@@ -197,26 +213,36 @@ def efficiency(pool: Pool, parts: Sequence[Share]) -> list[dict[str, Any]]:
     ]
 
 
-def two_processes(tasks: Sequence[ShardTask], *, rounds: int) -> dict[str, Any]:
-    """Returns the throughput of two workers making all shards over that of two bare loops over half of them each."""
-    media = [task for task in tasks if task.group == "media"]
-    halves = [media[::2], media[1::2]]
-    walls: dict[str, list[float]] = {"forebay": [], "bare": []}
-    with Pool(2) as pool:
-        pool.map(ours, [tasks[:2]] * 2)
-        pool.map(bare, [media[:1]] * 2)
-        for _ in range(rounds):
-            walls["bare"].append(timed(lambda: pool.map(bare, halves)).wall_s)
-            with tempfile.TemporaryDirectory(dir=BENCH_DATA) as folder:
-                here = [replace(task, folder=Path(folder)) for task in tasks]
-                start = time.perf_counter()
-                list(pool.run(make_shard, here))
-                walls["forebay"].append(time.perf_counter() - start)
-    return {
-        "forebay_wall_s": median(walls["forebay"]),
-        "bare_wall_s": median(walls["bare"]),
-        "share_of_bare": ratio(walls["bare"], walls["forebay"]),
-    }
+def two_processes(tasks: Sequence[ShardTask], *, rounds: int) -> list[dict[str, Any]]:
+    """Returns the wall time in which two workers make all shards, beside loops in two processes over half of them each."""
+    halves = [[task for index, task in enumerate(tasks) if index // 2 % 2 == half] for half in (0, 1)]
+    walls: dict[str, list[float]] = {}
+    with Pool(2) as pool, tempfile.TemporaryDirectory(dir=BENCH_DATA) as folder:
+
+        def build() -> float:
+            here = [replace(task, folder=Path(folder) / "shards") for task in tasks]
+            return timed(lambda: list(pool.run(make_shard, here))).wall_s
+
+        def loops(work: Callable[[Sequence[ShardTask]], Cost]) -> float:
+            return max(cost.wall_s for cost in pool.map(work, halves))
+
+        contestants: list[tuple[str, Callable[[], float]]] = [
+            ("forebay, two workers", build),
+            ("two loops over make_shard", lambda: loops(ours)),
+            ("bare: two loops of read, decode, features", lambda: loops(bare)),
+            ("bare, frames written and fsynced", lambda: loops(bare_stored)),
+        ]
+        for round_ in range(rounds + 1):
+            for name, work in contestants:
+                wall_s = work()
+                shutil.rmtree(Path(folder) / "shards", ignore_errors=True)
+                if round_:  # the first one loads the libraries
+                    walls.setdefault(name, []).append(wall_s)
+    first = next(iter(walls.values()))
+    return [
+        {"two processes": name, "wall_s": median(found), "forebay_throughput_of_it": ratio(found, first)}
+        for name, found in walls.items()
+    ]
 
 
 def command(data: Corpus) -> list[dict[str, Any]]:

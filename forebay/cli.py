@@ -153,7 +153,7 @@ def _preprocess(options: argparse.Namespace) -> int:
         return _print_json(report.to_json())
     if options.dry_run:
         print(
-            f"would make {report.cache}: {report.num_samples} samples, about {_size(report.estimated_bytes or 0)}; "
+            f"would make {_shown(report.cache)}: {report.num_samples} samples, about {_size(report.estimated_bytes or 0)}; "
             f"shards: {report.shards_written} to make, {report.shards_linked} to link, {report.shards_kept} finished"
         )
         return DONE
@@ -168,7 +168,7 @@ def _preprocess(options: argparse.Namespace) -> int:
 
 def _print_build(report: Any, plan: str | None) -> None:
     state = "already sealed" if report.already_sealed else "sealed"
-    print(f"{state}: {report.cache} ({report.num_samples} samples, {report.seconds:.1f} s)")
+    print(f"{state}: {_shown(report.cache)} ({report.num_samples} samples, {report.seconds:.1f} s)")
     if not report.already_sealed:
         print(f"shards: {report.shards_written} made, {report.shards_linked} linked, {report.shards_kept} kept")
     for kind in ("excluded", "failed"):
@@ -183,7 +183,8 @@ def _build_plan(config: Config, folder: Path) -> str:
     from forebay.store.cache import open_cache
     from forebay.train.planned import plan_of
 
-    return plan_of(config, open_cache(folder)).summary()
+    planned = plan_of(config, open_cache(folder))
+    return planned.summary() + (f": {_shown(planned.folder)}" if planned.folder else "")
 
 
 def _add_inspect(commands: Any) -> None:
@@ -288,7 +289,7 @@ def _train(options: argparse.Namespace) -> int:
     print(
         f"{report.steps} steps, loss {report.loss_first:.3f} -> {report.loss_last:.3f}, {report.samples_per_s:.1f} samples/s, "
         f"{100 * report.data_wait_share:.1f} % waiting for data, {100 * report.padding:.1f} % padding, read from {report.source}; "
-        f"checkpoint {report.checkpoint}"
+        f"checkpoint {_shown(report.checkpoint or 'none')}"
     )
     return DONE
 
@@ -372,6 +373,12 @@ def _index(options: argparse.Namespace) -> int:
         for path, reason in report.failed:
             print(f"  {path}: {reason}", file=sys.stderr)
     return FAILED if report.failed else DONE
+
+
+def _shown(path: str | Path) -> str:
+    """A path as a person would write it from here."""
+    here = os.getcwd()
+    return os.path.relpath(path, here) if str(path).startswith(here + os.sep) else str(path)
 
 
 def _size(size_bytes: float) -> str:

@@ -251,7 +251,7 @@ class TrainConfig:
     """Batches filled ahead."""
     pin_memory: bool | None = None
     """None: pinned where CUDA is present."""
-    max_open_shards: int = 512
+    max_open_shards: int = 256
     mixture: tuple[MixtureSource, ...] = ()
     """Several caches by weight, instead of the config's own."""
     mixture_column: str | None = None

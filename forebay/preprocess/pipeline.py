@@ -19,7 +19,7 @@ from forebay.preprocess.cut import Cut, name_cuts
 from forebay.preprocess.estimate import estimate_bytes
 from forebay.preprocess.listing import Listing, resolve
 from forebay.preprocess.pool import Pool, WorkerDied
-from forebay.preprocess.probe import probe
+from forebay.preprocess.probe import media_probe, text_probe
 from forebay.preprocess.progress import Progress
 from forebay.preprocess.receipt import Failure, Receipt
 from forebay.preprocess.samples import constants, text_encoder
@@ -118,8 +118,11 @@ class _Build:
         self.pool = pool
         self.memo = memo
         self.tokenizer = config.text.tokenizer if config.text else None
-        # In a worker, so that it is made under the same pinned threads as the shards.
-        self.probe, self.constants = pool.map(_measure, [config])[0]
+        # In workers, so that they are made under the same pinned threads as the shards; in two, because one needs torch
+        # and the other transformers, and those take longer to load than a small build.
+        measured = dict(zip(GROUPS, pool.map(_measure, [(config, group) for group in GROUPS]), strict=True))
+        self.probe = {group: digest for group, (digest, _) in measured.items()}
+        self.constants = measured["text"][1]
         self.cuts = list(
             name_cuts(
                 self.recipe,
@@ -204,7 +207,7 @@ class _Build:
         rows = sum(cut.stop - cut.start for cut, group in missing if group == "media")
         with Progress(total=rows, shown=self.options.progress) as progress:
             try:
-                for task, (receipt, made) in self.pool.run(make_shard, map(self._task, missing)):
+                for task, (receipt, made) in self.pool.run(make_shard, map(self._task, _in_order(missing))):
                     self.workspace.receipts[task.key] = receipt
                     self.counts["written" if made else "kept"] += 1
                     progress.shard_done(task, receipt)
@@ -292,10 +295,24 @@ class _Build:
         )
 
 
-def _measure(config: Config) -> tuple[Mapping[Group, str], Mapping[str, Any]]:
+def _measure(part: tuple[Config, Group]) -> tuple[str, Mapping[str, Any]]:
+    """Returns a group's probe, and with that of the text the constants."""
+    config, group = part
     recipe = recipe_of(config)
-    tokenizer = config.text.tokenizer if config.text else None
-    return probe(recipe, tokenizer), constants(config, recipe, text_encoder(recipe, tokenizer))
+    if group == "media":
+        return media_probe(recipe), {}
+    encoder = text_encoder(recipe, config.text.tokenizer if config.text else None)
+    return text_probe(encoder), constants(config, recipe, encoder)
+
+
+def _in_order(units: Sequence[Unit]) -> list[Unit]:
+    """Returns one media shard, then the text shards, then the rest of the media.
+
+    Text is quick, and its mistakes should show early. The first worker measured the media steps and has no tokenizer
+    loaded, which takes longer than a small build.
+    """
+    media = [unit for unit in units if unit[1] == "media"]
+    return [*media[:1], *(unit for unit in units if unit[1] == "text"), *media[1:]]
 
 
 def _usable(standing: Sealed, options: Options) -> bool:

@@ -17,6 +17,7 @@ import xxhash
 
 from forebay.config.recipe import Recipe
 from forebay.preprocess.samples import media_samples, text_encoder, text_samples
+from forebay.preprocess.text import TextEncoder
 from forebay.store.layout import Group
 
 _TEXTS = (
@@ -31,19 +32,27 @@ _TEXTS = (
 
 def probe(recipe: Recipe, tokenizer: str | None) -> dict[Group, str]:
     """Returns the xxh3-128 of the outputs of each group's steps on the built-in inputs."""
+    return {"media": media_probe(recipe), "text": text_probe(text_encoder(recipe, tokenizer))}
+
+
+def media_probe(recipe: Recipe) -> str:
+    """Returns the xxh3-128 of what the media steps make of three clips at three rates."""
     clips = [_wav(8_000, 3_000, seed=1), _wav(16_000, 9_000, seed=2), _wav(44_100, 30_000, seed=3)]
-    ids = [f"probe-{i}" for i in range(max(len(clips), len(_TEXTS)))]
-    media_rows = _rows(sample_id=ids[: len(clips)], file=[0, 1, 2], offset=[0] * 3, size=[-1] * 3)
-    media = media_samples(recipe, media_rows, lambda file, _offset, _size: clips[file])
-    text_rows = _rows(
-        sample_id=ids[: len(_TEXTS)],
+    ids = [f"probe-{i}" for i in range(len(clips))]
+    rows = _rows(sample_id=ids, file=[0, 1, 2], offset=[0] * 3, size=[-1] * 3)
+    return _digest(media_samples(recipe, rows, lambda file, _offset, _size: clips[file]))
+
+
+def text_probe(encoder: TextEncoder | None) -> str:
+    """Returns the xxh3-128 of what the text steps make of texts in six scripts."""
+    rows = _rows(
+        sample_id=[f"probe-{i}" for i in range(len(_TEXTS))],
         file=[0] * len(_TEXTS),
         text=[text for text, _ in _TEXTS],
         language=[language for _, language in _TEXTS],
         prompt=pa.nulls(len(_TEXTS), pa.string()),
     )
-    text = text_samples(text_rows, ["probe"], text_encoder(recipe, tokenizer))
-    return {"media": _digest(media), "text": _digest(text)}
+    return _digest(text_samples(rows, ["probe"], encoder))
 
 
 def _rows(**columns: Any) -> pa.Table:

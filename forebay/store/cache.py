@@ -31,7 +31,7 @@ ROW_BITS = 32
 """A slot is `shard << ROW_BITS | row`."""
 
 
-def open_cache(path: str | os.PathLike[str], *, verify: Verify = "touch", max_open_shards: int = 512) -> Cache:
+def open_cache(path: str | os.PathLike[str], *, verify: Verify = "touch", max_open_shards: int = 256) -> Cache:
     """Returns the cache of a sealed folder.
 
     verify: `touch` checks the xxh3-64 of a sample at its first read in this process; `never` trusts the disk.

@@ -30,9 +30,9 @@ class Planned:
         shapes = f"{len(plan.batch_sizes)} buckets" if isinstance(plan, BucketPlan) else f"{plan.num_windows} windows"
         line = f"plan: {plan.num_batches} batches in {shapes}"
         if self.folder is None:
-            return f"{line}, not kept"
+            return f"{line}, not kept (the cache root cannot be written)"
         padding = json.loads((self.folder / "packing_stats.json").read_bytes())["padding"]
-        return f"{line}, {100 * padding:.1f} % padding: {self.folder}"
+        return f"{line}, {100 * padding:.1f} % padding"
 
 
 def plan_of(config: Config, source: SampleSource, *, keep: bool = True) -> Planned:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 import tracemalloc
 from typing import Any
 
@@ -239,3 +240,16 @@ def test_damage_in_flac_audio_is_never_heard(position: int, flip: int) -> None:
         assert err.reason in {"corrupt_audio", "header_mismatch", "unknown_format"}  # noqa: PT017
         return
     np.testing.assert_array_equal(waveform, decode(FLAC))
+
+
+def test_beside_another_thread_the_same_bytes_give_the_same_waveform() -> None:
+    alone = decode(FLAC)
+    stop = threading.Event()
+    other = threading.Thread(target=stop.wait)
+    other.start()
+    try:
+        beside = decode(FLAC)
+    finally:
+        stop.set()
+        other.join()
+    np.testing.assert_array_equal(alone, beside)
