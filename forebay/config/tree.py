@@ -173,14 +173,14 @@ class PlanConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}, wanted 1 or more")
         if self.k is not None and self.edges_s != CLASSIC_EDGES_S:
             raise ValueError(f"give one of edges_s and k, not {list(self.edges_s)} and {self.k}")
+        if self.kind == "window":
+            self._check_window()
         buckets = len(self.edges_s) if self.k is None else self.k
         if isinstance(self.batch_size, tuple) and len(self.batch_size) != buckets:
             raise ValueError(f"batch_size has {len(self.batch_size)} entries for {buckets} buckets")
         count = self.locality.removeprefix("shards:")
         if self.locality != "global" and not (self.locality == f"shards:{count}" and count.isdecimal() and int(count)):
             raise ValueError(f'locality is {self.locality!r}, wanted "global" or "shards:N", for example "shards:16"')
-        if self.kind == "window":
-            self._check_window()
 
     def _check_window(self) -> None:
         if isinstance(self.batch_size, tuple):

@@ -55,8 +55,8 @@ class LoaderState:
         stored = state.get("plan_key")
         if stored != plan_key:
             raise ResumeError(
-                f"loader state: plan_key is {_short(stored)}, the plan here has {_short(plan_key)}; the data or the [plan] "
-                "section changed since: resume with the earlier config, or start anew without the state"
+                f"loader state: plan_key is {_short(stored)}, the plan here has {_short(plan_key)}; the data, the [plan] "
+                "section or a mixture changed since: resume with the earlier config, or start anew without the state"
             )
         position = _integer(state, "position", low=0)
         if position > num_batches:

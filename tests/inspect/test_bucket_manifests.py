@@ -106,7 +106,7 @@ def test_writing_again_replaces_the_tables(tmp_path: Path, cache: Cache, config:
 
 
 def test_folders_that_cannot_be_written_are_refused(tmp_path: Path, cache: Cache, config: Config) -> None:
-    with pytest.raises(ConfigError, match="lies inside the cache .* which is sealed"):
+    with pytest.raises(ConfigError, match=r"lies inside the cache .* which is sealed"):
         write_bucket_manifests(cache, cache.folder / "buckets", halves(cache), config=config, seed=7)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="file is a file; name a folder"):

@@ -248,8 +248,8 @@ def test_a_column_that_cannot_be_mixed(corpus: Corpus, overrides: list[str], mes
         ("[[train.mixture]]\nweight = 1\n", r"train.mixture.0: give exactly one of cache and config"),
         ('[[train.mixture]]\ncache = "a"\nconfig = "b"\n', r"train.mixture.0: give exactly one of cache and config"),
         (
-            '[[train.mixture]]\ncache = "a"\nwieght = 1\n',
-            r"train.mixture.0.wieght: unknown field; did you mean .*weight",
+            '[[train.mixture]]\ncache = "a"\nweights = 1\n',
+            r"train.mixture.0.weights: unknown field; did you mean .*weight",
         ),
         ('[[train.mixture]]\ncache = "a"\nweight = -1\n', r"weight is -1.0, wanted 0 or more"),
         (

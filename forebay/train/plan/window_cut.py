@@ -26,8 +26,8 @@ class Lengths:
 def greedy_cut(length: Callable[[int], int], count: int, *, budget: int, limit: int) -> list[int]:
     """Returns the bounds of the fewest batches that keep to a budget, from 0 to `count`.
 
-    length: of places 0 to count - 1, never falling. A batch costs its longest sample times its samples, and has at least
-    one. Taken from the longest sample down, each as large as it can be: what is left is then the least for the others.
+    length: of places 0 to count - 1, never falling. A batch costs its longest sample (a length of 0 counts as
+    1) times its samples, and has at least one. Taken from the longest sample down, each as large as it can be: what is left is then the least for the others.
     Stops behind `limit` batches, with what is left in the first.
     """
     bounds = [count]

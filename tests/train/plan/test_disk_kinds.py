@@ -92,7 +92,7 @@ def large(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return saved(root, EVERY_KIND[0])[1]
 
 
-def test_damage_is_noticed_where_it_is_touched_and_repaired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_is_noticed_where_it_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = large(tmp_path, monkeypatch)
     path, good = folder / "members.npy", (folder / "members.npy").read_bytes()
     path.write_bytes(good[:-3] + bytes([good[-3] ^ 1]) + good[-2:])
