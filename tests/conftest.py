@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("forebay", deadline=None, derandomize=False)
 settings.load_profile("forebay")
+
+
+@pytest.fixture(autouse=True)
+def _levels_of_the_commands() -> Iterator[None]:
+    """The commands set levels of the process's loggers; a test must not see those of the test before it."""
+    yield
+    for name in ("forebay", "forebay.train"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
