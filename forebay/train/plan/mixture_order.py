@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forebay.errors import PlanError
-from forebay.train.plan.bucket import Array
+from forebay.train.plan.interface import Array, check_epoch
 from forebay.train.plan.permutation import Ints, Permutations, derive_key
 
 if TYPE_CHECKING:
@@ -32,8 +31,7 @@ class MixtureOrder:
 
     def __init__(self, plan: MixturePlan, *, seed: int, epoch: int) -> None:
         """Makes the order of epoch `epoch` (0 or more) under `seed` (any integer)."""
-        if epoch < 0:
-            raise PlanError(f"epoch is {epoch}, wanted 0 or more")
+        check_epoch(epoch)
         self.plan, self.seed, self.epoch = plan, seed, epoch
         goes_on = plan.exhausted == "repeat"
         self._first_group = epoch * (plan.num_batches // plan.lockstep) if goes_on else 0
