@@ -153,7 +153,7 @@ class PlanConfig:
     lockstep: int = 8
     """Micro-batches come in groups of this many from one bucket."""
     tail: Literal["short", "drop", "pad"] = "short"
-    """What the last, incomplete batch of a bucket becomes."""
+    """What the last, incomplete batch of a bucket, and the last step of an epoch on several ranks, become."""
     locality: str = "global"
     """`shards:N`: shuffled within a moving window of N shards, for cold or remote disks."""
 
