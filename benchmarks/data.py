@@ -21,7 +21,7 @@ import soundfile as sf
 
 from benchmarks.plan import SAMPLE_RATE_HZ, usual_durations
 from forebay.config import Config, load_config
-from forebay.preprocess.cut import cut_rows
+from forebay.preprocess.lines import line_of
 from forebay.preprocess.listing import Mapper, resolve
 from forebay.preprocess.shard_task import ShardTask
 from forebay.store.files import temporary_name
@@ -78,23 +78,23 @@ class Corpus:
 def shard_tasks(config: Config, mapper: Mapper) -> list[ShardTask]:
     """Returns the tasks of a build of a config, in its order, for folders to be named (`dataclasses.replace`)."""
     listing = resolve(config, Memo(config.cache_root), mapper)
-    assert config.text is not None
+    line = line_of(config, listing.recipe.recipe)
+    cuts = line.cuts(listing, probe=dict.fromkeys(GROUPS, ""), rows_per_shard=config.layout.rows_per_shard)
     tasks = []
-    for start, stop in cut_rows(listing.rows["group"].to_numpy(), rows_per_shard=config.layout.rows_per_shard):
-        files, rows = listing.part(start, stop)
-        tasks += [
-            ShardTask(
-                group=group,
-                key=f"{group}-{start:08d}",
-                folder=config.cache_root,
-                rows=rows,
-                files=files,
-                recipe=listing.recipe.recipe,
-                tokenizer=config.text.tokenizer,
-                max_open_tars=config.run.max_open_tars,
+    for cut in cuts:
+        for group in GROUPS:
+            files, rows = line.task_rows(listing, cut, group)
+            tasks.append(
+                ShardTask(
+                    group=group,
+                    key=f"{group}-{cut.start:08d}",
+                    folder=config.cache_root,
+                    rows=rows,
+                    files=files,
+                    line=line,
+                    max_open_tars=config.run.max_open_tars,
+                )
             )
-            for group in GROUPS
-        ]
     return tasks
 
 

@@ -87,9 +87,9 @@ def frames(task: ShardTask) -> Iterator[Any]:
         for offset, size in places:
             block.append(soundfile.read(io.BytesIO(os.pread(file.fileno(), size, offset)), dtype="float32")[0])
             if sum(map(len, block)) >= BLOCK_SAMPLES:
-                yield from (fields["input_features"] for fields in compute(task.recipe.features, block))
+                yield from (fields["input_features"] for fields in compute(task.line.recipe.features, block))
                 block = []
-        yield from (fields["input_features"] for fields in compute(task.recipe.features, block))
+        yield from (fields["input_features"] for fields in compute(task.line.recipe.features, block))
 
 
 def plain(clips: Sequence[Clip]) -> Cost:
@@ -146,7 +146,6 @@ def difference(task: ShardTask) -> float:
     """
     from transformers import WhisperFeatureExtractor
 
-    from forebay.preprocess.samples import sample_fields
     from forebay.store.shard import Shard, shard_fields
     from forebay.train.finish import whisper_input
 
@@ -156,7 +155,7 @@ def difference(task: ShardTask) -> float:
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as folder, opened(clips) as read:
         here = replace(task, folder=Path(folder))
         entry = make_shard(here)[0].entry
-        made = Shard(here.path, entry, shard_fields(sample_fields(task.recipe), "media"))
+        made = Shard(here.path, entry, shard_fields(task.line.fields(), "media"))
         for index, clip in enumerate(clips):
             wanted = extractor(read(clip), sampling_rate=SAMPLE_RATE_HZ, return_tensors="np")["input_features"][0]
             row = made.row(index)

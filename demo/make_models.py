@@ -56,14 +56,14 @@ def read_texts() -> list[str]:
 
 
 def train_bpe(
-    texts: list[str], pre_tokenizer: pre_tokenizers.PreTokenizer
+    texts: list[str], pre_tokenizer: pre_tokenizers.PreTokenizer, *, vocab_size: int = NUM_TEXT_TOKENS
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Returns vocabulary and merges of a byte-level BPE over the texts; every byte has a token, so nothing is unknown."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=NUM_TEXT_TOKENS,
+        vocab_size=vocab_size,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

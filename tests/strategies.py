@@ -203,3 +203,42 @@ def plan_settings_of_any_kind(draw: st.DrawFn) -> PlanConfig:
         **common,
         **draw(st.one_of(seconds, count, tokens, both)),
     )
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[tuple[int, int, int]]]:
+    """A conversation in canonical form with one assistant turn or more, and the grids of its images.
+
+    Texts of any characters, line ends and pieces of control tokens among them; an assistant's text is never blank.
+    """
+    pieces = st.sampled_from(
+        ["<|im_", "end|>", "<|image_pad|", "assistant\n", "\n", "\r\n\n", " ", "e\u0301", "<image>", "\U0001f600"]
+    )
+    letters = st.characters(codec="utf-8", exclude_categories=("Cs", "Cn", "Co"), exclude_characters="\0")
+    text = st.lists(st.one_of(pieces, st.text(letters, max_size=8)), max_size=6).map("".join)
+    image = st.just({"type": "image"})
+
+    def parts(*kinds: st.SearchStrategy[Any]) -> list[dict[str, Any]]:
+        return draw(st.lists(st.one_of(*kinds), min_size=1, max_size=4))
+
+    texts = text.map(lambda value: {"type": "text", "text": value})
+    messages: list[dict[str, Any]] = [{"role": "system", "content": parts(texts)}] if draw(st.booleans()) else []
+    for _ in range(draw(st.integers(1, 4))):
+        messages.append({"role": "user", "content": parts(texts, image)})
+        answer = draw(text.filter(str.strip))
+        messages.append({"role": "assistant", "content": [{"type": "text", "text": answer}]})
+    num_images = sum(part["type"] == "image" for message in messages for part in message["content"])
+    sides = st.integers(1, 5).map(lambda blocks: 2 * blocks)
+    return messages, [(1, draw(sides), draw(sides)) for _ in range(num_images)]
+
+
+@st.composite
+def pack_lengths(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int, int]:
+    """Tokens and patches of 1 to 60 samples, with a `seq_len` and a `max_patches` that not all of them need to fit."""
+    seq_len, max_patches = draw(st.integers(1, 300)), draw(st.sampled_from([4, 40, 400, 1200]))
+    top = draw(st.sampled_from([seq_len, max(seq_len // 3, 1), seq_len + 5]))
+    count = draw(st.integers(1, 60))
+    tokens = draw(st.lists(st.integers(1, top), min_size=count, max_size=count))
+    images = st.one_of(st.just(0), st.integers(0, max_patches // 4 + 1))
+    patches = [4 * n for n in draw(st.lists(images, min_size=count, max_size=count))]
+    return np.array(tokens), np.array(patches), seq_len, max_patches

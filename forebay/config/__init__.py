@@ -11,6 +11,7 @@ from forebay.config.tree import (
     SourceConfig,
     TextConfig,
     TrainConfig,
+    VisionConfig,
 )
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "SourceConfig",
     "TextConfig",
     "TrainConfig",
+    "VisionConfig",
     "load_config",
     "parse_config",
 ]

@@ -1,4 +1,4 @@
-"""The digest of a tokenizer folder: what a key holds instead of the folder's path."""
+"""The digests of a tokenizer's and a processor's folder: what a key holds instead of the folder's path."""
 
 from __future__ import annotations
 
@@ -49,6 +49,33 @@ def tokenizer_digest(folder: Path) -> str:
         _add(digest, "model_type", _model_type(folder / "config.json").encode())
     except OSError as err:
         raise ConfigError(f"text.tokenizer: cannot read {err.filename}: {err.strerror}") from err
+    return digest.hexdigest()
+
+
+_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+
+
+def processor_digest(folder: Path) -> str:
+    """Returns the sha256, as 64 hex digits, of the names and contents of the files that define an image processor.
+
+    Raises ConfigError, naming the field, where the folder is missing, cannot be read, or holds no processor.
+    """
+    if not folder.is_dir():
+        raise ConfigError(
+            f"vision.processor: {folder} is not a folder; point it at one with a preprocessor_config.json"
+        )
+    digest = hashlib.sha256()
+    present = [folder / name for name in _PROCESSOR_FILES if (folder / name).is_file()]
+    if not present:
+        raise ConfigError(
+            f"vision.processor: {folder} holds no image processor (no {' or '.join(_PROCESSOR_FILES)}); "
+            "save one there with processor.save_pretrained(folder)"
+        )
+    try:
+        for path in present:
+            _add(digest, path.name, path.read_bytes())
+    except OSError as err:
+        raise ConfigError(f"vision.processor: cannot read {err.filename}: {err.strerror}") from err
     return digest.hexdigest()
 
 

@@ -102,7 +102,7 @@ def _describe(problem: Any) -> str:
 
 
 def _is_union_tag(part: Any) -> bool:
-    return isinstance(part, str) and ("[" in part or part in {"str", "int", "TextConfig", "PlanConfig"})
+    return isinstance(part, str) and ("[" in part or part in {"str", "int", "TextConfig", "PlanConfig", "VisionConfig"})
 
 
 def _section_type(sections: list[str]) -> type | None:

@@ -9,9 +9,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from forebay.config.digest import tokenizer_digest
-from forebay.config.steps import Decode, FeatureStep, FloatDtype, LogMel, MediaStep, Qwen3Asr, Tokens, W2vBert, Waveform
-from forebay.config.tree import AudioConfig, Config, SourceConfig
+from forebay.config.digest import processor_digest, tokenizer_digest
+from forebay.config.steps import (
+    Chat,
+    Decode,
+    FeatureStep,
+    FloatDtype,
+    LogMel,
+    MediaStep,
+    Patches,
+    Prompt,
+    Qwen3Asr,
+    Tokens,
+    W2vBert,
+    Waveform,
+)
+from forebay.config.tree import AudioConfig, Config, SourceConfig, VisionConfig
 
 LISTING_VERSION = 1
 """Bumped when the same sources and filters give other rows."""
@@ -33,12 +46,56 @@ class Recipe:
         """The steps that make the media group, in their order."""
         return (self.decode, self.features) if self.waveform is None else (self.decode, self.features, self.waveform)
 
+    @property
+    def text_steps(self) -> tuple[Tokens, ...]:
+        """The steps that make the text group."""
+        return () if self.tokens is None else (self.tokens,)
 
-def recipe_of(config: Config) -> Recipe:
-    """Returns the steps of a config; reads the tokenizer's files.
 
-    Raises ConfigError where the tokenizer's folder is not there.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VisionRecipe:
+    """The steps of a config with `[vision]`."""
+
+    patches: Patches
+    chat: Chat
+
+    @property
+    def media_steps(self) -> tuple[Patches]:
+        """The steps that make the media group, in their order."""
+        return (self.patches,)
+
+    @property
+    def text_steps(self) -> tuple[Chat]:
+        """The steps that make the text group."""
+        return (self.chat,)
+
+
+AnyRecipe = Recipe | VisionRecipe
+
+
+def recipe_of(config: Config) -> AnyRecipe:
+    """Returns the steps of a config; reads the tokenizer's and the processor's files.
+
+    Raises ConfigError where such a folder is not there.
     """
+    return _speech_recipe(config) if config.vision is None else _vision_recipe(config, config.vision)
+
+
+def _vision_recipe(config: Config, vision: VisionConfig) -> VisionRecipe:
+    if config.text is None:  # `Config` fills it in; for mypy
+        raise ValueError("a config with [vision] has [text]")
+    return VisionRecipe(
+        patches=Patches(
+            processor=processor_digest(Path(vision.processor)),
+            backend=vision.backend,
+            max_pixels=config.source.max_pixels,
+            max_sample_bytes=config.source.max_sample_bytes,
+        ),
+        chat=Chat(tokenizer=tokenizer_digest(Path(config.text.tokenizer))),
+    )
+
+
+def _speech_recipe(config: Config) -> Recipe:
     features = _features(config.audio)
     return Recipe(
         decode=Decode(
@@ -52,13 +109,15 @@ def recipe_of(config: Config) -> Recipe:
     )
 
 
-def recipe_document(config: Config, recipe: Recipe) -> dict[str, Any]:
+def recipe_document(config: Config, recipe: AnyRecipe) -> dict[str, Any]:
     """Returns what the recipe key is the digest of: sections named as in the config file, contents instead of paths."""
-    source = {**asdict(config.source), **_plain_filters(config.source)}
-    del source["manifest"]
-    if config.source.kind != "hf":
-        for name in ("audio_column", "text_column", "language_column"):
-            del source[name]
+    if isinstance(recipe, VisionRecipe):
+        return {
+            "source": {**_source_document(config.source, _VISION_FIELDS, _VISION_COLUMNS), "version": LISTING_VERSION},
+            "vision": asdict(recipe.patches),
+            "text": asdict(recipe.chat),
+        }
+    source = _source_document(config.source, _SPEECH_FIELDS, _SPEECH_COLUMNS)
     audio = {
         **asdict(recipe.features),
         "features": config.audio.features,
@@ -72,6 +131,27 @@ def recipe_document(config: Config, recipe: Recipe) -> dict[str, Any]:
         "audio": audio,
         "text": None if recipe.tokens is None else asdict(recipe.tokens),
     }
+
+
+_SPEECH_FIELDS = (
+    "min_duration_s",
+    "max_duration_s",
+    "overlong",
+    "languages",
+    "max_samples",
+    "exclude",
+    "max_sample_bytes",
+)
+_SPEECH_COLUMNS = ("audio_column", "text_column", "language_column")
+_VISION_FIELDS = ("rows", "max_samples", "exclude", "max_sample_bytes", "max_pixels")
+_VISION_COLUMNS = ("image_column", "question_column", "answer_column", "messages_column")
+
+
+def _source_document(source: SourceConfig, fields: tuple[str, ...], columns: tuple[str, ...]) -> dict[str, Any]:
+    """The settings of `[source]` that decide which rows are samples, in their one form."""
+    names = ("kind", "split", *fields, *(columns if source.kind == "hf" else ()))
+    settings = {**asdict(source), **_plain_filters(source)}
+    return {name: settings[name] for name in names}
 
 
 def _plain_filters(source: SourceConfig) -> dict[str, Any]:
@@ -109,7 +189,7 @@ def _tokens(config: Config) -> Tokens | None:
         return None
     return Tokens(
         tokenizer=tokenizer_digest(Path(config.text.tokenizer)),
-        prompt=config.text.prompt,
+        prompt=cast(Prompt, config.text.prompt),  # "chat" is refused without [vision]
         language_tag_mode=config.text.language_tag_mode,
         normalize=config.text.normalize,
         max_label_tokens=config.text.max_label_tokens,

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 FloatDtype = Literal["float16", "float32"]
+Prompt = Literal["whisper", "qwen3_asr", "plain"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +75,7 @@ class Tokens:
     """
 
     tokenizer: str
-    prompt: Literal["whisper", "qwen3_asr", "plain"] = "plain"
+    prompt: Prompt = "plain"
     language_tag_mode: Literal["auto", "always", "none"] = "auto"
     normalize: Literal["nfkc", "none"] = "nfkc"
     """nfkc: Unicode NFKC, then runs of white space become one space, ends stripped."""
@@ -82,7 +83,35 @@ class Tokens:
     version: int = 1
 
 
-Step = MediaStep | Tokens
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patches:
+    """`patches` uint8 [n, 3 * patch_size^2] and `image_grid_thw` int32 [1, 3] of an image, as a Qwen2-VL processor cuts them.
+
+    Decoded as the processor's own loading does, resized, cut into rows of (channel, y, x), one temporal copy; rows in merge
+    order. `processor` is the digest of the processor's files, never their path.
+    """
+
+    processor: str
+    backend: Literal["pil", "torchvision"] = "pil"
+    max_pixels: int = 89_478_485
+    """Of the encoded image, above which it fails before it is decoded."""
+    max_sample_bytes: int = 256 * 1024 * 1024
+    """Of the encoded image."""
+    version: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chat:
+    """`input_ids` int32 [tokens] and `label_mask` uint8 [tokens] of a conversation under the tokenizer's chat template.
+
+    Image tokens are expanded; the mask is 1 where a token is a target: in what the assistant says.
+    """
+
+    tokenizer: str
+    version: int = 1
+
+
+Step = MediaStep | Tokens | Patches | Chat
 
 
 def identity(step: Step) -> dict[str, Any]:

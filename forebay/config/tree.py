@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,7 @@ STRICT = {"extra": "forbid", "strict": True}
 """Read by pydantic when a file is loaded: unknown fields are refused, types are not coerced."""
 
 SourceKind = Literal["tar", "filelist", "webdataset", "jsonl", "hf", "ljspeech"]
+VISION_KINDS: tuple[SourceKind, ...] = ("jsonl", "hf", "webdataset")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +38,15 @@ class SourceConfig:
     audio_column: str = "audio"
     text_column: str = "text"
     language_column: str = "language"
+    image_column: str = "image"
+    question_column: str = "question"
+    answer_column: str = "answer"
+    messages_column: str = "messages"
     """Column names of an `hf` source."""
+    rows: str | None = None
+    """Of a source with `[vision]`: the rows of its manifest to take, as a Python slice: `"0:1000"`, `"::10"`."""
+    max_pixels: int = 89_478_485
+    """An image whose header says more fails as `too_many_pixels` before a pixel is decoded. The default is Pillow's own limit."""
 
     def __post_init__(self) -> None:
         if not self.manifests or not all(self.manifests):
@@ -53,6 +63,10 @@ class SourceConfig:
             raise ValueError(f"max_samples is {self.max_samples}, wanted 1 or more")
         if self.max_sample_bytes < 1:
             raise ValueError(f"max_sample_bytes is {self.max_sample_bytes}, wanted 1 or more")
+        if self.max_pixels < 1:
+            raise ValueError(f"max_pixels is {self.max_pixels}, wanted 1 or more")
+        if self.rows is not None:
+            row_slice(self.rows)
 
     @property
     def manifests(self) -> tuple[str, ...]:
@@ -93,6 +107,36 @@ class AudioConfig:
             raise ValueError(f"sample_rate_hz is {self.sample_rate_hz}, wanted 1000 to 384000")
 
 
+def row_slice(text: str) -> slice:
+    """Returns the slice that `source.rows` says, for example of "0:1000" or "::10". Raises ValueError for anything else."""
+    parts = text.split(":")
+    try:
+        numbers = [int(part) if part.strip() else None for part in parts]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (2, 3) or (len(numbers) == 3 and (numbers[2] is not None and numbers[2] < 1)):
+        raise ValueError(f'rows is {text!r}, wanted start:stop or start:stop:step with a step above 0, as "0:1000"')
+    return slice(*numbers)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VisionConfig:
+    """What is stored of the images; a config with this section is one of the vision-language line."""
+
+    __pydantic_config__ = STRICT
+
+    processor: str = field(metadata={"path": True})
+    """Folder with the preprocessor_config.json of a Qwen2-VL family image processor; in the key by content."""
+    backend: Literal["pil", "torchvision"] = "pil"
+    """Of the processor. The two give different pixels for some images, so it is in the key."""
+    codec: Literal["raw", "zstd", "webp", "source"] = "raw"
+    """How the patches lie on disk; in the folder's name and the shard keys, not in the key: the values are the same."""
+
+    def __post_init__(self) -> None:
+        if self.codec == "source" and self.backend != "pil":
+            raise ValueError(f'codec = "source" decodes at load with backend "pil"; backend is "{self.backend}"')
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextConfig:
     """How transcripts become tokens."""
@@ -101,7 +145,8 @@ class TextConfig:
 
     tokenizer: str = field(metadata={"path": True})
     """Folder with the tokenizer's files; in the key by their content."""
-    prompt: Literal["whisper", "qwen3_asr", "plain"] = "plain"
+    prompt: Literal["whisper", "qwen3_asr", "plain", "chat"] = "plain"
+    """`chat`: the folder's chat template over a conversation; the prompt of `[vision]`, and only of it."""
     language_tag_mode: Literal["auto", "always", "none"] = "auto"
     normalize: Literal["nfkc", "none"] = "nfkc"
     max_label_tokens: int | None = None
@@ -126,6 +171,8 @@ class LayoutConfig:
 
 
 CLASSIC_EDGES_S = (3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0)
+PACK_FIELDS = ("seq_len", "max_patches", "buffer_size", "algorithm", "pack_seed", "overlong")
+"""Of `[plan]`: for kind "pack" alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,8 +181,11 @@ class PlanConfig:
 
     __pydantic_config__ = STRICT
 
-    kind: Literal["bucket", "window"] = "bucket"
-    """`bucket`: by ranges of length. `window`: a shuffle, cut into windows of `window` batches, each sorted by length."""
+    kind: Literal["bucket", "window", "pack"] = "bucket"
+    """`bucket`: by ranges of length. `window`: a shuffle, cut into windows of `window` batches, each sorted by length.
+
+    `pack`: several samples in one row of `seq_len` tokens; of `[vision]`.
+    """
     edges_s: tuple[float, ...] = CLASSIC_EDGES_S
     """Upper edges in seconds; buckets are [0, e0), [e0, e1), ...; the last one is closed and takes all that is longer."""
     k: int | None = None
@@ -156,8 +206,24 @@ class PlanConfig:
     """What the last, incomplete batch of a bucket, and the last step of an epoch on several ranks, become."""
     locality: str = "global"
     """`shards:N`: shuffled within a moving window of N shards, for cold or remote disks."""
+    seq_len: int | None = None
+    """Tokens of a pack."""
+    max_patches: int | None = None
+    """Image patches of a pack at most, beside its tokens."""
+    buffer_size: int = 0
+    """Samples that the packer sees at once, along the cache: a pack's samples lie near each other. 0: all."""
+    algorithm: Literal["best_fit", "best_fit_decreasing"] = "best_fit"
+    """`best_fit`: with exact completion; over all samples never more packs than `best_fit_decreasing`, the usual one."""
+    pack_seed: int = 0
+    """Of which samples of a length share a pack, and their order in it."""
+    overlong: Literal["drop", "error"] = "drop"
+    """What a sample above `seq_len` or `max_patches` becomes: left out, counted and listed, or the end of the plan."""
 
     def __post_init__(self) -> None:
+        if self.kind == "pack":
+            self._check_pack()
+            return
+        self._refuse(PACK_FIELDS, 'kind = "pack"')
         if not self.edges_s or any(b <= a for a, b in zip((0.0, *self.edges_s), self.edges_s, strict=False)):
             raise ValueError(f"edges_s must rise from above 0, got {list(self.edges_s)}")
         budgets = self.batch_seconds is not None or self.batch_tokens is not None
@@ -181,6 +247,26 @@ class PlanConfig:
         count = self.locality.removeprefix("shards:")
         if self.locality != "global" and not (self.locality == f"shards:{count}" and count.isdecimal() and int(count)):
             raise ValueError(f'locality is {self.locality!r}, wanted "global" or "shards:N", for example "shards:16"')
+
+    def _check_pack(self) -> None:
+        of_lengths = {item.name for item in fields(self)} - {"kind", "tail", *PACK_FIELDS}
+        self._refuse(sorted(of_lengths), 'kind = "bucket" and "window"')
+        if self.seq_len is None:
+            raise ValueError('kind = "pack" needs seq_len, the tokens of a pack, for example 8192')
+        for name, least in (("seq_len", 1), ("max_patches", 1), ("buffer_size", 0)):
+            value = getattr(self, name)
+            if value is not None and not least <= value < 2**31:
+                raise ValueError(f"{name} is {value}, wanted {least} to {2**31 - 1}")
+        if self.algorithm == "best_fit_decreasing" and (self.buffer_size or self.max_patches is not None):
+            raise ValueError(
+                'algorithm = "best_fit_decreasing" packs all samples by tokens: no buffer_size, no max_patches'
+            )
+
+    def _refuse(self, names: Sequence[str], kinds: str) -> None:
+        defaults = {item.name: item.default for item in fields(self)}
+        for name in names:
+            if getattr(self, name) != defaults[name]:
+                raise ValueError(f'{name} is only for {kinds}, not "{self.kind}"')
 
     def _check_window(self) -> None:
         if isinstance(self.batch_size, tuple):
@@ -245,6 +331,14 @@ class TrainConfig:
     """Of floating-point batch fields."""
     crop_s: float | None = None
     """Seconds of a random crop of each sample, new every epoch: batches are `wav` and, of w2v_bert, `feats`."""
+    pixels: Literal["uint8", "float32", "float16", "bfloat16"] = "uint8"
+    """Of packs: patches as stored, to be expanded on the device, or `pixel_values` expanded by the loader."""
+    pack_shapes: Literal["natural", "fixed"] = "natural"
+    """Of packs: as long as their samples, or padded to `plan.seq_len` tokens and `patch_classes` numbers of patches."""
+    patch_classes: int = 8
+    """Numbers of patches that fixed packs are padded to: as many shapes are compiled."""
+    varlen: bool = False
+    """Packs carry `cu_seq_lens_q/k` and `max_length_q/k` for flash attention."""
     num_threads: int = 2
     """Threads of the loader that fill batches; 0: in the caller's thread."""
     prefetch: int = 4
@@ -266,7 +360,7 @@ class TrainConfig:
     """What a source that runs out does: it begins again, counted, or it ends the epoch."""
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "grad_acc", "log_every", "prefetch", "max_open_shards"):
+        for name in ("max_steps", "grad_acc", "log_every", "prefetch", "max_open_shards", "patch_classes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, wanted 1 or more")
         for name in ("warmup_steps", "checkpoint_every", "usage_every", "num_threads", "mixture_temperature"):
@@ -323,6 +417,8 @@ class Config:
     source: SourceConfig
     audio: AudioConfig = field(default_factory=AudioConfig)
     text: TextConfig | None = None
+    """With `[vision]` it may be left out: the processor's folder, prompt "chat"."""
+    vision: VisionConfig | None = None
     layout: LayoutConfig = field(default_factory=LayoutConfig)
     plan: PlanConfig | None = None
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -336,6 +432,17 @@ class Config:
         split = self.source.split
         if not split or not all(c.isalnum() or c in "._-" for c in split):
             raise ValueError(f"source.split {split!r} becomes a folder: use letters, digits, '.', '_', '-'")
+        if self.vision is not None:
+            self._check_vision(self.vision)
+        elif self.source.rows is not None:
+            raise ValueError("source.rows is only for a config with [vision]")
+        elif self.text is not None and self.text.prompt == "chat":
+            raise ValueError('text.prompt = "chat" is only for a config with [vision]')
+        if self.plan is not None and (self.plan.kind == "pack") != (self.vision is not None):
+            wanted = '"pack"' if self.vision is not None else '"bucket" or "window"'
+            raise ValueError(
+                f'plan.kind is "{self.plan.kind}", wanted {wanted}: packs are of [vision], buckets of audio'
+            )
 
         if self.train.crop_s is not None:
             crop_samples(
@@ -344,6 +451,24 @@ class Config:
                 sample_rate_hz=self.audio.sample_rate_hz,
                 has_waveform=self.audio.keep_waveform or self.audio.features == "waveform",
             )
+
+    def _check_vision(self, vision: VisionConfig) -> None:
+        if self.text is None:
+            object.__setattr__(self, "text", TextConfig(tokenizer=vision.processor, prompt="chat"))
+        elif self.text.prompt != "chat":
+            raise ValueError(f'text.prompt is "{self.text.prompt}", with [vision] wanted "chat"')
+        if self.source.kind not in VISION_KINDS:
+            raise ValueError(
+                f'source.kind is "{self.source.kind}", with [vision] wanted one of {", ".join(VISION_KINDS)}'
+            )
+        if self.audio != AudioConfig():
+            raise ValueError("give one of [audio] and [vision]")
+        foreign = {"min_duration_s": 0.0, "max_duration_s": None, "overlong": "keep", "languages": None}
+        for name, default in foreign.items():
+            if getattr(self.source, name) != default:
+                raise ValueError(f"source.{name} is only for audio, not for a config with [vision]")
+        if self.train.crop_s is not None:
+            raise ValueError("train.crop_s is only for audio, not for a config with [vision]")
 
     @property
     def cache_root(self) -> Path:

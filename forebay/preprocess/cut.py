@@ -30,6 +30,8 @@ class Cut:
     index: int
     start: int
     stop: int
+    num_media: int
+    """Rows of the media shard: those of the listing, or the different images of them."""
     keys: Mapping[Group, str]
 
 
@@ -64,7 +66,7 @@ def name_cuts(
     files = rows["file"].to_numpy()
     steps: dict[Group, list[dict[str, Any]]] = {
         "media": [identity(step) for step in recipe.media_steps],
-        "text": [identity(recipe.tokens)] if recipe.tokens else [],
+        "text": [identity(step) for step in recipe.text_steps],
     }
     by_group: dict[Group, Sequence[str]] = {"media": hashes, "text": names}
     for index, (start, stop) in enumerate(cut_rows(rows["group"].to_numpy(), rows_per_shard=rows_per_shard)):
@@ -78,14 +80,14 @@ def name_cuts(
                 "steps": steps[group],
                 "probe": probe[group],
                 "files": [by_group[group][i] for i in used.tolist()],
-                "rows": _columns_digest(part.select(_ROW_COLUMNS[group]), inverse),
+                "rows": columns_digest(part.select(_ROW_COLUMNS[group]), inverse),
             }
             keys[group] = digest(document)
-        yield Cut(index=index, start=start, stop=stop, keys=keys)
+        yield Cut(index=index, start=start, stop=stop, num_media=stop - start, keys=keys)
 
 
-def _columns_digest(rows: pa.Table, files: Array) -> str:
-    """Digest of the values alone: arrow's own bytes depend on slicing and chunking."""
+def columns_digest(rows: pa.Table, files: Array) -> str:
+    """Returns the xxh3-128 of the values alone: arrow's own bytes depend on slicing and chunking."""
     state = xxhash.xxh3_128(np.ascontiguousarray(files, np.int64).tobytes())
     for name in rows.column_names:
         column = rows[name].combine_chunks()

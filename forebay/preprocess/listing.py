@@ -53,10 +53,6 @@ class Listing:
             for file, digest in zip(self.files, self.hashes, strict=True)
         ]
 
-    def part(self, start: int, stop: int) -> tuple[tuple[SourceFile, ...], pa.Table]:
-        """Returns rows [start, stop) and the files that they use, renumbered: a task carries no list of all tars."""
-        return narrow(self.rows.slice(start, stop - start), self.files)
-
 
 def resolve(config: Config, memo: Memo, mapper: Mapper) -> Listing:
     """Returns the listing of a config; hashes the files that the memo does not know.
@@ -64,7 +60,7 @@ def resolve(config: Config, memo: Memo, mapper: Mapper) -> Listing:
     Raises ConfigError or ManifestError where the config or its manifest cannot be used.
     """
     recipe = recipe_key(config)
-    manifest = read_rows(config.source, cache_root=config.cache_root, map_=mapper.map)
+    manifest = _manifest(config, mapper)
     hashes = _hashes(manifest, memo, mapper)
     key = cache_key(recipe.key, _digests(manifest, hashes))
     return Listing(recipe=recipe, manifest=manifest, hashes=hashes, key=key)
@@ -72,11 +68,19 @@ def resolve(config: Config, memo: Memo, mapper: Mapper) -> Listing:
 
 def known_key(config: Config, memo: Memo, mapper: Mapper, *, may_hash: bool) -> str | None:
     """Returns the key that a build would give, or None where a file would have to be hashed and may not be."""
-    manifest = read_rows(config.source, cache_root=config.cache_root, map_=mapper.map)
+    manifest = _manifest(config, mapper)
     present = [file.path for number, file in enumerate(manifest.files) if number not in manifest.absent]
     if not may_hash and any(memo.known(path) is None for path in present):
         return None
     return cache_key(recipe_key(config).key, _digests(manifest, _hashes(manifest, memo, mapper)))
+
+
+def _manifest(config: Config, mapper: Mapper) -> Manifest:
+    if config.vision is None:
+        return read_rows(config.source, cache_root=config.cache_root, map_=mapper.map)
+    from forebay.preprocess.vision.listing import list_vision
+
+    return list_vision(config, map_=mapper.map)
 
 
 def narrow(rows: pa.Table, files: Sequence[SourceFile]) -> tuple[tuple[SourceFile, ...], pa.Table]:

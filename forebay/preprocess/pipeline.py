@@ -12,21 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from forebay.config import Config
-from forebay.config.recipe import recipe_of
 from forebay.errors import BuildError
-from forebay.preprocess.assemble import EXCLUDING, Finished, assemble
-from forebay.preprocess.cut import Cut, name_cuts
-from forebay.preprocess.estimate import estimate_bytes
+from forebay.preprocess.assemble import EXCLUDING, assemble
+from forebay.preprocess.cut import Cut
+from forebay.preprocess.line import Finished, Line
+from forebay.preprocess.lines import line_of
 from forebay.preprocess.listing import Listing, resolve
 from forebay.preprocess.pool import Pool, WorkerDied
-from forebay.preprocess.probe import media_probe, text_probe
 from forebay.preprocess.progress import Progress
 from forebay.preprocess.receipt import Failure, Receipt
-from forebay.preprocess.samples import constants, text_encoder
 from forebay.preprocess.shard_task import ShardTask, make_shard
 from forebay.preprocess.sources.naming import manifest_files
 from forebay.preprocess.workspace import Workspace, find_donors
-from forebay.store.key import SHORT, folder_name
+from forebay.store.key import SHORT, codec_of, folder_name
 from forebay.store.layout import GROUPS, Group
 from forebay.store.lookup import Sealed, find_cache
 from forebay.store.memo import Memo
@@ -91,6 +89,9 @@ def build(config: Config, options: Options | None = None) -> BuildReport:
     config = replace(config, train=replace(config.train, cache_dir=None))
     lookup = find_cache(config, memo=memo)
     standing = lookup.found
+    if standing is not None and standing.metadata.get("codec") != codec_of(config):
+        logger.info("%s has the same values in another codec", standing.folder)
+        standing = None
     if lookup.state == "absent":
         # A mistyped manifest must not pass for raw data that was taken away.
         manifest_files(config.source)
@@ -114,25 +115,15 @@ class _Build:
         self.config = config
         self.options = options
         self.listing = listing
-        self.recipe = listing.recipe.recipe
+        self.line = line_of(config, listing.recipe.recipe)
         self.pool = pool
         self.memo = memo
-        self.tokenizer = config.text.tokenizer if config.text else None
         # In workers, so that they are made under the same pinned threads as the shards; in two, because one needs torch
         # and the other transformers, and those take longer to load than a small build.
-        measured = dict(zip(GROUPS, pool.map(_measure, [(config, group) for group in GROUPS]), strict=True))
+        measured = dict(zip(GROUPS, pool.map(_measure, [(self.line, group) for group in GROUPS]), strict=True))
         self.probe = {group: digest for group, (digest, _) in measured.items()}
         self.constants = measured["text"][1]
-        self.cuts = list(
-            name_cuts(
-                self.recipe,
-                listing.rows,
-                names=[file.name for file in listing.files],
-                hashes=listing.hashes,
-                probe=self.probe,
-                rows_per_shard=config.layout.rows_per_shard,
-            )
-        )
+        self.cuts = list(self.line.cuts(listing, probe=self.probe, rows_per_shard=config.layout.rows_per_shard))
         # A rebuild must not take up what an ordinary run left, but may go on from an interrupted rebuild.
         suffix = "-rebuild" if options.rebuild else ""
         self.workspace = Workspace(config.cache_root / ".building" / f"{listing.key[:SHORT]}{suffix}")
@@ -172,7 +163,7 @@ class _Build:
             key = self._key(unit)
             kept = self.workspace.load(unit[1], key) is not None
             self.counts["kept" if kept else "linked" if key in donors else "written"] += 1
-        size = estimate_bytes(self.recipe, self.listing.rows)
+        size = self.line.estimate_bytes(self.listing)
         return self._report(
             self._target(standing), num_samples=len(self.listing.rows), sealed=False, estimated_bytes=size
         )
@@ -204,8 +195,9 @@ class _Build:
 
     def _make(self, missing: Sequence[Unit]) -> None:
         missing = list({self._key(unit): unit for unit in missing}.values())  # shards of equal content are one file
-        rows = sum(cut.stop - cut.start for cut, group in missing if group == "media")
-        with Progress(total=rows, shown=self.options.progress) as progress:
+        total = sum(cut.num_media for cut, group in missing if group == "media")
+        unit = "clip" if self.config.vision is None else "image"
+        with Progress(total=total, unit=unit, shown=self.options.progress) as progress:
             try:
                 for task, (receipt, made) in self.pool.run(make_shard, map(self._task, _in_order(missing))):
                     self.workspace.receipts[task.key] = receipt
@@ -217,17 +209,17 @@ class _Build:
 
     def _task(self, unit: Unit) -> ShardTask:
         cut, group = unit
-        files, rows = self.listing.part(cut.start, cut.stop)
+        files, rows = self.line.task_rows(self.listing, cut, group)
+        source = self.config.source
         return ShardTask(
             group=group,
             key=cut.keys[group],
             folder=self.workspace.folder,
             rows=rows,
             files=files,
-            recipe=self.recipe,
-            tokenizer=self.tokenizer,
+            line=self.line,
             max_open_tars=self.config.run.max_open_tars,
-            audio_column=self.config.source.audio_column,
+            media_column=source.audio_column if self.config.vision is None else source.image_column,
         )
 
     def _death(self, err: WorkerDied) -> str:
@@ -265,7 +257,9 @@ class _Build:
             for group in GROUPS
         }
         memo = self.memo.dump([file.path for file in self.listing.files if file.path.is_file()])
-        contents = assemble(self.config, self.listing, finished, probe=self.probe, constants=self.constants, memo=memo)
+        contents = assemble(
+            self.config, self.line, self.listing, finished, probe=self.probe, constants=self.constants, memo=memo
+        )
         # Linked shards bring failures of their own, which no receipt of this build has listed.
         self._check_failures(sum(contents.document["failed"].values()))
         for failure in self.failures:
@@ -295,14 +289,10 @@ class _Build:
         )
 
 
-def _measure(part: tuple[Config, Group]) -> tuple[str, Mapping[str, Any]]:
+def _measure(part: tuple[Line, Group]) -> tuple[str, Mapping[str, Any]]:
     """Returns a group's probe, and with that of the text the constants."""
-    config, group = part
-    recipe = recipe_of(config)
-    if group == "media":
-        return media_probe(recipe), {}
-    encoder = text_encoder(recipe, config.text.tokenizer if config.text else None)
-    return text_probe(encoder), constants(config, recipe, encoder)
+    line, group = part
+    return line.probe(group), line.constants() if group == "text" else {}
 
 
 def _in_order(units: Sequence[Unit]) -> list[Unit]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import wave
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,8 @@ import pyarrow as pa
 import xxhash
 
 from forebay.config.recipe import Recipe
-from forebay.preprocess.samples import media_samples, text_encoder, text_samples
+from forebay.preprocess.samples import media_samples, text_samples
 from forebay.preprocess.text import TextEncoder
-from forebay.store.layout import Group
 
 _TEXTS = (
     ("Hello, world! 12.5 %", "en"),
@@ -30,17 +29,12 @@ _TEXTS = (
 )
 
 
-def probe(recipe: Recipe, tokenizer: str | None) -> dict[Group, str]:
-    """Returns the xxh3-128 of the outputs of each group's steps on the built-in inputs."""
-    return {"media": media_probe(recipe), "text": text_probe(text_encoder(recipe, tokenizer))}
-
-
 def media_probe(recipe: Recipe) -> str:
     """Returns the xxh3-128 of what the media steps make of three clips at three rates."""
     clips = [_wav(8_000, 3_000, seed=1), _wav(16_000, 9_000, seed=2), _wav(44_100, 30_000, seed=3)]
     ids = [f"probe-{i}" for i in range(len(clips))]
     rows = _rows(sample_id=ids, file=[0, 1, 2], offset=[0] * 3, size=[-1] * 3)
-    return _digest(media_samples(recipe, rows, lambda file, _offset, _size: clips[file]))
+    return values_digest(media_samples(recipe, rows, lambda file, _offset, _size: clips[file]))
 
 
 def text_probe(encoder: TextEncoder | None) -> str:
@@ -52,7 +46,7 @@ def text_probe(encoder: TextEncoder | None) -> str:
         language=[language for _, language in _TEXTS],
         prompt=pa.nulls(len(_TEXTS), pa.string()),
     )
-    return _digest(text_samples(rows, ["probe"], encoder))
+    return values_digest(text_samples(rows, ["probe"], encoder))
 
 
 def _rows(**columns: Any) -> pa.Table:
@@ -76,7 +70,8 @@ def _wav(sample_rate_hz: int, num_samples: int, *, seed: int) -> bytes:
     return buffer.getvalue()
 
 
-def _digest(samples: Iterable[dict[str, Any]]) -> str:
+def values_digest(samples: Iterable[Mapping[str, Any]]) -> str:
+    """Returns the xxh3-128 of the names and values of some samples; messages do not count."""
     state = xxhash.xxh3_128()
     for sample in samples:
         for name in sorted(sample):

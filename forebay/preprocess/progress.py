@@ -1,4 +1,4 @@
-"""The bar of a build: clips, clips a second, hours done, failures."""
+"""The bar of a build: clips or images, how many a second, hours done, failures."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from forebay.preprocess.shard_task import ShardTask
 
 
 class Progress:
-    """A tqdm bar over clips on standard error; counts a clip when its media shard is finished."""
+    """A tqdm bar over media rows on standard error; counts them when its media shard is finished."""
 
-    def __init__(self, *, total: int, shown: bool) -> None:
-        self._bar = tqdm(total=total, unit="clip", desc="preprocess", disable=not shown or not total, file=sys.stderr)
+    def __init__(self, *, total: int, unit: str, shown: bool) -> None:
+        self._bar = tqdm(total=total, unit=unit, desc="preprocess", disable=not shown or not total, file=sys.stderr)
         self._hours = 0.0
         self._failed = 0
 
@@ -32,6 +32,8 @@ class Progress:
         """Counts a finished shard."""
         self._failed += len(receipt.failures)
         if task.group == "media":
-            self._hours += float(np.nansum(task.rows["duration_s"].to_numpy())) / 3600
+            if "duration_s" in task.rows.column_names:
+                self._hours += float(np.nansum(task.rows["duration_s"].to_numpy())) / 3600
             self._bar.update(len(task.rows))
-        self._bar.set_postfix_str(f"{self._hours:.2f} h, {self._failed} left out", refresh=False)
+        hours = f"{self._hours:.2f} h, " if self._hours else ""
+        self._bar.set_postfix_str(f"{hours}{self._failed} left out", refresh=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -9,9 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from forebay.config import Config
 from forebay.config.recipe import Recipe
-from forebay.config.steps import Waveform
+from forebay.config.steps import LogMel, Qwen3Asr, W2vBert, Waveform
 from forebay.errors import SampleError
 from forebay.preprocess import features
 from forebay.preprocess.decode import decode_audio
@@ -35,6 +35,10 @@ _MEDIA_TABLE = (
 _TEXT_TABLE = tuple(
     FieldSpec(name=name, dtype="str", group="text", role="table") for name in ("text", "language", "prompt", "source")
 )
+
+
+_FEATURES: dict[type, str] = {LogMel: "log_mel", Qwen3Asr: "qwen3_asr", W2vBert: "w2v_bert", Waveform: "waveform"}
+"""What `audio.features` calls each step."""
 
 
 def sample_fields(recipe: Recipe) -> tuple[FieldSpec, ...]:
@@ -95,10 +99,16 @@ def text_encoder(recipe: Recipe, folder: str | None) -> TextEncoder | None:
     return None if recipe.tokens is None or folder is None else TextEncoder(recipe.tokens, Path(folder))
 
 
-def constants(config: Config, recipe: Recipe, encoder: TextEncoder | None) -> dict[str, Any]:
+@functools.lru_cache(maxsize=1)
+def loaded_encoder(recipe: Recipe, folder: str | None) -> TextEncoder | None:
+    """Returns `text_encoder`; loading a tokenizer costs more than a shard of text, so a worker keeps the last one."""
+    return text_encoder(recipe, folder)
+
+
+def constants(recipe: Recipe, encoder: TextEncoder | None) -> dict[str, Any]:
     """Returns what collating needs and is equal for all samples: kinds, rates, token ids."""
     return {
-        "features": config.audio.features,
+        "features": _FEATURES[type(recipe.features)],
         "sample_rate_hz": recipe.decode.sample_rate_hz,
         "n_mels": getattr(recipe.features, "n_mels", None),
         "prompt": recipe.tokens.prompt if recipe.tokens else None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,11 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from forebay.config.recipe import Recipe
+from forebay.preprocess.line import Line
 from forebay.preprocess.receipt import Failure, Receipt, load_receipt, save_receipt
-from forebay.preprocess.samples import media_samples, sample_fields, text_encoder, text_samples
 from forebay.preprocess.sources import MediaReader
-from forebay.preprocess.text import TextEncoder
 from forebay.store.layout import Group
 from forebay.store.shard import shard_fields, write_shard
 from forebay.store.sources import SourceFile
@@ -32,10 +29,9 @@ class ShardTask:
     folder: Path
     rows: pa.Table
     files: tuple[SourceFile, ...]
-    recipe: Recipe
-    tokenizer: str | None
+    line: Line
     max_open_tars: int
-    audio_column: str = "audio"
+    media_column: str = "audio"
 
     @property
     def path(self) -> Path:
@@ -56,7 +52,7 @@ def make_shard(task: ShardTask) -> tuple[Receipt, bool]:
 
 
 def _make(task: ShardTask) -> Receipt:
-    fields = shard_fields(sample_fields(task.recipe), task.group)
+    fields = shard_fields(task.line.fields(), task.group)
     rows: list[Any] = []
     failures: list[Failure] = []
     for sample_id, values in zip(task.rows["sample_id"].to_pylist(), _samples(task), strict=True):
@@ -72,18 +68,11 @@ def _make(task: ShardTask) -> Receipt:
 
 def _samples(task: ShardTask) -> Iterator[dict[str, Any]]:
     if task.group == "text":
-        encoder = _encoder(task.recipe, task.tokenizer)
-        yield from text_samples(task.rows, [file.name for file in task.files], encoder)
+        yield from task.line.text_samples(task.rows, [file.name for file in task.files])
         return
-    limit = task.recipe.decode.max_sample_bytes
-    with MediaReader(task.files, max_open=task.max_open_tars, max_bytes=limit, audio_column=task.audio_column) as read:
-        yield from media_samples(task.recipe, task.rows, read)
-
-
-@functools.lru_cache(maxsize=1)
-def _encoder(recipe: Recipe, tokenizer: str | None) -> TextEncoder | None:
-    """Loading a tokenizer costs more than a shard of text; a worker keeps the last one."""
-    return text_encoder(recipe, tokenizer)
+    limit = task.line.max_sample_bytes
+    with MediaReader(task.files, max_open=task.max_open_tars, max_bytes=limit, audio_column=task.media_column) as read:
+        yield from task.line.media_samples(task.rows, read)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from forebay.errors import CacheCorruptError, CacheMismatchError
+from forebay.store.image.stored import StoredImages
 from forebay.store.layout import FORMAT_VERSION, GROUPS, FieldSpec, Group
 from forebay.store.metadata import load_array, read_metadata
 from forebay.store.shard import Shard, ShardEntry, shard_fields
@@ -66,6 +67,7 @@ class Cache:
         is_checked = verify != "never"
         self._slots = self._load("slots.npy", np.dtype("<i8"), (self._length,), verify=is_checked)
         self._verified = np.full(self._length, not is_checked)
+        self._images = StoredImages.of(self.metadata)
         self._verify: Verify = verify
         self._max_open_shards = max_open_shards
         self._open: OrderedDict[tuple[Group, int], Shard] = OrderedDict()
@@ -86,33 +88,40 @@ class Cache:
         table = self._load("lengths.npy", np.dtype("<i4"), (len(names), self._length), verify=True)
         return {name: table[i] for i, name in enumerate(names)}
 
-    def read(self, index: int) -> dict[str, Array]:
+    def read(self, index: int) -> dict[str, Any]:
         """Returns the tensor fields of one sample as read-only views [n, *shape] of the mapping.
 
+        Of a vision cache, whatever its codec: `input_ids` int32 [n], `label_mask` uint8 [n], `image_grid_thw` int32 [k, 3],
+        and `patches`, a tuple of uint8 [n, 3 * patch_size^2] for each of the k images.
         Raises IndexError outside the cache, CacheCorruptError where the bytes are not those that were written.
         """
         index = self._position(index)
-        slot = int(self._slots[index])
-        sample: dict[str, Array] = {}
-        for group in GROUPS:
-            shard = self.shard(group, slot >> ROW_BITS)
-            values = shard.row(slot & ((1 << ROW_BITS) - 1))
-            if not self._verified[index]:
-                shard.check_row(slot & ((1 << ROW_BITS) - 1), values)
-            sample.update(values)
+        slot, is_verified = int(self._slots[index]), bool(self._verified[index])
+        number, row = slot >> ROW_BITS, slot & ((1 << ROW_BITS) - 1)
+        text = _row(self.shard("text", number), row, is_verified=is_verified)
+        media = self.shard("media", number)
+        if self._images is None:
+            sample = _row(media, row, is_verified=is_verified) | text
+        else:
+            rows = text.pop(self._images.rows_field).tolist()
+            sample = self._images.sample(text, [_row(media, image, is_verified=is_verified) for image in rows])
         self._verified[index] = True
         return sample
 
     def sample_id(self, index: int) -> str:
         """Returns the id of one sample, without the row table: about 2 us."""
         slot = int(self._slots[self._position(index)])
-        return self.shard("media", slot >> ROW_BITS).string("sample_id", slot & ((1 << ROW_BITS) - 1))
+        group = self.fields["sample_id"].group
+        return self.shard(group, slot >> ROW_BITS).string("sample_id", slot & ((1 << ROW_BITS) - 1))
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         """Returns the tensor fields of one sample as torch tensors that are copies, never aliases of the mapping."""
         import torch
 
-        return {name: torch.from_numpy(value.copy()) for name, value in self.read(index).items()}
+        sample = self.read(index)
+        if self._images is not None:
+            sample["patches"] = np.concatenate([self._images.no_patches, *sample["patches"]])
+        return {name: torch.from_numpy(value.copy()) for name, value in sample.items()}
 
     def shard(self, group: Group, index: int) -> Shard:
         """Returns an opened shard of a field group."""
@@ -185,6 +194,13 @@ class Cache:
         """Raises CacheMismatchError where this is not the cache of `key`."""
         if self.key != key:
             raise CacheMismatchError(f"{self.folder}: key is {self.key[:16]}, wanted {key[:16]}")
+
+
+def _row(shard: Shard, row: int, *, is_verified: bool) -> dict[str, Any]:
+    values = shard.row(row)
+    if not is_verified:
+        shard.check_row(row, values)
+    return values
 
 
 def _reopen(folder: Path, key: str, verify: Verify, max_open_shards: int) -> Cache:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.config import Config
-from forebay.config.recipe import Recipe, recipe_document, recipe_of
+from forebay.config.recipe import AnyRecipe, recipe_document, recipe_of
 from forebay.store.canonical import canonical_json, digest
 
 KEY_VERSION = 1
@@ -21,7 +21,7 @@ ABSENT = "(absent)"
 class RecipeKey:
     """A recipe, its document and the digest of that: all of a key that a miss needs, known without touching raw data."""
 
-    recipe: Recipe
+    recipe: AnyRecipe
     document: dict[str, Any]
     key: str
 
@@ -50,8 +50,14 @@ def cache_key(recipe: str, sources: Sequence[SourceDigest]) -> str:
 
 
 def folder_name(config: Config, key: str) -> str:
-    """Returns the name of a cache's folder."""
-    return f"{config.name}-{config.source.split}-{key[:SHORT]}"
+    """Returns the name of a cache's folder; the codec of images ends it, where it is not raw."""
+    suffix = "" if codec_of(config) in (None, "raw") else f".{codec_of(config)}"
+    return f"{config.name}-{config.source.split}-{key[:SHORT]}{suffix}"
+
+
+def codec_of(config: Config) -> str | None:
+    """Returns how a config stores images: the `codec` of its caches' metadata. None for audio."""
+    return None if config.vision is None else config.vision.codec
 
 
 def differences(wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> list[dict[str, Any]]:

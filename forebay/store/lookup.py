@@ -12,7 +12,7 @@ from forebay.config import Config
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheNotFoundError
 from forebay.store.compare import SourceState, compare_sources, source_differences
 from forebay.store.files import TEMPORARY_MARK
-from forebay.store.key import SHORT, RecipeKey, differences, recipe_key
+from forebay.store.key import SHORT, RecipeKey, codec_of, differences, recipe_key
 from forebay.store.layout import FORMAT_VERSION
 from forebay.store.memo import FILE_NAME as MEMO_NAME
 from forebay.store.memo import Memo
@@ -105,6 +105,8 @@ def find_cache(config: Config, *, may_hash: bool = True, memo: Memo | None = Non
     sealed = _named_cache(config) if config.train.cache_dir else sealed_caches(config.cache_root)
     if config.train.cache_dir and sealed[0].metadata["recipe_key"] != recipe.key:
         raise CacheMismatchError(_mismatch(sealed[0], recipe))
+    # Any layout has the same values; that of the config is read as its user means it to be.
+    sealed = sorted(sealed, key=lambda cache: cache.metadata.get("codec") != codec_of(config))
     candidates = _candidates(config, recipe, sealed)
     if not candidates:
         nearest = _nearest(config, recipe, sealed)

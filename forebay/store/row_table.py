@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from forebay.store.layout import GROUPS, FieldSpec
+from forebay.store.layout import GROUPS, FieldSpec, Group
 
 if TYPE_CHECKING:
     from forebay.store.cache import Cache
@@ -21,16 +21,26 @@ def row_table(cache: Cache) -> pa.Table:
 
     Bytes of a string that are no UTF-8 are written as escapes (`\\xff`).
     """
-    rate = cache.constants["sample_rate_hz"]
     columns: dict[str, Any] = {"index": pa.array(np.arange(len(cache)))}
     order = _slot_order(cache)
     for group in GROUPS:
         for field in cache.fields.values():
-            if field.group == group and field.role == "table" and field.name not in columns:
+            if (
+                field.group == group
+                and field.role == "table"
+                and field.name not in columns
+                and _is_of_samples(cache, group)
+            ):
                 columns[field.name] = _column(cache, field).take(order)
-    columns["duration_s"] = pa.array(cache.lengths["num_samples"] / rate)
+    if "num_samples" in cache.lengths:
+        columns["duration_s"] = pa.array(cache.lengths["num_samples"] / cache.constants["sample_rate_hz"])
     columns.update({name: pa.array(np.asarray(values)) for name, values in cache.lengths.items()})
     return pa.table(columns)
+
+
+def _is_of_samples(cache: Cache, group: Group) -> bool:
+    """Whether a group has a row a sample: the media rows of a vision cache are images, each of several samples."""
+    return group == "text" or "media_rows" not in cache.metadata
 
 
 def categories(cache: Cache, name: str) -> tuple[list[str], Array] | None:
@@ -39,7 +49,7 @@ def categories(cache: Cache, name: str) -> tuple[list[str], Array] | None:
     None where the cache has no such field. Reads that field alone: a fraction of the cost of the whole row table.
     """
     field = cache.fields.get(name)
-    if field is None:
+    if field is None or not _is_of_samples(cache, field.group):
         return None
     column = _column(cache, field).dictionary_encode().combine_chunks()
     return sorted_categories(column.dictionary.to_pylist(), column.indices.take(_slot_order(cache)).to_numpy())
@@ -55,7 +65,7 @@ def sorted_categories(names: list[str], codes: Array) -> tuple[list[str], Array]
 
 def _slot_order(cache: Cache) -> pa.Array:
     """Where each sample stands in the concatenation of all shards, rows that failed included."""
-    rows = np.array([cache.shard(GROUPS[0], i).entry.rows for i in range(cache.num_shards)], np.int64)
+    rows = np.array([cache.shard("text", i).entry.rows for i in range(cache.num_shards)], np.int64)
     starts = np.cumsum(rows) - rows
     slots = np.asarray(cache.slots)
     return pa.array(starts[slots >> 32] + (slots & 0xFFFFFFFF))

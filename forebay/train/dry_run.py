@@ -71,7 +71,7 @@ def dry_run(config: Config, *, steps: int = 200) -> DryRunReport:
     with contextlib.closing(_batches(loader)) as batches:
         for batch in itertools.islice(batches, steps):
             times_s.append(time.perf_counter())
-            size_bytes += sum(tensor.nbytes for tensor in batch.values())
+            size_bytes += sum(getattr(value, "nbytes", 0) for value in batch.values())  # packs may hold plain numbers
     people = population(loader.source)
     usage = UsageCounter(people, loader.plan, dp_world_size=1).count(start, loader.state)
     elapsed_s = max(times_s[-1] - times_s[0], 1e-9)

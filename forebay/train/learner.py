@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import random
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ import torch
 
 from forebay.errors import ConfigError, ResumeError
 from forebay.train.checkpoint import TrainState, load_optimizer, load_state, save_checkpoint
+from forebay.train.collate.expand import to_model_inputs
 from forebay.train.meter import Meter
 from forebay.train.micro_batches import BatchLoader, Group, host_sum, micro_batch_groups
 from forebay.train.models import ModelFacts, check_batch, count_targets, load_model, model_facts, summed_loss
@@ -29,8 +30,12 @@ _logger = logging.getLogger(__name__)
 class Learner:
     """The model and its optimizer, as accelerate prepared them, and what one step does to them."""
 
-    def __init__(self, settings: TrainConfig, *, facts: ModelFacts, accelerator: Any) -> None:
+    def __init__(
+        self, settings: TrainConfig, *, facts: ModelFacts, accelerator: Any, constants: Mapping[str, Any] | None = None
+    ) -> None:
+        """Starts nothing yet. constants: of the source, which uint8 patches are expanded by; other batches need none."""
         self.settings = settings
+        self._constants = constants or {}
         self.facts = facts
         self.accelerator = accelerator
         self._model: Any = None
@@ -130,9 +135,9 @@ class Learner:
 
     def _loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         check_batch(self.facts, batch)
-        inputs = {name: tensor.to(self.accelerator.device, non_blocking=True) for name, tensor in batch.items()}
+        inputs = to_model_inputs(batch, self._constants, device=self.accelerator.device)
         labels = inputs.pop("labels")
-        logits = self._model(**inputs, use_cache=False).logits
+        logits = self._model(**inputs).logits
         return summed_loss(logits, labels, labels_are_shifted=self.facts.labels_are_shifted)
 
     def _clip(self) -> torch.Tensor:
@@ -198,7 +203,7 @@ def _checkpoint_model(wanted: ModelFacts, checkpoint: Path) -> Any:
         model = load_model(checkpoint, seed=0)
     except ConfigError as err:
         raise ResumeError(f"cannot go on from {checkpoint}: {err}; train without --resume") from err
-    for name in ("model_type", "n_mels", "vocab_size"):
+    for name in ("model_type", "n_mels", "vocab_size", "vision"):
         if getattr(wanted, name) != getattr(stored, name):
             raise ResumeError(
                 f"{name} is {getattr(stored, name)} in {checkpoint} and {getattr(wanted, name)} in {wanted.folder}; "

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from forebay.errors import ConfigError, PlanError
-from forebay.train.collate import Batch, Collator, PaddingSide
+from forebay.train.collate import Batch, BatchMaker, Collator, PaddingSide
 from forebay.train.collate.text import IGNORED
 from forebay.train.crop import CropDraws
 from forebay.train.plan import Plan, Turn, next_position, num_steps, turn
@@ -50,6 +50,7 @@ class Loader:
         epochs: int | None = None,
         mask_fillers: bool = False,
         crop_s: float | None = None,
+        collator: BatchMaker | None = None,
     ) -> None:
         """Starts nothing yet: threads live from `iter` to the end of the iterator.
 
@@ -60,6 +61,7 @@ class Loader:
         mask_fillers: batches of weight 0 (see `weight`) have all labels -100. A sum of token losses over ranks is then right
         by itself; a mean over the batch's own tokens is NaN.
         crop_s: batches are of random crops of so many seconds, drawn by (seed, epoch, sample id); see `forebay.train.crop`.
+        collator: what makes the batches, for example of packs; None: a `Collator` of dtype, padding_side and crop_s.
         Raises ConfigError (also ValueError) for impossible values, PlanError where no rank has a step.
         """
         if dp_world_size < 1 or not 0 <= dp_rank < dp_world_size:
@@ -80,7 +82,7 @@ class Loader:
             )
         self._num_threads, self._prefetch = num_threads, prefetch
         self._as_tensordict, self._mask_fillers = as_tensordict, mask_fillers
-        self._collator = Collator(source, dtype=dtype, padding_side=padding_side, crop_s=crop_s)
+        self._collator = collator or Collator(source, dtype=dtype, padding_side=padding_side, crop_s=crop_s)
         self._is_cropped = crop_s is not None
         if pin_memory and not torch.cuda.is_available():
             raise ConfigError("pin_memory is true but torch sees no CUDA device; leave train.pin_memory out")
@@ -252,7 +254,8 @@ class Loader:
             return item.batch
         from tensordict import TensorDict
 
-        return TensorDict(item.batch, batch_size=[item.num_samples])
+        is_packed = len(item.batch["input_ids"]) != item.num_samples if "position_ids" in item.batch else False
+        return TensorDict(item.batch, batch_size=[] if is_packed else [item.num_samples])
 
     def _advance(self, start: LoaderState, *, steps_done: int, steps: int) -> None:
         if steps_done == steps:

@@ -1,4 +1,4 @@
-"""The reference training loop: Whisper and Qwen3-ASR models on accelerate, one or several ranks, with exact resume.
+"""The reference training loop: Whisper, Qwen3-ASR and Qwen3-VL models on accelerate, one or several ranks, with exact resume.
 
 The loss of an optimizer step is the sum over all its target tokens, in all its micro-batches on all ranks, divided by
 their number: what one large batch would give (transformers' `num_items_in_batch`). Micro-batches hold different numbers
@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -77,7 +77,14 @@ def run(
     try:
         loader = make_loader(config, dp_rank=state.process_index, dp_world_size=state.num_processes)
         check_constants(facts, loader.source.constants)
-        report = train(config, loader=loader, source_kind=source_kind(loader.source), resume=resume, log=log)
+        report = train(
+            config,
+            loader=loader,
+            source_kind=source_kind(loader.source),
+            constants=loader.source.constants,
+            resume=resume,
+            log=log,
+        )
         return report if state.is_main_process else None
     finally:
         if torch.distributed.is_initialized():
@@ -89,12 +96,14 @@ def train(
     *,
     loader: BatchLoader,
     source_kind: Literal["cache", "uncached"],
+    constants: Mapping[str, Any] | None = None,
     resume: bool | Path = False,
     log: Callable[[StepLog], None] | None = None,
 ) -> TrainReport:
     """Returns the report of training up to `train.max_steps`; the run folder then holds the last checkpoint.
 
     loader: this rank's batches, on the host. Ranks come from accelerate (RANK and WORLD_SIZE, as torchrun sets them).
+    constants: of the loader's source; batches of uint8 patches need them.
     resume: True goes on from the last checkpoint of the run folder, or starts where there is none yet; a path goes on
     from that checkpoint folder. A resumed run has the losses of an uninterrupted one.
     log: called on rank 0 every `train.log_every` steps and after the last; left out, a line of this module's logger.
@@ -103,7 +112,7 @@ def train(
     ForebayError (a loss that is not finite, a checkpoint that cannot be written).
     """
     settings, facts = config.train, _check_settings(config)
-    learner = Learner(settings, facts=facts, accelerator=_accelerator(settings))
+    learner = Learner(settings, facts=facts, accelerator=_accelerator(settings), constants=constants)
     checkpoint = _resume_from(resume, run_folder(config))
     state = learner.start(checkpoint, loader=loader)
     meter = learner.meter(state)
@@ -153,7 +162,9 @@ def _usage_log(config: Config, loader: BatchLoader, *, step: int, num_ranks: int
 
 def _check_settings(config: Config) -> ModelFacts:
     if config.train.model is None:
-        raise ConfigError(f"{config.path}: train.model is missing; name the folder of a Whisper or Qwen3-ASR model")
+        raise ConfigError(
+            f"{config.path}: train.model is missing; name the folder of a Whisper, Qwen3-ASR or Qwen3-VL model"
+        )
     facts = model_facts(Path(config.train.model))
     check_config(facts, config)
     return facts

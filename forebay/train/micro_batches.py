@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from forebay.errors import PlanError
+from forebay.train.collate.text import IGNORED
 
 Batch = dict[str, torch.Tensor]
 SumOverRanks = Callable[[Sequence[int]], list[int]]
@@ -85,7 +86,7 @@ def micro_batch_groups(
                 batches = [(batch, loader.weight) for batch in itertools.islice(epoch, wanted)]
                 wait_s = time.perf_counter() - started_s
                 num_targets = sum(weight * count_targets(batch["labels"]) for batch, weight in batches)
-                num_samples = sum(weight * len(batch["labels"]) for batch, weight in batches)
+                num_samples = sum(weight * count_samples(batch) for batch, weight in batches)
                 ready, num_targets, num_samples = sum_over_ranks([bool(batches), num_targets, num_samples])
                 if not ready:
                     break
@@ -97,6 +98,16 @@ def micro_batch_groups(
                 yield Group(batches=batches, num_targets=max(num_targets, 1), num_samples=num_samples, wait_s=wait_s)
                 num_groups += 1
     raise PlanError('the loader gives no batch in a whole epoch; lower plan.batch_size, or set plan.tail = "short"')
+
+
+def count_samples(batch: Batch) -> int:
+    """Returns the samples of a batch: its rows; of packs, the segments that hold a target (a padded tail holds none)."""
+    labels, positions = batch["labels"], batch.get("position_ids")
+    if positions is None:
+        return len(labels)
+    segments = (positions[0].flatten() == 0).cumsum(0)
+    # Segments rise along the pack, so every change is a new one.
+    return int((torch.diff(segments[labels.flatten() != IGNORED], prepend=segments.new_zeros(1)) != 0).sum())
 
 
 def host_sum(num_ranks: int) -> SumOverRanks:

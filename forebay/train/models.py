@@ -1,10 +1,10 @@
-"""The speech models of the reference loop: from a local folder, checked against what the batches hold, with a summed loss."""
+"""The models of the reference loop: from a local folder, checked against what the batches hold, with a summed loss."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,9 +19,14 @@ if TYPE_CHECKING:
 IGNORED_LABEL = -100
 """Label of a position that is no target, as in torch and transformers."""
 
-_CLASSES = {"whisper": "WhisperForConditionalGeneration", "qwen3_asr": "Qwen3ASRForConditionalGeneration"}
-_FEATURES = {"whisper": "log_mel", "qwen3_asr": "qwen3_asr"}
-_ID_FIELDS = {"whisper": "decoder_input_ids", "qwen3_asr": "input_ids"}
+_CLASSES = {
+    "whisper": "WhisperForConditionalGeneration",
+    "qwen3_asr": "Qwen3ASRForConditionalGeneration",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration",
+}
+_FEATURES = {"whisper": "log_mel", "qwen3_asr": "qwen3_asr", "qwen3_vl": "patches"}
+_PROMPTS = {"whisper": "whisper", "qwen3_asr": "qwen3_asr", "qwen3_vl": "chat"}
+_ID_FIELDS = {"whisper": "decoder_input_ids", "qwen3_asr": "input_ids", "qwen3_vl": "input_ids"}
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
@@ -31,21 +36,34 @@ class ModelFacts:
     """What a model folder's config.json says about the batches that the model takes."""
 
     folder: Path
-    model_type: Literal["whisper", "qwen3_asr"]
-    n_mels: int
+    model_type: Literal["whisper", "qwen3_asr", "qwen3_vl"]
+    n_mels: int | None
+    """Of a speech model."""
     vocab_size: int
     max_label_tokens: int | None
     """Positions of Whisper's decoder; None where the model sets no such limit."""
     audio_token_id: int | None
     """Placeholder of one audio position (Qwen3-ASR)."""
     labels_are_shifted: bool
-    """True: `labels[:, t]` is the target of position t (Whisper). False: of position t - 1 (causal, Qwen3-ASR)."""
+    """True: `labels[:, t]` is the target of position t (Whisper). False: of position t - 1 (causal, Qwen3-ASR, Qwen3-VL)."""
+    vision: VisionFacts | None = None
+    """Of a vision-language model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VisionFacts:
+    """What a vision cache was made for, under the names of its constants."""
+
+    patch_size: int
+    merge_size: int
+    temporal_patch_size: int
+    image_token_id: int
 
 
 def model_facts(folder: Path) -> ModelFacts:
     """Returns what the config.json in `folder` says; nothing is fetched, no code of the folder is run.
 
-    Raises ConfigError where there is no usable config.json or its `model_type` is neither whisper nor qwen3_asr.
+    Raises ConfigError where there is no usable config.json or its `model_type` is none of whisper, qwen3_asr and qwen3_vl.
     """
     config = _transformers_config(folder)
     if config.model_type == "whisper":
@@ -57,6 +75,22 @@ def model_facts(folder: Path) -> ModelFacts:
             max_label_tokens=config.max_target_positions,
             audio_token_id=None,
             labels_are_shifted=True,
+        )
+    if config.model_type == "qwen3_vl":
+        return ModelFacts(
+            folder=folder,
+            model_type="qwen3_vl",
+            n_mels=None,
+            vocab_size=config.text_config.vocab_size,
+            max_label_tokens=None,
+            audio_token_id=None,
+            labels_are_shifted=False,
+            vision=VisionFacts(
+                patch_size=config.vision_config.patch_size,
+                merge_size=config.vision_config.spatial_merge_size,
+                temporal_patch_size=config.vision_config.temporal_patch_size,
+                image_token_id=config.image_token_id,
+            ),
         )
     return ModelFacts(
         folder=folder,
@@ -92,6 +126,14 @@ def _transformers_config(folder: Path) -> Any:
 
 def check_config(facts: ModelFacts, config: Config) -> None:
     """Returns when the model takes what the config makes, else raises ConfigError with both values; reads no data."""
+    if (facts.vision is None) != (config.vision is None):
+        takes, has = ("audio", "a") if facts.vision is None else ("packs of images and text", "no")
+        raise ConfigError(
+            f"train.model: {facts.folder} is a {facts.model_type} model and takes {takes}, but {config.path} has {has} "
+            "[vision] section; name another train.model or change the config"
+        )
+    if facts.vision is not None:
+        return
     wanted = _FEATURES[facts.model_type]
     if config.audio.features != wanted:
         raise ConfigError(
@@ -115,11 +157,14 @@ def check_constants(facts: ModelFacts, constants: Mapping[str, Any]) -> None:
     """Returns when a source's constants are the model's, else raises CacheMismatchError with both values."""
     wanted: dict[str, Any] = {
         "features": _FEATURES[facts.model_type],
-        "prompt": facts.model_type,
-        "n_mels": facts.n_mels,
+        "prompt": _PROMPTS[facts.model_type],
     }
+    if facts.n_mels is not None:
+        wanted["n_mels"] = facts.n_mels
     if facts.audio_token_id is not None:
         wanted["audio_token_id"] = facts.audio_token_id
+    if facts.vision is not None:
+        wanted |= asdict(facts.vision)
     for name, value in wanted.items():
         stored = constants.get(name)
         if stored is not None and stored != value:
@@ -136,20 +181,31 @@ def check_batch(facts: ModelFacts, batch: Mapping[str, torch.Tensor]) -> None:
     rare token can come late, so every batch is looked at: two reductions over a few thousand integers.
     """
     ids_name = _ID_FIELDS[facts.model_type]
-    missing = [name for name in ("input_features", ids_name, "labels") if name not in batch]
+    missing = [name for name in (*_value_fields(facts, batch), ids_name, "labels") if name not in batch]
     if missing:
+        remedy = (
+            f'set audio.features = "{_FEATURES[facts.model_type]}" and text.prompt = "{_PROMPTS[facts.model_type]}"'
+        )
+        if facts.vision is not None:
+            remedy = 'give the config a [vision] section and plan.kind = "pack"'
         raise CacheMismatchError(
             f"batch has no field {missing[0]} (it has {', '.join(sorted(batch))}), which a {facts.model_type} model needs; "
-            f'set audio.features = "{_FEATURES[facts.model_type]}" and text.prompt = "{facts.model_type}", then run forebay preprocess'
+            f"{remedy}, then run forebay preprocess"
         )
-    n_mels = batch["input_features"].shape[1]
-    if n_mels != facts.n_mels:
+    if facts.n_mels is not None and (n_mels := batch["input_features"].shape[1]) != facts.n_mels:
         raise CacheMismatchError(
             f"model in {facts.folder} wants {facts.n_mels} mel bins, the cache has {n_mels}; "
             f"set audio.n_mels = {facts.n_mels} and run forebay preprocess, or name another train.model"
         )
     for name in (ids_name, "labels"):
         _check_ids(facts, name, batch[name])
+
+
+def _value_fields(facts: ModelFacts, batch: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
+    if facts.vision is None:
+        return ("input_features",)
+    # Without the positions the samples of a pack would see each other.
+    return ("pixel_values" if "pixel_values" in batch else "patches", "image_grid_thw", "position_ids")
 
 
 def _check_ids(facts: ModelFacts, name: str, ids: torch.Tensor) -> None:

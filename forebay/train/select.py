@@ -15,6 +15,8 @@ from forebay.config import Config, MixtureSource, load_config
 from forebay.errors import CacheNotFoundError, ForebayError
 from forebay.store.cache import open_cache
 from forebay.store.lookup import Lookup, find_cache, not_found_message
+from forebay.train.collate.pack_shapes import PackShapes
+from forebay.train.collate.packed import PackCollator
 from forebay.train.loader import Loader
 from forebay.train.mixture import is_mixture, mix
 from forebay.train.plan.interface import Plan
@@ -70,7 +72,23 @@ def make_loader(config: Config, *, dp_rank: int = 0, dp_world_size: int = 1, as_
         pin_memory=config.train.pin_memory,
         as_tensordict=as_tensordict,
         crop_s=config.train.crop_s,
+        collator=None if config.vision is None else pack_collator(config, selected.source),
     )
+
+
+def pack_collator(config: Config, source: SampleSource) -> PackCollator:
+    """Returns what makes the batches of packs, as `[train]` wants them."""
+    settings, plan = config.train, config.plan
+    shapes = None
+    if settings.pack_shapes == "fixed" and plan is not None and plan.seq_len is not None:
+        shapes = PackShapes.even(
+            plan.seq_len,
+            max_patches=plan.max_patches,
+            num_classes=settings.patch_classes,
+            merge_size=int(source.constants["merge_size"]),
+        )
+    dtype = None if settings.pixels == "uint8" else _DTYPES[settings.pixels]
+    return PackCollator(source, shapes=shapes, dtype=dtype, varlen=settings.varlen)
 
 
 def select(config: Config) -> Selected:
@@ -81,9 +99,10 @@ def select(config: Config) -> Selected:
     if folder is not None:
         cache = open_cache(folder, max_open_shards=config.train.max_open_shards)
         return Selected(source=cache, kind="cache")
-    from forebay.train.uncached import UncachedSource
+    from forebay.train.uncached import UncachedSource, UncachedVisionSource
 
-    return Selected(source=UncachedSource(config, stored_probe=probe), kind="uncached")
+    uncached = UncachedSource if config.vision is None else UncachedVisionSource
+    return Selected(source=uncached(config, stored_probe=probe), kind="uncached")
 
 
 def _select_mixture(config: Config) -> Selected:

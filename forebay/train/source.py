@@ -9,8 +9,8 @@ import numpy as np
 
 from forebay.store.layout import FieldSpec
 
-Sample = Mapping[str, np.ndarray[Any, Any]]
-"""Tensor fields of one sample, each [n, *shape] and read-only."""
+Sample = Mapping[str, Any]
+"""Tensor fields of one sample, arrays [n, *shape] and read-only; `patches` of images are a tuple of arrays."""
 
 
 class SampleSource(Protocol):
@@ -28,7 +28,10 @@ class SampleSource(Protocol):
 
     @property
     def lengths(self) -> Mapping[str, np.ndarray[Any, Any]]:
-        """Integers [num_samples] by name: `num_samples` (audio samples), `num_frames` (stored frames), `num_tokens`."""
+        """Integers [num_samples] by name: `num_samples` (audio samples), `num_frames` (stored frames), `num_tokens`.
+
+        Of images and text: `num_tokens`, `num_patches`, `num_images`.
+        """
         ...
 
     @property

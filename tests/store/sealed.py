@@ -21,6 +21,7 @@ from forebay.store.shard_table import shard_name
 from forebay.store.sources import ABSENT, SourceFile, StoredSource, dump_sources, listed_files
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "demo" / "speech" / "model"
+DEMO_VISION = Path(__file__).resolve().parents[2] / "demo" / "vision" / "model"
 
 FIELDS = (
     FieldSpec(name="waveform", dtype="int16"),
@@ -44,6 +45,8 @@ def config_of(root: Path, **sections: dict[str, Any]) -> Config:
         "audio": {"features": "waveform"},
         "run": {"cache_root": "caches"},
     }
+    if "vision" in sections:
+        del document["audio"]
     for name, values in sections.items():
         document[name] = {**document.get(name, {}), **values}
     return parse_config(document, path=root / "config.toml")

@@ -27,7 +27,7 @@ from forebay.store.lookup import Lookup, find_cache, not_found_message, require,
 from forebay.store.memo import Memo
 from forebay.store.metadata import read_metadata, write_metadata
 from forebay.store.sources import SourceFile
-from tests.store.sealed import DEMO_MODEL, build, config_of, contents_of, raw_data
+from tests.store.sealed import DEMO_MODEL, DEMO_VISION, build, config_of, contents_of, raw_data
 from tests.store.trees import flip, tree
 
 
@@ -430,11 +430,69 @@ def test_fields_that_need_others_change_the_key(tmp_path: Path) -> None:
     assert len({recipe_key(config).key for config in variants}) == len(variants)
 
 
+VISION = {"processor": str(DEMO_VISION)}
+
+VISION_CHANGES: list[tuple[str, str, Any, str]] = [
+    ("source", "rows", "0:10", "source.rows"),
+    ("source", "max_samples", 3, "source.max_samples"),
+    ("source", "exclude", ["a"], "source.exclude"),
+    ("source", "max_sample_bytes", 1000, "vision.max_sample_bytes"),
+    ("source", "max_pixels", 1000, "vision.max_pixels"),
+    ("source", "split", "test", "source.split"),
+    ("source", "kind", "jsonl", "source.kind"),
+    ("vision", "backend", "torchvision", "vision.backend"),
+]
+
+
+@pytest.mark.parametrize(("section", "field", "value", "name"), VISION_CHANGES)
+def test_every_field_that_changes_the_values_of_images_changes_the_key(
+    tmp_path: Path, section: str, field: str, value: Any, name: str
+) -> None:
+    base = recipe_key(config_of(tmp_path, vision=VISION))
+    sections: dict[str, dict[str, Any]] = {"vision": dict(VISION)}
+    sections[section] = {**sections.get(section, {}), field: value}
+    other = recipe_key(config_of(tmp_path, **sections))
+    assert other.key != base.key
+    assert name in [difference["field"] for difference in differences(other.document, base.document)]
+
+
+def test_files_of_processor_and_tokenizer_change_the_key_of_images(tmp_path: Path) -> None:
+    keys = set()
+    for name in ("same", "processor", "template"):
+        shutil.copytree(DEMO_VISION, tmp_path / name)
+    (tmp_path / "processor" / "preprocessor_config.json").write_text(
+        '{"image_processor_type": "Qwen2VLImageProcessor"}'
+    )
+    (tmp_path / "template" / "chat_template.jinja").write_text("{{ messages }}")
+    for name in ("same", "processor", "template"):
+        keys.add(recipe_key(config_of(tmp_path, vision={"processor": str(tmp_path / name)})).key)
+    assert len(keys) == 3
+    assert recipe_key(config_of(tmp_path, vision=VISION)).key in keys
+
+
+def test_the_codec_is_in_the_folder_and_not_in_the_key(tmp_path: Path) -> None:
+    configs = {
+        codec: config_of(tmp_path, vision={**VISION, "codec": codec}) for codec in ("raw", "zstd", "webp", "source")
+    }
+    assert len({recipe_key(config).key for config in configs.values()}) == 1
+    names = {codec: folder_name(config, "0123456789abcdef99") for codec, config in configs.items()}
+    assert names["raw"].endswith("-0123456789abcdef")
+    assert [names[codec].rpartition(".")[2] for codec in ("zstd", "webp", "source")] == ["zstd", "webp", "source"]
+
+
+def test_columns_of_an_hf_source_are_in_the_key_of_images(tmp_path: Path) -> None:
+    columns = ("image", "question", "answer", "messages")
+    configs = [config_of(tmp_path, vision=VISION, source={"kind": "hf", f"{name}_column": "x"}) for name in columns]
+    assert len({recipe_key(config).key for config in configs}) == len(columns)
+
+
 def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
     """A field that is new in the config tree has to be added to the lists above, or to those that change no value."""
     tried = {(section, field) for section, field, _ in KEY_CHANGES}
     tried |= {("source", "overlong"), ("audio", "n_mels"), ("audio", "keep_waveform"), ("text", "tokenizer")}
     tried |= {("source", f"{name}_column") for name in ("audio", "text", "language")}
+    tried |= {("source", f"{name}_column") for name in ("image", "question", "answer", "messages")}
+    tried |= {(section, field) for section, field, _, _ in VISION_CHANGES}
     config = config_of(tmp_path, text=TEXT)
     assert config.text is not None
     known = {

@@ -1,12 +1,25 @@
-"""Manifests of six kinds to one table of candidate samples, in two stages: listed at once, located a file at a time."""
+"""Manifests of six kinds to one table of candidate samples, in two stages: listed at once, located a file at a time.
 
+Those of conversations over images, of three kinds, in `conversations`.
+"""
+
+from forebay.preprocess.sources.conversations import read_conversations
 from forebay.preprocess.sources.eligible import apply_filters
 from forebay.preprocess.sources.locate import locate_file, locate_tasks, read_manifest, read_rows
 from forebay.preprocess.sources.media import MediaReader
-from forebay.preprocess.sources.rows import REJECTED_SCHEMA, ROW_SCHEMA, WHOLE_FILE, Manifest
+from forebay.preprocess.sources.rows import (
+    CONVERSATION_SCHEMA,
+    IMAGE_SCHEMA,
+    REJECTED_SCHEMA,
+    ROW_SCHEMA,
+    WHOLE_FILE,
+    Manifest,
+)
 from forebay.preprocess.sources.task import Located, LocateTask
 
 __all__ = [
+    "CONVERSATION_SCHEMA",
+    "IMAGE_SCHEMA",
     "REJECTED_SCHEMA",
     "ROW_SCHEMA",
     "WHOLE_FILE",
@@ -17,6 +30,7 @@ __all__ = [
     "apply_filters",
     "locate_file",
     "locate_tasks",
+    "read_conversations",
     "read_manifest",
     "read_rows",
 ]

@@ -22,7 +22,7 @@ from forebay.store.sources import SourceFile
 
 _IDS = ("sample_id", "id")
 _DURATIONS = ("duration_s", "duration")
-_DEFAULTS = {f.name: f.default for f in dataclasses.fields(SourceConfig)}
+DEFAULTS = {f.name: f.default for f in dataclasses.fields(SourceConfig)}
 
 
 def list_hf(source: SourceConfig) -> Manifest:
@@ -34,10 +34,10 @@ def list_hf(source: SourceConfig) -> Manifest:
     `duration`, `prompt`. An id left out is the path without extension, else `<file>/<row>`.
     Raises MissingExtraError without the `datasets` library, ManifestError for missing columns and other types.
     """
-    _require_datasets()
+    require_datasets()
     manifests = manifest_files(source)
     files = NamedFiles(manifests, source)
-    data = [(number, file) for number, file in enumerate(manifests) if _is_data(file.path)]
+    data = [(number, file) for number, file in enumerate(manifests) if is_data(file.path)]
     if not data:
         raise ManifestError(
             f"{', '.join(source.manifests)}: no .arrow or .parquet data file; name a save_to_disk folder"
@@ -53,7 +53,8 @@ def list_hf(source: SourceConfig) -> Manifest:
     return Manifest(files=tuple(files.files), rows=pa.concat_tables(tables), rejected=pa.concat_tables(rejected))
 
 
-def _require_datasets() -> None:
+def require_datasets() -> None:
+    """Raises MissingExtraError where the `datasets` library is not installed."""
     try:
         import datasets  # noqa: F401
     except ImportError as err:
@@ -61,8 +62,8 @@ def _require_datasets() -> None:
         raise MissingExtraError(message) from err
 
 
-def _is_data(path: Path) -> bool:
-    """Whether a file holds rows: in a `save_to_disk` folder what its state lists (`map` leaves other arrow files there)."""
+def is_data(path: Path) -> bool:
+    """Says whether a file holds rows: in a `save_to_disk` folder what its state lists (`map` leaves other arrow files there)."""
     if path.suffix not in {".arrow", ".parquet"}:
         return False
     state = path.parent / "state.json"
@@ -127,13 +128,13 @@ class _File:
         name = self._source.audio_column
         for setting in ("audio_column", "text_column", "language_column"):
             column = getattr(self._source, setting)
-            if column not in self._names and (setting == "audio_column" or column != _DEFAULTS[setting]):
+            if column not in self._names and (setting == "audio_column" or column != DEFAULTS[setting]):
                 raise ManifestError(
                     f"{self._manifest.path}: no column {column} (source.{setting}); it has {', '.join(self._names)}"
                 )
         kind = self._file.schema.field(name).type
         children = {field.name for field in kind} if pa.types.is_struct(kind) else set()
-        if not (children & {"bytes", "path"} or _is_bytes(kind) or _is_text(kind)):
+        if not (children & {"bytes", "path"} or is_bytes(kind) or is_text(kind)):
             raise ManifestError(f"{self._manifest.path}: column {name} is {kind}, wanted audio as bytes or path")
         return kind
 
@@ -141,9 +142,9 @@ class _File:
         """bool [rows], bytes are in the row; the paths, null where there is none."""
         name, kind, count = self._source.audio_column, self._audio_kind, len(self._file)
         no_paths = pa.nulls(count, pa.large_string())
-        if _is_bytes(kind):
+        if is_bytes(kind):
             return self._file.has_values(name), no_paths
-        if _is_text(kind):
+        if is_text(kind):
             return np.zeros(count, bool), Columns(self._file.columns([name]), self._manifest.path).strings(
                 name, nullable=True
             )
@@ -200,9 +201,11 @@ class _File:
         return pa.array(feature.names, pa.large_string()).take(pc.if_else(known, codes, pa.scalar(None, pa.int64())))
 
 
-def _is_bytes(kind: Any) -> bool:
+def is_bytes(kind: Any) -> bool:
+    """Says whether an arrow type is one of bytes."""
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
 
 
-def _is_text(kind: Any) -> bool:
+def is_text(kind: Any) -> bool:
+    """Says whether an arrow type is one of strings."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))

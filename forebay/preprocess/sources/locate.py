@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -50,10 +50,14 @@ _LOCATES: dict[str, Callable[[LocateTask], Located]] = {
 _TASK_COLUMNS = ("row", "sample_id", "file", "member", "offset", "duration_s", "language")
 
 
+T = TypeVar("T")
+R = TypeVar("R")
+
+
 class Map(Protocol):
     """The built-in `map`, or one over processes: results in the order of the tasks."""
 
-    def __call__(self, function: Callable[[LocateTask], Located], tasks: Sequence[LocateTask], /) -> Iterable[Located]:
+    def __call__(self, function: Callable[[T], R], tasks: Sequence[T], /) -> Iterable[R]:
         """Returns `function(task)` of every task."""
         ...
 

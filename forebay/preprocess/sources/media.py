@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from forebay.errors import DecodeError
-from forebay.preprocess.sources.hf_file import HfFile
+from forebay.preprocess.sources.hf_file import HfFile, place_row
 from forebay.preprocess.sources.rows import WHOLE_FILE
 from forebay.store.media_files import MediaFiles
 from forebay.store.sources import SourceFile
@@ -59,11 +59,12 @@ class _HfRows:
         self._lock = threading.Lock()
         self._open: HfFile | None = None
 
-    def read(self, source: SourceFile, row: int, max_bytes: int | None) -> bytes:
+    def read(self, source: SourceFile, place: int, max_bytes: int | None) -> bytes:
         with self._lock:
             if self._open is None or self._open.path != source.path:
                 self._open = HfFile(source.path)
-            data = self._open.audio(row, self._column)
+            data = self._open.audio(place, self._column)
+        row = place_row(place)
         if data is None:
             raise DecodeError("missing_file", f"{source.path}, row {row + 1}: column {self._column} holds no bytes")
         if max_bytes is not None and len(data) > max_bytes:

@@ -40,9 +40,13 @@ def open_tar(task: LocateTask) -> TarIndex | UnreadableTar:
 
     An error of the machine (EIO, ENOMEM, ...) is raised as it is: it says nothing about the tar.
     """
-    path = task.paths[task.group]
+    return tar_index(task.paths[task.group], cache_root=task.cache_root)
+
+
+def tar_index(path: str, *, cache_root: str) -> TarIndex | UnreadableTar:
+    """Returns the index of a tar, or why there is none; raises as `open_tar` does."""
     try:
-        return load_index(path, cache_root=task.cache_root)
+        return load_index(path, cache_root=cache_root)
     except TarError as err:
         cause = err.__cause__
         if isinstance(cause, OSError) and not is_gone(cause):

@@ -44,6 +44,35 @@ REJECTED_SCHEMA = pa.schema(
 )
 """Columns of `Manifest.rejected`."""
 
+CONVERSATION_SCHEMA = pa.schema(
+    [
+        pa.field("row", pa.int64(), nullable=False),
+        pa.field("sample_id", pa.large_string(), nullable=False),
+        pa.field("explicit_id", pa.bool_(), nullable=False),
+        pa.field("group", pa.int32(), nullable=False),
+        pa.field("text", pa.large_string(), nullable=False),
+        pa.field("images", pa.list_(pa.int32()), nullable=False),
+        pa.field("image_group", pa.int64(), nullable=False),
+    ]
+)
+"""Columns of `Manifest.rows` of conversations: `text` in the canonical form, `images` (into `Manifest.images`, one for each
+image part, in order), `image_group` (rows of one number share images; they are consecutive, numbers rise). Because of that
+order `row`, the place in the listing, does not rise."""
+
+IMAGE_SCHEMA = pa.schema(
+    [
+        pa.field("file", pa.int32(), nullable=False),
+        pa.field("member", pa.large_string(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("size", pa.int64(), nullable=False),
+        pa.field("hash", pa.string(), nullable=False),
+        pa.field("width", pa.int32(), nullable=False),
+        pa.field("height", pa.int32(), nullable=False),
+    ]
+)
+"""Columns of `Manifest.images`, each content once: a place that `MediaReader` takes (that of its first use), the xxh3-128
+of the encoded bytes as 32 hex digits, width and height in pixels as displayed."""
+
 WHOLE_FILE = -1
 """`size` of a row whose media is a file of its own (offset 0), or a row of an `hf` file (offset: the row number)."""
 
@@ -63,12 +92,14 @@ class Manifest:
     (null: not given).
     rejected: `row`, `sample_id`, `kind` ("excluded" by a setting, "failed" because of the data), `reason`, `message`.
     absent: files that are named but cannot be opened; all their rows have failed.
+    images: of conversations only (see CONVERSATION_SCHEMA, which their rows are of): the different images, see IMAGE_SCHEMA.
     """
 
     files: tuple[SourceFile, ...]
     rows: pa.Table
     rejected: pa.Table = field(default_factory=lambda: REJECTED_SCHEMA.empty_table())
     absent: tuple[int, ...] = ()
+    images: pa.Table | None = None
 
     @property
     def num_failed(self) -> int:

@@ -22,7 +22,7 @@ from forebay.store.tar_members import TarIndex
 ROW_BITS = 32
 """`row` is `file number << ROW_BITS | position in the tar`."""
 
-_NAMELESS = frozenset(("bad_checksum", "bad_extended_header", "extended_header_too_large", "truncated", "no_name"))
+NAMELESS = frozenset(("bad_checksum", "bad_extended_header", "extended_header_too_large", "truncated", "no_name"))
 """Reasons after which a member's name cannot be believed: any of them may have been a clip."""
 
 
@@ -117,7 +117,7 @@ def _add_left_out(task: LocateTask, index: TarIndex, members: Members, failures:
             failures.add(_row(task, row), stem, "no_audio", message, kind="excluded")
     for refused in index.refused:
         stem, extension = split_name(refused.name)
-        if extension not in AUDIO and (extension in {".json", ".txt"} or refused.reason not in _NAMELESS):
+        if extension not in AUDIO and (extension in {".json", ".txt"} or refused.reason not in NAMELESS):
             continue
         sample_id = stem if extension in AUDIO else f"{task.name}@{refused.offset}"
         message = f"{task.name}: member {refused.name} at offset {refused.offset} is refused: {refused.reason}; write the tar again"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -15,6 +15,19 @@ from forebay.train.collate.text import PaddingSide, plain_text, qwen3_asr_text, 
 from forebay.train.source import Sample, SampleSource
 
 Batch = dict[str, torch.Tensor]
+
+
+class BatchMaker(Protocol):
+    """Samples to a batch; threads share it."""
+
+    def collate(self, samples: Sequence[Sample], *, allocate: Allocate) -> dict[str, Any]:
+        """Returns the batch of these samples in tensors that `allocate` makes."""
+        ...
+
+    def count_frames(self, samples: Sequence[Sample]) -> tuple[int, int]:
+        """Returns (frames, or tokens, of the samples, those that their batch has room for)."""
+        ...
+
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -44,7 +44,7 @@ class Features:
 
     def values(self, sample: Sample) -> Array:
         """Returns the stored frames that an uncropped clip uses: all, but for w2v_bert those that lie inside of the clip."""
-        values = sample[self.stored]
+        values: Array = sample[self.stored]
         if self.kind == "w2v_bert":
             return values[: int(sample["valid_frames"][0])]
         return values

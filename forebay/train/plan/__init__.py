@@ -1,20 +1,26 @@
 """Plans: which samples form which batch, in which order. Functions over integer lengths; only `disk` touches files."""
 
 from forebay.train.plan.bucket import BucketPlan, bucket_plan
-from forebay.train.plan.disk import load_plan, plan_folder, save_plan
+from forebay.train.plan.disk import AnyPlan, load_plan, plan_folder, save_plan
 from forebay.train.plan.interface import EpochOrder, Plan, Tail
 from forebay.train.plan.key import plan_document, plan_key
 from forebay.train.plan.make import Samples, make_plan
 from forebay.train.plan.order import Order
+from forebay.train.plan.pack import PackPlan, pack_plan
+from forebay.train.plan.pack_order import PackOrder
+from forebay.train.plan.pack_stats import pack_statistics
 from forebay.train.plan.packing_stats import statistics
 from forebay.train.plan.ranks import Turn, mixed_steps, next_position, num_steps, turn
-from forebay.train.plan.resolve import resolve_plan
+from forebay.train.plan.resolve import resolve_packs, resolve_plan
 from forebay.train.plan.window import WindowPlan, window_plan
 
 __all__ = [
+    "AnyPlan",
     "BucketPlan",
     "EpochOrder",
     "Order",
+    "PackOrder",
+    "PackPlan",
     "Plan",
     "Samples",
     "Tail",
@@ -26,9 +32,12 @@ __all__ = [
     "mixed_steps",
     "next_position",
     "num_steps",
+    "pack_plan",
+    "pack_statistics",
     "plan_document",
     "plan_folder",
     "plan_key",
+    "resolve_packs",
     "resolve_plan",
     "save_plan",
     "statistics",

@@ -21,7 +21,10 @@ from forebay.train.plan.bucket import BucketPlan
 from forebay.train.plan.chunk_sums import ChunkCheck, chunk_sums
 from forebay.train.plan.interface import Array
 from forebay.train.plan.key import plan_document
+from forebay.train.plan.pack import UNPLACED, PackPlan
 from forebay.train.plan.window import WindowPlan
+
+AnyPlan = BucketPlan | WindowPlan | PackPlan
 
 PLAN_FORMAT_VERSION = 1
 METADATA = "metadata.json"
@@ -35,12 +38,12 @@ LAZY_BYTES = 2**25
 def plan_folder(root: Path, *, dataset: str, split: str, cache_key: str, settings: PlanConfig) -> Path:
     """Returns where the plan of a cache lives under a cache root, whether it is there or not."""
     key = digest(plan_document(cache_key, settings))
-    return root / "plans" / f"{dataset}_{split}_{settings.kind}_{key[:8]}"
+    is_pack = settings.kind == "pack"
+    kind = f"seq{settings.seq_len}_buf{settings.buffer_size}" if is_pack else settings.kind
+    return root / "plans" / f"{dataset}_{split}_{kind}_{key[:8]}"
 
 
-def save_plan(
-    plan: BucketPlan | WindowPlan, folder: Path, *, cache_key: str, settings: PlanConfig, statistics: dict[str, Any]
-) -> None:
+def save_plan(plan: AnyPlan, folder: Path, *, cache_key: str, settings: PlanConfig, statistics: dict[str, Any]) -> None:
     """Makes `folder` (of `plan_folder`) hold the plan, complete or not at all; a damaged one that is there is replaced.
 
     Two savers at once are fine: the first one's folder stays, the bytes are the same. Arrays that are mapped from a replaced
@@ -60,10 +63,7 @@ def save_plan(
             "kind": settings.kind,
             "plan_key": digest(document),
             "plan": document,
-            "sample_rate_hz": plan.sample_rate_hz,
-            "num_samples": len(plan.members),
-            "num_batches": plan.num_batches,
-            "padding": statistics["padding"],
+            **_at_a_glance(plan, statistics),
             "statistics_xxh3_128": xxhash.xxh3_128_hexdigest(stats),
             "arrays": arrays,
             **_figures(plan, settings),
@@ -75,9 +75,7 @@ def save_plan(
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def load_plan(
-    folder: Path, *, cache_key: str, settings: PlanConfig, num_samples: int | None = None
-) -> BucketPlan | WindowPlan:
+def load_plan(folder: Path, *, cache_key: str, settings: PlanConfig, num_samples: int | None = None) -> AnyPlan:
     """Returns the plan of a folder, its arrays read-only mappings whose bytes have been compared with their checksums.
 
     A large `members` is compared piece by piece, where the plan's order touches it for the first time.
@@ -96,12 +94,10 @@ def load_plan(
         for name, expected in metadata["arrays"].items()
     }
     check = ChunkCheck(folder / "members.npy", arrays["members"], arrays.pop(SUMS)) if is_lazy else None
-    rules: dict[str, Any] = {
-        "sample_rate_hz": metadata["sample_rate_hz"],
-        "lockstep": settings.lockstep,
-        "tail": settings.tail,
-        "check": check,
-    }
+    rules: dict[str, Any] = {"tail": settings.tail, "check": check}
+    if settings.kind == "pack":
+        return PackPlan(unplaced={reason: arrays.pop(reason) for reason in UNPLACED}, **arrays, **rules)
+    rules |= {"sample_rate_hz": metadata["sample_rate_hz"], "lockstep": settings.lockstep}
     if settings.kind == "window":
         return WindowPlan(**arrays, **rules, **metadata["windows"])
     return BucketPlan(
@@ -113,9 +109,11 @@ def load_plan(
     )
 
 
-def _arrays(plan: BucketPlan | WindowPlan) -> dict[str, Array]:
+def _arrays(plan: AnyPlan) -> dict[str, Array]:
     arrays = {"members": plan.members}
-    if isinstance(plan, WindowPlan):
+    if isinstance(plan, PackPlan):
+        arrays.update(offsets=plan.offsets, **plan.unplaced)
+    elif isinstance(plan, WindowPlan):
         arrays.update(lengths=plan.lengths, starts=plan.starts)
     else:
         arrays.update(offsets=plan.offsets, batch_sizes=plan.batch_sizes)
@@ -126,12 +124,24 @@ def _arrays(plan: BucketPlan | WindowPlan) -> dict[str, Array]:
     return arrays
 
 
-def _figures(plan: BucketPlan | WindowPlan, settings: PlanConfig) -> dict[str, Any]:
+def _at_a_glance(plan: AnyPlan, statistics: dict[str, Any]) -> dict[str, Any]:
+    """Returns the figures that a list of plans shows."""
+    if isinstance(plan, PackPlan):
+        return {"num_samples": plan.num_samples, "num_packs": plan.num_batches, "fill": statistics["fill"]}
+    return {
+        "sample_rate_hz": plan.sample_rate_hz,
+        "num_samples": len(plan.members),
+        "num_batches": plan.num_batches,
+        "padding": statistics["padding"],
+    }
+
+
+def _figures(plan: AnyPlan, settings: PlanConfig) -> dict[str, Any]:
     """Returns what a plan is made of beside its settings and arrays."""
     if isinstance(plan, WindowPlan):
         names = ("num_windows", "batches_per_window", "last_batches", "batch_size", "budget")
         return {"windows": {name: getattr(plan, name) for name in names}}
-    return {"edges_s": list(plan.edges_s)} if settings.k is not None else {}
+    return {"edges_s": list(plan.edges_s)} if isinstance(plan, BucketPlan) and settings.k is not None else {}
 
 
 _AGAIN = "delete that folder and run: forebay preprocess CONFIG"

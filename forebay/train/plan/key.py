@@ -6,12 +6,15 @@ from dataclasses import asdict
 from typing import Any
 
 from forebay.config import PlanConfig
+from forebay.config.tree import PACK_FIELDS
 from forebay.store.canonical import digest
 from forebay.train.plan.batch_sizes import read_calibration
 from forebay.train.plan.order import ORDER_VERSION
 
 _ADDED = ("k", "batch_tokens", "calibration")
 """Settings that came later: at their default they stay out, so that plans of before keep their key."""
+PACKER_VERSION = 1
+"""Bumped when the same lengths and settings give other packs."""
 
 
 def plan_document(cache_key: str, settings: PlanConfig) -> dict[str, Any]:
@@ -19,6 +22,14 @@ def plan_document(cache_key: str, settings: PlanConfig) -> dict[str, Any]:
 
     A calibration file is in it by its content. Raises ConfigError where that cannot be read.
     """
+    if settings.kind == "pack":
+        names = ("kind", "tail", *PACK_FIELDS)
+        return {
+            "order_version": ORDER_VERSION,
+            "packer_version": PACKER_VERSION,
+            "cache_keys": [cache_key],
+            "settings": {name: getattr(settings, name) for name in names},
+        }
     described = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
     # 3 and 3.0 seconds are one edge: an int in a TOML file must not make another plan.
     described["edges_s"] = [float(edge) for edge in settings.edges_s]
@@ -26,7 +37,7 @@ def plan_document(cache_key: str, settings: PlanConfig) -> dict[str, Any]:
         described["batch_seconds"] = float(settings.batch_seconds)
     if settings.calibration is not None:
         described["calibration"] = read_calibration(settings.calibration)
-    unused = {name for name in _ADDED if described[name] is None}
+    unused = {name for name in _ADDED if described[name] is None} | set(PACK_FIELDS)
     unused |= {"window"} if settings.kind == "bucket" else set()
     unused |= {"edges_s"} if settings.kind == "window" or settings.k is not None else set()
     unused |= {"locality"} if settings.locality == "global" else set()

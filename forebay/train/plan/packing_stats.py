@@ -70,7 +70,7 @@ def statistics(
         "lockstep": plan.lockstep,
         "tail": plan.tail,
         **randomness.to_json(),
-        "worlds": _worlds(order, plan.tail),
+        "worlds": worlds(order, plan.tail),
         "buckets": [_bucket(plan, number, durations, total, found) for number, found in enumerate(counted)]
         if isinstance(plan, BucketPlan)
         else [],
@@ -99,21 +99,22 @@ def _bucket(plan: BucketPlan, bucket: int, durations: Array, total: int, found: 
     return described if plan.grad_accs is None else {**described, "grad_acc": plan.grad_accs[bucket]}
 
 
-def _worlds(order: EpochOrder, tail: Tail) -> dict[str, dict[str, int]]:
+def worlds(order: EpochOrder, tail: Tail) -> dict[str, dict[str, int]]:
+    """Returns for each of `WORLD_SIZES` the steps of an epoch, those that mix shapes, and what becomes of the epoch's end."""
     count = len(order)
     buckets = order.buckets(np.arange(count))
-    worlds = {}
+    found = {}
     for size in WORLD_SIZES:
         steps = num_steps(count, size, tail=tail)
         missing, left_over = max(steps * size - count, 0), max(count - steps * size, 0)
-        worlds[str(size)] = {
+        found[str(size)] = {
             "steps": steps,
             "mixed_steps": mixed_steps(buckets, size, tail=tail),
             "dropped_batches": left_over,
             "repeated_batches": missing if tail == "pad" else 0,
             "weightless_batches": missing if tail == "short" else 0,
         }
-    return worlds
+    return found
 
 
 def _batch_places(order: Order) -> list[Array]:

@@ -43,7 +43,7 @@ class Permutations:
         self._left = _ceil_sqrt(filled)
         self._right = (filled + self._left - np.uint64(1)) // self._left
         counters = np.arange(1, NUM_ROUNDS * len(sizes) + 1, dtype=np.uint64).reshape(len(sizes), NUM_ROUNDS).T
-        self._round_keys = _mix(np.uint64(key) + counters * _INCREMENT)
+        self._round_keys = mix(np.uint64(key) + counters * _INCREMENT)
 
     def __call__(self, index: Ints, *, member: Ints | int = 0) -> Ints:
         """Returns where the elements stand: int64, the shape of `index`.
@@ -97,8 +97,8 @@ def _below(values: UInts, limit: UInts | np.uint64) -> UInts:
     return result
 
 
-def _mix(values: UInts) -> UInts:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
+def mix(values: UInts) -> UInts:
+    """Returns the values hashed, one to one: the finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
     values = (values ^ (values >> np.uint64(30))) * _MULTIPLIER_1
     values = (values ^ (values >> np.uint64(27))) * _MULTIPLIER_2
     result: UInts = values ^ (values >> np.uint64(31))

@@ -24,6 +24,16 @@ CHANGES: dict[str, dict[str, Any]] = {
     "locality": {"locality": "shards:4"},
 }
 
+PACKS = PlanConfig(kind="pack", seq_len=8192)
+OF_PACKS: dict[str, Any] = {
+    "seq_len": 4096,
+    "max_patches": 32768,
+    "buffer_size": 64,
+    "algorithm": "best_fit_decreasing",
+    "pack_seed": 1,
+    "overlong": "error",
+}
+
 
 @pytest.mark.parametrize("field", CHANGES)
 def test_every_setting_changes_the_key(field: str) -> None:
@@ -34,7 +44,7 @@ def test_every_change_is_another_key() -> None:
     keys = {plan_key("a" * 64, replace(SETTINGS, **change)) for change in CHANGES.values()}
     assert len(keys) == len(CHANGES)
     names = {field.name for field in fields(PlanConfig)}
-    assert names == set(CHANGES) | {"window", "calibration"}
+    assert names == set(CHANGES) | {"window", "calibration"} | set(OF_PACKS)
 
 
 def test_the_document_holds_what_the_plan_depends_on() -> None:
@@ -48,6 +58,20 @@ def test_the_document_holds_what_the_plan_depends_on() -> None:
         assert set(plan_document("a", settings)["settings"]) == common | {name}
     local = plan_document("a", replace(SETTINGS, locality="shards:3"))
     assert local["settings"]["locality"] == "shards:3"
+
+
+def test_every_setting_of_packs_is_in_their_key_and_in_no_other() -> None:
+    documents = [
+        plan_document("a", replace(PACKS, **change)) for change in ({}, *({n: v} for n, v in OF_PACKS.items()))
+    ]
+    assert all(set(document["settings"]) == {"kind", "tail", *OF_PACKS} for document in documents)
+    keys = {plan_key("a", replace(PACKS, **{name: value})) for name, value in {**OF_PACKS, "tail": "drop"}.items()}
+    assert len(keys | {plan_key("a", PACKS)}) == len(OF_PACKS) + 2
+    assert not set(plan_document("a", SETTINGS)["settings"]) & set(OF_PACKS)
+
+
+def test_the_key_of_packs_is_the_recorded_one() -> None:
+    assert plan_key("a" * 64, PACKS) == "81f7384851db45b8d0f300915b74ae250f8bfba2c24c61126f3308d94b9b7d9d"
 
 
 def test_the_window_is_in_the_key_of_windows_alone() -> None:

@@ -1,13 +1,9 @@
-"""Samples made on the fly by the very steps of a build: the fallback where there is no cache, bit for bit the same values.
-
-The only module of this room that reaches `preprocess`.
-"""
+"""Recordings made into samples on the fly."""
 
 from __future__ import annotations
 
 import logging
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -18,21 +14,21 @@ import pyarrow.compute as pc
 from tqdm import tqdm
 
 from forebay.config import Config
+from forebay.config.recipe import Recipe
 from forebay.errors import ManifestError, SampleError
 from forebay.preprocess.features import num_frames
-from forebay.preprocess.probe import probe
-from forebay.preprocess.samples import constants, media_samples, sample_fields, text_encoder, text_samples
+from forebay.preprocess.line import Line
+from forebay.preprocess.lines import line_of
 from forebay.preprocess.sources import MediaReader, read_rows
 from forebay.store.canonical import digest
 from forebay.store.key import recipe_key
-from forebay.store.layout import FieldSpec
+from forebay.store.layout import GROUPS, FieldSpec
 from forebay.store.row_table import sorted_categories
+from forebay.train.uncached.substitutes import MAX_SUBSTITUTES, Substitutes
 
 logger = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
-
-_MAX_SUBSTITUTES = 100
 
 
 class UncachedSource:
@@ -50,9 +46,9 @@ class UncachedSource:
         Raises ConfigError or ManifestError where the config or its manifest cannot be used.
         """
         recipe = recipe_key(config)
-        self._recipe = recipe.recipe
-        tokenizer = config.text.tokenizer if config.text else None
-        self._encoder = text_encoder(self._recipe, tokenizer)
+        if not isinstance(recipe.recipe, Recipe):
+            raise TypeError("a config with [vision] is read by UncachedVisionSource")
+        self._recipe, self._line = recipe.recipe, line_of(config, recipe.recipe)
         manifest = read_rows(config.source, cache_root=config.cache_root)
         self._names = [file.name for file in manifest.files]
         self._media = MediaReader(
@@ -66,14 +62,13 @@ class UncachedSource:
             raise ManifestError(
                 f"no sample of {', '.join(config.source.manifests)} can be used; run: forebay preprocess {config.path}"
             )
-        self.fields: Mapping[str, FieldSpec] = {spec.name: spec for spec in sample_fields(self._recipe)}
-        self.constants = constants(config, self._recipe, self._encoder)
+        self.fields: Mapping[str, FieldSpec] = {spec.name: spec for spec in self._line.fields()}
+        self.constants = self._line.constants()
         self.tokenizer = self._recipe.tokens.tokenizer if self._recipe.tokens else None
         self.key = digest({"uncached": recipe.key, "rows": self._rows["sample_id"].to_pylist()})
         self.lengths = self._measure(tokens)
-        self.failed: Counter[str] = Counter()
-        self._lock = threading.Lock()
-        self._compare_probe(tokenizer, stored_probe)
+        self._substitutes = Substitutes()
+        compare_probe(self._line, stored_probe)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -83,15 +78,12 @@ class UncachedSource:
 
         Raises SampleError where a hundred samples in a row are bad: then it is not the samples.
         """
-        for step in range(_MAX_SUBSTITUTES):
-            try:
-                return self._make((index + step) % len(self))
-            except SampleError as err:
-                with self._lock:
-                    self.failed[err.reason] += 1
-                logger.warning("reading the next sample instead, %s: %s", err.reason, err)
-                last = err
-        raise last
+        return self._substitutes.first_good(self._make, ((index + step) % len(self) for step in range(MAX_SUBSTITUTES)))
+
+    @property
+    def failed(self) -> Counter[str]:
+        """Bad samples met so far, by reason."""
+        return self._substitutes.failed
 
     def categories(self, name: str) -> tuple[list[str], Array] | None:
         """Returns the different values of `language` or `source`, sorted, and which one each sample has; see `Cache`."""
@@ -109,8 +101,8 @@ class UncachedSource:
     def _make(self, index: int) -> dict[str, Array]:
         row = self._rows.slice(index, 1)
         values = {
-            **next(iter(media_samples(self._recipe, row, self._media))),
-            **next(iter(text_samples(row, self._names, self._encoder))),
+            **next(iter(self._line.media_samples(row, self._media))),
+            **next(iter(self._line.text_samples(row, self._names))),
         }
         if "failure" in values:
             raise SampleError(values["failure"], values["message"])
@@ -124,9 +116,9 @@ class UncachedSource:
 
     def _tokenise(self, rows: pa.Table) -> tuple[Array, pa.Table]:
         """Returns the token counts, and the rows, of those whose text can be used: a build would leave out the others too."""
-        if self._encoder is None:
+        if self._recipe.tokens is None:
             return np.zeros(len(rows), np.int64), rows
-        made = text_samples(rows, self._names, self._encoder)
+        made = self._line.text_samples(rows, self._names)
         bar: Iterable[dict[str, Any]] = tqdm(made, total=len(rows), desc="tokenise", file=sys.stderr, disable=None)
         counts = np.array([len(values["input_ids"]) if "failure" not in values else -1 for values in bar], np.int64)
         return counts[counts >= 0], rows.filter(pa.array(counts >= 0))
@@ -141,15 +133,15 @@ class UncachedSource:
         lengths = {"num_samples": samples, "num_frames": frames, "num_tokens": tokens}
         return {name: values.astype(np.int32) for name, values in lengths.items()}
 
-    def _compare_probe(self, tokenizer: str | None, stored: Mapping[str, str] | None) -> None:
-        if stored is None:
-            return
-        now = probe(self._recipe, tokenizer)
-        for group in ("media", "text"):
-            if now[group] != stored.get(group):
-                logger.warning(
-                    "the %s steps give other values here than where the cache was built (probe %s, stored %s)",
-                    group,
-                    now[group],
-                    stored.get(group),
-                )
+
+def compare_probe(line: Line, stored: Mapping[str, str] | None) -> None:
+    """Logs where the steps give other values here than where a cache was built; `stored` is its probe."""
+    for group in GROUPS if stored is not None else ():
+        now = line.probe(group)
+        if stored is not None and now != stored.get(group):
+            logger.warning(
+                "the %s steps give other values here than where the cache was built (probe %s, stored %s)",
+                group,
+                now,
+                stored.get(group),
+            )

@@ -1,0 +1,216 @@
+"""How full packs are and how fast they are made: `python -m benchmarks.plan_pack [--tiny] [--json] [--rounds N]`.
+
+Two distributions of tokens, packs of 8192: questions about images (200 to 400 tokens, 2 % of any length up to 8192) and a
+lognormal of median 600, sigma 1. Beside forebay's packers stand, each listing the samples of every pack: best-fit-decreasing
+a sample at a time (packs found by their room in a table, O(1) each), what online packers do in the order of arrival (next
+fit, and first fit with 64 packs open), and padding without packs (a shuffle, padded to the longest of a batch). Then both
+budgets at once, tokens and image patches, and 10 million samples. Speeds are samples a CPU second, medians of the rounds,
+one thread; the order of the contestants turns from round to round.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import tracemalloc
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report import arguments, machine, median, show
+from forebay.config import PlanConfig
+from forebay.train.plan import PackPlan, pack_plan
+from forebay.train.plan.padding import padding_in_line
+
+Array = np.ndarray[Any, Any]
+SEQ_LEN = 8192
+OPEN_PACKS = 64
+
+
+def question_answers(count: int) -> Array:
+    """Returns int32 [count] tokens: 200 to 400, 2 % of them 401 to 8192."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(200, 401, count, dtype=np.int32)
+    is_long = rng.random(count) < 0.02
+    lengths[is_long] = rng.integers(401, SEQ_LEN + 1, int(is_long.sum()))
+    return lengths
+
+
+def lognormal(count: int) -> Array:
+    """Returns int32 [count] tokens of median 600, sigma 1, cut off at 8192."""
+    rng = np.random.default_rng(0)
+    return np.clip(np.exp(rng.normal(np.log(600), 1.0, count)), 1, SEQ_LEN).astype(np.int32)
+
+
+def photos_and_text(count: int) -> tuple[Array, Array]:
+    """Returns tokens and patches: 90 % with one to three photos of 64 to 1280 tokens, four patches each; 10 % text alone."""
+    rng = np.random.default_rng(0)
+    photos = rng.choice([1, 1, 1, 2, 3], count)
+    sizes = np.clip(np.exp(rng.normal(np.log(400), 0.5, (3, count))), 64, 1280).astype(np.int64)
+    images = (sizes * (np.arange(3)[:, None] < photos)).sum(0) * (rng.random(count) < 0.9)
+    text = rng.integers(30, 300, count) + (images == 0) * rng.integers(0, 900, count)
+    return np.minimum(images + text, SEQ_LEN).astype(np.int32), (4 * images).astype(np.int32)
+
+
+# Peers: each returns the packs as lists of sample indices.
+
+
+def best_fit_decreasing(lengths: Array) -> list[list[int]]:
+    """A sample at a time, the longest first, into the pack with the least room that it fits."""
+    packs: list[list[int]] = []
+    of_room: defaultdict[int, list[int]] = defaultdict(list)
+    rooms = 0
+    order = np.argsort(-lengths, kind="stable")
+    for sample, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
+        if fitting := rooms >> length:
+            room = length + (fitting & -fitting).bit_length() - 1
+            pack = of_room[room].pop()
+            if not of_room[room]:
+                rooms ^= 1 << room
+            packs[pack].append(sample)
+        else:
+            room, pack = SEQ_LEN, len(packs)
+            packs.append([sample])
+        of_room[room - length].append(pack)
+        rooms |= 1 << (room - length)
+    return packs
+
+
+def next_fit(lengths: Array) -> list[list[int]]:
+    """In the order of arrival; a pack is closed when a sample does not fit."""
+    packs: list[list[int]] = []
+    room = 0
+    for sample, length in enumerate(lengths.tolist()):
+        if length > room:
+            packs.append([])
+            room = SEQ_LEN
+        packs[-1].append(sample)
+        room -= length
+    return packs
+
+
+def first_fit(lengths: Array) -> list[list[int]]:
+    """In the order of arrival, into the first of the open packs that it fits; the fullest is closed for a new one."""
+    packs: list[list[int]] = []
+    rooms: list[int] = []
+    current: list[list[int]] = []
+    for sample, length in enumerate(lengths.tolist()):
+        place = next((place for place, room in enumerate(rooms) if room >= length), None)
+        if place is None:
+            if len(rooms) == OPEN_PACKS:
+                fullest = rooms.index(min(rooms))
+                packs.append(current.pop(fullest))
+                rooms.pop(fullest)
+            current.append([])
+            rooms.append(SEQ_LEN)
+            place = -1
+        current[place].append(sample)
+        rooms[place] -= length
+    return packs + current
+
+
+def ours(lengths: Array, **settings: Any) -> PackPlan:
+    return pack_plan(lengths, settings=PlanConfig(kind="pack", seq_len=SEQ_LEN, **settings))
+
+
+PACKERS: dict[str, Callable[[Array], PackPlan | list[list[int]]]] = {
+    "forebay best_fit": ours,
+    "forebay best_fit, buffer 64": lambda lengths: ours(lengths, buffer_size=64),
+    "forebay best_fit, buffer 4096": lambda lengths: ours(lengths, buffer_size=4096),
+    "forebay best_fit_decreasing": lambda lengths: ours(lengths, algorithm="best_fit_decreasing"),
+    "best-fit-decreasing, by sample": best_fit_decreasing,
+    "first fit, arrival order, 64 open": first_fit,
+    "next fit, arrival order": next_fit,
+}
+
+
+def packers(lengths: Array, *, rounds: int) -> list[dict[str, Any]]:
+    """Returns a row a packer, and one for padding without packs."""
+    names = list(PACKERS)
+    cpu_s: dict[str, list[float]] = {name: [] for name in names}
+    packs: dict[str, int] = {}
+    for number in range(rounds):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            start = time.process_time()
+            found = PACKERS[name](lengths)
+            cpu_s[name].append(time.process_time() - start)
+            packs[name] = found.num_batches if isinstance(found, PackPlan) else len(found)
+    total = int(lengths.sum(dtype=np.int64))
+    rows: list[dict[str, Any]] = [
+        {
+            "packer": name,
+            "packs": packs[name],
+            "empty_percent": 100 * (1 - total / packs[name] / SEQ_LEN),
+            "million_samples_per_cpu_s": len(lengths) / median(cpu_s[name]) / 1e6,
+        }
+        for name in names
+    ]
+    size = max(int(SEQ_LEN // lengths.mean()), 1)
+    padding = padding_in_line(lengths, size).share
+    return [*rows, {**dict.fromkeys(rows[0]), "packer": f"no packs, {size} a batch", "empty_percent": 100 * padding}]
+
+
+def two_budgets(count: int) -> list[dict[str, Any]]:
+    """Returns a row for each way to pack photos and text under a budget of patches as well."""
+    tokens, patches = photos_and_text(count)
+    rows = []
+    for max_patches in (32_768, 24_576, 16_384):
+        for buffer_size in (0, 64):
+            settings = PlanConfig(kind="pack", seq_len=SEQ_LEN, max_patches=max_patches, buffer_size=buffer_size)
+            start = time.process_time()
+            plan = pack_plan(tokens, patches=patches, settings=settings)
+            cpu_s = time.process_time() - start
+            held = [int(lengths[plan.members].sum(dtype=np.int64)) for lengths in (tokens, patches)]
+            rows.append(
+                {
+                    "max_patches": max_patches,
+                    "buffer_size": buffer_size,
+                    "tokens_percent": 100 * held[0] / plan.num_batches / SEQ_LEN,
+                    "patches_percent": 100 * held[1] / plan.num_batches / max_patches,
+                    "million_samples_per_cpu_s": count / cpu_s / 1e6,
+                }
+            )
+    return rows
+
+
+def large(make: Callable[[int], Array], count: int) -> dict[str, Any]:
+    """Returns the row of one plan of many samples: its time, and in a second run its memory, beside the lengths themselves."""
+    lengths = make(count)
+    wall, cpu = time.perf_counter(), time.process_time()
+    plan = ours(lengths)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    tracemalloc.start()
+    ours(lengths)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    total = int(lengths.sum(dtype=np.int64))
+    return {
+        "lengths": make.__name__,
+        "samples": count,
+        "packs": plan.num_batches,
+        "empty_percent": 100 * (1 - total / plan.num_batches / SEQ_LEN),
+        "wall_s": wall,
+        "cpu_s": cpu,
+        "million_samples_per_cpu_s": count / cpu / 1e6,
+        "peak_bytes_per_sample": peak_bytes / count,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments(__doc__, argv)
+    many, some, rounds = (20_000, 5_000, 1) if options.tiny else (10_000_000, 300_000, 3)
+    document = {
+        "machine": machine("numpy"),
+        "many samples": [large(make, many) for make in (question_answers, lognormal)],
+        "question_answers": packers(question_answers(some), rounds=options.rounds or rounds),
+        "lognormal": packers(lognormal(some), rounds=options.rounds or rounds),
+        "two budgets": two_budgets(some),
+    }
+    show(document, as_json=options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

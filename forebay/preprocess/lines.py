@@ -1,0 +1,17 @@
+"""Which line a config is of."""
+
+from __future__ import annotations
+
+from forebay.config import Config
+from forebay.config.recipe import AnyRecipe, VisionRecipe
+from forebay.preprocess.line import Line
+from forebay.preprocess.speech import SpeechLine
+
+
+def line_of(config: Config, recipe: AnyRecipe) -> Line:
+    """Returns the line of a config whose recipe is known."""
+    if isinstance(recipe, VisionRecipe):
+        from forebay.preprocess.vision.line import VisionLine
+
+        return VisionLine.of(config, recipe)
+    return SpeechLine.of(config, recipe)

@@ -1,0 +1,187 @@
+"""The speech line: recordings and transcripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from forebay.config import Config, SourceConfig
+from forebay.config.recipe import Recipe
+from forebay.preprocess.cut import Cut, name_cuts
+from forebay.preprocess.estimate import estimate_bytes
+from forebay.preprocess.line import Finished, Rows
+from forebay.preprocess.listing import Listing, narrow
+from forebay.preprocess.probe import media_probe, text_probe
+from forebay.preprocess.samples import (
+    Read,
+    Values,
+    constants,
+    loaded_encoder,
+    media_samples,
+    sample_fields,
+    text_samples,
+)
+from forebay.store.cache import ROW_BITS
+from forebay.store.layout import FieldSpec, Group
+from forebay.store.shard import Shard, shard_fields
+from forebay.store.sources import SourceFile
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechLine:
+    """A config's steps over audio. tokenizer: its folder; None for a recipe without text."""
+
+    recipe: Recipe
+    tokenizer: str | None
+    limits: DurationLimits
+
+    @classmethod
+    def of(cls, config: Config, recipe: Recipe) -> SpeechLine:
+        """Returns the line of a config."""
+        return cls(recipe, config.text.tokenizer if config.text else None, DurationLimits.of(config.source))
+
+    @property
+    def max_sample_bytes(self) -> int:
+        """Of one encoded recording."""
+        return self.recipe.decode.max_sample_bytes
+
+    @property
+    def length_names(self) -> tuple[str, ...]:
+        """Audio samples, feature frames, tokens."""
+        return ("num_samples", "num_frames", "num_tokens")
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        """See `Line`."""
+        return sample_fields(self.recipe)
+
+    def cuts(self, listing: Listing, *, probe: Mapping[Group, str], rows_per_shard: int) -> Iterator[Cut]:
+        """See `Line`."""
+        return name_cuts(
+            self.recipe,
+            listing.rows,
+            names=[file.name for file in listing.files],
+            hashes=listing.hashes,
+            probe=probe,
+            rows_per_shard=rows_per_shard,
+        )
+
+    def task_rows(
+        self,
+        listing: Listing,
+        cut: Cut,
+        group: Group,  # noqa: ARG002
+    ) -> tuple[tuple[SourceFile, ...], pa.Table]:
+        """See `Line`: both groups have the same rows."""
+        return narrow(listing.rows.slice(cut.start, cut.stop - cut.start), listing.files)
+
+    def media_samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
+        """See `Line`."""
+        return media_samples(self.recipe, rows, read)
+
+    def text_samples(self, rows: pa.Table, names: Sequence[str]) -> Iterator[Values]:
+        """See `Line`."""
+        return text_samples(rows, names, loaded_encoder(self.recipe, self.tokenizer))
+
+    def constants(self) -> dict[str, Any]:
+        """See `Line`."""
+        return constants(self.recipe, loaded_encoder(self.recipe, self.tokenizer))
+
+    def probe(self, group: Group) -> str:
+        """See `Line`."""
+        if group == "media":
+            return media_probe(self.recipe)
+        return text_probe(loaded_encoder(self.recipe, self.tokenizer))
+
+    def estimate_bytes(self, listing: Listing) -> int:
+        """See `Line`."""
+        return estimate_bytes(self.recipe, listing.rows)
+
+    def read_rows(self, finished: Finished) -> Rows:
+        """See `Line`; the duration filters are applied again, to what was decoded."""
+        slots, sample_ids, reasons, languages, lengths = [], [], [], [], []
+        fields = self.fields()
+        pairs = zip(finished["media"], finished["text"], strict=True)
+        for index, ((media_path, media_entry), (text_path, text_entry)) in enumerate(pairs):
+            media = Shard(media_path, media_entry, shard_fields(fields, "media"))
+            text = Shard(text_path, text_entry, shard_fields(fields, "text"))
+            slots.append((np.int64(index) << ROW_BITS) | np.arange(media_entry.rows, dtype=np.int64))
+            sample_ids += media.strings("sample_id")
+            languages += text.strings("language")
+            reasons += [a or b for a, b in zip(media.strings("failure"), text.strings("failure"), strict=True)]
+            lengths.append(self._lengths(media, text))
+        table = as_int32(np.concatenate([np.zeros((3, 0), np.int64), *lengths], axis=1))
+        rate = self.recipe.decode.sample_rate_hz
+        reasons = [r or self.limits.reason(int(n) / rate) for r, n in zip(reasons, table[0], strict=True)]
+        return Rows(
+            slots=np.concatenate([np.zeros(0, np.int64), *slots]),
+            sample_ids=sample_ids,
+            reasons=reasons,
+            languages=languages,
+            lengths=table,
+        )
+
+    def summary(self, listing: Listing, rows: Rows, keep: Array) -> dict[str, Any]:
+        """See `Line`."""
+        return {"clipped": self._num_clipped(listing, rows, keep), "languages": self._languages(rows, keep)}
+
+    def _lengths(self, media: Shard, text: Shard) -> Array:
+        values, offsets = media.column("num_samples")
+        present = np.diff(offsets) > 0
+        num_samples = np.zeros(media.entry.rows, np.int64)
+        num_samples[present] = values[offsets[:-1][present]]
+        has_text = self.recipe.tokens is not None
+        num_tokens = text.lengths("input_ids") if has_text else np.zeros(media.entry.rows, np.int64)
+        return np.stack([num_samples, media.lengths(self.fields()[0].name), num_tokens])
+
+    def _num_clipped(self, listing: Listing, rows: Rows, keep: Array) -> int:
+        """Samples of which only the first `clip_s` seconds were taken."""
+        if self.recipe.decode.clip_s is None:
+            return 0
+        rate = self.recipe.decode.sample_rate_hz
+        reached = rows.lengths[0] >= round(self.recipe.decode.clip_s * rate)
+        # A clip that ends just at the limit lost nothing; a manifest that says less than was decoded is wrong about it.
+        lost = np.abs(listing.rows["duration_s"].to_numpy() - self.recipe.decode.clip_s) > 1 / rate
+        return int((reached & lost & keep).sum())
+
+    def _languages(self, rows: Rows, keep: Array) -> dict[str, Any]:
+        names, inverse = np.unique(np.array(rows.languages, dtype=object)[keep].astype(str), return_inverse=True)
+        seconds = np.bincount(inverse, rows.lengths[0][keep], len(names)) / self.recipe.decode.sample_rate_hz
+        samples = np.bincount(inverse, minlength=len(names))
+        return {
+            name or "unknown": {"samples": int(n), "hours": float(s / 3600)}
+            for name, n, s in zip(names.tolist(), samples, seconds, strict=True)
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class DurationLimits:
+    """The duration filters again, on what was decoded: a manifest may be wrong about a clip."""
+
+    min_s: float
+    max_s: float | None
+
+    @classmethod
+    def of(cls, source: SourceConfig) -> DurationLimits:
+        """Returns the limits of a config's filters."""
+        return cls(source.min_duration_s, source.max_duration_s if source.overlong == "drop" else None)
+
+    def reason(self, duration_s: float) -> str:
+        """Returns why a clip is left out, empty where it is not."""
+        # A manifest's rounded duration passed the filter once; only a real difference is one.
+        slack_s = 0.1
+        if self.max_s is not None and duration_s > self.max_s + slack_s:
+            return "too_long"
+        return "too_short" if duration_s < self.min_s - slack_s else ""
+
+
+def as_int32(lengths: Array) -> Array:
+    """Returns lengths as `lengths.npy` holds them. Raises OverflowError for a sample that no int32 can count."""
+    if lengths.size and lengths.max() > np.iinfo(np.int32).max:
+        raise OverflowError(f"a sample of {lengths.max()} elements does not fit int32 lengths")
+    return lengths.astype("<i4")

@@ -1,0 +1,1 @@
+"""Images and conversations to samples: the processor, the lines of a build."""

@@ -1,0 +1,97 @@
+"""Where the shards of a vision cache begin and end, and what each is named by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from forebay.config.recipe import VisionRecipe
+from forebay.config.steps import identity
+from forebay.preprocess.cut import Cut, columns_digest
+from forebay.preprocess.listing import Listing
+from forebay.preprocess.vision.images import RowImages, image_names, images_of
+from forebay.store.canonical import digest
+from forebay.store.image.codec import Codec
+from forebay.store.layout import FORMAT_VERSION, Group
+
+Array = np.ndarray[Any, Any]
+
+
+def cut_images(groups: Array, image_groups: Array, *, rows_per_shard: int) -> list[tuple[int, int]]:
+    """Returns [start, stop) of every shard: up to `rows_per_shard` rows of one source file.
+
+    groups: int [rows], the file that each row is cut by. image_groups: int [rows]; consecutive rows of one number share
+    images and stay together, so that these are stored once, unless they are more than `rows_per_shard`.
+    """
+    if not len(groups):
+        return []
+    changes = np.diff(groups) != 0
+    files = [*(np.flatnonzero(changes) + 1).tolist(), len(groups)]
+    borders = np.append(np.flatnonzero(changes | (np.diff(image_groups) != 0)) + 1, len(groups))
+    cuts, start = [], 0
+    for end in files:
+        while start < end:
+            furthest = min(start + rows_per_shard, end)
+            border = int(borders[np.searchsorted(borders, furthest, side="right") - 1]) if furthest >= borders[0] else 0
+            stop = border if border > start else furthest
+            cuts.append((start, stop))
+            start = stop
+    return cuts
+
+
+def name_image_cuts(
+    recipe: VisionRecipe,
+    listing: Listing,
+    *,
+    codec: Codec,
+    merge_size: int,
+    probe: Mapping[Group, str],
+    rows_per_shard: int,
+) -> Iterator[Cut]:
+    """Yields every shard with its keys.
+
+    A media key is made of the steps, the probe, the codec and the different images by the bytes that they are decoded from,
+    whatever files hold them; a text key of the steps, the probe, and the rows' conversations, names of images, places and
+    sizes of images in tokens, and source names.
+    """
+    rows = listing.rows
+    groups = rows["group"].to_numpy()
+    cuts = cut_images(groups, rows["image_group"].to_numpy(), rows_per_shard=rows_per_shard)
+    for index, (start, stop) in enumerate(cuts):
+        part = rows.slice(start, stop - start)
+        images = RowImages.of(part)
+        used = images_of(listing.manifest).take(pa.array(images.used))
+        media = {
+            "format_version": FORMAT_VERSION,
+            "group": "media",
+            "steps": [identity(step) for step in recipe.media_steps],
+            "probe": probe["media"],
+            "codec": codec,
+            "images": columns_digest(used.select(["hash"]), np.zeros(0, np.int64)),
+        }
+        files, places = np.unique(groups[start:stop], return_inverse=True)
+        tokens = used["grid_h"].to_numpy().astype(np.int64) * used["grid_w"].to_numpy() // merge_size**2
+        text = {
+            "format_version": FORMAT_VERSION,
+            "group": "text",
+            "steps": [identity(step) for step in recipe.text_steps],
+            "probe": probe["text"],
+            "files": [listing.files[i].name for i in files.tolist()],
+            "rows": columns_digest(part.select(["sample_id", "text"]), places),
+            "images": image_names(listing.manifest, images.used),
+            "image_tokens": _digest(tokens),
+            "image_rows": _digest(images.offsets, images.rows),
+        }
+        keys: dict[Group, str] = {"media": digest(media), "text": digest(text)}
+        yield Cut(index=index, start=start, stop=stop, num_media=len(images.used), keys=keys)
+
+
+def _digest(*arrays: Array) -> str:
+    state = xxhash.xxh3_128()
+    for array in arrays:
+        state.update(np.ascontiguousarray(array, np.int64).tobytes())
+    return state.hexdigest()

@@ -1,0 +1,86 @@
+"""Images and conversations to what is stored of them: the steps above the cut, for a build and for uncached reading."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from forebay.config.steps import Chat
+from forebay.errors import SampleError
+from forebay.preprocess.samples import Read, Values
+from forebay.preprocess.text.chat import ChatEncoder
+from forebay.preprocess.vision.pixels import PixelSteps
+from forebay.preprocess.worker import mark
+from forebay.store.image.codec import FIELDS, Codec, encode
+from forebay.store.layout import FieldSpec
+
+Array = np.ndarray[Any, Any]
+
+MEDIA_ROWS = "image_rows"
+"""The text field that names the media rows of a sample: its images, in the order of the conversation."""
+
+_TEXT = (
+    FieldSpec(name="input_ids", dtype="int32", group="text"),
+    FieldSpec(name="label_mask", dtype="uint8", group="text"),
+    FieldSpec(name=MEDIA_ROWS, dtype="int32", group="text"),
+    *(FieldSpec(name=n, dtype="str", group="text", role="table") for n in ("sample_id", "text", "images", "source")),
+)
+
+
+def vision_fields(codec: Codec, *, patch_bytes: int) -> tuple[FieldSpec, ...]:
+    """Returns every field of a vision cache, media first. patch_bytes: of one patch, 3 * patch_size^2."""
+    return (
+        FieldSpec(name=FIELDS[codec], dtype="uint8", shape=(patch_bytes,) if codec == "raw" else ()),
+        FieldSpec(name="image_grid_thw", dtype="int32", shape=(3,)),
+        FieldSpec(name="image_hash", dtype="str", role="table"),
+        *_TEXT,
+    )
+
+
+def image_samples(steps: PixelSteps, rows: pa.Table, read: Read, *, codec: Codec) -> Iterator[Values]:
+    """Yields the media fields of every image in order; one that fails yields its table fields and `failure`, `message`."""
+    columns = ["sample_id", "file", "offset", "size", "hash", "grid_h", "grid_w"]
+    for position, row in enumerate(rows.select(columns).to_pylist()):
+        mark(position)
+        values: Values = {"image_hash": row["hash"]}
+        try:
+            data = read(row["file"], row["offset"], row["size"])
+            image = steps.make(data, sample_id=row["sample_id"])
+            if image.grid != (1, row["grid_h"], row["grid_w"]):
+                raise SampleError(
+                    "unreadable_image",
+                    f"{row['sample_id']}: its header gives a grid of (1, {row['grid_h']}, {row['grid_w']}), its pixels one "
+                    f"of {image.grid}; save the image again",
+                )
+            name, stored = encode(codec, data=data, pixels=image.pixels, patches=image.patches)
+            values |= {name: stored, "image_grid_thw": np.array([image.grid], np.int32)}
+        except SampleError as err:
+            values |= {"failure": err.reason, "message": str(err)}
+        yield values
+
+
+def conversation_samples(rows: pa.Table, names: Sequence[str], encoder: ChatEncoder) -> Iterator[Values]:
+    """Yields the text fields of every row in order; a row that fails yields its table fields and `failure`, `message`."""
+    columns = ["sample_id", "file", "text", "image_names", MEDIA_ROWS, "grids"]
+    for position, row in enumerate(rows.select(columns).to_pylist()):
+        mark(position)
+        values: Values = {"sample_id": row["sample_id"], "text": row["text"], "images": row["image_names"]}
+        values["source"] = names[row["file"]]
+        try:
+            grids = [(1, grid["h"], grid["w"]) for grid in row["grids"]]
+            values |= encoder.encode(row["text"], grids, sample_id=row["sample_id"])
+            values[MEDIA_ROWS] = np.array(row[MEDIA_ROWS], np.int32)
+        except SampleError as err:
+            values |= {"failure": err.reason, "message": str(err)}
+        yield values
+
+
+@functools.lru_cache(maxsize=1)
+def loaded_chat(step: Chat, folder: str, merge_size: int) -> ChatEncoder:
+    """Returns the encoder of a tokenizer's folder; a worker keeps the last one."""
+    return ChatEncoder(step, Path(folder), merge_size=merge_size)

@@ -1,0 +1,141 @@
+"""Which of Pillow's readers opens a file: seven formats, by their first bytes, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, BinaryIO
+
+from forebay.errors import DecodeError
+
+if TYPE_CHECKING:
+    from PIL.ImageFile import ImageFile
+
+_HEAD_BYTES = 30
+_GIF, _PNG, _RIFF = (b"GIF87a", b"GIF89a"), b"\x89PNG\r\n\x1a\n", b"RIFF"
+# What Pillow's readers raise for bytes that are no image. MemoryError is no property of the bytes.
+_UNREADABLE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+)
+
+
+def open_image(file: BinaryIO, *, max_pixels: int, sample_id: str) -> ImageFile:
+    """Returns the image of a file at its beginning, no pixel decoded: JPEG, PNG, WebP, GIF, BMP, TIFF or PPM.
+
+    The reader is called directly, not through `Image.open`: no other of Pillow's readers (EPS runs ghostscript) sees the
+    bytes, and Pillow's own pixel limit, a global of the process, neither warns nor has to be changed: ours decides.
+
+    Raises DecodeError `empty_file`, `unreadable_image`, `too_many_pixels` (by the header, before anything is allocated for
+    pixels), `animated_image` (more than one frame or page) or `sixteen_bit_image` (modes I;16, I and F: samples that
+    conversion to RGB clips at 255; 16-bit RGB is fine, Pillow takes its upper 8). An OSError of the file comes through.
+    """
+    head = file.read(_HEAD_BYTES)
+    if not head:
+        raise DecodeError("empty_file", f"sample {sample_id}: the image is empty (0 bytes); write or list it again")
+    reader = _reader(head)
+    if reader is None:
+        raise DecodeError(
+            "unreadable_image",
+            f"sample {sample_id}: {head[:12]!r} begins no JPEG, PNG, WebP, GIF, BMP, TIFF or PPM; convert it to one",
+        )
+    _check_pixels(_claimed_size(head), max_pixels, sample_id)
+    file.seek(0)
+    with reading(max_pixels=max_pixels, sample_id=sample_id):
+        image = reader(file)
+        is_animated = bool(getattr(image, "is_animated", False))
+    _check_pixels(image.size, max_pixels, sample_id)
+    if is_animated:
+        raise DecodeError("animated_image", f"sample {sample_id}: more than one frame or page; store the one you mean")
+    if image.mode.startswith("I") or image.mode == "F":
+        raise DecodeError(
+            "sixteen_bit_image",
+            f"sample {sample_id}: values of mode {image.mode}, which conversion to RGB clips at 255; write it with 8 bits",
+        )
+    return image
+
+
+@contextlib.contextmanager
+def reading(*, max_pixels: int, sample_id: str) -> Iterator[None]:
+    """Makes what Pillow raises for bytes that are no image a DecodeError; what the disk raises comes through."""
+    from PIL.Image import DecompressionBombError, DecompressionBombWarning
+
+    try:
+        yield
+    except (DecompressionBombError, DecompressionBombWarning) as err:  # of parts larger than the whole
+        raise _too_many_pixels(str(err), max_pixels, sample_id) from err
+    except _UNREADABLE as err:
+        if isinstance(err, OSError) and err.errno is not None:
+            raise
+        raise DecodeError(
+            "unreadable_image", f"sample {sample_id}: {type(err).__name__}: {err}; write the image again"
+        ) from err
+
+
+def _reader(head: bytes) -> Callable[[BinaryIO], ImageFile] | None:
+    from PIL.BmpImagePlugin import BmpImageFile
+    from PIL.GifImagePlugin import GifImageFile
+    from PIL.JpegImagePlugin import JpegImageFile
+    from PIL.PngImagePlugin import PngImageFile
+    from PIL.PpmImagePlugin import PpmImageFile
+    from PIL.TiffImagePlugin import TiffImageFile
+    from PIL.WebPImagePlugin import WebPImageFile
+
+    if head.startswith(b"\xff\xd8\xff"):
+        return JpegImageFile  # of an MPO, several JPEGs in one, the first: as Pillow does
+    if head.startswith(_PNG):
+        return PngImageFile
+    if head.startswith(_RIFF) and head[8:12] == b"WEBP":
+        return WebPImageFile
+    if head.startswith(_GIF):
+        return GifImageFile
+    if head.startswith(b"BM"):
+        return BmpImageFile
+    if head.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
+        return TiffImageFile
+    if head[:1] == b"P" and head[1:2] in b"123456":
+        return PpmImageFile
+    return None
+
+
+def _claimed_size(head: bytes) -> tuple[int, int]:
+    """Width and height by the first bytes where the reader allocates a canvas as soon as it opens: WebP, GIF; else (0, 0).
+
+    WebP: RFC 9649, sections 2.5 to 2.7. GIF: the logical screen descriptor.
+    """
+    if len(head) < _HEAD_BYTES or not head.startswith((_RIFF, *_GIF)):
+        return 0, 0
+    if head.startswith(_GIF):
+        width, height = struct.unpack_from("<HH", head, 6)
+        return width, height
+    if head[12:16] == b"VP8X":
+        return int.from_bytes(head[24:27], "little") + 1, int.from_bytes(head[27:30], "little") + 1
+    if head[12:16] == b"VP8L":
+        bits = int.from_bytes(head[21:25], "little")
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    width, height = struct.unpack_from("<HH", head, 26)
+    return width & 0x3FFF, height & 0x3FFF
+
+
+def _check_pixels(size: tuple[int, int], max_pixels: int, sample_id: str) -> None:
+    pixels = size[0] * size[1]
+    if pixels > max_pixels:
+        raise _too_many_pixels(f"{size[0]}x{size[1]} = {pixels} pixels by its header", max_pixels, sample_id)
+
+
+def _too_many_pixels(found: str, max_pixels: int, sample_id: str) -> DecodeError:
+    return DecodeError(
+        "too_many_pixels", f"sample {sample_id}: {found}, limit {max_pixels}; scale it down or raise source.max_pixels"
+    )

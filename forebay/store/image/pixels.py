@@ -1,0 +1,60 @@
+"""Encoded bytes to RGB pixels, as transformers loads a file, and to the size that the processor resizes to."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from forebay.store.image.formats import open_image, reading
+from forebay.store.image.settings import ImageSettings, grid_thw
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Pixels = npt.NDArray[np.uint8]
+
+
+def decode_image(data: bytes, *, max_pixels: int, sample_id: str) -> Image:
+    """Returns the image of encoded bytes in mode RGB: bit for bit what the processor makes of the path of such a file.
+
+    That is transformers' `load_image` (`ImageOps.exif_transpose`, `convert("RGB")`) and then the processor's own conversion.
+    So the orientation is applied. An alpha channel and the alphas of a palette are dropped, and the colours under them show;
+    only a single transparent colour (a PNG's tRNS of grey or RGB, one entry of a palette) becomes white. (An open PIL image
+    handed to the processor would keep its orientation and be laid on white.) CMYK, palette, grey and 1-bit images are
+    converted by Pillow; colour profiles are ignored.
+
+    Safe in threads: decoding and conversion release the GIL, nothing global is touched. Raises DecodeError as `open_image`
+    does, and `unreadable_image` for truncated or corrupt data.
+    """
+    from PIL import ImageOps
+
+    image: Image = open_image(io.BytesIO(data), max_pixels=max_pixels, sample_id=sample_id)
+    with reading(max_pixels=max_pixels, sample_id=sample_id):
+        image.load()
+        ImageOps.exif_transpose(image, in_place=True)  # not in place it copies every image
+        return _rgb(image)
+
+
+def _rgb(image: Image) -> Image:
+    from PIL import Image as Images
+
+    if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
+        del image.info["transparency"]  # as `convert` does, which warns of it
+    rgb = image if image.mode == "RGB" else image.convert("RGB")
+    if rgb.info.get("transparency") is None:
+        return rgb
+    white = Images.new("RGBA", rgb.size, (255, 255, 255, 255))
+    return Images.alpha_composite(white, rgb.convert("RGBA")).convert("RGB")
+
+
+def resized(image: Image, settings: ImageSettings) -> Pixels:
+    """Returns the pixels uint8 [height, width, 3] of an RGB image at the size of its grid; read-only or the caller's own.
+
+    Resized by Pillow as the processor's PIL backend does, which stays uint8. Raises SampleError as `grid_thw` does.
+    """
+    _, rows, columns = grid_thw(*image.size, settings)
+    size = (columns * settings.patch_size, rows * settings.patch_size)
+    return np.asarray(image if size == image.size else image.resize(size, resample=settings.resample))

@@ -1,0 +1,189 @@
+"""What a Qwen2-VL image processor is set to, read from its folder without transformers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from forebay.errors import ConfigError, SampleError
+
+_NESTED, _PLAIN = "processor_config.json", "preprocessor_config.json"
+_FAMILY = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil")
+_MAX_ASPECT_RATIO = 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageSettings:
+    """The settings of a `Qwen2VLImageProcessor`; the defaults are that class's own (transformers 5)."""
+
+    patch_size: int = 14
+    merge_size: int = 2
+    temporal_patch_size: int = 2
+    min_pixels: int = 56 * 56
+    """Of a resized image (the processor's `size.shortest_edge`), as is `max_pixels` (`size.longest_edge`)."""
+    max_pixels: int = 28 * 28 * 1280
+    resample: int = 3
+    """Of `PIL.Image.Resampling`; 3 is bicubic."""
+    do_resize: bool = True
+    do_convert_rgb: bool = True
+    """Always true: `image_settings` refuses other processors, which would treat a transparent colour differently."""
+    do_rescale: bool = True
+    rescale_factor: float = 1 / 255
+    do_normalize: bool = True
+    image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
+    image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
+
+    @property
+    def factor(self) -> int:
+        """What both sides of a resized image are multiples of."""
+        return self.patch_size * self.merge_size
+
+    @property
+    def patch_bytes(self) -> int:
+        """The length of a stored row: 3 channels of one patch, one temporal copy."""
+        return 3 * self.patch_size**2
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the settings as JSON values."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, doc: Mapping[str, Any]) -> Self:
+        """Returns the settings that `to_json` wrote."""
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in doc.items()
+        }
+        return cls(**values)
+
+
+def image_settings(folder: Path) -> ImageSettings:
+    """Returns the settings of the image processor in a folder.
+
+    From `image_processor` of processor_config.json where that is there, else from preprocessor_config.json; missing fields
+    have the class's defaults; `min_pixels` and `max_pixels` win over `size`. All as transformers 5 reads them.
+
+    Raises ConfigError, naming file and field, for what is no Qwen2-VL processor or has a value of another kind.
+    """
+    path, document = _document(folder)
+    kind = document.get("image_processor_type")
+    if kind not in _FAMILY:
+        raise ConfigError(
+            f"{path}: image_processor_type is {json.dumps(kind)}, wanted {_FAMILY[0]}: "
+            "point vision.processor at a model of the Qwen2-VL, Qwen2.5-VL or Qwen3-VL family"
+        )
+    size = document.get("size") or {}
+    if not isinstance(size, dict):
+        raise ConfigError(f"{path}: size is {json.dumps(size)}, wanted an object of shortest_edge and longest_edge")
+    values = {
+        "min_pixels": size.get("shortest_edge"),
+        "max_pixels": size.get("longest_edge"),
+        **{name: value for name, value in document.items() if value is not None},
+    }
+    wanted = {f.name: f for f in fields(ImageSettings)}
+    return _checked(
+        path,
+        {
+            name: _value(path, name, values[name], wanted[name].default)
+            for name in wanted
+            if values.get(name) is not None
+        },
+    )
+
+
+def grid_thw(width: int, height: int, settings: ImageSettings) -> tuple[int, int, int]:
+    """Returns the grid of patches (1, rows, columns) that an image of this size, as displayed, is resized to.
+
+    Both sides become multiples of patch_size * merge_size, their product lies in [min_pixels, max_pixels] as far as that
+    allows, the aspect ratio stays about the same: `smart_resize` of transformers' image_processing_qwen2_vl.py.
+
+    Raises SampleError `aspect_ratio` above 200, and `indivisible_size` where the processor does not resize and a side is no
+    multiple.
+    """
+    factor = settings.factor
+    if not settings.do_resize:
+        if width % factor or height % factor:
+            raise SampleError(
+                "indivisible_size",
+                f"{width}x{height} pixels are no multiples of {factor} and the processor has do_resize = false: "
+                "resize the image or set do_resize",
+            )
+        return 1, height // settings.patch_size, width // settings.patch_size
+    if max(height, width) / min(height, width) > _MAX_ASPECT_RATIO:
+        raise SampleError(
+            "aspect_ratio",
+            f"{width}x{height} pixels: one side is more than {_MAX_ASPECT_RATIO} times the other, which the processor "
+            "refuses: crop the image or leave it out",
+        )
+    # Python's round, to even, and this order of operations: the reference's floats.
+    rows, columns = round(height / factor) * factor, round(width / factor) * factor
+    if rows * columns > settings.max_pixels:
+        beta = math.sqrt((height * width) / settings.max_pixels)
+        rows = max(factor, math.floor(height / beta / factor) * factor)
+        columns = max(factor, math.floor(width / beta / factor) * factor)
+    elif rows * columns < settings.min_pixels:
+        beta = math.sqrt(settings.min_pixels / (height * width))
+        rows = math.ceil(height * beta / factor) * factor
+        columns = math.ceil(width * beta / factor) * factor
+    return 1, rows // settings.patch_size, columns // settings.patch_size
+
+
+def _document(folder: Path) -> tuple[Path, dict[str, Any]]:
+    for name in (_NESTED, _PLAIN):
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            document = json.loads(path.read_bytes())
+        except OSError as err:
+            raise ConfigError(f"vision.processor: cannot read {path}: {err.strerror}") from err
+        except ValueError as err:
+            raise ConfigError(f"{path} is no JSON: {err}; save the processor again") from err
+        if name == _NESTED:
+            document = document.get("image_processor") if isinstance(document, dict) else None
+            if document is None:
+                continue
+        if not isinstance(document, dict):
+            raise ConfigError(f"{path} holds no JSON object; save the processor again")
+        return path, document
+    raise ConfigError(
+        f"vision.processor: {folder} holds no image processor (no {_PLAIN}, no image_processor in {_NESTED}); "
+        "save one there with processor.save_pretrained(folder)"
+    )
+
+
+def _value(path: Path, name: str, value: Any, default: Any) -> Any:
+    """`value` as the type of the field's default."""
+    if isinstance(default, tuple):
+        numbers = list(value) if isinstance(value, list) else [value] * 3
+        if len(numbers) == 3 and all(_is_number(number) for number in numbers):
+            return tuple(float(number) for number in numbers)
+    elif isinstance(default, bool):
+        if isinstance(value, bool):
+            return value
+    elif isinstance(default, int):
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    elif _is_number(value):
+        return float(value)
+    kind = "3 numbers" if isinstance(default, tuple) else type(default).__name__
+    raise ConfigError(f"{path}: {name} is {json.dumps(value)}, wanted {kind}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _checked(path: Path, values: dict[str, Any]) -> ImageSettings:
+    settings = ImageSettings(**values)
+    for name in ("patch_size", "merge_size", "temporal_patch_size", "min_pixels", "max_pixels"):
+        if getattr(settings, name) < 1:
+            raise ConfigError(f"{path}: {name} is {getattr(settings, name)}, wanted 1 or more")
+    if not settings.do_convert_rgb:
+        raise ConfigError(f"{path}: do_convert_rgb is false, wanted true: only RGB images can be stored")
+    if settings.resample not in range(6):
+        raise ConfigError(f"{path}: resample is {settings.resample}, wanted 0 to 5 (PIL.Image.Resampling)")
+    return settings

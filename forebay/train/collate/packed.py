@@ -1,0 +1,218 @@
+"""The batch of one pack: several conversations in one row, kept apart by their positions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from forebay.errors import CacheMismatchError, ConfigError
+from forebay.train.collate.expand import HostExpansion, patch_table
+from forebay.train.collate.memory import Allocate, fresh
+from forebay.train.collate.mrope import mrope_positions
+from forebay.train.collate.pack_shapes import PackShapes
+from forebay.train.collate.text import IGNORED
+from forebay.train.source import SampleSource
+
+Array = np.ndarray[Any, Any]
+PackedSample = Mapping[str, Any]
+"""`input_ids` int32 [n], `label_mask` uint8 [n], `image_grid_thw` int32 [k, 3], `patches`: k arrays uint8 [n_i, w]."""
+
+_PADDING_IMAGE = 256
+"""Merged patches of the largest image of padding: attention within it stays as cheap as within an image of 512 x 512."""
+
+
+class PackCollator:
+    """Makes the batch of one pack's samples. Picklable, without state: threads may share it.
+
+    | field | |
+    |---|---|
+    | `input_ids`, `labels` | int64 [1, S]; labels -100 where `label_mask` is 0, at the first token of a segment, in padding |
+    | `position_ids` | int64 [4, 1, S]: a text row that counts from 0 in every segment, and three rows of mrope |
+    | `image_grid_thw` | int64 [k, 3] |
+    | `patches` | uint8 [P, w]; or `pixel_values` [P, temporal_patch_size * w] in `dtype` |
+    | `cu_seq_lens_q`, `cu_seq_lens_k` | int32 [segments + 1], under `varlen`; the same tensor |
+    | `max_length_q`, `max_length_k` | Python int, under `varlen` |
+
+    `model(**to_model_inputs(batch, constants))` takes it. With no attention mask and no key-value cache, transformers reads
+    the segments from the text row: what comes out equals separate forward passes (5.23: 0.0 eager, 3e-7 sdpa).
+
+    Padding is a segment of its own behind the samples. Padded patches are images of zeros whose image tokens stand at the
+    head of that segment, with positions as of text: nothing attends to them and no label is there, so results and gradients are
+    those without padding. A pack without images has one such image of a single token in any case: the vision tower then
+    takes part in every step, as data-parallel gradients want it.
+    """
+
+    def __init__(
+        self,
+        source: SampleSource,
+        *,
+        shapes: PackShapes | None = None,
+        dtype: torch.dtype | None = None,
+        varlen: bool = False,
+    ) -> None:
+        """Takes from `source` its constants only.
+
+        shapes: None: batches as long as their samples. dtype: None: `patches` as stored, to be expanded on the device; float32,
+        float16 or bfloat16: `pixel_values`, expanded here. varlen: segment lengths for flash attention, which otherwise
+        reads them from the positions, waiting for the device. Other attentions pass over them.
+        Raises ConfigError for constants that are missing or no dtype of pixels.
+        """
+        constants = source.constants
+        name = f"cache {source.key[:16]}"
+        wanted = ("image_token_id", "pad_token_id", "patch_size", "merge_size", "temporal_patch_size", "patch_table")
+        for constant in wanted:
+            if constants.get(constant) is None:
+                raise ConfigError(
+                    f"{name}: its metadata has no {constant}, which packs need; rebuild it: forebay preprocess"
+                )
+        if dtype not in (None, torch.float32, torch.float16, torch.bfloat16):
+            raise ConfigError(
+                f"dtype of pixel_values is {dtype}, wanted torch.float32, torch.float16 or torch.bfloat16"
+            )
+        self._image_token_id, self._pad_token_id = int(constants["image_token_id"]), int(constants["pad_token_id"])
+        self._merge_size = int(constants["merge_size"])
+        self._width = 3 * int(constants["patch_size"]) ** 2
+        self._copies = int(constants["temporal_patch_size"])
+        if shapes is not None and shapes.merge_size != self._merge_size:
+            raise ConfigError(f"{name}: merge_size is {self._merge_size}, that of the shapes is {shapes.merge_size}")
+        self.shapes, self.varlen = shapes, varlen
+        self._expansion = None
+        if dtype is not None:
+            self._expansion = HostExpansion(patch_table(constants), dtype=dtype, temporal_patch_size=self._copies)
+
+    def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Returns the batch of these samples in memory of its own; a `collate_fn` for torch's DataLoader."""
+        return self.collate([{name: _as_arrays(v) for name, v in sample.items()} for sample in samples], allocate=fresh)
+
+    def collate(self, samples: Sequence[PackedSample], *, allocate: Allocate) -> dict[str, Any]:
+        """Returns the batch of these samples in tensors that `allocate` makes; every element of them is written.
+
+        Raises CacheMismatchError where a sample's text and images do not fit, PlanError where a pack is over the shapes.
+        """
+        if not samples:
+            raise ValueError("a pack needs at least one sample")
+        layout = self._layout(samples)
+        grids = np.concatenate([sample["image_grid_thw"] for sample in samples])
+        batch = self._tokens(samples, layout, grids, allocate)
+        return {**batch, **self._images(samples, layout, grids, allocate), **self._lengths(layout, allocate)}
+
+    def count_frames(self, samples: Sequence[PackedSample]) -> tuple[int, int]:
+        """Returns (tokens of the samples, tokens of their batch); the difference is padding."""
+        layout = self._layout(samples)
+        return layout.used, layout.num_tokens
+
+    def _layout(self, samples: Sequence[PackedSample]) -> _Layout:
+        lengths = np.array([len(sample["input_ids"]) for sample in samples])
+        used, patches = int(lengths.sum()), sum(len(image) for sample in samples for image in sample["patches"])
+        unit = self._merge_size**2
+        if self.shapes is None:
+            room = patches or unit
+            num_tokens = used + (room - patches) // unit
+        else:
+            room, num_tokens = self.shapes.num_patches(used, patches), self.shapes.num_tokens
+        return _Layout(lengths, used, patches, num_tokens=num_tokens, num_patches=room)
+
+    def _tokens(
+        self, samples: Sequence[PackedSample], layout: _Layout, grids: Array, allocate: Allocate
+    ) -> dict[str, torch.Tensor]:
+        used, total, starts = layout.used, layout.num_tokens, layout.starts
+        input_ids, labels = (allocate(name, (1, total), dtype=torch.int64) for name in ("input_ids", "labels"))
+        position_ids = allocate("position_ids", (4, 1, total), dtype=torch.int64)
+        ids, targets, positions = input_ids.numpy()[0], labels.numpy()[0], position_ids.numpy()[:, 0]
+        np.concatenate([sample["input_ids"] for sample in samples], out=ids[:used])
+        mask = np.concatenate([sample["label_mask"] for sample in samples])
+        targets.fill(IGNORED)
+        np.copyto(targets[:used], ids[:used], where=mask != 0)
+        targets[starts] = IGNORED
+        np.subtract(np.arange(used), np.repeat(starts, layout.lengths), out=positions[0, :used])
+        mrope_positions(
+            ids[:used],
+            grids,
+            image_token_id=self._image_token_id,
+            merge_size=self._merge_size,
+            starts=starts,
+            out=positions[1:, :used],
+        )
+        images = used + layout.padded_patches // self._merge_size**2
+        ids[used:images], ids[images:] = self._image_token_id, self._pad_token_id
+        positions[:, used:] = np.arange(total - used)
+        return {"input_ids": input_ids, "labels": labels, "position_ids": position_ids}
+
+    def _images(
+        self, samples: Sequence[PackedSample], layout: _Layout, grids: Array, allocate: Allocate
+    ) -> dict[str, torch.Tensor]:
+        images = [image for sample in samples for image in sample["patches"]]
+        sizes = [len(image) for image in images]
+        if sizes != grids.prod(axis=1).tolist():
+            raise CacheMismatchError(
+                f"images have {sizes} patches, image_grid_thw wants {grids.prod(axis=1).tolist()}; "
+                "run forebay preprocess --rebuild"
+            )
+        padding = self._padding_grids(layout.padded_patches)
+        image_grid_thw = allocate("image_grid_thw", (len(grids) + len(padding), 3), dtype=torch.int64)
+        np.concatenate([grids, padding], out=image_grid_thw.numpy())
+        name, dtype, copies = "patches", torch.uint8, 1
+        if self._expansion is not None:
+            name, dtype, copies = "pixel_values", self._expansion.dtype, self._copies
+        out = allocate(name, (layout.num_patches, copies * self._width), dtype=dtype)
+        end = 0
+        # Padding goes the way of the images, so that patches expanded here and on a device are equal there too.
+        for image in (*images, np.broadcast_to(np.uint8(0), (layout.padded_patches, self._width))):
+            start, end = end, end + len(image)
+            if self._expansion is None:
+                out.numpy()[start:end] = image
+            else:
+                self._expansion(image, out[start:end])
+        return {"image_grid_thw": image_grid_thw, name: out}
+
+    def _padding_grids(self, num_patches: int) -> Array:
+        """Returns int32 [k, 3]: images of one merged patch's height that have so many patches together."""
+        merged = num_patches // self._merge_size**2
+        widths = [_PADDING_IMAGE] * (merged // _PADDING_IMAGE) + [merged % _PADDING_IMAGE] * (
+            merged % _PADDING_IMAGE > 0
+        )
+        grids = [(1, self._merge_size, self._merge_size * width) for width in widths]
+        return np.array(grids, dtype=np.int32).reshape(-1, 3)
+
+    def _lengths(self, layout: _Layout, allocate: Allocate) -> dict[str, Any]:
+        if not self.varlen:
+            return {}
+        ends = np.cumsum(layout.lengths).tolist() + [layout.num_tokens] * (layout.num_tokens > layout.used)
+        bounds = allocate("cu_seq_lens", (len(ends) + 1,), dtype=torch.int32)
+        bounds.numpy()[:] = [0, *ends]
+        longest = max(int(layout.lengths.max()), layout.num_tokens - layout.used)
+        return {
+            "cu_seq_lens_q": bounds,
+            "cu_seq_lens_k": bounds,
+            "max_length_q": longest,
+            "max_length_k": longest,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What stands where in a batch: samples' tokens [0, used), padding's [used, num_tokens); patches alike."""
+
+    lengths: Array
+    used: int
+    patches: int
+    num_tokens: int
+    num_patches: int
+
+    @property
+    def starts(self) -> Array:
+        return np.cumsum(self.lengths) - self.lengths
+
+    @property
+    def padded_patches(self) -> int:
+        return self.num_patches - self.patches
+
+
+def _as_arrays(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.numpy()
+    return tuple(map(_as_arrays, value)) if isinstance(value, (tuple, list)) else value

@@ -1,0 +1,161 @@
+"""The conversations of a config with their lengths, listed and tokenised once and kept under the cache root.
+
+Packs are made of lengths, so the first batch needs those of all samples: image headers and tokens. Kept by recipe; used
+again as long as every file has the stat that it had.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from tqdm import tqdm
+
+from forebay.config import Config
+from forebay.preprocess.sources import Manifest
+from forebay.preprocess.vision.images import conversation_rows, flattened, images_of
+from forebay.preprocess.vision.line import VisionLine
+from forebay.preprocess.vision.listing import list_vision
+from forebay.store.canonical import digest
+from forebay.store.files import hash_file, temporary_name, write_bytes
+from forebay.store.key import SHORT
+from forebay.store.sources import SourceFile
+
+logger = logging.getLogger(__name__)
+
+FOLDER = ".listings"
+_TABLES = ("rows", "images")
+_VERSION = 1
+_PIECE = 4096
+"""Rows tokenised at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversations:
+    """The samples that can be used.
+
+    rows: `sample_id`, `text`, `group`, `images` (see CONVERSATION_SCHEMA) and int32 `num_tokens`, `num_patches`,
+    `num_images`. images: see IMAGE_SCHEMA, with `grid_h`, `grid_w`. failed: rows left out, by reason.
+    """
+
+    files: tuple[SourceFile, ...]
+    rows: pa.Table
+    images: pa.Table
+    failed: Counter[str]
+
+
+def conversations(config: Config, line: VisionLine, *, recipe_key: str) -> Conversations:
+    """Returns the samples of a config, from what was kept where that is still true; else they are listed, with progress.
+
+    Raises ConfigError or ManifestError where the config or its manifest cannot be used.
+    """
+    name = digest({"recipe": recipe_key, "manifests": list(config.source.manifests), "version": _VERSION})
+    folder = config.cache_root / FOLDER / name[:SHORT]
+    kept = _load(folder)
+    if kept is not None:
+        logger.info("lengths of %d samples from %s", len(kept.rows), folder)
+        return kept
+    found = _measured(line, list_vision(config, map_=_with_progress))
+    try:
+        _save(folder, found)
+    except OSError as err:
+        logger.warning("the lengths are not kept: %s cannot be written: %s", folder, err)
+    return found
+
+
+def _with_progress(function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Any]:
+    yield from tqdm(map(function, tasks), total=len(tasks), desc="image headers", file=sys.stderr, disable=None)
+
+
+def _measured(line: VisionLine, manifest: Manifest) -> Conversations:
+    """Tokenises every conversation; those that a build would leave out are left out."""
+    rows, failed = manifest.rows, Counter(manifest.counts()["failed"])
+    names = [file.name for file in manifest.files]
+    counts = np.zeros(len(rows), np.int32)
+    with tqdm(total=len(rows), desc="tokenise", file=sys.stderr, disable=None) as bar:
+        for start in range(0, len(rows), _PIECE):
+            part = conversation_rows(manifest, rows.slice(start, _PIECE))
+            for place, sample in enumerate(line.text_samples(part, names), start):
+                if "failure" in sample:
+                    failed[sample["failure"]] += 1
+                else:
+                    counts[place] = len(sample["input_ids"])
+            bar.update(len(part))
+    images = images_of(manifest)
+    offsets, flat = flattened(rows["images"])
+    sums = np.concatenate(([0], np.cumsum((images["grid_h"].to_numpy().astype(np.int64) * images["grid_w"])[flat])))
+    lengths = {
+        "num_tokens": counts,
+        "num_patches": sums[offsets[1:]] - sums[offsets[:-1]],
+        "num_images": np.diff(offsets),
+    }
+    table = rows.select(["sample_id", "text", "group", "images"])
+    for name, values in lengths.items():
+        table = table.append_column(name, pa.array(values.astype(np.int32)))
+    kept = table.filter(pa.array(counts > 0)).combine_chunks()
+    return Conversations(files=manifest.files, rows=kept, images=images, failed=failed)
+
+
+def _save(folder: Path, found: Conversations) -> None:
+    """Keeps a listing, whole or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = temporary_name(folder)
+    aside.mkdir()
+    try:
+        sums = {name: _write_table(aside / name, getattr(found, name)) for name in _TABLES}
+        document = {
+            "files": [[f.name, str(f.path), f.entry, f.listed, _stat(f.path)] for f in found.files],
+            "failed": dict(found.failed),
+            "sums": sums,
+        }
+        write_bytes(aside / "listing.json", json.dumps(document).encode("ascii"))
+        shutil.rmtree(folder, ignore_errors=True)
+        os.rename(aside, folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _load(folder: Path) -> Conversations | None:
+    """Returns what was kept; None where nothing was, it is damaged, or a file has changed since."""
+    try:
+        document = json.loads((folder / "listing.json").read_bytes())
+        if any(_stat(Path(path)) != stat for _, path, _, _, stat in document["files"]):
+            return None
+        if any(hash_file(folder / name) != document["sums"][name] for name in _TABLES):
+            return None
+        rows, images = (_read_table(folder / name) for name in _TABLES)
+        files = tuple(SourceFile(name, Path(path), entry, listed) for name, path, entry, listed, _ in document["files"])
+        return Conversations(files=files, rows=rows, images=images, failed=Counter(document["failed"]))
+    except (OSError, ValueError, KeyError, TypeError) as err:  # pyarrow's errors are ValueErrors
+        if folder.exists():
+            logger.warning("listing again: %s cannot be used: %s", folder, err)
+        return None
+
+
+def _write_table(path: Path, table: pa.Table) -> str:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return hash_file(path)
+
+
+def _read_table(path: Path) -> pa.Table:
+    with pa.memory_map(str(path)) as source:
+        return pa.ipc.open_file(source).read_all()
+
+
+def _stat(path: Path) -> list[int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]

@@ -1,0 +1,81 @@
+"""uint8 patches to the model's inputs, against looking up and repeating."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.errors import ConfigError
+from forebay.train.collate.expand import HostExpansion, _gather, expand_patches, patch_table, to_model_inputs
+from tests.train.tiny_vl import CONSTANTS, TABLE, conversation, pixel_values
+
+
+def plain(patches: torch.Tensor, table: torch.Tensor, *, copies: int, dtype: torch.dtype) -> torch.Tensor:
+    """Returns the definition: `table[channel, value]`, each plane `copies` times."""
+    planes = patches.view(len(patches), 3, patches.shape[1] // 3).long()
+    channels = torch.arange(3)[None, :, None]
+    return table[channels, planes].to(dtype)[:, :, None].expand(-1, -1, copies, -1).flatten(1)
+
+
+@settings(max_examples=40)
+@given(
+    num_patches=st.one_of(st.integers(0, 5), st.sampled_from([63, 64, 65, 129])),
+    patch_size=st.sampled_from([2, 3, 14]),
+    copies=st.integers(1, 3),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    seed=st.integers(0, 99),
+)
+def test_pixels_are_the_table_looked_up_and_repeated(
+    num_patches: int, patch_size: int, copies: int, dtype: torch.dtype, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    patches = torch.randint(0, 256, (num_patches, 3 * patch_size**2), dtype=torch.uint8, generator=generator)
+    table = torch.randn(3, 256, generator=generator)
+    wanted = plain(patches, table, copies=copies, dtype=dtype)
+    out = torch.full(wanted.shape, torch.nan, dtype=dtype)
+    found = expand_patches(patches, table, dtype=dtype, temporal_patch_size=copies, out=out)
+    assert found is out
+    assert torch.equal(out, wanted)
+    assert torch.equal(expand_patches(patches, table, dtype=dtype, temporal_patch_size=copies), wanted)
+    _gather(patches, table.to(dtype), out=out.fill_(torch.nan), copies=copies)
+    assert torch.equal(out, wanted)
+
+
+def test_read_only_patches_are_expanded_by_a_pickled_copy() -> None:
+    sample = conversation(np.random.default_rng(0), [(4, 6)])
+    expand = pickle.loads(pickle.dumps(HostExpansion(torch.from_numpy(TABLE), dtype=torch.float32)))  # noqa: S301 - our own bytes
+    out = torch.empty(24, 1536)
+    expand(sample["patches"][0], out)
+    assert torch.equal(out, pixel_values(sample))
+
+
+def test_model_inputs_are_expanded_and_without_a_cache() -> None:
+    sample = conversation(np.random.default_rng(1), [(2, 4), (6, 2)])
+    batch: dict[str, Any] = {
+        "input_ids": torch.arange(3)[None],
+        "patches": torch.from_numpy(np.concatenate(sample["patches"])),
+        "max_length_q": 3,
+    }
+    inputs = to_model_inputs(batch, CONSTANTS)
+    assert set(inputs) == {"input_ids", "pixel_values", "max_length_q", "use_cache"}
+    assert inputs["use_cache"] is False
+    assert inputs["max_length_q"] == 3
+    assert torch.equal(inputs["pixel_values"], pixel_values(sample))
+    half = to_model_inputs(batch, CONSTANTS, dtype=torch.bfloat16)["pixel_values"]
+    assert torch.equal(half, pixel_values(sample).bfloat16())
+    assert "patches" in batch
+
+
+def test_constants_give_the_table_bit_for_bit() -> None:
+    assert torch.equal(patch_table(CONSTANTS), torch.from_numpy(TABLE))
+
+
+def test_patches_without_their_table_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"need the patch_table .* constants=loader\.source\.constants"):
+        to_model_inputs({"patches": torch.zeros(4, 768, dtype=torch.uint8)}, {})

@@ -1,0 +1,195 @@
+"""Batches of packs against a plain loop over their samples."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.errors import CacheMismatchError, ConfigError, PlanError
+from forebay.train.collate.expand import expand_patches
+from forebay.train.collate.mrope import mrope_positions
+from forebay.train.collate.pack_shapes import PackShapes
+from forebay.train.collate.packed import PackCollator
+from forebay.train.micro_batches import count_samples
+from forebay.train.ring import BufferRing
+from tests.train.tiny_vl import IMAGE, MERGE_SIZE, PAD, TABLE, WIDTH, FakeVlSource, conversation, conversations
+
+SHAPES = PackShapes(seq_len=200, patch_classes=(64, 128, 512))
+
+
+def samples_of(seed: int, count: int) -> list[dict[str, Any]]:
+    """Returns random samples, the first with an image, of fewer tokens together than `SHAPES.seq_len`."""
+    samples = conversations(seed, count)
+    while sum(len(sample["input_ids"]) for sample in samples) > SHAPES.seq_len:
+        samples.pop()
+    return samples
+
+
+def assert_samples_stand_in(batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """Returns where tokens and patches of the padding begin; the batch holds the samples before that, one by one."""
+    token = patch = image = 0
+    for sample in samples:
+        ids = sample["input_ids"]
+        span = slice(token, token + len(ids))
+        labels = np.where(sample["label_mask"] == 1, ids, -100)
+        labels[0] = -100
+        positions = mrope_positions(ids, sample["image_grid_thw"], image_token_id=IMAGE, merge_size=MERGE_SIZE)
+        assert batch["input_ids"][0, span].tolist() == ids.tolist()
+        assert batch["labels"][0, span].tolist() == labels.tolist()
+        assert batch["position_ids"][0, 0, span].tolist() == list(range(len(ids)))
+        assert np.array_equal(batch["position_ids"][1:, 0, span].numpy(), positions)
+        for patches in sample["patches"]:
+            assert np.array_equal(batch["patches"][patch : patch + len(patches)].numpy(), patches)
+            patch += len(patches)
+        end = image + len(sample["patches"])
+        assert np.array_equal(batch["image_grid_thw"][image:end].numpy(), sample["image_grid_thw"])
+        token, image = span.stop, end
+    return token, patch
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 999), count=st.integers(1, 5), is_fixed=st.booleans(), varlen=st.booleans())
+def test_a_batch_holds_its_samples_and_padding_apart(seed: int, count: int, is_fixed: bool, varlen: bool) -> None:
+    samples = samples_of(seed, count)
+    collator = PackCollator(FakeVlSource(), shapes=SHAPES if is_fixed else None, varlen=varlen)
+    batch = collator(samples)
+    token, patch = assert_samples_stand_in(batch, samples)
+    total = batch["input_ids"].shape[1]
+    assert total == (SHAPES.num_tokens if is_fixed else token)
+    assert len(batch["patches"]) in (SHAPES.patch_classes if is_fixed else [patch])
+    num_images = (len(batch["patches"]) - patch) // MERGE_SIZE**2
+    assert batch["input_ids"][0, token:].tolist() == [IMAGE] * num_images + [PAD] * (total - token - num_images)
+    assert (batch["labels"][0, token:] == -100).all()
+    assert (batch["position_ids"][:, 0, token:] == torch.arange(total - token)).all()
+    assert not batch["patches"][patch:].any()
+    assert int(batch["image_grid_thw"].prod(1).sum()) == len(batch["patches"])
+    assert (batch["image_grid_thw"][:, 1:] % MERGE_SIZE == 0).all()
+    assert collator.count_frames(samples) == (token, total)
+    assert count_samples(batch) == len(samples)
+    assert {name: value.dtype for name, value in batch.items() if isinstance(value, torch.Tensor)}.items() >= {
+        "input_ids": torch.int64,
+        "labels": torch.int64,
+        "position_ids": torch.int64,
+        "image_grid_thw": torch.int64,
+        "patches": torch.uint8,
+    }.items()
+    if not varlen:
+        assert not {"cu_seq_lens_q", "max_length_q"} & set(batch)
+        return
+    lengths = [*(len(sample["input_ids"]) for sample in samples), *([total - token] if total > token else [])]
+    assert batch["cu_seq_lens_q"].dtype == torch.int32
+    assert batch["cu_seq_lens_q"].diff().tolist() == batch["cu_seq_lens_k"].diff().tolist() == lengths
+    assert type(batch["max_length_q"]) is int
+    assert batch["max_length_q"] == batch["max_length_k"] == max(lengths)
+
+
+@pytest.mark.parametrize("shapes", [None, SHAPES])
+def test_a_pack_without_images_has_one_of_padding(shapes: PackShapes | None) -> None:
+    samples = [conversation(np.random.default_rng(i), []) for i in range(2)]
+    batch = PackCollator(FakeVlSource(), shapes=shapes)(samples)
+    token, _ = assert_samples_stand_in(batch, samples)
+    num_patches = 4 if shapes is None else 64
+    assert batch["patches"].shape == (num_patches, WIDTH)
+    assert batch["image_grid_thw"].tolist() == [[1, 2, num_patches // 2]]
+    assert (batch["input_ids"][0, token:] == IMAGE).sum() == num_patches // 4
+
+
+def test_large_padding_is_several_images() -> None:
+    shapes = PackShapes(seq_len=100, patch_classes=(4 * 600,))
+    batch = PackCollator(FakeVlSource(), shapes=shapes)([conversation(np.random.default_rng(0), [(4, 4)])])
+    assert batch["image_grid_thw"].tolist() == [[1, 4, 4], [1, 2, 512], [1, 2, 512], [1, 2, 168]]
+
+
+@settings(max_examples=15)
+@given(
+    seed=st.integers(0, 99),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    shapes=st.sampled_from([None, SHAPES]),
+)
+def test_host_expansion_gives_what_the_device_would_make(
+    seed: int, dtype: torch.dtype, shapes: PackShapes | None
+) -> None:
+    samples = samples_of(seed, 3)
+    stored = PackCollator(FakeVlSource(), shapes=shapes)(samples)
+    expanded = PackCollator(FakeVlSource(), shapes=shapes, dtype=dtype)(samples)
+    wanted = expand_patches(stored.pop("patches"), torch.from_numpy(TABLE), dtype=dtype)
+    assert torch.equal(expanded.pop("pixel_values"), wanted)
+    assert list(stored) == list(expanded)
+    assert all(torch.equal(stored[name], expanded[name]) for name in stored)
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 99), dtype=st.sampled_from([None, torch.bfloat16]), shapes=st.sampled_from([None, SHAPES]))
+def test_every_element_of_reused_memory_is_written(
+    seed: int, dtype: torch.dtype | None, shapes: PackShapes | None
+) -> None:
+    ring = BufferRing(max_free=4)
+
+    def poisoned(name: str, shape: tuple[int, ...], *, dtype: torch.dtype) -> torch.Tensor:
+        return ring.take(name, shape, dtype=dtype).fill_(torch.nan if dtype.is_floating_point else 77)
+
+    collator = PackCollator(FakeVlSource(), shapes=shapes, dtype=dtype, varlen=True)
+    samples = samples_of(seed, 4)
+    wanted = collator(samples)
+    for _ in range(2):
+        found = collator.collate(samples, allocate=poisoned)
+        for name, value in wanted.items():
+            assert torch.equal(found[name], value) if isinstance(value, torch.Tensor) else found[name] == value, name
+
+
+def test_tensors_are_collated_as_arrays_are_and_alias_nothing() -> None:
+    samples = samples_of(3, 3)
+    tensors = [
+        {
+            name: tuple(torch.tensor(part) for part in value) if name == "patches" else torch.tensor(value)
+            for name, value in sample.items()
+        }
+        for sample in samples
+    ]
+    collator = pickle.loads(pickle.dumps(PackCollator(FakeVlSource())))  # noqa: S301 - our own bytes
+    batch, other = collator(samples), collator(tensors)
+    assert all(torch.equal(batch[name], other[name]) for name in batch)
+    for value in batch.values():
+        assert not any(np.shares_memory(value.numpy(), part) for sample in samples for part in sample["patches"])
+
+
+def test_samples_without_targets_are_not_counted() -> None:
+    samples = samples_of(4, 3)
+    samples[1]["label_mask"][:] = 0
+    assert count_samples(PackCollator(FakeVlSource())(samples)) == len(samples) - 1
+    assert count_samples({"labels": torch.zeros(3, 5)}) == 3
+
+
+def test_images_that_are_not_those_of_the_grids_are_refused() -> None:
+    sample = conversation(np.random.default_rng(0), [(2, 4), (4, 4)])
+    wrong = {**sample, "patches": sample["patches"][::-1]}
+    with pytest.raises(CacheMismatchError, match=r"images have \[16, 8\] patches, image_grid_thw wants \[8, 16\]"):
+        PackCollator(FakeVlSource())([wrong])
+
+
+def test_packs_that_cannot_be_batches_are_refused() -> None:
+    collator = PackCollator(FakeVlSource(), shapes=PackShapes(seq_len=20, patch_classes=(64,)))
+    with pytest.raises(PlanError, match="a pack has 23 tokens and 32 patches"):
+        collator([conversation(np.random.default_rng(0), [(4, 8)])])
+    with pytest.raises(ValueError, match="at least one sample"):
+        collator([])
+
+
+@pytest.mark.parametrize("name", ["image_token_id", "pad_token_id", "merge_size", "patch_table"])
+def test_constants_that_are_missing_are_named(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"its metadata has no {name}, .* forebay preprocess"):
+        PackCollator(FakeVlSource(**{name: None}))
+
+
+def test_settings_that_give_no_batch_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"dtype of pixel_values is torch\.uint8"):
+        PackCollator(FakeVlSource(), dtype=torch.uint8)
+    with pytest.raises(ConfigError, match="merge_size is 3, that of the shapes is 2"):
+        PackCollator(FakeVlSource(merge_size=3), shapes=SHAPES)

@@ -1,0 +1,135 @@
+"""Packs in a tiny random Qwen3-VL: equal to its samples one by one, few shapes to compile; and what leaks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from forebay.train.collate.expand import to_model_inputs
+from forebay.train.collate.pack_shapes import PackShapes
+from forebay.train.collate.packed import PackCollator
+from forebay.train.models import summed_loss
+from tests.train.tiny_vl import CONSTANTS, IMAGE, FakeVlSource, conversation, conversations, pixel_values, qwen3_vl
+
+SAMPLES = conversations(7, 5)
+SHAPES = PackShapes(seq_len=240, patch_classes=(64, 128, 256))
+
+
+@pytest.fixture(scope="module", params=["eager", "sdpa"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return qwen3_vl(tmp_path_factory.mktemp("vl"), attention=request.param)
+
+
+def alone(model: Any, sample: dict[str, Any]) -> torch.Tensor:
+    """Returns the logits [tokens, vocabulary] of one sample as its processor would give it to the model, mrope left to it."""
+    ids = torch.from_numpy(sample["input_ids"]).long()[None]
+    images = {}
+    if sample["patches"]:
+        images = {"pixel_values": pixel_values(sample), "image_grid_thw": torch.from_numpy(sample["image_grid_thw"])}
+    return model(input_ids=ids, mm_token_type_ids=(ids == IMAGE).int(), use_cache=False, **images).logits[0]
+
+
+def packed(model: Any, batch: dict[str, Any], **changes: Any) -> torch.Tensor:
+    inputs = {name: value for name, value in to_model_inputs(batch, CONSTANTS).items() if name != "labels"}
+    return model(**{**inputs, **changes}).logits[0]
+
+
+def differences(model: Any, batch: dict[str, Any], samples: Sequence[dict[str, Any]], **changes: Any) -> list[float]:
+    """Returns for each sample how far its logits in the pack are from those alone, at most."""
+    with torch.no_grad():
+        logits = packed(model, batch, **changes)
+        starts = np.cumsum([0, *(len(sample["input_ids"]) for sample in samples)])
+        return [
+            float((logits[start:end] - alone(model, sample)).abs().max())
+            for (start, end), sample in zip(itertools.pairwise(starts), samples, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("shapes", [None, SHAPES])
+@pytest.mark.parametrize("varlen", [False, True])
+def test_packed_equals_separate(model: Any, shapes: PackShapes | None, varlen: bool) -> None:
+    batch = PackCollator(FakeVlSource(), shapes=shapes, varlen=varlen)(SAMPLES)
+    assert max(differences(model, batch, SAMPLES)) < 1e-5
+
+
+def test_pack_of_text_alone_equals_separate(model: Any) -> None:
+    samples = [conversation(np.random.default_rng(i), []) for i in range(3)]
+    for shapes in (None, SHAPES):
+        assert max(differences(model, PackCollator(FakeVlSource(), shapes=shapes)(samples), samples)) < 1e-5
+
+
+@pytest.mark.parametrize("shapes", [None, SHAPES])
+def test_gradients_are_the_sum_of_those_of_the_samples(model: Any, shapes: PackShapes | None) -> None:
+    model.zero_grad()
+    for sample in SAMPLES:
+        labels = torch.from_numpy(np.where(sample["label_mask"] == 1, sample["input_ids"], -100)).long()
+        summed_loss(alone(model, sample)[None], labels[None], labels_are_shifted=False).backward()
+    wanted = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    batch = PackCollator(FakeVlSource(), shapes=shapes)(SAMPLES)
+    summed_loss(packed(model, batch)[None], batch["labels"], labels_are_shifted=False).backward()
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(parameter.grad, wanted[name], rtol=1e-4, atol=1e-5 * float(wanted[name].abs().max())), (
+            name
+        )
+
+
+def test_the_models_own_loss_is_that_of_the_samples(model: Any) -> None:
+    batch = PackCollator(FakeVlSource(), shapes=SHAPES, varlen=True)(SAMPLES)
+    with torch.no_grad():
+        found = model(**to_model_inputs(batch, CONSTANTS)).loss
+        total, count = torch.zeros(()), 0
+        for sample in SAMPLES:
+            labels = torch.from_numpy(np.where(sample["label_mask"] == 1, sample["input_ids"], -100)).long()
+            total += summed_loss(alone(model, sample)[None], labels[None], labels_are_shifted=False)
+            count += int((labels[1:] != -100).sum())
+    assert found.item() == pytest.approx((total / count).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("way", ["three rows", "mask", "cache"])
+def test_other_ways_to_pack_leak(model: Any, way: str) -> None:
+    batch = PackCollator(FakeVlSource())(SAMPLES)
+    wrong: dict[str, Any] = {
+        "three rows": {"position_ids": batch["position_ids"][1:]},
+        "mask": {"attention_mask": torch.ones_like(batch["input_ids"])},
+        "cache": {"use_cache": None},  # what the model does where nothing is said
+    }[way]
+    first, *others = differences(model, batch, SAMPLES, **wrong)
+    assert first < 1e-5  # nothing stands before it
+    assert min(others) > 1e-2
+
+
+def test_fixed_shapes_are_compiled_once_each(tmp_path: Path) -> None:
+    """The language model is compiled: the vision tower splits its attention by image, a graph an image size, but under flash."""
+    model, plain = qwen3_vl(tmp_path), qwen3_vl(tmp_path)
+    shapes: list[tuple[int, ...]] = []
+    graphs: list[Any] = []
+
+    def count(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    model.model.language_model = torch.compile(model.model.language_model, backend=count)
+    collator = PackCollator(FakeVlSource(), shapes=SHAPES)
+    after = []
+    with torch.no_grad():
+        for seed in range(50):
+            samples = conversations(seed, 1 + seed % 5)
+            batch = collator(samples)
+            logits = packed(model, batch)
+            shapes.append((batch["input_ids"].shape[1], len(batch["patches"])))
+            after.append(len(graphs))
+            if seed in (0, 49):
+                assert torch.allclose(logits[: len(samples[0]["input_ids"])], alone(plain, samples[0]), atol=1e-5)
+    torch._dynamo.reset()
+    new = [i for i, num in enumerate(after) if num > (after[i - 1] if i else 0)]
+    assert len(set(shapes)) == len(SHAPES.patch_classes)
+    assert len(new) <= len(SHAPES.patch_classes)
+    assert set(new) <= {shapes.index(shape) for shape in shapes}
