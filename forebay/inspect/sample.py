@@ -96,7 +96,8 @@ def _row(cache: Cache, index: int) -> dict[str, Any]:
             if spec.role == "table" and spec.name != "failure":
                 row[spec.name] = _cell(shard, spec, position)
     duration_s = int(cache.lengths["num_samples"][index]) / cache.constants["sample_rate_hz"]
-    return {**row, "duration_s": duration_s, "shard": number, "shard_row": position}
+    heard = {} if cache.constants["features"] == "none" else {"duration_s": duration_s}
+    return {**row, **heard, "shard": number, "shard_row": position}
 
 
 def _cell(shard: Shard, spec: FieldSpec, position: int) -> Any:

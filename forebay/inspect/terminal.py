@@ -51,19 +51,26 @@ def _identity(facts: Mapping[str, Any]) -> Iterator[str]:
     yield _entry("folder", printable(facts["folder"]))
     yield _entry("key", facts["key"])
     yield _entry("recipe key", facts["recipe_key"])
-    yield _entry("samples", f"{facts['num_samples']:,}, {human_hours(facts['hours'])} hours")
+    has_audio = facts["histogram"] is not None
+    held = f"{human_hours(facts['hours'])} hours" if has_audio else f"{facts['num_tokens']:,} tokens, no audio"
+    yield _entry("samples", f"{facts['num_samples']:,}, {held}")
     yield _entry("shards", f"{shards}, at most {facts['rows_per_shard']:,} rows each")
     yield _entry("size", f"{human_bytes(facts['size_bytes'])} ({parts}){per_hour}")
     yield _entry("made with", made_with)
 
 
 def _languages(facts: Mapping[str, Any]) -> Iterator[str]:
-    languages = sorted(facts["languages"].items(), key=lambda item: (-item[1]["hours"], item[0]))
-    rows = [
-        [printable(name), f"{e['samples']:,}", human_hours(e["hours"]), _share_of(e["hours"], facts["hours"])]
-        for name, e in languages[:_MAX_LANGUAGES]
-    ]
-    yield from _table(["languages", "samples", "hours", "share"], rows, left=1)
+    languages = sorted(facts["languages"].items(), key=lambda item: (-item[1]["hours"], -item[1]["samples"], item[0]))
+    shown = languages[:_MAX_LANGUAGES]
+    if facts["histogram"] is None:
+        rows = [[printable(n), f"{e['samples']:,}", _share_of(e["samples"], facts["num_samples"])] for n, e in shown]
+        yield from _table(["languages", "samples", "share"], rows, left=1)
+    else:
+        rows = [
+            [printable(name), f"{e['samples']:,}", human_hours(e["hours"]), _share_of(e["hours"], facts["hours"])]
+            for name, e in shown
+        ]
+        yield from _table(["languages", "samples", "hours", "share"], rows, left=1)
     if len(languages) > _MAX_LANGUAGES:
         yield f"  and {len(languages) - _MAX_LANGUAGES} more (--json lists them all)"
 
@@ -78,6 +85,10 @@ def _fields(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _durations(facts: Mapping[str, Any]) -> Iterator[str]:
+    if facts["histogram"] is None:
+        lengths = facts["lengths"]
+        yield f"tokens a sample: {lengths['min']:,} to {lengths['max']:,}, mean {lengths['mean']:.1f}"
+        return
     edges, counts = facts["histogram"]["edges_s"], facts["histogram"]["samples"]
     places = 1 if any(edge % 1 for edge in edges[:-1]) else 0
     names = [f"{low:.{places}f} - {high:.{places}f}" for low, high in itertools.pairwise(edges)]

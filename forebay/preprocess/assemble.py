@@ -112,7 +112,6 @@ def assemble(
 
 def _read_rows(recipe: Recipe, finished: Finished) -> _Rows:
     fields = sample_fields(recipe)
-    frames_field = fields[0].name
     slots, sample_ids, reasons, languages, lengths = [], [], [], [], []
     pairs = zip(finished["media"], finished["text"], strict=True)
     for index, ((media_path, media_entry), (text_path, text_entry)) in enumerate(pairs):
@@ -123,12 +122,9 @@ def _read_rows(recipe: Recipe, finished: Finished) -> _Rows:
         sample_ids += media.strings("sample_id")
         languages += text.strings("language")
         reasons += [a or b for a, b in zip(media.strings("failure"), text.strings("failure"), strict=True)]
-        values, offsets = media.column("num_samples")
-        present = np.diff(offsets) > 0
-        num_samples = np.zeros(count, np.int64)
-        num_samples[present] = values[offsets[:-1][present]]
+        num_samples, num_frames = _audio_lengths(media) if recipe.has_audio else np.zeros((2, count), np.int64)
         num_tokens = text.lengths("input_ids") if recipe.tokens is not None else np.zeros(count, np.int64)
-        lengths.append(np.stack([num_samples, media.lengths(frames_field), num_tokens]))
+        lengths.append(np.stack([num_samples, num_frames, num_tokens]))
     table = np.concatenate([np.zeros((3, 0), np.int64), *lengths], axis=1)
     if len(table[0]) and table.max() > np.iinfo(np.int32).max:
         raise OverflowError(f"a sample of {table.max()} elements does not fit int32 lengths")
@@ -139,6 +135,15 @@ def _read_rows(recipe: Recipe, finished: Finished) -> _Rows:
         languages=languages,
         lengths=table.astype("<i4"),
     )
+
+
+def _audio_lengths(media: Shard) -> tuple[Array, Array]:
+    """Returns audio samples and stored frames of every row, int64 [rows]; 0 where a row failed."""
+    values, offsets = media.column("num_samples")
+    present = np.diff(offsets) > 0
+    num_samples = np.zeros(len(present), np.int64)
+    num_samples[present] = values[offsets[:-1][present]]
+    return num_samples, media.lengths(media.fields[0].name)
 
 
 def _limit(config: Config, recipe: Recipe, num_samples: int) -> str:

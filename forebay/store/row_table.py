@@ -19,6 +19,7 @@ Array = np.ndarray[Any, Any]
 def row_table(cache: Cache) -> pa.Table:
     """Returns one row a sample, in sample order: `index`, the table fields, `duration_s`, and the lengths.
 
+    Of samples without audio the only length is `num_tokens`, and there is no `duration_s`.
     Bytes of a string that are no UTF-8 are written as escapes (`\\xff`).
     """
     rate = cache.constants["sample_rate_hz"]
@@ -28,8 +29,12 @@ def row_table(cache: Cache) -> pa.Table:
         for field in cache.fields.values():
             if field.group == group and field.role == "table" and field.name not in columns:
                 columns[field.name] = _column(cache, field).take(order)
-    columns["duration_s"] = pa.array(cache.lengths["num_samples"] / rate)
-    columns.update({name: pa.array(np.asarray(values)) for name, values in cache.lengths.items()})
+    lengths = dict(cache.lengths)
+    if cache.constants.get("features") == "none":
+        lengths = {"num_tokens": lengths["num_tokens"]}
+    else:
+        columns["duration_s"] = pa.array(lengths["num_samples"] / rate)
+    columns.update({name: pa.array(np.asarray(values)) for name, values in lengths.items()})
     return pa.table(columns)
 
 

@@ -92,6 +92,8 @@ def _transformers_config(folder: Path) -> Any:
 
 def check_config(facts: ModelFacts, config: Config) -> None:
     """Returns when the model takes what the config makes, else raises ConfigError with both values; reads no data."""
+    if config.audio.features == "none" and not facts.labels_are_shifted:
+        return  # a causal model trains on text alone, too
     wanted = _FEATURES[facts.model_type]
     if config.audio.features != wanted:
         raise ConfigError(
@@ -112,7 +114,17 @@ def check_config(facts: ModelFacts, config: Config) -> None:
 
 
 def check_constants(facts: ModelFacts, constants: Mapping[str, Any]) -> None:
-    """Returns when a source's constants are the model's, else raises CacheMismatchError with both values."""
+    """Returns when a source's constants are the model's, else raises CacheMismatchError with both values.
+
+    Text without audio fits a causal model and no other.
+    """
+    if constants.get("features") == "none":
+        if facts.labels_are_shifted:
+            raise CacheMismatchError(
+                f"features: the {facts.model_type} model in {facts.folder} takes no text without audio, and the cache has "
+                f'"none"; leave that cache out of train.mixture, or name a qwen3_asr model'
+            )
+        return
     wanted: dict[str, Any] = {
         "features": _FEATURES[facts.model_type],
         "prompt": facts.model_type,
@@ -136,17 +148,25 @@ def check_batch(facts: ModelFacts, batch: Mapping[str, torch.Tensor]) -> None:
     rare token can come late, so every batch is looked at: two reductions over a few thousand integers.
     """
     ids_name = _ID_FIELDS[facts.model_type]
-    missing = [name for name in ("input_features", ids_name, "labels") if name not in batch]
+    # A causal model takes text alone, which has nothing of audio: neither features nor their mask.
+    is_text = not facts.labels_are_shifted and not {"input_features", "input_features_mask"} & batch.keys()
+    needed = (ids_name, "labels") if is_text else ("input_features", ids_name, "labels")
+    missing = [name for name in needed if name not in batch]
     if missing:
         raise CacheMismatchError(
             f"batch has no field {missing[0]} (it has {', '.join(sorted(batch))}), which a {facts.model_type} model needs; "
             f'set audio.features = "{_FEATURES[facts.model_type]}" and text.prompt = "{facts.model_type}", then run forebay preprocess'
         )
-    n_mels = batch["input_features"].shape[1]
+    n_mels = facts.n_mels if is_text else batch["input_features"].shape[1]
     if n_mels != facts.n_mels:
         raise CacheMismatchError(
             f"model in {facts.folder} wants {facts.n_mels} mel bins, the cache has {n_mels}; "
             f"set audio.n_mels = {facts.n_mels} and run forebay preprocess, or name another train.model"
+        )
+    if is_text and facts.audio_token_id is not None and facts.audio_token_id in batch[ids_name]:
+        raise CacheMismatchError(
+            f"batch has audio tokens (id {facts.audio_token_id}) in {ids_name} and no field input_features; "
+            f'set audio.features = "{_FEATURES[facts.model_type]}", then run forebay preprocess'
         )
     for name in (ids_name, "labels"):
         _check_ids(facts, name, batch[name])

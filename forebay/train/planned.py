@@ -14,6 +14,7 @@ from forebay.errors import ConfigError
 from forebay.store.cache import ROW_BITS
 from forebay.train.plan import BucketPlan, Samples, WindowPlan, make_plan, plan_key, resolve_plan
 from forebay.train.source import SampleSource
+from forebay.train.union import without_audio
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,18 +47,23 @@ def plan_of(config: Config, source: SampleSource, *, keep: bool = True) -> Plann
     rate = int(source.constants["sample_rate_hz"])
     key = plan_key(source.key, config.plan)
     slots = getattr(source, "slots", None)  # only what is read from a cache lies in shards
+    texts = without_audio(source)
 
     def tokens() -> np.ndarray[Any, Any]:
         return np.asarray(source.lengths["num_tokens"])
 
+    def frames() -> np.ndarray[Any, Any]:
+        stored = np.asarray(source.lengths["num_frames"])
+        return stored if texts is None else np.where(texts, tokens(), stored)
+
     shards = None if slots is None else lambda: (np.asarray(slots) >> ROW_BITS).astype(np.int32)
     if not keep:
-        samples = Samples(durations=durations, sample_rate_hz=rate, tokens=tokens, shards=shards)
+        samples = Samples(durations=durations, sample_rate_hz=rate, tokens=tokens, shards=shards, texts=texts)
         return Planned(plan=make_plan(samples, config.plan), key=key, folder=None)
     plan, folder = resolve_plan(
         config.cache_root,
         durations,
-        frames=lambda: np.asarray(source.lengths["num_frames"]),
+        frames=frames,
         sample_rate_hz=rate,
         dataset=config.name,
         split=config.source.split,
@@ -65,5 +71,6 @@ def plan_of(config: Config, source: SampleSource, *, keep: bool = True) -> Plann
         settings=config.plan,
         tokens=tokens,
         shards=shards,
+        texts=texts,
     )
     return Planned(plan=plan, key=key, folder=folder)

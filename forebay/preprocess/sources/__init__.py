@@ -1,4 +1,4 @@
-"""Manifests of six kinds to one table of candidate samples, in two stages: listed at once, located a file at a time."""
+"""Manifests of seven kinds to one table of candidate samples, in two stages: listed at once, located a file at a time."""
 
 from forebay.preprocess.sources.eligible import apply_filters
 from forebay.preprocess.sources.locate import locate_file, locate_tasks, read_manifest, read_rows

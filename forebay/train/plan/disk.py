@@ -107,7 +107,8 @@ def load_plan(
     return BucketPlan(
         **arrays,
         **rules,
-        edges_s=settings.edges_s if settings.k is None else tuple(metadata["edges_s"]),
+        edges_s=tuple(metadata["edges_s"]) if "edges_s" in metadata else settings.edges_s,
+        edges=tuple(metadata.get("edges", ())),
         grad_accs=grad_accs(settings, num_buckets=len(arrays["batch_sizes"])),
         locality_shards=settings.locality_shards,
     )
@@ -131,6 +132,8 @@ def _figures(plan: BucketPlan | WindowPlan, settings: PlanConfig) -> dict[str, A
     if isinstance(plan, WindowPlan):
         names = ("num_windows", "batches_per_window", "last_batches", "batch_size", "budget")
         return {"windows": {name: getattr(plan, name) for name in names}}
+    if plan.edges:
+        return {"edges_s": list(plan.edges_s), "edges": list(plan.edges)}
     return {"edges_s": list(plan.edges_s)} if settings.k is not None else {}
 
 

@@ -30,11 +30,13 @@ def resolve_plan(
     settings: PlanConfig,
     tokens: Callable[[], Array] | None = None,
     shards: Callable[[], Array] | None = None,
+    texts: Array | None = None,
 ) -> tuple[BucketPlan | WindowPlan, Path | None]:
     """Returns the plan of a sealed cache and its folder: opened where it is under `root`, else built and saved.
 
     durations: integers [num_samples], in audio samples. The others give integers [num_samples] and are called only when a
-    plan has to be made: frames, of features; tokens, of labels; shards, the number of each sample's shard.
+    plan has to be made: frames, of features; tokens, of labels; shards, the number of each sample's shard. texts: see
+    `Samples`; frames are then tokens.
     Where the root cannot be written the plan stays in memory, the folder is None and one log line says why. A damaged
     plan is made again: unlike a cache it costs seconds. Raises CacheMismatchError for a plan of another cache or of a newer
     format under the same name, PlanError where no plan can be made.
@@ -46,7 +48,7 @@ def resolve_plan(
         logger.info("no plan in %s yet: making it", folder)
     except CacheCorruptError as err:
         logger.warning("making the plan again: %s", err)
-    samples = Samples(durations=durations, sample_rate_hz=sample_rate_hz, tokens=tokens, shards=shards)
+    samples = Samples(durations=durations, sample_rate_hz=sample_rate_hz, tokens=tokens, shards=shards, texts=texts)
     plan = make_plan(samples, settings)
     found = statistics(plan, durations, frames=frames(), shards=shards() if shards is not None else None)
     try:
