@@ -242,6 +242,8 @@ def _bucket_manifests(options: argparse.Namespace) -> int:
     plan = plan_of(config, cache).plan
     if not isinstance(plan, BucketPlan):
         raise ConfigError('--bucket-manifests: plan.kind = "window" has no buckets; use --set plan.kind="bucket"')
+    if plan.edges:
+        raise ConfigError(f"--bucket-manifests: buckets are ranges of seconds, and {cache.folder} has no audio")
     lows = (0.0, *plan.edges_s[:-1])
     rows = [
         BucketRows(low_s=low, high_s=high, samples=samples)

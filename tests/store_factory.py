@@ -15,7 +15,7 @@ from forebay.store.seal import Contents, seal
 from forebay.store.shard import ShardEntry, shard_fields, write_shard
 from forebay.store.shard_table import shard_name
 
-Features = Literal["log_mel", "qwen3_asr", "w2v_bert", "waveform"]
+Features = Literal["log_mel", "qwen3_asr", "w2v_bert", "waveform", "none"]
 Array = np.ndarray[Any, Any]
 Row = dict[str, Any]
 
@@ -64,7 +64,7 @@ def make_cache(
     contents = Contents(
         fields=fields,
         shards=shards,
-        arrays=_arrays(rows, rows_per_shard, frames_field=fields[0].name),
+        arrays=_arrays(rows, rows_per_shard, frames_field=fields[0].name if features != "none" else None),
         files={"rejected.jsonl": _rejected(rows)},
         document={**document, **(metadata or {})},
     )
@@ -81,11 +81,13 @@ def _fields(features: Features, *, keep_waveform: bool, tokens: bool) -> tuple[F
         "qwen3_asr": [FieldSpec(name="input_features", dtype="float16", shape=(128,))],
         "w2v_bert": [FieldSpec(name="fbanks", dtype="float32", shape=(80,))],
         "waveform": [FieldSpec(name="waveform", dtype="int16")],
+        "none": [],
     }[features]
     if keep_waveform:
         media.append(FieldSpec(name="waveform", dtype="int16"))
     media.append(FieldSpec(name="sample_id", dtype="str", role="table"))
-    media.append(FieldSpec(name="num_samples", dtype="int64", role="table"))
+    if features != "none":
+        media.append(FieldSpec(name="num_samples", dtype="int64", role="table"))
     text = [FieldSpec(name=name, dtype="int32", group="text") for name in ("input_ids", "prefix_len")] if tokens else []
     table = [
         FieldSpec(name=name, dtype="str", group="text", role="table")
@@ -142,12 +144,12 @@ def _shards(
     return found
 
 
-def _arrays(rows: Sequence[Row], rows_per_shard: int, *, frames_field: str) -> dict[str, Array]:
+def _arrays(rows: Sequence[Row], rows_per_shard: int, *, frames_field: str | None) -> dict[str, Array]:
     kept = [index for index, row in enumerate(rows) if "failure" not in row]
     slots = [index // rows_per_shard << 32 | index % rows_per_shard for index in kept]
     lengths = [
-        [int(rows[index]["num_samples"]) for index in kept],
-        [len(rows[index][frames_field]) for index in kept],
+        [int(rows[index]["num_samples"]) if frames_field else 0 for index in kept],
+        [len(rows[index][frames_field]) if frames_field else 0 for index in kept],
         [len(rows[index]["input_ids"]) for index in kept],
     ]
     return {"slots.npy": np.array(slots, "<i8"), "lengths.npy": np.array(lengths, "<i4").reshape(3, -1)}
@@ -164,7 +166,7 @@ def _recipe(features: Features, *, keep_waveform: bool, tokenizer: str | None) -
     text = {"tokenizer": tokenizer, "prompt": "plain", "normalize": "nfkc"}
     return {
         "source": {"kind": "tar", "split": "train", "languages": ["en", "es"], "max_duration_s": 30.0},
-        "audio": audio,
+        "audio": audio if features != "none" else None,
         "text": text if tokenizer is not None else None,
     }
 
@@ -182,7 +184,7 @@ def _document(
     for row in kept:
         entry = languages.setdefault(row["language"] or "unknown", {"samples": 0, "hours": 0.0})
         entry["samples"] += 1
-        entry["hours"] += float(row["num_samples"]) / RATE_HZ / 3600
+        entry["hours"] += float(row["num_samples"]) / RATE_HZ / 3600 if recipe["audio"] else 0.0
     failed = len(rows) - len(kept)
     return {
         "name": "prompts",
@@ -194,7 +196,11 @@ def _document(
         "length_names": ["num_samples", "num_frames", "num_tokens"],
         "rows_per_shard": rows_per_shard,
         "probe": {"media": "0" * 32, "text": "0" * 32},
-        "constants": {"features": recipe["audio"]["features"], "sample_rate_hz": RATE_HZ, "prompt": "plain"},
+        "constants": {
+            "features": (recipe["audio"] or {"features": "none"})["features"],
+            "sample_rate_hz": RATE_HZ,
+            "prompt": "plain",
+        },
         "excluded": {},
         "failed": {"corrupt_audio": failed} if failed else {},
         "clipped": 0,

@@ -17,6 +17,7 @@ from forebay.config.steps import (
     FloatDtype,
     LogMel,
     MediaStep,
+    NoAudio,
     Patches,
     Prompt,
     Qwen3Asr,
@@ -34,7 +35,7 @@ WHISPER_LIMIT_S = 30.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """The steps of a config. `tokens` is None for a recipe without text."""
+    """The steps of a config. `tokens` is None for a recipe without text; under `NoAudio` nothing is decoded."""
 
     decode: Decode
     features: FeatureStep
@@ -42,8 +43,15 @@ class Recipe:
     tokens: Tokens | None
 
     @property
+    def has_audio(self) -> bool:
+        """Whether samples have audio."""
+        return not isinstance(self.features, NoAudio)
+
+    @property
     def media_steps(self) -> tuple[MediaStep, ...]:
-        """The steps that make the media group, in their order."""
+        """The steps that make the media group, in their order; none without audio."""
+        if not self.has_audio:
+            return ()
         return (self.decode, self.features) if self.waveform is None else (self.decode, self.features, self.waveform)
 
     @property
@@ -128,7 +136,7 @@ def recipe_document(config: Config, recipe: AnyRecipe) -> dict[str, Any]:
     }
     return {
         "source": {**source, "version": LISTING_VERSION},
-        "audio": audio,
+        "audio": audio if recipe.has_audio else None,
         "text": None if recipe.tokens is None else asdict(recipe.tokens),
     }
 
@@ -167,6 +175,8 @@ def _plain_filters(source: SourceConfig) -> dict[str, Any]:
 
 
 def _features(audio: AudioConfig) -> FeatureStep:
+    if audio.features == "none":
+        return NoAudio()
     if audio.features == "waveform":
         return Waveform(dtype="float32" if audio.dtype == "float32" else "int16")
     dtype = cast(FloatDtype | None, audio.dtype)

@@ -63,7 +63,14 @@ class W2vBert:
     version: int = 1
 
 
-FeatureStep = LogMel | Qwen3Asr | W2vBert | Waveform
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoAudio:
+    """Nothing is read or stored of the sound: a sample is its text. No media field."""
+
+    version: int = 1
+
+
+FeatureStep = LogMel | Qwen3Asr | W2vBert | Waveform | NoAudio
 MediaStep = Decode | FeatureStep
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,7 +13,7 @@ from forebay.config.crop import crop_samples
 STRICT = {"extra": "forbid", "strict": True}
 """Read by pydantic when a file is loaded: unknown fields are refused, types are not coerced."""
 
-SourceKind = Literal["tar", "filelist", "webdataset", "jsonl", "hf", "ljspeech"]
+SourceKind = Literal["tar", "filelist", "webdataset", "jsonl", "hf", "ljspeech", "text"]
 VISION_KINDS: tuple[SourceKind, ...] = ("jsonl", "hf", "webdataset")
 
 
@@ -81,7 +82,8 @@ class AudioConfig:
     __pydantic_config__ = STRICT
 
     sample_rate_hz: int = 16_000
-    features: Literal["log_mel", "qwen3_asr", "w2v_bert", "waveform"] = "log_mel"
+    features: Literal["log_mel", "qwen3_asr", "w2v_bert", "waveform", "none"] = "log_mel"
+    """`none`: samples are text alone, of a source of kind "text"."""
     n_mels: Literal[80, 128] | None = None
     """Bins of `log_mel` (80 when left out); the other features fix their own."""
     dtype: Literal["float16", "float32", "int16"] | None = None
@@ -90,6 +92,9 @@ class AudioConfig:
     """Also store the decoded waveform (int16) beside the features."""
 
     def __post_init__(self) -> None:
+        if self.features == "none":
+            self._check_none()
+            return
         if self.n_mels is not None and self.features != "log_mel":
             raise ValueError(f'n_mels is only for features = "log_mel", not "{self.features}"')
         if self.features != "waveform" and self.sample_rate_hz != 16_000:
@@ -105,6 +110,11 @@ class AudioConfig:
             raise ValueError(f'dtype of features = "{self.features}" is "float16" or "float32", not "int16"')
         if not 1_000 <= self.sample_rate_hz <= 384_000:
             raise ValueError(f"sample_rate_hz is {self.sample_rate_hz}, wanted 1000 to 384000")
+
+    def _check_none(self) -> None:
+        for name, default in {"sample_rate_hz": 16_000, "n_mels": None, "dtype": None, "keep_waveform": False}.items():
+            if getattr(self, name) != default:
+                raise ValueError(f'{name} is {getattr(self, name)!r} and features = "none" has no audio; leave it out')
 
 
 def row_slice(text: str) -> slice:
@@ -188,8 +198,10 @@ class PlanConfig:
     """
     edges_s: tuple[float, ...] = CLASSIC_EDGES_S
     """Upper edges in seconds; buckets are [0, e0), [e0, e1), ...; the last one is closed and takes all that is longer."""
+    edges: tuple[int, ...] | None = None
+    """Upper edges, in tokens, of the buckets of samples without audio; they come behind those of `edges_s`."""
     k: int | None = None
-    """This many edges instead of `edges_s`, where the lengths are padded least."""
+    """This many edges instead of `edges_s`, and of `edges` where they are left out, where the lengths are padded least."""
     window: int = 32
     """Batches of a window, under kind "window"."""
     batch_seconds: float | None = None
@@ -226,6 +238,9 @@ class PlanConfig:
         self._refuse(PACK_FIELDS, 'kind = "pack"')
         if not self.edges_s or any(b <= a for a, b in zip((0.0, *self.edges_s), self.edges_s, strict=False)):
             raise ValueError(f"edges_s must rise from above 0, got {list(self.edges_s)}")
+        edges = (0, *(self.edges or (1,)))
+        if self.edges == () or any(b <= a for a, b in itertools.pairwise(edges)):
+            raise ValueError(f"edges must rise from above 0, got {list(self.edges or ())}")
         budgets = self.batch_seconds is not None or self.batch_tokens is not None
         if budgets + (self.batch_size is not None) + (self.calibration is not None) != 1:
             raise ValueError("give exactly one of batch_seconds and batch_size (or batch_tokens, or calibration)")
@@ -242,7 +257,8 @@ class PlanConfig:
         if self.kind == "window":
             self._check_window()
         buckets = len(self.edges_s) if self.k is None else self.k
-        if isinstance(self.batch_size, tuple) and len(self.batch_size) != buckets:
+        # With `edges` the plan says it: how many buckets there are is then known from the samples alone.
+        if isinstance(self.batch_size, tuple) and self.edges is None and len(self.batch_size) != buckets:
             raise ValueError(f"batch_size has {len(self.batch_size)} entries for {buckets} buckets")
         count = self.locality.removeprefix("shards:")
         if self.locality != "global" and not (self.locality == f"shards:{count}" and count.isdecimal() and int(count)):
@@ -271,7 +287,7 @@ class PlanConfig:
     def _check_window(self) -> None:
         if isinstance(self.batch_size, tuple):
             raise ValueError(f'batch_size is {list(self.batch_size)}, kind "window" has no buckets: wanted one number')
-        defaults = {"edges_s": CLASSIC_EDGES_S, "k": None, "batch_tokens": None, "calibration": None}
+        defaults = {"edges_s": CLASSIC_EDGES_S, "edges": None, "k": None, "batch_tokens": None, "calibration": None}
         for name, default in {**defaults, "locality": "global"}.items():
             if getattr(self, name) != default:
                 raise ValueError(f'{name} is only for kind = "bucket", not "window"')
@@ -358,6 +374,8 @@ class TrainConfig:
     """Whether a micro-batch holds samples of all sources, or of one."""
     mixture_exhausted: Literal["repeat", "end"] = "repeat"
     """What a source that runs out does: it begins again, counted, or it ends the epoch."""
+    asr_ratio: float | None = None
+    """Share of micro-batches with audio, instead of weights, where one of the caches of `mixture` has none."""
 
     def __post_init__(self) -> None:
         for name in ("max_steps", "grad_acc", "log_every", "prefetch", "max_open_shards", "patch_classes"):
@@ -383,6 +401,20 @@ class TrainConfig:
                 raise ValueError(f"mixture_weights.{name} is {weight}, wanted 0 or more")
         if self.mixture_temperature != 1 and (any(given) or self.mixture_weights is not None):
             raise ValueError("give one of weights and mixture_temperature, which makes weights of hours")
+        if self.asr_ratio is not None:
+            self._check_asr_ratio(any(given))
+
+    def _check_asr_ratio(self, has_weights: bool) -> None:
+        if not 0 < self.asr_ratio < 1:  # type: ignore[operator]  # asked only where it is given
+            raise ValueError(f"asr_ratio is {self.asr_ratio}, wanted more than 0 and less than 1")
+        if len(self.mixture) < 2:
+            raise ValueError("asr_ratio needs [[train.mixture]], caches with audio and one without")
+        if has_weights:
+            raise ValueError("give one of asr_ratio and the weights of mixture")
+        if self.mixture_batches != "per_source":
+            raise ValueError(
+                f'asr_ratio is a share of micro-batches, and mixture_batches is "{self.mixture_batches}"; set "per_source"'
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -444,6 +476,7 @@ class Config:
                 f'plan.kind is "{self.plan.kind}", wanted {wanted}: packs are of [vision], buckets of audio'
             )
 
+        self._check_text_alone()
         if self.train.crop_s is not None:
             crop_samples(
                 self.train.crop_s,
@@ -469,6 +502,27 @@ class Config:
                 raise ValueError(f"source.{name} is only for audio, not for a config with [vision]")
         if self.train.crop_s is not None:
             raise ValueError("train.crop_s is only for audio, not for a config with [vision]")
+
+    def _check_text_alone(self) -> None:
+        """Holds source, audio and text together where samples have no audio."""
+        kind, features = self.source.kind, self.audio.features
+        if (kind == "text") != (features == "none"):
+            raise ValueError(
+                f'source.kind is "{kind}" and audio.features is "{features}"; text alone needs kind = "text" and '
+                'features = "none"'
+            )
+        if features != "none":
+            return
+        if self.text is None or self.text.prompt != "plain":
+            found = "no [text] section" if self.text is None else f'text.prompt is "{self.text.prompt}"'
+            raise ValueError(
+                f'{found} and audio.features is "none"; text alone is tokenised: give text.tokenizer and prompt = "plain"'
+            )
+        if self.source.min_duration_s or self.source.max_duration_s is not None:
+            raise ValueError(
+                'source.min_duration_s and max_duration_s are for audio, and audio.features is "none"; leave them out '
+                "(text.max_label_tokens limits texts)"
+            )
 
     @property
     def cache_root(self) -> Path:

@@ -100,6 +100,8 @@ def _write(cache: Cache, sample: Sample | None, outputs: _Outputs) -> list[str]:
     if sample is not None and outputs.png is not None:
         from forebay.inspect.picture import write_picture
 
+        if cache.constants["features"] == "none":
+            raise ConfigError(f"--png: {cache.folder} has no audio to draw; leave --png out")
         write_picture(sample.tensors, sample.row, outputs.png, sample_rate_hz=cache.constants["sample_rate_hz"])
     if outputs.export is not None:
         write_table(cache, outputs.export)

@@ -49,6 +49,8 @@ def write_wav(cache: Cache, tensors: Mapping[str, Array], path: Path) -> None:
     """
     import soundfile
 
+    if cache.constants["features"] == "none":
+        raise ConfigError(f"--wav: {cache.folder} has no audio (its fields: {', '.join(tensors)}); leave --wav out")
     if "waveform" not in tensors:
         raise ConfigError(
             f"--wav: {cache.folder} keeps no waveforms (its fields: {', '.join(tensors)}); set audio.keep_waveform = true "

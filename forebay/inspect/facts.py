@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from forebay.inspect.histogram import duration_histogram
 from forebay.inspect.plans import plans_of
 from forebay.store.cache import Cache
@@ -42,12 +44,14 @@ INTERFACE = (
 def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
     """Returns the document of `forebay inspect --json`, without `verify`.
 
-    Beside the interface: folder, name, split, recipe_key, recipe, constants, groups, bytes_per_hour, clipped, rejected
-    (the file that lists what was left out), histogram, probe, made_with. Sizes are those of the shards.
+    Beside the interface: num_tokens (of all samples together), folder, name, split, recipe_key, recipe, constants, groups, bytes_per_hour, clipped, rejected
+    (the file that lists what was left out), histogram, probe, made_with. Sizes are those of the shards. Without audio
+    histogram is null, and lengths says how long the texts are.
     Raises CacheCorruptError where the lengths are not those that were written.
     """
     metadata = cache.metadata
     durations_s = cache.lengths["num_samples"] / cache.constants["sample_rate_hz"]
+    has_audio = cache.constants["features"] != "none"
     hours = float(durations_s.sum()) / 3600
     size_bytes = int(metadata["size_bytes"])
     return {
@@ -61,6 +65,7 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
         "excluded": metadata["excluded"],
         "failed": metadata["failed"],
         "plans": plans_of(cache.key, plan_roots),
+        "num_tokens": int(cache.lengths["num_tokens"].sum(dtype=np.int64)),
         "folder": os.path.abspath(cache.folder),
         "name": metadata["name"],
         "split": metadata["split"],
@@ -73,7 +78,8 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
         "bytes_per_hour": size_bytes / hours if hours else None,
         "clipped": metadata["clipped"],
         "rejected": os.path.abspath(cache.folder / "rejected.jsonl"),
-        "histogram": duration_histogram(durations_s).to_json(),
+        "histogram": duration_histogram(durations_s).to_json() if has_audio else None,
+        "lengths": None if has_audio else token_lengths(cache.lengths["num_tokens"]),
         "probe": metadata["probe"],
         "made_with": metadata["made_with"],
     }
@@ -82,6 +88,13 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
 def unreadable_facts(folder: Path) -> dict[str, Any]:
     """Returns the document of a folder that cannot be opened: the interface with null everywhere."""
     return {**dict.fromkeys(INTERFACE), "folder": os.path.abspath(folder), "sealed": False}
+
+
+def token_lengths(tokens: np.ndarray[Any, Any]) -> dict[str, float]:
+    """Returns `min`, `mean` and `max` of the tokens a sample, all 0 where there are none. tokens: integers [num_samples]."""
+    if not len(tokens):
+        return {"min": 0, "mean": 0.0, "max": 0}
+    return {"min": int(tokens.min()), "mean": float(tokens.mean()), "max": int(tokens.max())}
 
 
 def axes(spec: FieldSpec) -> list[str | int]:

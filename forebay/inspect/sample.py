@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 from forebay.config import Config
 from forebay.errors import CacheError
 from forebay.inspect.labels import labels_of
-from forebay.inspect.terminal import COLUMNS
+from forebay.inspect.layout import paragraph
 from forebay.inspect.units import human_number, printable
 from forebay.store.cache import ROW_BITS, Cache
 from forebay.store.layout import GROUPS, FieldSpec
@@ -61,7 +60,7 @@ def sample_lines(sample: Sample) -> Iterator[str]:
     yield f"sample {sample.index}"
     width = max(map(len, sample.row))
     for name, value in sample.row.items():
-        yield from _wrapped(f"  {name:<{width}}  ", printable(value) if isinstance(value, str) else json.dumps(value))
+        yield from paragraph(f"  {name:<{width}}  ", printable(value) if isinstance(value, str) else json.dumps(value))
     yield ""
     yield f"{'fields':<18}{'dtype':<10}{'shape':<16}{'min':>12}{'max':>12}{'mean':>12}"
     for name, value in sample.tensors.items():
@@ -77,12 +76,12 @@ def _label_lines(labels: Mapping[str, Any]) -> Iterator[str]:
     ids, prefix_len = labels["ids"], labels["prefix_len"]
     shown = ", ".join(map(str, ids[:_SHOWN_IDS])) + (", ..." if len(ids) > _SHOWN_IDS else "")
     yield f"labels: {len(ids)} tokens, the first {prefix_len} are the prefix (not trained on)"
-    yield from _wrapped("  ids      ", shown)
+    yield from paragraph("  ids      ", shown)
     if labels["note"]:
-        yield from _wrapped("  text     ", printable(labels["note"]))
+        yield from paragraph("  text     ", printable(labels["note"]))
         return
-    yield from _wrapped("  text     ", printable(labels["text"]))
-    yield from _wrapped("  special  ", printable(labels["with_special_tokens"]))
+    yield from paragraph("  text     ", printable(labels["text"]))
+    yield from paragraph("  special  ", printable(labels["with_special_tokens"]))
 
 
 def _row(cache: Cache, index: int) -> dict[str, Any]:
@@ -96,7 +95,8 @@ def _row(cache: Cache, index: int) -> dict[str, Any]:
             if spec.role == "table" and spec.name != "failure":
                 row[spec.name] = _cell(shard, spec, position)
     duration_s = int(cache.lengths["num_samples"][index]) / cache.constants["sample_rate_hz"]
-    return {**row, "duration_s": duration_s, "shard": number, "shard_row": position}
+    heard = {} if cache.constants["features"] == "none" else {"duration_s": duration_s}
+    return {**row, **heard, "shard": number, "shard_row": position}
 
 
 def _cell(shard: Shard, spec: FieldSpec, position: int) -> Any:
@@ -117,8 +117,3 @@ def _summary(value: Array) -> dict[str, Any]:
 
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _wrapped(head: str, text: str) -> list[str]:
-    lines = textwrap.wrap(text, COLUMNS - len(head), break_on_hyphens=False) or [""]
-    return [f"{head if not i else ' ' * len(head)}{line}".rstrip() for i, line in enumerate(lines)]

@@ -61,14 +61,15 @@ def name_cuts(
     """Yields every shard with its keys.
 
     A media key is made of the steps, the probe and, for each row, the bytes it is decoded from (its file by content and its
-    place in it); a text key of the steps, the probe, and the rows' text, language, prompt and source name.
+    place in it); a text key of the steps, the probe, and the rows' text, language, prompt and source name. Without audio no
+    row is decoded from anything: its media key has no file in it, so that an edited text moves the text key alone.
     """
     files = rows["file"].to_numpy()
     steps: dict[Group, list[dict[str, Any]]] = {
         "media": [identity(step) for step in recipe.media_steps],
         "text": [identity(step) for step in recipe.text_steps],
     }
-    by_group: dict[Group, Sequence[str]] = {"media": hashes, "text": names}
+    by_group: dict[Group, Sequence[str]] = {"media": hashes if recipe.has_audio else [""] * len(names), "text": names}
     for index, (start, stop) in enumerate(cut_rows(rows["group"].to_numpy(), rows_per_shard=rows_per_shard)):
         part = rows.slice(start, stop - start)
         keys: dict[Group, str] = {}

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.config.recipe import Recipe
-from forebay.config.steps import Waveform
+from forebay.config.steps import NoAudio, Waveform
 from forebay.preprocess.features import field_specs, num_frames
 
 _TOKENS_PER_BYTE = 0.5
@@ -22,7 +22,7 @@ def estimate_bytes(recipe: Recipe, rows: pa.Table) -> int:
     samples = np.round(seconds * recipe.decode.sample_rate_hz).astype(np.int64)
     total = 0
     for step in (recipe.features, recipe.waveform):
-        if step is not None:
+        if step is not None and not isinstance(step, NoAudio):
             field = field_specs(step)[0]
             width = field.numpy_dtype.itemsize * int(np.prod(field.shape, dtype=np.int64))
             total += width * int(samples.sum() if isinstance(step, Waveform) else np.sum(num_frames(step, samples)))

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.config.recipe import Recipe
-from forebay.config.steps import LogMel, Qwen3Asr, W2vBert, Waveform
+from forebay.config.steps import LogMel, NoAudio, Qwen3Asr, W2vBert, Waveform
 from forebay.errors import SampleError
 from forebay.preprocess import features
 from forebay.preprocess.decode import decode_audio
@@ -28,16 +28,20 @@ Read = Callable[[int, int, int], bytes]
 _BLOCK_SAMPLES = 16_000 * 300
 """Decoded audio samples held at once: enough for the feature engine to fill its chunks, little beside a shard."""
 
-_MEDIA_TABLE = (
-    FieldSpec(name="sample_id", dtype="str", role="table"),
-    FieldSpec(name="num_samples", dtype="int64", role="table"),
-)
+_ID = FieldSpec(name="sample_id", dtype="str", role="table")
+_NUM_SAMPLES = FieldSpec(name="num_samples", dtype="int64", role="table")
 _TEXT_TABLE = tuple(
     FieldSpec(name=name, dtype="str", group="text", role="table") for name in ("text", "language", "prompt", "source")
 )
 
 
-_FEATURES: dict[type, str] = {LogMel: "log_mel", Qwen3Asr: "qwen3_asr", W2vBert: "w2v_bert", Waveform: "waveform"}
+_FEATURES: dict[type, str] = {
+    LogMel: "log_mel",
+    Qwen3Asr: "qwen3_asr",
+    W2vBert: "w2v_bert",
+    Waveform: "waveform",
+    NoAudio: "none",
+}
 """What `audio.features` calls each step."""
 
 
@@ -47,14 +51,18 @@ def sample_fields(recipe: Recipe) -> tuple[FieldSpec, ...]:
     if recipe.waveform is not None:
         specs += features.field_specs(recipe.waveform)
     tokens = token_fields(recipe.tokens) if recipe.tokens is not None else ()
-    return (*specs, *_MEDIA_TABLE, *tokens, *_TEXT_TABLE)
+    table = (_ID, _NUM_SAMPLES) if recipe.has_audio else (_ID,)
+    return (*specs, *table, *tokens, *_TEXT_TABLE)
 
 
 def media_samples(recipe: Recipe, rows: pa.Table, read: Read) -> Iterator[Values]:
     """Yields the media fields of every row in order; a row that fails yields its table fields and `failure`, `message`.
 
-    A row's values depend on that row alone, whatever rows are asked for with it.
+    A row's values depend on that row alone, whatever rows are asked for with it. Without audio nothing is read.
     """
+    if not recipe.has_audio:
+        yield from ({"sample_id": sample_id} for sample_id in rows["sample_id"].to_pylist())
+        return
     block: list[tuple[Values, Array | None]] = []
     held = 0
     for position, row in enumerate(rows.select(["sample_id", "file", "offset", "size"]).to_pylist()):

@@ -131,13 +131,10 @@ class SpeechLine:
         return {"clipped": self._num_clipped(listing, rows, keep), "languages": self._languages(rows, keep)}
 
     def _lengths(self, media: Shard, text: Shard) -> Array:
-        values, offsets = media.column("num_samples")
-        present = np.diff(offsets) > 0
-        num_samples = np.zeros(media.entry.rows, np.int64)
-        num_samples[present] = values[offsets[:-1][present]]
-        has_text = self.recipe.tokens is not None
-        num_tokens = text.lengths("input_ids") if has_text else np.zeros(media.entry.rows, np.int64)
-        return np.stack([num_samples, media.lengths(self.fields()[0].name), num_tokens])
+        none = np.zeros(media.entry.rows, np.int64)
+        num_samples, num_frames = _audio_lengths(media) if self.recipe.has_audio else (none, none)
+        num_tokens = text.lengths("input_ids") if self.recipe.tokens is not None else none
+        return np.stack([num_samples, num_frames, num_tokens])
 
     def _num_clipped(self, listing: Listing, rows: Rows, keep: Array) -> int:
         """Samples of which only the first `clip_s` seconds were taken."""
@@ -157,6 +154,15 @@ class SpeechLine:
             name or "unknown": {"samples": int(n), "hours": float(s / 3600)}
             for name, n, s in zip(names.tolist(), samples, seconds, strict=True)
         }
+
+
+def _audio_lengths(media: Shard) -> tuple[Array, Array]:
+    """Returns audio samples and stored frames of every row, int64 [rows]; 0 where a row failed."""
+    values, offsets = media.column("num_samples")
+    present = np.diff(offsets) > 0
+    num_samples = np.zeros(len(present), np.int64)
+    num_samples[present] = values[offsets[:-1][present]]
+    return num_samples, media.lengths(media.fields[0].name)
 
 
 @dataclass(frozen=True, slots=True)

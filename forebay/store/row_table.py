@@ -19,6 +19,7 @@ Array = np.ndarray[Any, Any]
 def row_table(cache: Cache) -> pa.Table:
     """Returns one row a sample, in sample order: `index`, the table fields, `duration_s`, and the lengths.
 
+    Of samples without audio the only length is `num_tokens`, and there is no `duration_s`.
     Bytes of a string that are no UTF-8 are written as escapes (`\\xff`).
     """
     columns: dict[str, Any] = {"index": pa.array(np.arange(len(cache)))}
@@ -32,9 +33,12 @@ def row_table(cache: Cache) -> pa.Table:
                 and _is_of_samples(cache, group)
             ):
                 columns[field.name] = _column(cache, field).take(order)
-    if "num_samples" in cache.lengths:
-        columns["duration_s"] = pa.array(cache.lengths["num_samples"] / cache.constants["sample_rate_hz"])
-    columns.update({name: pa.array(np.asarray(values)) for name, values in cache.lengths.items()})
+    lengths = dict(cache.lengths)
+    if cache.constants.get("features") == "none":
+        lengths = {"num_tokens": lengths["num_tokens"]}
+    elif "num_samples" in lengths:
+        columns["duration_s"] = pa.array(lengths["num_samples"] / cache.constants["sample_rate_hz"])
+    columns.update({name: pa.array(np.asarray(values)) for name, values in lengths.items()})
     return pa.table(columns)
 
 

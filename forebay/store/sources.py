@@ -19,6 +19,7 @@ _PATTERNS: dict[SourceKind, tuple[str, ...]] = {
     "jsonl": ("*.jsonl",),
     "hf": ("state.json", "dataset_info.json", "*.arrow", "*.parquet"),
     "ljspeech": ("metadata.csv",),
+    "text": ("*.jsonl",),
 }
 
 

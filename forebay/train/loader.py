@@ -18,6 +18,7 @@ from forebay.train.prefetch import Prefetch
 from forebay.train.ring import BufferRing
 from forebay.train.source import SampleSource
 from forebay.train.state import LoaderState
+from forebay.train.union import SourceUnion, parts_of
 
 _ORDER_CHUNK = 64
 """Steps whose sample indices are computed at once: a fraction of the cost of one by one."""
@@ -28,6 +29,7 @@ class Loader:
 
     A batch is a dict of CPU tensors with the model's argument names (see `Collator`), pinned where CUDA is present. It is
     the user's for as long as any view of it lives: its memory is used again only when the last one is gone.
+    Under a mixture with `per_source` each batch is of one source and has that source's own fields.
     Order and contents depend on (plan, seed, epoch, rank, world size) alone, never on threads. An epoch left before its end
     begins again, where it had begun, at the next iteration; to go on instead: `loader.load_state_dict(loader.state_dict())`.
     """
@@ -82,7 +84,11 @@ class Loader:
             )
         self._num_threads, self._prefetch = num_threads, prefetch
         self._as_tensordict, self._mask_fillers = as_tensordict, mask_fillers
-        self._collator = collator or Collator(source, dtype=dtype, padding_side=padding_side, crop_s=crop_s)
+        # One a source: a micro-batch is of one of them, or they are all alike.
+        self._collators: list[BatchMaker] = [
+            collator or Collator(part, dtype=dtype, padding_side=padding_side, crop_s=crop_s)
+            for part in parts_of(source)
+        ]
         self._is_cropped = crop_s is not None
         if pin_memory and not torch.cuda.is_available():
             raise ConfigError("pin_memory is true but torch sees no CUDA device; leave train.pin_memory out")
@@ -218,7 +224,8 @@ class Loader:
                 sample = self.source.read(index)
                 samples.append(work.draws.beside(sample, self.source.sample_id(index)) if work.draws else sample)
             index = None
-            batch = self._collator.collate(samples, allocate=self._ring.take)
+            collator = self._collator_of(work.indices[0])
+            batch = collator.collate(samples, allocate=self._ring.take)
         except Exception as err:
             which = f"samples {work.indices}" if index is None else f"sample {index}"
             err.add_note(
@@ -228,8 +235,11 @@ class Loader:
             raise
         if self._mask_fillers and not work.turn.weight and "labels" in batch:
             batch["labels"].fill_(IGNORED)
-        frames, room = self._collator.count_frames(samples)
+        frames, room = collator.count_frames(samples)
         return _Filled(batch, work.turn, num_samples=len(samples), frames=frames, room=room)
+
+    def _collator_of(self, index: int) -> BatchMaker:
+        return self._collators[self.source.part(index) if isinstance(self.source, SourceUnion) else 0]
 
     def _deliver(
         self, filled: Prefetch[_Work, _Filled], start: LoaderState, *, num_steps: int, iteration: int

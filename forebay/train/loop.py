@@ -70,13 +70,14 @@ def run(
     any of it is read.
     """
     from forebay.train import make_loader
-    from forebay.train.union import source_kind
+    from forebay.train.union import parts_of, source_kind
 
     facts = _check_settings(config)
     state = _process_state()
     try:
         loader = make_loader(config, dp_rank=state.process_index, dp_world_size=state.num_processes)
-        check_constants(facts, loader.source.constants)
+        for part in parts_of(loader.source):
+            check_constants(facts, part.constants)
         report = train(
             config,
             loader=loader,
@@ -112,7 +113,8 @@ def train(
     ForebayError (a loss that is not finite, a checkpoint that cannot be written).
     """
     settings, facts = config.train, _check_settings(config)
-    learner = Learner(settings, facts=facts, accelerator=_accelerator(settings), constants=constants)
+    accelerator = _accelerator(settings, has_text_alone=_has_text_alone(loader))
+    learner = Learner(settings, facts=facts, accelerator=accelerator, constants=constants)
     checkpoint = _resume_from(resume, run_folder(config))
     state = learner.start(checkpoint, loader=loader)
     meter = learner.meter(state)
@@ -200,14 +202,21 @@ def _is_on_cpu() -> bool:
     return not torch.accelerator.is_available()
 
 
-def _accelerator(settings: TrainConfig) -> Any:
+def _has_text_alone(loader: BatchLoader) -> bool:
+    """Returns whether some micro-batches have no audio, so that the audio encoder gets no gradient from them."""
+    from forebay.train.union import without_audio
+
+    return isinstance(loader, Loader) and without_audio(loader.source) is not None
+
+
+def _accelerator(settings: TrainConfig, *, has_text_alone: bool) -> Any:
     state = _process_state()
     if settings.mixed_precision == "fp16" and state.device.type == "cpu":
         raise ConfigError(
             'train.mixed_precision = "fp16" needs an accelerator, and this run is on the CPU; set it to "bf16" or "no"'
         )
     from accelerate import Accelerator
-    from accelerate.utils import GradientAccumulationPlugin
+    from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
 
     try:
         # The plugin, because a bare number is overridden by an environment variable, and `backward` divides by it.
@@ -215,6 +224,8 @@ def _accelerator(settings: TrainConfig) -> Any:
             cpu=_is_on_cpu(),
             mixed_precision=settings.mixed_precision,
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+            # DDP otherwise waits for the gradients of an encoder that a text has no use for.
+            kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)] if has_text_alone else None,
         )
     except ValueError as err:
         raise ConfigError(f'train.mixed_precision = "{settings.mixed_precision}" is not possible here: {err}') from err

@@ -18,7 +18,7 @@ from forebay.train.plan.mixture import MixturePlan, mixture_plan
 from forebay.train.plan.mixture_order import MIXTURE_VERSION
 from forebay.train.plan.mixture_weights import PERIOD, tempered
 from forebay.train.source import SampleSource
-from forebay.train.union import SourceUnion
+from forebay.train.union import SourceUnion, has_audio, parts_of
 from forebay.train.usage import Categorised
 
 logger = logging.getLogger(__name__)
@@ -85,11 +85,41 @@ def _weights(config: Config, source: SampleSource, names: Sequence[str], source_
     given = [entry.weight for entry in settings.mixture if entry.weight is not None]
     if given:
         return given
+    if settings.asr_ratio is not None and isinstance(source, SourceUnion):
+        return _asr_weights(config, source)
     if settings.mixture_weights is not None:
         return _named_weights(config, settings.mixture_weights, names)
-    samples = np.bincount(source_of, weights=source.lengths["num_samples"], minlength=len(names))
-    hours = samples / (3600 * int(source.constants["sample_rate_hz"]))
-    return tempered(hours.tolist(), settings.mixture_temperature)
+    mute = [name for name, part in zip(names, parts_of(source), strict=False) if not has_audio(part)]
+    if mute and settings.mixture:
+        raise ConfigError(
+            f"{config.path}: {mute[0]} has no audio, so hours give it no weight; give every [[train.mixture]] a weight, or "
+            "train.asr_ratio"
+        )
+    return tempered(_hours(source, source_of, len(names)), settings.mixture_temperature)
+
+
+def _hours(source: SampleSource, source_of: Array, num_sources: int) -> list[float]:
+    samples = np.bincount(source_of, weights=source.lengths["num_samples"], minlength=num_sources)
+    hours: list[float] = (samples / (3600 * int(source.constants["sample_rate_hz"]))).tolist()
+    return hours
+
+
+def _asr_weights(config: Config, source: SourceUnion) -> list[float]:
+    """Returns `asr_ratio` shared by the sources with audio, by their hours, and the rest for the one without."""
+    ratio = float(config.train.asr_ratio or 0)
+    mute = [name for name, part in zip(source.names, source.sources, strict=True) if not has_audio(part)]
+    if len(mute) != 1:
+        raise ConfigError(
+            f"{config.path}: train.asr_ratio is the share of micro-batches beside one cache without audio, and {len(mute)} of "
+            f"{len(source.names)} have none{': ' if mute else ''}{', '.join(mute)}; give weights instead"
+        )
+    hours = _hours(source, source.source_of, len(source.names))
+    heard = [weight if has_audio(part) else 0.0 for weight, part in zip(hours, source.sources, strict=True)]
+    heard = tempered(heard, config.train.mixture_temperature)
+    return [
+        ratio * weight / sum(heard) if has_audio(part) else 1 - ratio
+        for weight, part in zip(heard, source.sources, strict=True)
+    ]
 
 
 def _named_weights(config: Config, weights: Mapping[str, float], names: Sequence[str]) -> list[float]:

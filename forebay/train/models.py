@@ -134,6 +134,8 @@ def check_config(facts: ModelFacts, config: Config) -> None:
         )
     if facts.vision is not None:
         return
+    if config.audio.features == "none" and not facts.labels_are_shifted:
+        return  # a causal model trains on text alone, too
     wanted = _FEATURES[facts.model_type]
     if config.audio.features != wanted:
         raise ConfigError(
@@ -154,7 +156,17 @@ def check_config(facts: ModelFacts, config: Config) -> None:
 
 
 def check_constants(facts: ModelFacts, constants: Mapping[str, Any]) -> None:
-    """Returns when a source's constants are the model's, else raises CacheMismatchError with both values."""
+    """Returns when a source's constants are the model's, else raises CacheMismatchError with both values.
+
+    Text without audio fits a causal model and no other.
+    """
+    if constants.get("features") == "none":
+        if facts.labels_are_shifted:
+            raise CacheMismatchError(
+                f"features: the {facts.model_type} model in {facts.folder} takes no text without audio, and the cache has "
+                f'"none"; leave that cache out of train.mixture, or name a qwen3_asr model'
+            )
+        return
     wanted: dict[str, Any] = {
         "features": _FEATURES[facts.model_type],
         "prompt": _PROMPTS[facts.model_type],
@@ -181,7 +193,8 @@ def check_batch(facts: ModelFacts, batch: Mapping[str, torch.Tensor]) -> None:
     rare token can come late, so every batch is looked at: two reductions over a few thousand integers.
     """
     ids_name = _ID_FIELDS[facts.model_type]
-    missing = [name for name in (*_value_fields(facts, batch), ids_name, "labels") if name not in batch]
+    values = _value_fields(facts, batch)
+    missing = [name for name in (*values, ids_name, "labels") if name not in batch]
     if missing:
         remedy = (
             f'set audio.features = "{_FEATURES[facts.model_type]}" and text.prompt = "{_PROMPTS[facts.model_type]}"'
@@ -192,10 +205,15 @@ def check_batch(facts: ModelFacts, batch: Mapping[str, torch.Tensor]) -> None:
             f"batch has no field {missing[0]} (it has {', '.join(sorted(batch))}), which a {facts.model_type} model needs; "
             f"{remedy}, then run forebay preprocess"
         )
-    if facts.n_mels is not None and (n_mels := batch["input_features"].shape[1]) != facts.n_mels:
+    if "input_features" in batch and (n_mels := batch["input_features"].shape[1]) != facts.n_mels:
         raise CacheMismatchError(
             f"model in {facts.folder} wants {facts.n_mels} mel bins, the cache has {n_mels}; "
             f"set audio.n_mels = {facts.n_mels} and run forebay preprocess, or name another train.model"
+        )
+    if not values and facts.audio_token_id is not None and facts.audio_token_id in batch[ids_name]:
+        raise CacheMismatchError(
+            f"batch has audio tokens (id {facts.audio_token_id}) in {ids_name} and no field input_features; "
+            f'set audio.features = "{_FEATURES[facts.model_type]}", then run forebay preprocess'
         )
     for name in (ids_name, "labels"):
         _check_ids(facts, name, batch[name])
@@ -203,7 +221,9 @@ def check_batch(facts: ModelFacts, batch: Mapping[str, torch.Tensor]) -> None:
 
 def _value_fields(facts: ModelFacts, batch: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
     if facts.vision is None:
-        return ("input_features",)
+        # A causal model takes text alone, which has nothing of audio: neither features nor their mask.
+        is_text = not facts.labels_are_shifted and not {"input_features", "input_features_mask"} & batch.keys()
+        return () if is_text else ("input_features",)
     # Without the positions the samples of a pack would see each other.
     return ("pixel_values" if "pixel_values" in batch else "patches", "image_grid_thw", "position_ids")
 

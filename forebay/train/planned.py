@@ -25,6 +25,7 @@ from forebay.train.plan import (
     resolve_plan,
 )
 from forebay.train.source import SampleSource
+from forebay.train.union import without_audio
 
 Array = np.ndarray[Any, Any]
 
@@ -70,9 +71,14 @@ def plan_of(config: Config, source: SampleSource, *, keep: bool = True) -> Plann
         raise ConfigError(f"{config.path}: no [plan] section; add one, for example: [plan] batch_seconds = 120")
     key = plan_key(source.key, config.plan)
     slots = getattr(source, "slots", None)  # only what is read from a cache lies in shards
+    texts = without_audio(source)
 
     def tokens() -> Array:
         return np.asarray(source.lengths["num_tokens"])
+
+    def frames() -> np.ndarray[Any, Any]:
+        stored = np.asarray(source.lengths["num_frames"])
+        return stored if texts is None else np.where(texts, tokens(), stored)
 
     shards = None if slots is None else lambda: (np.asarray(slots) >> ROW_BITS).astype(np.int32)
     if config.plan.kind == "pack":
@@ -81,12 +87,12 @@ def plan_of(config: Config, source: SampleSource, *, keep: bool = True) -> Plann
     durations = np.asarray(source.lengths["num_samples"])
     rate = int(source.constants["sample_rate_hz"])
     if not keep:
-        samples = Samples(durations=durations, sample_rate_hz=rate, tokens=tokens, shards=shards)
+        samples = Samples(durations=durations, sample_rate_hz=rate, tokens=tokens, shards=shards, texts=texts)
         return Planned(plan=make_plan(samples, config.plan), key=key, folder=None)
     plan, folder = resolve_plan(
         config.cache_root,
         durations,
-        frames=lambda: np.asarray(source.lengths["num_frames"]),
+        frames=frames,
         sample_rate_hz=rate,
         dataset=config.name,
         split=config.source.split,
@@ -94,6 +100,7 @@ def plan_of(config: Config, source: SampleSource, *, keep: bool = True) -> Plann
         settings=config.plan,
         tokens=tokens,
         shards=shards,
+        texts=texts,
     )
     return Planned(plan=plan, key=key, folder=folder)
 

@@ -48,7 +48,8 @@ def make_loader(config: Config, *, dp_rank: int = 0, dp_world_size: int = 1, as_
     `require` raises CacheNotFoundError; `off` goes uncached. Where torch.distributed is up, rank 0 finds cache and plan
     and the others are told. `[[train.mixture]]` reads several caches, each chosen in this way; weights are applied on top of
     the plan of all their samples.
-    Raises ConfigError without a `[plan]` section, CacheMismatchError for caches whose samples cannot stand in one batch.
+    Raises ConfigError without a `[plan]` section, CacheMismatchError for caches whose samples cannot stand in one batch,
+    where `train.mixture_batches` puts them there.
     """
     selected = select(config)
     keep = selected.kind == "cache"
@@ -109,7 +110,12 @@ def _select_mixture(config: Config) -> Selected:
     """Returns the union of the caches of `[[train.mixture]]`; of kind `cache` where all of them are."""
     parts = [_select_entry(config, entry) for entry in config.train.mixture]
     kind: SourceKind = "cache" if all(part.kind == "cache" for part, _ in parts) else "uncached"
-    return Selected(source=SourceUnion([part.source for part, _ in parts], [name for _, name in parts]), kind=kind)
+    union = SourceUnion(
+        [part.source for part, _ in parts],
+        [name for _, name in parts],
+        shares_batches=config.train.mixture_batches == "mixed",
+    )
+    return Selected(source=union, kind=kind)
 
 
 def _select_entry(config: Config, entry: MixtureSource) -> tuple[Selected, str]:
@@ -120,7 +126,9 @@ def _select_entry(config: Config, entry: MixtureSource) -> tuple[Selected, str]:
         ), entry.cache
     named = load_config(str(entry.config))
     # Of the other config only what it reads counts: its own mixture would have no weights here.
-    train = dataclasses.replace(named.train, cache=settings.cache, max_open_shards=settings.max_open_shards, mixture=())
+    train = dataclasses.replace(
+        named.train, cache=settings.cache, max_open_shards=settings.max_open_shards, mixture=(), asr_ratio=None
+    )
     return select(dataclasses.replace(named, train=train)), str(entry.config)
 
 

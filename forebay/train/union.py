@@ -23,19 +23,21 @@ Array = np.ndarray[Any, Any]
 class SourceUnion:
     """The samples of several sources, in their order; satisfies `SampleSource`. Threads share it as far as they share those.
 
-    sources, names: what it was made of. key: digest of the sources' keys. fields, constants: of all sources alike.
+    sources, names: what it was made of. key: digest of the sources' keys. fields, constants: those that all sources have
+    alike, and the sample rate of those with audio.
     """
 
-    def __init__(self, sources: Sequence[SampleSource], names: Sequence[str]) -> None:
-        """names: of the sources, for messages.
+    def __init__(self, sources: Sequence[SampleSource], names: Sequence[str], *, shares_batches: bool = True) -> None:
+        """names: of the sources, for messages. shares_batches: whether samples of two sources may stand in one batch.
 
-        Raises CacheMismatchError, naming field and both sources, where samples of two cannot stand in one batch.
+        Raises CacheMismatchError, naming field and both sources, where they may and cannot; where each batch is of one
+        source, for two tokenizers or sample rates alone: all batches go into one model, and one plan.
         """
         self.sources, self.names = list(sources), list(names)
-        for name, source in zip(self.names[1:], self.sources[1:], strict=True):
-            _require_equal(self.sources[0], source, names=(self.names[0], name))
-        self.fields: Mapping[str, FieldSpec] = self.sources[0].fields
-        self.constants: Mapping[str, Any] = self.sources[0].constants
+        for (one, first), (two, other) in itertools.combinations(zip(self.names, self.sources, strict=True), 2):
+            _require_equal(first, other, names=(one, two), shares_batches=shares_batches)
+        self.fields: Mapping[str, FieldSpec] = _common([source.fields for source in self.sources])
+        self.constants: Mapping[str, Any] = _common([source.constants for source in self.sources]) | _rate(self.sources)
         self.key = digest({"union": [source.key for source in self.sources]})
         self.offsets = [0, *itertools.accumulate(len(source) for source in self.sources)]
 
@@ -82,6 +84,10 @@ class SourceUnion:
         number, inside = self._place(index)
         return self.sources[number].sample_id(inside)
 
+    def part(self, index: int) -> int:
+        """Returns the number of the source that a sample is of."""
+        return self._place(index)[0]
+
     def categories(self, name: str) -> tuple[list[str], Array] | None:
         """Returns the different values of a field, sorted, and which one each sample has, int32; see `Cache.categories`.
 
@@ -104,12 +110,51 @@ class SourceUnion:
         return number, index - self.offsets[number]
 
 
-def _require_equal(first: SampleSource, other: SampleSource, *, names: tuple[str, str]) -> None:
-    for field, one, two in _differences(first, other):
+def has_audio(source: SampleSource) -> bool:
+    """Returns whether the samples of one source, no union, have audio."""
+    return source.constants.get("features") != "none"
+
+
+def parts_of(source: SampleSource) -> list[SampleSource]:
+    """Returns the sources that one is made of: those of a union, else itself alone."""
+    return source.sources if isinstance(source, SourceUnion) else [source]
+
+
+def without_audio(source: SampleSource) -> Array | None:
+    """Returns which samples have no audio, bool [num_samples]; None where all have."""
+    parts = parts_of(source)
+    flags = [not has_audio(part) for part in parts]
+    return np.repeat(flags, [len(part) for part in parts]) if any(flags) else None
+
+
+def _common(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: value for name, value in found[0].items() if all(other.get(name) == value for other in found[1:])}
+
+
+def _rate(sources: Sequence[SampleSource]) -> dict[str, Any]:
+    rates = [
+        part.constants["sample_rate_hz"] for part in sources if has_audio(part) and "sample_rate_hz" in part.constants
+    ]
+    return {"sample_rate_hz": rates[0]} if rates else {}
+
+
+def _require_equal(first: SampleSource, other: SampleSource, *, names: tuple[str, str], shares_batches: bool) -> None:
+    wanted = _differences(first, other) if shares_batches else _differences_of_models(first, other)
+    for field, one, two in wanted:
+        advice = "build both with the same [audio] and [text]: forebay preprocess CONFIG"
+        if shares_batches and has_audio(first) != has_audio(other):
+            advice = 'one has no audio, so no batch can hold both; set train.mixture_batches = "per_source"'
         raise CacheMismatchError(
-            f"cannot mix {names[0]} and {names[1]}: {field} is {one} in the former and {two} in the latter; build both with "
-            "the same [audio] and [text]: forebay preprocess CONFIG"
+            f"cannot mix {names[0]} and {names[1]}: {field} is {one} in the former and {two} in the latter; {advice}"
         )
+
+
+def _differences_of_models(first: SampleSource, other: SampleSource) -> list[tuple[str, Any, Any]]:
+    """Returns what two sources may not differ in where no batch holds samples of both."""
+    pairs: list[tuple[str, Any, Any]] = [("text.tokenizer", _tokenizer(first), _tokenizer(other))]
+    if has_audio(first) and has_audio(other):
+        pairs.append(("sample_rate_hz", first.constants.get("sample_rate_hz"), other.constants.get("sample_rate_hz")))
+    return [pair for pair in pairs if pair[1] != pair[2] and None not in pair]
 
 
 def _differences(first: SampleSource, other: SampleSource) -> list[tuple[str, Any, Any]]:
@@ -142,5 +187,4 @@ def _tokenizer(source: SampleSource) -> str | None:
 
 def source_kind(source: SampleSource) -> Literal["cache", "uncached"]:
     """Returns whether all samples of a source come from sealed caches."""
-    parts = source.sources if isinstance(source, SourceUnion) else [source]
-    return "cache" if all(isinstance(part, Cache) for part in parts) else "uncached"
+    return "cache" if all(isinstance(part, Cache) for part in parts_of(source)) else "uncached"

@@ -21,7 +21,7 @@ from forebay.store.usage_file import USAGE_VERSION, pack_ids, read_usage, to_lin
 from forebay.train.loader import Loader
 from forebay.train.source import SampleSource
 from forebay.train.state import LoaderState
-from forebay.train.union import SourceUnion
+from forebay.train.union import parts_of
 from forebay.train.usage import Array, UsageCounter, expected_shares, population
 
 logger = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ class _Lines:
 
 def _caches(source: SampleSource) -> list[Cache]:
     """Returns the caches whose samples are those of the source, one behind the other; none where some are not of a cache."""
-    parts = source.sources if isinstance(source, SourceUnion) else [source]
+    parts = parts_of(source)
     caches = [part for part in parts if isinstance(part, Cache)]
     return caches if len(caches) == len(parts) else []
 

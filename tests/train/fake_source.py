@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 
 PAD_TOKEN_ID = 3
 AUDIO_TOKEN_ID = 900
-COLUMNS = {"log_mel": 80, "qwen3_asr": 128, "w2v_bert": 80, "waveform": 0}
+COLUMNS = {"log_mel": 80, "qwen3_asr": 128, "w2v_bert": 80, "waveform": 0, "none": 0}
 STORED = {"log_mel": "input_features", "qwen3_asr": "input_features", "w2v_bert": "fbanks", "waveform": "waveform"}
 
 
@@ -34,13 +34,12 @@ class FakeSource:
         rng = np.random.default_rng(seed)
         self.key = f"{seed:064x}"
         self.constants: Mapping[str, Any] = {"features": features, "prompt": prompt, "pad_token_id": PAD_TOKEN_ID}
-        stored = STORED[features]
         shape = (COLUMNS[features],) if COLUMNS[features] else ()
-        specs = [FieldSpec(name=stored, dtype=dtype, shape=shape)]
+        specs = [FieldSpec(name=STORED[features], dtype=dtype, shape=shape)] if features != "none" else []
         self.fields: Mapping[str, FieldSpec] = {spec.name: spec for spec in specs}
         self.samples = [_sample(count, rng, features=features, prompt=prompt, dtype=dtype) for count in num_frames]
         tokens = [len(sample.get("input_ids", ())) for sample in self.samples]
-        frames = np.array(num_frames, dtype=np.int32)
+        frames = np.array(num_frames, dtype=np.int32) * (features != "none")
         self.lengths: Mapping[str, Array] = {
             "num_samples": frames * (1 if features == "waveform" else 160),
             "num_frames": frames,
@@ -62,7 +61,7 @@ def _sample(
 ) -> dict[str, Array]:
     shape = (num_frames, COLUMNS[features]) if COLUMNS[features] else (num_frames,)
     values = rng.integers(-(2**15), 2**15, shape) if dtype == "int16" else rng.normal(size=shape)
-    sample: dict[str, Array] = {STORED[features]: values.astype(dtype)}
+    sample: dict[str, Array] = {STORED[features]: values.astype(dtype)} if features != "none" else {}
     if features == "w2v_bert":
         num_samples = (num_frames - 1) * 160 + rng.integers(0, 160)
         sample["valid_frames"] = np.array([1 + (num_samples - 400) // 160], dtype=np.int32)
@@ -71,7 +70,7 @@ def _sample(
     if prompt is not None:
         ids = rng.integers(10, 800, size=rng.integers(5, 30)).astype(np.int32)
         ids[-1] = PAD_TOKEN_ID  # many tokenizers pad with the end of text: it must stay a target
-        prefix = int(rng.integers(1, len(ids))) if prompt != "plain" else 0
+        prefix = int(rng.integers(1, len(ids))) if prompt != "plain" or features == "none" else 0
         if prompt == "qwen3_asr":
             prefix = max(prefix, 2)
             sample["audio_index"] = np.array([rng.integers(0, prefix)], dtype=np.int32)
@@ -97,6 +96,8 @@ def plain_batch(
 
 def _plain_features(source: FakeSource, samples: list[dict[str, Array]]) -> dict[str, Array]:
     kind = source.constants["features"]
+    if kind == "none":
+        return {}
     values = [sample[STORED[kind]] for sample in samples]
     if kind == "log_mel":
         padded = [
@@ -153,6 +154,9 @@ def _plain_text(source: FakeSource, samples: list[dict[str, Array]], *, padding_
         elif prompt == "whisper":
             shifted = [token if i >= prefix else -100 for i, token in enumerate(ids)][1:]
             row = {"decoder_input_ids": ids[:-1], "labels": shifted}
+        elif source.constants["features"] == "none":
+            learnt = [-100] * prefix + ids[prefix:]
+            row = {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": learnt}
         else:
             row = {"labels": ids}
         for name, value in row.items():
@@ -161,7 +165,7 @@ def _plain_text(source: FakeSource, samples: list[dict[str, Array]], *, padding_
     batch = {}
     for name, lists in rows.items():
         longest = max(map(len, lists))
-        left = padding_side == "left" and prompt == "qwen3_asr"
+        left = padding_side == "left" and "input_ids" in rows
         sides = [(longest - len(row), 0) if left else (0, longest - len(row)) for row in lists]
         batch[name] = np.stack(
             [

@@ -28,6 +28,7 @@ KINDS = [
     ("waveform", None, "float32"),
     ("w2v_bert", "plain", "float32"),
     ("w2v_bert", None, "float16"),
+    ("none", "plain", "float32"),
 ]
 
 

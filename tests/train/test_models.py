@@ -141,6 +141,28 @@ def test_batch_that_the_model_cannot_take_is_refused(tmp_path: Path) -> None:
         check_batch(facts, whisper_batch(0, num_tokens=[17]))
 
 
+def test_text_without_audio_fits_a_causal_model_alone(tmp_path: Path) -> None:
+    whisper, qwen = whisper_folder(tmp_path / "whisper"), qwen3_asr_folder(tmp_path / "qwen")
+    constants = {"features": "none", "prompt": "plain", "n_mels": None}
+    batch = {name: torch.full((2, 5), 7) for name in ("input_ids", "labels")} | {"attention_mask": torch.ones(2, 5)}
+    check_constants(model_facts(qwen), constants)
+    check_batch(model_facts(qwen), batch)
+    with pytest.raises(
+        CacheMismatchError, match=r"the whisper model in .* takes no text without audio, and the cache has"
+    ):
+        check_constants(model_facts(whisper), constants)
+    with pytest.raises(CacheMismatchError, match=r"batch has no field input_features .* a whisper model needs"):
+        check_batch(model_facts(whisper), batch)
+    batch["input_ids"][1, 2] = 30
+    with pytest.raises(
+        CacheMismatchError, match=r"batch has audio tokens \(id 30\) in input_ids and no field input_features"
+    ):
+        check_batch(model_facts(qwen), batch)
+    batch["input_ids"][1, 2] = 40
+    with pytest.raises(CacheMismatchError, match=r"input_ids holds token ids 7 to 40"):
+        check_batch(model_facts(qwen), batch)
+
+
 @settings(max_examples=30, deadline=None)
 @given(name=st.sampled_from(["decoder_input_ids", "labels"]), wrong=st.sampled_from([40, 41, 51865, -1, -101]))
 def test_token_id_without_an_embedding_is_refused(

@@ -12,6 +12,8 @@ import torch
 from forebay.config import AudioConfig, Config, PlanConfig, SourceConfig, TextConfig, TrainConfig
 from forebay.train.loader import Loader
 from forebay.train.plan import bucket_plan, plan_key
+from forebay.train.plan.mixture import mixture_plan
+from forebay.train.union import SourceUnion, without_audio
 from tests.train import fake_source
 from tests.train.fake_source import FakeSource
 
@@ -150,6 +152,26 @@ def real_loader(*, dp_rank: int = 0, dp_world_size: int = 1, num_threads: int = 
         dp_rank=dp_rank,
         dp_world_size=dp_world_size,
         num_threads=num_threads,
+    )
+
+
+def text_loader(*, dp_rank: int = 0, dp_world_size: int = 1) -> Loader:
+    """Returns the loader of Qwen3-ASR samples and texts without audio, two micro-batches of three with audio."""
+    speech = FakeSource(list(range(20, 230, 10)), features="qwen3_asr", prompt="qwen3_asr", seed=2)
+    texts = FakeSource([0] * 9, features="none", prompt="plain", seed=3)
+    union = SourceUnion([speech, texts], ["speech", "texts"], shares_batches=False)
+    settings = PlanConfig(edges_s=(1.0, 3.0), edges=(15, 30), batch_size=3, lockstep=1)
+    lengths = union.lengths
+    plan = bucket_plan(
+        lengths["num_samples"],
+        sample_rate_hz=16_000,
+        settings=settings,
+        tokens=lengths["num_tokens"],
+        texts=without_audio(union),
+    )
+    mixture = mixture_plan(plan, union.source_of, names=union.names, weights=(2, 1), batches="per_source")
+    return Loader(
+        union, mixture, plan_key="0" * 64, seed=1, dp_rank=dp_rank, dp_world_size=dp_world_size, num_threads=2
     )
 
 

@@ -19,6 +19,7 @@ from tests.train.tiny import (
     qwen3_asr_folder,
     real_loader,
     real_loader_model,
+    text_loader,
     whisper_batch,
     whisper_folder,
 )
@@ -29,16 +30,18 @@ SCENARIOS = {
     "ragged_accumulating": ("whisper", 5, 2),
     "qwen3_asr": ("qwen3_asr", 3, 2),
     "real_loader": ("qwen3_asr", 7, 1),
+    "text_loader": ("qwen3_asr", 10, 2),
 }
-"""Name to (model type, micro-batches in an epoch, grad_acc); the last one with forebay's own loader."""
+"""Name to (model type, micro-batches in an epoch, grad_acc); the last two with forebay's own loader."""
+REAL_LOADERS = {"real_loader": real_loader, "text_loader": text_loader}
 NUM_STEPS = 5
 RESUME_AT = 3
 
 
 def loader_of(name: str, *, dp_rank: int = 0, dp_world_size: int = 1) -> ListLoader | Loader:
     """Returns a rank's loader of a scenario; its batches have very different numbers of targets."""
-    if name == "real_loader":
-        return real_loader(dp_rank=dp_rank, dp_world_size=dp_world_size)
+    if name in REAL_LOADERS:
+        return REAL_LOADERS[name](dp_rank=dp_rank, dp_world_size=dp_world_size)
     model_type, count, _ = SCENARIOS[name]
     make = whisper_batch if model_type == "whisper" else qwen3_asr_batch
     batches = [make(seed, num_tokens=(1 + 3 * seed % 8, 2)) for seed in range(count)]
@@ -48,7 +51,7 @@ def loader_of(name: str, *, dp_rank: int = 0, dp_world_size: int = 1) -> ListLoa
 def scenario(folder: Path, name: str, *, grad_acc: int, max_steps: int = NUM_STEPS):  # type: ignore[no-untyped-def]
     """Returns the config of a scenario, its model folder made where it is not there."""
     model_type = SCENARIOS[name][0]
-    model = folder / ("real_loader_model" if name == "real_loader" else f"{model_type}_model")
+    model = folder / ("real_loader_model" if name in REAL_LOADERS else f"{model_type}_model")
     return dataclasses.replace(
         config_of(
             folder,

@@ -7,7 +7,7 @@ from typing import assert_never, overload
 
 import numpy as np
 
-from forebay.config.steps import FeatureStep, LogMel, Qwen3Asr, W2vBert, Waveform
+from forebay.config.steps import FeatureStep, LogMel, NoAudio, Qwen3Asr, W2vBert, Waveform
 from forebay.errors import DecodeError
 from forebay.preprocess.features import log_mel, qwen3_asr, w2v_bert, waveform
 from forebay.store.layout import FieldSpec
@@ -31,6 +31,8 @@ def field_specs(step: FeatureStep) -> tuple[FieldSpec, ...]:
             return w2v_bert.field_specs(step)
         case Waveform():
             return waveform.field_specs(step)
+        case NoAudio():
+            return ()
         case _:
             assert_never(step)
 
@@ -54,6 +56,8 @@ def num_frames(step: FeatureStep, num_samples: int | np.ndarray) -> int | np.nda
             frames = w2v_bert.num_frames(samples)
         case Waveform():
             frames = samples
+        case NoAudio():
+            frames = np.zeros_like(samples)
         case _:
             assert_never(step)
     return frames if isinstance(num_samples, np.ndarray) else int(frames)
@@ -106,6 +110,8 @@ def compute(step: FeatureStep, waveforms: Sequence[np.ndarray]) -> list[Fields]:
     """
     for clip in waveforms:
         check(step, clip)
+    if isinstance(step, NoAudio):
+        return [{} for _ in waveforms]
     if isinstance(step, Waveform):
         return waveform.compute(step, waveforms)
     return [fields for group in _groups(waveforms) for fields in _compute_group(step, group)]

@@ -1,4 +1,4 @@
-"""Manifests of six kinds to one table of candidate samples, in two stages: listed at once, located a file at a time.
+"""Manifests of seven kinds to one table of candidate samples, in two stages: listed at once, located a file at a time.
 
 Those of conversations over images, of three kinds, in `conversations`.
 """

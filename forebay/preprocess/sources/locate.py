@@ -25,6 +25,7 @@ from forebay.preprocess.sources.loose import locate_loose
 from forebay.preprocess.sources.rows import ROW_SCHEMA, Manifest
 from forebay.preprocess.sources.tar import list_tar, locate_tar
 from forebay.preprocess.sources.task import Located, LocateTask
+from forebay.preprocess.sources.text import list_text, locate_text
 from forebay.preprocess.sources.webdataset import list_webdataset, locate_webdataset
 
 ROWS_PER_LOOSE_TASK = 4096
@@ -38,6 +39,7 @@ _LISTS: dict[str, Callable[[SourceConfig], Manifest]] = {
     "jsonl": list_jsonl,
     "hf": list_hf,
     "ljspeech": list_ljspeech,
+    "text": list_text,
 }
 _LOCATES: dict[str, Callable[[LocateTask], Located]] = {
     "tar": locate_tar,
@@ -46,6 +48,7 @@ _LOCATES: dict[str, Callable[[LocateTask], Located]] = {
     "jsonl": locate_loose,
     "hf": locate_hf,
     "ljspeech": locate_loose,
+    "text": locate_text,
 }
 _TASK_COLUMNS = ("row", "sample_id", "file", "member", "offset", "duration_s", "language")
 

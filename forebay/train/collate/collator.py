@@ -11,8 +11,9 @@ from forebay.errors import ConfigError
 from forebay.train.collate.crop import Crops
 from forebay.train.collate.features import Features
 from forebay.train.collate.memory import Allocate, fresh
-from forebay.train.collate.text import PaddingSide, plain_text, qwen3_asr_text, whisper_text
+from forebay.train.collate.text import PaddingSide, causal_text, plain_text, qwen3_asr_text, whisper_text
 from forebay.train.source import Sample, SampleSource
+from forebay.train.union import SourceUnion
 
 Batch = dict[str, torch.Tensor]
 
@@ -47,6 +48,7 @@ class Collator:
     | whisper | `decoder_input_ids`, `labels` [B, L] |
     | qwen3_asr | `input_ids`, `attention_mask`, `labels` [B, L] |
     | plain | `labels` [B, L] |
+    | plain, features none | `input_ids`, `attention_mask`, `labels` [B, L]: text without audio, as a causal model takes it |
 
     With `crop_s` the fields are those of `Crops`, and no text: a transcript is that of the whole clip.
     """
@@ -61,7 +63,8 @@ class Collator:
     ) -> None:
         """Takes from `source` its constants and field specifications only.
 
-        dtype: of floating-point fields: float32, float16 or bfloat16. padding_side: of `input_ids` under the qwen3_asr prompt.
+        source: of a union whose sources have other fields, each its own collator, as `Loader` has.
+        dtype: of floating-point fields: float32, float16 or bfloat16. padding_side: of `input_ids`.
         crop_s: length of random crops; samples then have the draw of their crop beside them (`CropDraws.beside`).
         Raises ConfigError for features, prompts or dtypes that have no batch form, or constants that are missing.
         """
@@ -69,6 +72,11 @@ class Collator:
             raise ConfigError(f"dtype of batches is {dtype}, wanted one of {', '.join(map(str, _DTYPES))}")
         if padding_side not in ("left", "right"):
             raise ConfigError(f"padding_side is {padding_side!r}, wanted 'left' or 'right'")
+        if isinstance(source, SourceUnion) and "features" not in source.constants:
+            raise ConfigError(
+                f"samples of {', '.join(source.names)} stand in no common batch; make a Collator of each of `source.sources`, "
+                "as forebay.train.make_loader does"
+            )
         constants, self._name = source.constants, f"cache {source.key[:16]}"
         self.dtype, self.padding_side = dtype, padding_side
         self._features = self._choose_features(source)
@@ -84,6 +92,9 @@ class Collator:
         self._pad_token_id = 0
         if self._prompt in ("whisper", "qwen3_asr"):
             self._pad_token_id = int(self._constant(constants, "pad_token_id"))
+        elif self._features is None:
+            # Masked, so any id that has an embedding is right where the tokenizer names none.
+            self._pad_token_id = int(constants.get("pad_token_id", 0))
 
     def __call__(self, samples: Sequence[Sample | Mapping[str, torch.Tensor]]) -> Batch:
         """Returns the batch of these samples in memory of its own; a `collate_fn` for torch's DataLoader."""
@@ -95,6 +106,10 @@ class Collator:
             raise ValueError("a batch needs at least one sample")
         if self._crops is not None:
             return self._crops.collate(samples, dtype=self.dtype, allocate=allocate)
+        if self._features is None:
+            return causal_text(
+                samples, pad_token_id=self._pad_token_id, padding_side=self.padding_side, allocate=allocate
+            )
         batch = self._features.collate(samples, dtype=self.dtype, allocate=allocate)
         if self._prompt == "whisper":
             return batch | whisper_text(samples, pad_token_id=self._pad_token_id, allocate=allocate)
@@ -105,14 +120,23 @@ class Collator:
         return batch | plain_text(samples, allocate=allocate) if self._prompt == "plain" else batch
 
     def count_frames(self, samples: Sequence[Sample]) -> tuple[int, int]:
-        """Returns (frames of the samples, frames that their batch has room for); the difference is padding."""
+        """Returns (frames of the samples, frames that their batch has room for), of text tokens; the difference is padding."""
         if self._crops is not None:
             return self._crops.count_frames(samples)
+        if self._features is None:
+            tokens = [len(sample["input_ids"]) for sample in samples]
+            return sum(tokens), len(tokens) * max(tokens)
         lengths = [len(self._features.values(sample)) for sample in samples]
         return sum(lengths), len(lengths) * self._features.room(max(lengths))
 
-    def _choose_features(self, source: SampleSource) -> Features:
+    def _choose_features(self, source: SampleSource) -> Features | None:
         kind = self._constant(source.constants, "features")
+        if kind == "none":
+            if source.constants.get("prompt") != "plain":
+                raise ConfigError(
+                    f"{self._name}: no batch form for prompt {source.constants.get('prompt')!r} without audio; wanted 'plain'"
+                )
+            return None
         if kind not in ("log_mel", "qwen3_asr", "w2v_bert", "waveform"):
             raise ConfigError(f"{self._name}: no batch form for features {kind!r}")
         shape = source.fields[Features(kind, 0).stored].shape

@@ -80,6 +80,30 @@ def plain_text(samples: Sequence[Sample], *, allocate: Allocate) -> dict[str, to
     return {"labels": labels}
 
 
+def causal_text(
+    samples: Sequence[Sample], *, pad_token_id: int, padding_side: PaddingSide, allocate: Allocate
+) -> dict[str, torch.Tensor]:
+    """Returns `input_ids`, `attention_mask` and `labels` of text without audio, all int64 [batch, longest].
+
+    Labels are the ids, -100 on padding and on the `prefix_len` prompt tokens; a causal model moves them by one itself.
+    """
+    sequences = [sample["input_ids"] for sample in samples]
+    shape = (len(samples), max(map(len, sequences)))
+    inputs, labels = (
+        _filled("input_ids", shape, pad_token_id, allocate),
+        _filled("labels", shape, IGNORED, allocate),
+    )
+    mask = _filled("attention_mask", shape, 0, allocate)
+    rows = zip(inputs.numpy(), mask.numpy(), labels.numpy(), strict=True)
+    for ids, sample, (inputs_row, mask_row, labels_row) in zip(sequences, samples, rows, strict=True):
+        start = shape[1] - len(ids) if padding_side == "left" else 0
+        prefix = int(sample["prefix_len"][0])
+        inputs_row[start : start + len(ids)] = ids
+        mask_row[start : start + len(ids)] = 1
+        labels_row[start + prefix : start + len(ids)] = ids[prefix:]
+    return {"input_ids": inputs, "attention_mask": mask, "labels": labels}
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Where the audio tokens stand in the expanded ids, how many they are, and how long prompt and all are then."""

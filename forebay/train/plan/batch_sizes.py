@@ -18,12 +18,13 @@ from forebay.errors import ConfigError, PlanError
 class Limit:
     """What the size of one bucket's batches is limited by.
 
-    samples: that it holds. length: in audio samples, its upper edge; of the last, open-ended bucket the longest sample.
+    samples: that it holds. length: in audio samples, its upper edge; of the last, open-ended bucket the longest sample; None
+    where its samples have no audio.
     tokens: the most tokens that a sample of it has; None where they are not known.
     """
 
     samples: int
-    length: int
+    length: int | None
     tokens: int | None = None
 
 
@@ -111,7 +112,12 @@ def _even(samples: int, size: int) -> int:
 
 def _affordable(settings: PlanConfig, limit: Limit, sample_rate_hz: int) -> int:
     sizes = []
-    if settings.batch_seconds is not None:
+    if limit.length is None and settings.batch_tokens is None:
+        raise PlanError(
+            f"plan.batch_seconds = {settings.batch_seconds} is no budget for {limit.samples} samples without audio; "
+            "give plan.batch_tokens, beside it or alone"
+        )
+    if settings.batch_seconds is not None and limit.length is not None:
         sizes.append(math.floor(Fraction(repr(settings.batch_seconds)) * sample_rate_hz / max(limit.length, 1)))
     if settings.batch_tokens is not None:
         if limit.tokens is None:

@@ -11,7 +11,7 @@ import numpy as np
 from forebay.config import PlanConfig
 from forebay.errors import PlanError
 from forebay.train.plan.batch_sizes import Limit, batch_sizes, grad_accs
-from forebay.train.plan.edges import bucket_edges
+from forebay.train.plan.edges import bucket_edges, token_edges
 from forebay.train.plan.interface import Array as Array
 from forebay.train.plan.interface import Tail as Tail
 from forebay.train.plan.order import Order
@@ -31,6 +31,7 @@ class BucketPlan:
     batch_sizes: int64 [num_buckets], samples a micro-batch. grad_accs: micro-batches an optimizer step, where a
     calibration says so.
     edges_s: the upper edges; sample_rate_hz: of the durations that the plan was made from.
+    edges: upper edges, in tokens, of the buckets of samples without audio, which come behind the others.
     shard_counts: int32 [num_shards, num_buckets], samples of each, with `locality_shards`, the shards of the moving window.
     check: called with the places of `members` that are about to be read, where they are checked at first touch.
     """
@@ -45,6 +46,7 @@ class BucketPlan:
     grad_accs: tuple[int, ...] | None = None
     shard_counts: Array | None = None
     locality_shards: int | None = None
+    edges: tuple[int, ...] = ()
     check: Callable[[Ints], None] | None = None
 
     def order(self, seed: int, epoch: int) -> Order:
@@ -98,36 +100,48 @@ def bucket_plan(
     settings: PlanConfig,
     tokens: Array | None = None,
     shards: Array | None = None,
+    texts: Array | None = None,
 ) -> BucketPlan:
     """Returns the plan in which every sample is in exactly one bucket.
 
     durations: integers [num_samples], in audio samples. Bucket b holds [edge b-1, edge b); the last one is open-ended, so
     that what is longer than every edge stays.
     tokens: integers [num_samples], label tokens, for `batch_tokens`. shards: integers [num_samples], the shard that each
-    sample lies in, for `locality`.
+    sample lies in, for `locality`. texts: bool [num_samples], the samples without audio, where there are some: they have
+    buckets of their own by tokens, behind those by duration, which are left out where no sample has audio.
     Raises PlanError for no samples, a negative duration (with its index), a table of other buckets, missing tokens or
     shards, or when `drop` leaves no batch at all.
     """
     durations = np.asarray(durations)
     check_lengths(durations, settings)
-    edges = bucket_edges(durations, sample_rate_hz=sample_rate_hz, settings=settings)
-    buckets, counts = _buckets(durations, edges)
+    is_heard = texts is None or not texts.all()
+    heard = durations if texts is None else durations[~texts]
+    edges = bucket_edges(heard, sample_rate_hz=sample_rate_hz, settings=settings) if is_heard else []
+    read = _tokens_of(texts, tokens)
+    text_edges = token_edges(read, settings=settings) if len(read) else []
+    buckets, counts = _buckets(durations, edges, num_buckets=len(edges) + len(text_edges))
+    if texts is not None and text_edges:
+        buckets[texts] = len(edges) + np.searchsorted(text_edges[:-1], read, side="right")
+        counts = np.bincount(buckets, minlength=len(counts))
     local = settings.locality_shards is not None
     members = _by_bucket(buckets, counts, line=_shard_line(shards, len(durations)) if local else None)
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    last = int(durations.max()) if counts[-1] else edges[-1]
-    limits = _limits([*edges[:-1], last], counts, tokens=tokens, buckets=buckets)
+    tops: list[int | None] = [*edges, *[None] * len(text_edges)]
+    if edges and counts[len(edges) - 1]:
+        tops[len(edges) - 1] = int(heard.max())
+    limits = _limits(tops, counts, tokens=tokens, buckets=buckets)
     plan = BucketPlan(
         members=members,
         offsets=offsets,
         batch_sizes=np.array(batch_sizes(settings, limits, sample_rate_hz=sample_rate_hz), dtype=np.int64),
-        edges_s=settings.edges_s if settings.k is None else tuple(edge / sample_rate_hz for edge in edges),
+        edges_s=settings.edges_s if settings.k is None and edges else tuple(edge / sample_rate_hz for edge in edges),
         sample_rate_hz=sample_rate_hz,
         lockstep=settings.lockstep,
         tail=settings.tail,
-        grad_accs=grad_accs(settings, num_buckets=len(edges)),
-        shard_counts=_shard_counts(shards, buckets, len(edges)) if local and shards is not None else None,
+        grad_accs=grad_accs(settings, num_buckets=len(counts)),
+        shard_counts=_shard_counts(shards, buckets, len(counts)) if local and shards is not None else None,
         locality_shards=settings.locality_shards,
+        edges=tuple(text_edges),
     )
     if plan.num_batches == 0:
         raise PlanError(
@@ -156,18 +170,26 @@ def check_lengths(durations: Array, settings: PlanConfig) -> None:
         raise PlanError(f"plan.edges_s has {len(settings.edges_s)} edges, at most 65536 are possible")
 
 
-def _buckets(durations: Array, edges: Sequence[int]) -> tuple[Array, Array]:
+def _tokens_of(texts: Array | None, tokens: Array | None) -> Array:
+    if texts is None or not texts.any():
+        return np.zeros(0, np.int64)
+    if tokens is None:
+        raise PlanError(f"{int(texts.sum())} samples have no audio and no tokens: they have no length to plan by")
+    return tokens[texts]
+
+
+def _buckets(durations: Array, edges: Sequence[int], *, num_buckets: int) -> tuple[Array, Array]:
     """Returns the bucket of every sample, and the samples of every bucket.
 
     Small unsigned integers: numpy sorts them stably by radix, in linear time. In pieces: numpy's own results are int64.
     """
     inner = np.array(edges[:-1], dtype=np.int64)
-    buckets = np.empty(len(durations), dtype=np.uint16 if len(edges) > 256 else np.uint8)
-    counts = np.zeros(len(edges), dtype=np.int64)
+    buckets = np.empty(len(durations), dtype=np.uint16 if num_buckets > 256 else np.uint8)
+    counts = np.zeros(num_buckets, dtype=np.int64)
     for start in range(0, len(durations), _PIECE):
         piece = np.searchsorted(inner, durations[start : start + _PIECE], side="right")
         buckets[start : start + _PIECE] = piece
-        counts += np.bincount(piece, minlength=len(edges))
+        counts += np.bincount(piece, minlength=num_buckets)
     return buckets, counts
 
 
@@ -211,7 +233,7 @@ def _shard_counts(shards: Array, buckets: Array, num_buckets: int) -> Array:
     return counts.reshape(num_shards, num_buckets)
 
 
-def _limits(tops: Sequence[int], counts: Array, *, tokens: Array | None, buckets: Array) -> list[Limit]:
+def _limits(tops: Sequence[int | None], counts: Array, *, tokens: Array | None, buckets: Array) -> list[Limit]:
     """Returns what limits each bucket's batches; the last bucket is open-ended, so there its longest sample does."""
     if tokens is None:
         return [Limit(samples=int(n), length=top) for n, top in zip(counts, tops, strict=True)]

@@ -103,7 +103,8 @@ def load_plan(folder: Path, *, cache_key: str, settings: PlanConfig, num_samples
     return BucketPlan(
         **arrays,
         **rules,
-        edges_s=settings.edges_s if settings.k is None else tuple(metadata["edges_s"]),
+        edges_s=tuple(metadata["edges_s"]) if "edges_s" in metadata else settings.edges_s,
+        edges=tuple(metadata.get("edges", ())),
         grad_accs=grad_accs(settings, num_buckets=len(arrays["batch_sizes"])),
         locality_shards=settings.locality_shards,
     )
@@ -141,7 +142,11 @@ def _figures(plan: AnyPlan, settings: PlanConfig) -> dict[str, Any]:
     if isinstance(plan, WindowPlan):
         names = ("num_windows", "batches_per_window", "last_batches", "batch_size", "budget")
         return {"windows": {name: getattr(plan, name) for name in names}}
-    return {"edges_s": list(plan.edges_s)} if isinstance(plan, BucketPlan) and settings.k is not None else {}
+    if not isinstance(plan, BucketPlan):
+        return {}
+    if plan.edges:
+        return {"edges_s": list(plan.edges_s), "edges": list(plan.edges)}
+    return {"edges_s": list(plan.edges_s)} if settings.k is not None else {}
 
 
 _AGAIN = "delete that folder and run: forebay preprocess CONFIG"

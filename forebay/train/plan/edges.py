@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from forebay.config import PlanConfig
+from forebay.errors import PlanError
 from forebay.train.plan.interface import Array
 
 MAX_BINS = 1024
@@ -23,13 +24,32 @@ def bucket_edges(durations: Array, *, sample_rate_hz: int, settings: PlanConfig)
     """
     if settings.k is None:
         return [math.ceil(Fraction(repr(edge)) * sample_rate_hz) for edge in settings.edges_s]
-    width = int(durations.max()) // MAX_BINS + 1
+    return _optimal_edges(durations, k=settings.k)
+
+
+def token_edges(tokens: Array, *, settings: PlanConfig) -> list[int]:
+    """Returns the upper edges, in tokens and rising, of the buckets of samples without audio: `edges`, else `k` optimal ones.
+
+    tokens: integers [num_samples], not empty. Raises PlanError where neither is given.
+    """
+    if settings.edges is not None:
+        return list(settings.edges)
+    if settings.k is None:
+        raise PlanError(
+            f"{len(tokens)} samples have no audio, so edges_s cannot place them; give plan.edges in tokens (they have "
+            f"{int(tokens.min())} to {int(tokens.max())}), for example edges = [32, 64, 128], or plan.k"
+        )
+    return _optimal_edges(tokens, k=settings.k)
+
+
+def _optimal_edges(lengths: Array, *, k: int) -> list[int]:
+    width = int(lengths.max()) // MAX_BINS + 1
     counts = np.zeros(MAX_BINS, dtype=np.int64)
-    for start in range(0, len(durations), _PIECE):
-        counts += np.bincount(durations[start : start + _PIECE] // width, minlength=MAX_BINS)
+    for start in range(0, len(lengths), _PIECE):
+        counts += np.bincount(lengths[start : start + _PIECE] // width, minlength=MAX_BINS)
     held = np.flatnonzero(counts)
     tops = (held + 1) * width
-    return [int(tops[last]) for last in optimal_cuts(counts[held], tops, k=settings.k)]
+    return [int(tops[last]) for last in optimal_cuts(counts[held], tops, k=k)]
 
 
 def optimal_cuts(counts: Array, tops: Array, *, k: int) -> list[int]:

@@ -11,7 +11,7 @@ from forebay.store.canonical import digest
 from forebay.train.plan.batch_sizes import read_calibration
 from forebay.train.plan.order import ORDER_VERSION
 
-_ADDED = ("k", "batch_tokens", "calibration")
+_ADDED = ("edges", "k", "batch_tokens", "calibration")
 """Settings that came later: at their default they stay out, so that plans of before keep their key."""
 PACKER_VERSION = 1
 """Bumped when the same lengths and settings give other packs."""

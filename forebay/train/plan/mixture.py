@@ -91,8 +91,16 @@ class MixturePlan:
         return MixtureOrder(self, seed=seed, epoch=epoch)
 
     def sample_weights(self) -> Array:
-        """Returns the share of the stream that each sample is to get, float64 [num_samples]; all of a source alike."""
-        each = self.shares / np.maximum(self.sizes.sum(1), 1)
+        """Returns the share of all samples that each sample is to get, float64 [num_samples]; all of a source alike.
+
+        Of `per_source`, shares are of micro-batches, and those of another source may hold more samples.
+        """
+        sizes = self.sizes.sum(1)
+        shares = self.shares
+        if self.batches == "per_source":
+            shares = shares * sizes / np.maximum((self.sizes / self.batch_sizes).sum(1), 1e-300)
+            shares = shares / shares.sum()
+        each = shares / np.maximum(sizes, 1)
         weights = np.empty(len(self.members))
         for cell, (start, end) in enumerate(itertools.pairwise(self.offsets.tolist())):
             weights[self.members[start:end]] = each[cell % len(self.names)]

@@ -80,10 +80,11 @@ def statistics(
 def _bucket(plan: BucketPlan, bucket: int, durations: Array, total: int, found: Padding) -> dict[str, Any]:
     own = durations[plan.members[plan.offsets[bucket] : plan.offsets[bucket + 1]]]
     held = int(own.sum(dtype=np.int64))
-    low, high = (0.0, *plan.edges_s)[bucket], plan.edges_s[bucket]
+    number = bucket - len(plan.edges_s)
+    low, high = (0.0, *plan.edges_s)[bucket:][:2] if number < 0 else (0, *plan.edges)[number:][:2]
     described = {
         "bucket_id": bucket,
-        "range": f"{float(low)}-{float(high)}s",
+        "range": f"{float(low)}-{float(high)}s" if number < 0 else f"{low}-{high} tokens",
         "samples": len(own),
         "hours": _hours(held, plan.sample_rate_hz),
         "pct_samples": round(100 * len(own) / len(durations), 4),

@@ -33,11 +33,13 @@ def resolve_plan(
     settings: PlanConfig,
     tokens: Callable[[], Array] | None = None,
     shards: Callable[[], Array] | None = None,
+    texts: Array | None = None,
 ) -> tuple[AnyPlan, Path | None]:
     """Returns the plan of a sealed cache and its folder: opened where it is under `root`, else built and saved.
 
     durations: integers [num_samples], in audio samples. The others give integers [num_samples] and are called only when a
-    plan has to be made: frames, of features; tokens, of labels; shards, the number of each sample's shard.
+    plan has to be made: frames, of features; tokens, of labels; shards, the number of each sample's shard. texts: see
+    `Samples`; frames are then tokens.
     Where the root cannot be written the plan stays in memory, the folder is None and one log line says why. A damaged
     plan is made again: unlike a cache it costs seconds. Raises CacheMismatchError for a plan of another cache or of a newer
     format under the same name, PlanError where no plan can be made.
@@ -45,7 +47,7 @@ def resolve_plan(
     folder = plan_folder(root, dataset=dataset, split=split, cache_key=cache_key, settings=settings)
 
     def make() -> tuple[BucketPlan | WindowPlan, dict[str, Any]]:
-        samples = Samples(durations=durations, sample_rate_hz=sample_rate_hz, tokens=tokens, shards=shards)
+        samples = Samples(durations=durations, sample_rate_hz=sample_rate_hz, tokens=tokens, shards=shards, texts=texts)
         plan = make_plan(samples, settings)
         return plan, statistics(plan, durations, frames=frames(), shards=shards() if shards is not None else None)
 

@@ -124,6 +124,9 @@ class UncachedSource:
         return counts[counts >= 0], rows.filter(pa.array(counts >= 0))
 
     def _measure(self, tokens: Array) -> dict[str, Array]:
+        if not self._recipe.has_audio:
+            nothing = np.zeros(len(tokens), np.int32)
+            return {"num_samples": nothing, "num_frames": nothing, "num_tokens": tokens.astype(np.int32)}
         rate = self._recipe.decode.sample_rate_hz
         seconds = pc.fill_null(self._rows["duration_s"], 0.0).to_numpy()
         if self._recipe.decode.clip_s is not None:

@@ -231,7 +231,9 @@ def test_uncached_samples_are_those_of_the_cache(built: tuple[PhotoCorpus, Build
             same_sample(dict(cache.read(index)), dict(online.read(index)))
 
 
-def test_kept_lengths_are_made_again_when_a_photo_changes(corpus: PhotoCorpus, caplog: pytest.LogCaptureFixture) -> None:
+def test_kept_lengths_are_made_again_when_a_photo_changes(
+    corpus: PhotoCorpus, caplog: pytest.LogCaptureFixture
+) -> None:
     config = corpus.config('train.cache="off"')
     caplog.set_level("INFO")
     first = select(config).source

@@ -15,6 +15,7 @@ SETTINGS = PlanConfig(edges_s=(3.0, 5.0), batch_size=4)
 CHANGES: dict[str, dict[str, Any]] = {
     "kind": {"kind": "window", "edges_s": PlanConfig(batch_size=4).edges_s},
     "edges_s": {"edges_s": (3.0, 5.5)},
+    "edges": {"edges": (16, 32)},
     "k": {"edges_s": PlanConfig(batch_size=4).edges_s, "k": 2},
     "batch_seconds": {"batch_size": None, "batch_seconds": 4.0},
     "batch_tokens": {"batch_size": None, "batch_tokens": 4},
