@@ -13,6 +13,9 @@ demo: $(INSTALLED)
 	$(BIN)/forebay preprocess configs/demo_speech.toml
 	$(BIN)/forebay inspect configs/demo_speech.toml
 	$(PINNED) $(BIN)/forebay train configs/demo_speech.toml
+	$(BIN)/forebay preprocess configs/demo_vision.toml
+	$(BIN)/forebay inspect configs/demo_vision.toml
+	$(PINNED) $(BIN)/forebay train configs/demo_vision.toml
 
 test: $(INSTALLED)
 	$(PINNED) $(BIN)/python -m pytest -n 2 --dist loadfile

@@ -209,6 +209,8 @@ def _add_inspect(commands: Any) -> None:
 
 def _inspect(options: argparse.Namespace) -> int:
     from forebay.inspect.command import run
+    from forebay.inspect.plan_command import run_plan
+    from forebay.inspect.plans import is_plan
     from forebay.store.lookup import find_cache, require
 
     if options.usage is not None:
@@ -221,6 +223,8 @@ def _inspect(options: argparse.Namespace) -> int:
         return _bucket_manifests(options)
     if Path(options.config).is_dir():
         folder, config = Path(options.config), None
+        if is_plan(folder):
+            return run_plan(folder, options)
     else:
         config = _load(options)
         folder = require(config, find_cache(config)).folder

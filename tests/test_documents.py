@@ -25,6 +25,7 @@ DOCUMENTS = [
 SECTIONS = [
     tree.SourceConfig,
     tree.AudioConfig,
+    tree.VisionConfig,
     tree.TextConfig,
     tree.LayoutConfig,
     tree.PlanConfig,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,10 @@ from forebay.config import Config
 from forebay.errors import CacheError, ConfigError
 from forebay.inspect.export import check_target, write_table, write_wav
 from forebay.inspect.facts import cache_facts, unreadable_facts
+from forebay.inspect.image_facts import holds_images
+from forebay.inspect.image_sample import ImageSample, read_image_sample
+from forebay.inspect.image_sample_lines import image_sample_lines
+from forebay.inspect.layout import print_lines
 from forebay.inspect.sample import Sample, read_sample, sample_lines
 from forebay.inspect.terminal import report_lines, verify_lines
 from forebay.store.cache import Cache, open_cache
@@ -50,13 +52,19 @@ def run(folder: Path, config: Config | None, options: argparse.Namespace) -> int
         _print(options, {**damaged, "verify": verified}, None, [])
         return FAILED
     cache = open_cache(folder)
-    sample = None if options.sample is None else read_sample(cache, options.sample, config=config)
+    sample = None if options.sample is None else _read(cache, options.sample, config)
     written = _write(cache, sample, outputs)
     facts: dict[str, Any] = {} if verified is None else {"verify": verified}
     if options.json or options.verify or not (sample or written):
         facts = {**cache_facts(cache, plan_roots=_plan_roots(folder, config, options)), **facts}
     _print(options, facts, sample, written)
     return DONE
+
+
+def _read(cache: Cache, index: int, config: Config | None) -> Sample | ImageSample:
+    if holds_images(cache):
+        return read_image_sample(cache, index, config=config)
+    return read_sample(cache, index, config=config)
 
 
 def _outputs(folder: Path, options: argparse.Namespace) -> _Outputs:
@@ -94,40 +102,44 @@ def _damaged(folder: Path, plan_roots: list[Path]) -> dict[str, Any]:
         return unreadable_facts(folder)  # why is among the problems that verifying found
 
 
-def _write(cache: Cache, sample: Sample | None, outputs: _Outputs) -> list[str]:
+def _write(cache: Cache, sample: Sample | ImageSample | None, outputs: _Outputs) -> list[str]:
     if sample is not None and outputs.wav is not None:
         write_wav(cache, sample.tensors, outputs.wav)
     if sample is not None and outputs.png is not None:
-        from forebay.inspect.picture import write_picture
-
-        if cache.constants["features"] == "none":
-            raise ConfigError(f"--png: {cache.folder} has no audio to draw; leave --png out")
-        write_picture(sample.tensors, sample.row, outputs.png, sample_rate_hz=cache.constants["sample_rate_hz"])
+        _write_png(cache, sample, outputs.png)
     if outputs.export is not None:
         write_table(cache, outputs.export)
     return [str(path) for path in (outputs.wav, outputs.png, outputs.export) if path is not None]
 
 
-def _print(options: argparse.Namespace, facts: dict[str, Any], sample: Sample | None, written: list[str]) -> None:
+def _write_png(cache: Cache, sample: Sample | ImageSample, path: Path) -> None:
+    if isinstance(sample, ImageSample):
+        from forebay.inspect.image_picture import sample_tiles, sample_title, write_tiles
+
+        write_tiles(sample_tiles(sample), path, title=sample_title(sample))
+        return
+    from forebay.inspect.picture import write_picture
+
+    if cache.constants["features"] == "none":
+        raise ConfigError(f"--png: {cache.folder} has no audio to draw; leave --png out")
+    write_picture(sample.tensors, sample.row, path, sample_rate_hz=cache.constants["sample_rate_hz"])
+
+
+def _print(
+    options: argparse.Namespace, facts: dict[str, Any], sample: Sample | ImageSample | None, written: list[str]
+) -> None:
     if options.json:
         document = {
             **facts,
             **({"sample": sample.to_json()} if sample else {}),
             **({"written": written} if written else {}),
         }
-        _print_lines([json.dumps(document, indent=1, allow_nan=False)])
+        print_lines([json.dumps(document, indent=1, allow_nan=False)])
         return
     if facts.get("sealed"):
-        _print_lines([*report_lines(facts), ""] if "verify" in facts else report_lines(facts))
+        print_lines([*report_lines(facts), ""] if "verify" in facts else report_lines(facts))
     if sample is not None:
-        _print_lines(sample_lines(sample))
+        print_lines(image_sample_lines(sample) if isinstance(sample, ImageSample) else sample_lines(sample))
     if "verify" in facts:
-        _print_lines(verify_lines(facts["verify"]))
-    _print_lines(f"wrote {path}" for path in written)
-
-
-def _print_lines(lines: Iterable[str]) -> None:
-    # A terminal that cannot show a transcript's letters gets escapes, not a traceback.
-    encoding = sys.stdout.encoding or "utf-8"
-    for line in lines:
-        print(line.encode(encoding, "backslashreplace").decode(encoding))
+        print_lines(verify_lines(facts["verify"]))
+    print_lines(f"wrote {path}" for path in written)

@@ -49,7 +49,7 @@ def write_wav(cache: Cache, tensors: Mapping[str, Array], path: Path) -> None:
     """
     import soundfile
 
-    if cache.constants["features"] == "none":
+    if cache.constants["features"] in ("none", "patches"):
         raise ConfigError(f"--wav: {cache.folder} has no audio (its fields: {', '.join(tensors)}); leave --wav out")
     if "waveform" not in tensors:
         raise ConfigError(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from forebay.inspect.histogram import duration_histogram
+from forebay.inspect.image_facts import holds_images, image_facts, pack_bytes
 from forebay.inspect.plans import plans_of
 from forebay.store.cache import Cache
 from forebay.store.layout import GROUPS, FieldSpec, Group
@@ -23,6 +24,12 @@ _AXES: dict[str, str | int] = {
     "prefix_len": 1,
     "audio_index": 1,
     "valid_frames": 1,
+    "image_grid_thw": 1,
+    "image_rows": "images",
+    "label_mask": "tokens",
+    "patches_zstd": "bytes",
+    "image_webp": "bytes",
+    "image_file": "bytes",
 }
 """What the first axis of a tensor field counts, or its length where that is the same for all samples."""
 
@@ -44,16 +51,17 @@ INTERFACE = (
 def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
     """Returns the document of `forebay inspect --json`, without `verify`.
 
-    Beside the interface: num_tokens (of all samples together), folder, name, split, recipe_key, recipe, constants, groups, bytes_per_hour, clipped, rejected
-    (the file that lists what was left out), histogram, probe, made_with. Sizes are those of the shards. Without audio
-    histogram is null, and lengths says how long the texts are.
+    Beside the interface: num_tokens (of all samples together), folder, name, split, recipe_key, recipe, constants, groups,
+    bytes_per_hour, clipped, rejected (the file that lists what was left out), histogram, probe, made_with. Sizes are those of
+    the shards. Without audio histogram is null, and lengths says how long the texts are; of images there is what
+    `image_facts` says too.
     Raises CacheCorruptError where the lengths are not those that were written.
     """
     metadata = cache.metadata
-    durations_s = cache.lengths["num_samples"] / cache.constants["sample_rate_hz"]
-    has_audio = cache.constants["features"] != "none"
-    hours = float(durations_s.sum()) / 3600
+    durations_s = _durations_s(cache)
+    hours = 0.0 if durations_s is None else float(durations_s.sum()) / 3600
     size_bytes = int(metadata["size_bytes"])
+    plans = plans_of(cache.key, plan_roots)
     return {
         "key": cache.key,
         "format_version": metadata["format_version"],
@@ -64,7 +72,7 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
         "size_bytes": size_bytes,
         "excluded": metadata["excluded"],
         "failed": metadata["failed"],
-        "plans": plans_of(cache.key, plan_roots),
+        "plans": [pack_bytes(cache, plan) for plan in plans] if holds_images(cache) else plans,
         "num_tokens": int(cache.lengths["num_tokens"].sum(dtype=np.int64)),
         "folder": os.path.abspath(cache.folder),
         "name": metadata["name"],
@@ -78,10 +86,11 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
         "bytes_per_hour": size_bytes / hours if hours else None,
         "clipped": metadata["clipped"],
         "rejected": os.path.abspath(cache.folder / "rejected.jsonl"),
-        "histogram": duration_histogram(durations_s).to_json() if has_audio else None,
-        "lengths": None if has_audio else token_lengths(cache.lengths["num_tokens"]),
+        "histogram": None if durations_s is None else duration_histogram(durations_s).to_json(),
+        "lengths": token_lengths(cache.lengths["num_tokens"]) if durations_s is None else None,
         "probe": metadata["probe"],
         "made_with": metadata["made_with"],
+        **(image_facts(cache) if holds_images(cache) else {}),
     }
 
 
@@ -95,6 +104,14 @@ def token_lengths(tokens: np.ndarray[Any, Any]) -> dict[str, float]:
     if not len(tokens):
         return {"min": 0, "mean": 0.0, "max": 0}
     return {"min": int(tokens.min()), "mean": float(tokens.mean()), "max": int(tokens.max())}
+
+
+def _durations_s(cache: Cache) -> np.ndarray[Any, Any] | None:
+    """Returns float64 [num_samples]; None for a cache without audio."""
+    if cache.constants["features"] in ("none", "patches"):
+        return None
+    durations_s: np.ndarray[Any, Any] = cache.lengths["num_samples"] / cache.constants["sample_rate_hz"]
+    return durations_s
 
 
 def axes(spec: FieldSpec) -> list[str | int]:

@@ -1,7 +1,9 @@
-"""How long the clips are: bins of a round width, and their bars."""
+"""How long samples are: bins of a round width, and their bars."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,10 +50,32 @@ def duration_histogram(durations_s: Array) -> Histogram:
     )
 
 
+def count_histogram(lengths: Array) -> dict[str, list[int]]:
+    """Returns `edges` and `samples`: at most 18 bins [edges[i], edges[i + 1]) of a round width, the last one closed.
+
+    lengths: integers [num_samples], 0 or more. As of durations the longest hundredth shares the last bin; the first edge is
+    near the shortest one.
+    """
+    if not len(lengths):
+        return {"edges": [0, 1], "samples": [0]}
+    low, high = int(lengths.min()), int(lengths.max())
+    body = int(np.quantile(lengths, _BODY, method="higher"))
+    width = next(w for w in _round_widths() if body - low < w * _MAX_BINS)
+    edges = [*range(low // width * width, body + 1, width), body // width * width + width]
+    edges += [high] if high > edges[-1] else []
+    bins = np.clip(np.searchsorted(edges, lengths, side="right") - 1, 0, len(edges) - 2)
+    return {"edges": edges, "samples": np.bincount(bins, minlength=len(edges) - 1).tolist()}
+
+
 def bars(counts: Array, *, width: int) -> list[str]:
     """Returns one bar of `#` a count, the largest `width` long; what is not zero has at least one."""
     top = max(int(counts.max(initial=0)), 1)
     return ["#" * (max(1, round(width * int(n) / top)) if n else 0) for n in counts]
+
+
+def _round_widths() -> Iterator[int]:
+    for power in itertools.count():
+        yield from (digit * 10**power for digit in (1, 2, 5))
 
 
 def _edges_s(durations_s: Array) -> Array:

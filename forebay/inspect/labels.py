@@ -35,6 +35,29 @@ def labels_of(cache: Cache, config: Config | None, sample: Mapping[str, Array]) 
     return {**labels, "note": note}
 
 
+def learnt_of(cache: Cache, config: Config | None, sample: Mapping[str, Array]) -> dict[str, Any]:
+    """Returns a conversation's ids and what is learnt of it, as text where the recipe's tokenizer is at hand.
+
+    `ids` as stored; `learnt`: for every run of targets its `start`, `end` and `text`, control tokens shown;
+    `with_special_tokens` is all of it. Where texts are None, `note` says why.
+    """
+    ids = [int(i) for i in sample["input_ids"]]
+    note = _why_not(cache, config)
+    tokenizer = _load(Path(config.text.tokenizer)) if note is None and config is not None and config.text else None
+
+    def text(start: int, end: int) -> str | None:
+        return None if tokenizer is None else str(tokenizer.decode(ids[start:end], skip_special_tokens=False))
+
+    learnt = [{"start": start, "end": end, "text": text(start, end)} for start, end in _runs(sample["label_mask"])]
+    return {"ids": ids, "learnt": learnt, "with_special_tokens": text(0, len(ids)), "note": note}
+
+
+def _runs(mask: Array) -> list[tuple[int, int]]:
+    """Returns (start, end) of every run of values that are not 0."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], mask != 0, [0])).astype(np.int8)))
+    return [(start, end) for start, end in edges.reshape(-1, 2).tolist()]
+
+
 def _why_not(cache: Cache, config: Config | None) -> str | None:
     if config is None or config.text is None:
         return "not decoded: a cache does not hold its tokenizer; run: forebay inspect CONFIG --sample I"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from forebay.inspect.units import printable
@@ -63,3 +64,11 @@ def paragraph(head: str, text: str) -> list[str]:
     """Returns other people's text behind its head: words that are longer than a line are broken."""
     lines = textwrap.wrap(text, COLUMNS - len(head), break_on_hyphens=False) or [""]
     return [f"{head if not i else ' ' * len(head)}{line}".rstrip() for i, line in enumerate(lines)]
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Prints lines to standard output, whatever letters it has."""
+    # A terminal that cannot show a transcript's letters gets escapes, not a traceback.
+    encoding = sys.stdout.encoding or "utf-8"
+    for line in lines:
+        print(line.encode(encoding, "backslashreplace").decode(encoding))

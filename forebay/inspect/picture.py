@@ -44,7 +44,7 @@ def write_picture(tensors: Mapping[str, Array], row: Mapping[str, Any], path: Pa
 
 def draw(tensors: Mapping[str, Array], row: Mapping[str, Any], *, sample_rate_hz: int) -> Figure:
     """Returns the figure, one panel a field, on matplotlib's Agg canvas: it needs no display and leaves no global state."""
-    figure_type, canvas_type = _matplotlib()
+    figure_type, canvas_type = load_matplotlib()
     waveform = tensors.get("waveform")
     banks = [name for name in _LABELS if name in tensors]
     heights = [1.0] * (waveform is not None) + [2.0] * len(banks)
@@ -62,7 +62,8 @@ def draw(tensors: Mapping[str, Array], row: Mapping[str, Any], *, sample_rate_hz
     return figure
 
 
-def _matplotlib() -> tuple[Any, Any]:
+def load_matplotlib() -> tuple[Any, Any]:
+    """Returns matplotlib's figure and its Agg canvas; MissingExtraError where it is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

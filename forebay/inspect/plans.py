@@ -19,6 +19,8 @@ _PLAN_FORMAT_VERSION = 1
 """The newest that is understood here. Plans have their own version: `train` writes them, `inspect` may not import it."""
 
 _STATISTICS = "packing_stats.json"
+PLANS = "plans"
+"""The folder of plans under a cache root."""
 
 
 def plans_of(key: str, roots: Iterable[Path]) -> list[dict[str, Any]]:
@@ -30,7 +32,7 @@ def plans_of(key: str, roots: Iterable[Path]) -> list[dict[str, Any]]:
     """
     found: dict[str, dict[str, Any]] = {}
     for root in roots:
-        for path in sorted((root / "plans").glob("*/metadata.json")):
+        for path in sorted((root / PLANS).glob("*/metadata.json")):
             try:
                 plan = _read(path.parent, key)
             except (CacheError, OSError) as err:
@@ -41,24 +43,52 @@ def plans_of(key: str, roots: Iterable[Path]) -> list[dict[str, Any]]:
     return sorted(found.values(), key=lambda plan: Path(plan["folder"]).name)
 
 
-def _read(folder: Path, key: str) -> dict[str, Any] | None:
+def is_plan(folder: Path) -> bool:
+    """Whether a folder is, or was meant to be, a plan and not a cache."""
+    try:
+        document = json.loads((folder / FILE_NAME).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return folder.absolute().parent.name == PLANS
+    return isinstance(document, dict) and "plan_key" in document
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """Returns the document of one plan, as in `plans_of`, with `num_samples`, `cache_keys` and `arrays` (their entries).
+
+    Raises CacheCorruptError, CacheMismatchError for what is no plan or one of a newer forebay, OSError.
+    """
     metadata = _metadata(folder / FILE_NAME)
     try:
-        if key not in metadata["plan"]["cache_keys"]:
-            return None
-        figures: dict[str, Any] = {
-            n: metadata[n] for n in ("num_batches", "padding", "num_packs", "fill") if n in metadata
-        }
         return {
-            "key": str(metadata["plan_key"]),
-            "kind": str(metadata["kind"]),
-            **figures,
-            "folder": str(folder),
-            "settings": dict(metadata["plan"]["settings"]),
-            "statistics": _statistics(folder / _STATISTICS, str(metadata["statistics_xxh3_128"])),
+            **_described(folder, metadata),
+            "num_samples": int(metadata["num_samples"]),
+            "cache_keys": [str(key) for key in metadata["plan"]["cache_keys"]],
+            "arrays": dict(metadata["arrays"]),
         }
     except (KeyError, TypeError) as err:
         raise CacheCorruptError(f"{folder} does not hold a plan: {err!r}") from err
+
+
+def _read(folder: Path, key: str) -> dict[str, Any] | None:
+    metadata = _metadata(folder / FILE_NAME)
+    try:
+        return _described(folder, metadata) if key in metadata["plan"]["cache_keys"] else None
+    except (KeyError, TypeError) as err:
+        raise CacheCorruptError(f"{folder} does not hold a plan: {err!r}") from err
+
+
+def _described(folder: Path, metadata: dict[str, Any]) -> dict[str, Any]:
+    figures: dict[str, Any] = {
+        name: metadata[name] for name in ("num_batches", "padding", "num_packs", "fill") if name in metadata
+    }
+    return {
+        "key": str(metadata["plan_key"]),
+        "kind": str(metadata["kind"]),
+        **figures,
+        "folder": str(folder),
+        "settings": dict(metadata["plan"]["settings"]),
+        "statistics": _statistics(folder / _STATISTICS, str(metadata["statistics_xxh3_128"])),
+    }
 
 
 def _metadata(path: Path) -> dict[str, Any]:

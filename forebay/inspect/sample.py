@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,7 @@ class Sample:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the `sample` part of `forebay inspect --json`; what is not a number in JSON (NaN) is null."""
-        fields = {name: {k: _finite(v) for k, v in _summary(value).items()} for name, value in self.tensors.items()}
+        fields = {name: {k: _finite(v) for k, v in summary(value).items()} for name, value in self.tensors.items()}
         return {"index": self.index, "row": dict(self.row), "fields": fields, "labels": self.labels}
 
 
@@ -48,35 +48,54 @@ def read_sample(cache: Cache, index: int, *, config: Config | None) -> Sample:
     config: names the tokenizer by which labels are decoded. Raises CacheError for an index that the cache does not have,
     CacheCorruptError where bytes are not those that were written.
     """
-    if not 0 <= index < len(cache):
-        span = f"0 to {len(cache) - 1}" if len(cache) else "none"
-        raise CacheError(f"--sample {index}: {cache.folder} has {len(cache)} samples ({span}); name one of them")
+    check_index(index, len(cache), what=f"{cache.folder} has {len(cache)} samples")
     tensors = cache.read(index)
     return Sample(index=index, row=_row(cache, index), tensors=tensors, labels=labels_of(cache, config, tensors))
+
+
+def check_index(index: int, count: int, *, what: str) -> None:
+    """Raises CacheError where `--sample` names none of what is there; `what` says how many there are."""
+    if not 0 <= index < count:
+        span = f"0 to {count - 1}" if count else "none"
+        raise CacheError(f"--sample {index}: {what} ({span}); name one of them")
 
 
 def sample_lines(sample: Sample) -> Iterator[str]:
     """Yields a sample for a terminal."""
     yield f"sample {sample.index}"
-    width = max(map(len, sample.row))
-    for name, value in sample.row.items():
-        yield from paragraph(f"  {name:<{width}}  ", printable(value) if isinstance(value, str) else json.dumps(value))
+    yield from row_lines(sample.row)
     yield ""
-    yield f"{'fields':<18}{'dtype':<10}{'shape':<16}{'min':>12}{'max':>12}{'mean':>12}"
-    for name, value in sample.tensors.items():
-        about = _summary(value)
-        numbers = "".join(f"{human_number(about[key]):>12}" for key in ("min", "max", "mean"))
-        yield f"  {name:<16}{about['dtype']:<10}{about['shape']!s:<16}{numbers}"
+    yield from tensor_lines(sample.tensors)
     if sample.labels is not None:
         yield ""
         yield from _label_lines(sample.labels)
 
 
+def row_lines(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the cells of a row, one a line."""
+    width = max(map(len, row))
+    for name, value in row.items():
+        yield from paragraph(f"  {name:<{width}}  ", printable(value) if isinstance(value, str) else json.dumps(value))
+
+
+def tensor_lines(tensors: Mapping[str, Array]) -> Iterator[str]:
+    """Yields dtype, shape and range of tensors as a table."""
+    yield f"{'fields':<18}{'dtype':<10}{'shape':<16}{'min':>12}{'max':>12}{'mean':>12}"
+    for name, value in tensors.items():
+        about = summary(value)
+        numbers = "".join(f"{human_number(about[key]):>12}" for key in ("min", "max", "mean"))
+        yield f"  {name:<16}{about['dtype']:<10}{about['shape']!s:<16}{numbers}"
+
+
+def shown_ids(ids: Sequence[object]) -> str:
+    """Returns the first token ids, or groups of them."""
+    return ", ".join(map(str, ids[:_SHOWN_IDS])) + (", ..." if len(ids) > _SHOWN_IDS else "")
+
+
 def _label_lines(labels: Mapping[str, Any]) -> Iterator[str]:
     ids, prefix_len = labels["ids"], labels["prefix_len"]
-    shown = ", ".join(map(str, ids[:_SHOWN_IDS])) + (", ..." if len(ids) > _SHOWN_IDS else "")
     yield f"labels: {len(ids)} tokens, the first {prefix_len} are the prefix (not trained on)"
-    yield from paragraph("  ids      ", shown)
+    yield from paragraph("  ids      ", shown_ids(ids))
     if labels["note"]:
         yield from paragraph("  text     ", printable(labels["note"]))
         return
@@ -107,7 +126,8 @@ def _cell(shard: Shard, spec: FieldSpec, position: int) -> Any:
     return value[0].item() if len(value) else None
 
 
-def _summary(value: Array) -> dict[str, Any]:
+def summary(value: Array) -> dict[str, Any]:
+    """Returns dtype, shape, min, max and mean of a tensor; None for the numbers of an empty one."""
     about: dict[str, Any] = {"dtype": value.dtype.name, "shape": list(value.shape)}
     if not value.size:
         return {**about, "min": None, "max": None, "mean": None}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from forebay.inspect.histogram import bars
+from forebay.inspect.image_lines import beside_float32, histogram_lines, images_lines
 from forebay.inspect.layout import LABEL, entry, settings_text, table, wrapped
 from forebay.inspect.units import human_bytes, human_hours, human_share, printable
 
@@ -20,7 +21,8 @@ _MAX_LANGUAGES = 24
 def report_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yields the report on an opened cache; `facts` is the document of `cache_facts`."""
     yield from _identity(facts)
-    for section in (_languages, _fields, _durations, _plans, _skipped, _recipe):
+    about = (images_lines, _fields, histogram_lines) if "images" in facts else (_languages, _fields, _durations)
+    for section in (*about, _plans, _skipped, _recipe):
         yield ""
         yield from section(facts)
 
@@ -46,12 +48,16 @@ def _identity(facts: Mapping[str, Any]) -> Iterator[str]:
     yield entry("folder", printable(facts["folder"]))
     yield entry("key", facts["key"])
     yield entry("recipe key", facts["recipe_key"])
-    has_audio = facts["histogram"] is not None
-    held = f"{human_hours(facts['hours'])} hours" if has_audio else f"{facts['num_tokens']:,} tokens, no audio"
-    yield entry("samples", f"{facts['num_samples']:,}, {held}")
+    yield entry("samples", f"{facts['num_samples']:,}, {_held(facts)}")
     yield entry("shards", f"{shards}, at most {facts['rows_per_shard']:,} rows each")
     yield entry("size", f"{human_bytes(facts['size_bytes'])} ({parts}){per_hour}")
     yield entry("made with", made_with)
+
+
+def _held(facts: Mapping[str, Any]) -> str:
+    if facts["histogram"] is not None:
+        return f"{human_hours(facts['hours'])} hours"
+    return f"{facts['num_tokens']:,} tokens{'' if 'images' in facts else ', no audio'}"
 
 
 def _languages(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -100,10 +106,11 @@ def _plans(facts: Mapping[str, Any]) -> Iterator[str]:
         return
     yield "plans"
     for plan in facts["plans"]:
-        yield from _plan(plan)
+        yield from plan_lines(plan)
 
 
-def _plan(plan: Mapping[str, Any]) -> Iterator[str]:
+def plan_lines(plan: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a plan in a few lines; `plan` is one of `plans_of`."""
     statistics = plan["statistics"]
     parts = [f"{plan[name]:,} {name.removeprefix('num_')}" for name in ("num_batches", "num_packs") if name in plan]
     parts += [f"{human_share(plan[name])} {name}" for name in ("padding", "fill") if name in plan]
@@ -124,6 +131,9 @@ def _plan(plan: Mapping[str, Any]) -> Iterator[str]:
     ]
     if rows:
         yield from table(["    bucket", "samples", "hours", "batch size", "batches", "padding"], rows, left=1)
+    if "bytes_per_pack" in plan:
+        held = beside_float32(plan["bytes_per_pack"], plan["float32_bytes_per_pack"], where="of the cache")
+        yield f"    a pack: {held}"
     yield from wrapped("    settings: ", settings_text(plan["settings"]))
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forebay.train.select import make_loader
+    from forebay.train.vl_dataset import CachedVLDataset, build_vl_dataloader
 
-__all__ = ["make_loader"]
+__all__ = ["CachedVLDataset", "build_vl_dataloader", "make_loader"]
+
+_LAZY = {
+    "make_loader": "forebay.train.select",
+    "CachedVLDataset": "forebay.train.vl_dataset",
+    "build_vl_dataloader": "forebay.train.vl_dataset",
+}
 
 
 def __getattr__(name: str) -> Any:
     # Not at import: torch takes a second to load, and `forebay.train.plan` needs none of it.
-    if name == "make_loader":
-        from forebay.train.select import make_loader
-
-        return make_loader
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'forebay.train' has no attribute {name!r}")

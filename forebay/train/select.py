@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from forebay.config import Config, MixtureSource, load_config
+from forebay.config import Config, MixtureSource, PlanConfig, TrainConfig, load_config
 from forebay.errors import CacheNotFoundError, ForebayError
 from forebay.store.cache import open_cache
 from forebay.store.lookup import Lookup, find_cache, not_found_message
@@ -73,13 +73,12 @@ def make_loader(config: Config, *, dp_rank: int = 0, dp_world_size: int = 1, as_
         pin_memory=config.train.pin_memory,
         as_tensordict=as_tensordict,
         crop_s=config.train.crop_s,
-        collator=None if config.vision is None else pack_collator(config, selected.source),
+        collator=None if config.vision is None else pack_collator(config.train, config.plan, selected.source),
     )
 
 
-def pack_collator(config: Config, source: SampleSource) -> PackCollator:
+def pack_collator(settings: TrainConfig, plan: PlanConfig | None, source: SampleSource) -> PackCollator:
     """Returns what makes the batches of packs, as `[train]` wants them."""
-    settings, plan = config.train, config.plan
     shapes = None
     if settings.pack_shapes == "fixed" and plan is not None and plan.seq_len is not None:
         shapes = PackShapes.even(

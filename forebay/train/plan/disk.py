@@ -110,6 +110,26 @@ def load_plan(folder: Path, *, cache_key: str, settings: PlanConfig, num_samples
     )
 
 
+def pack_settings(folder: Path) -> tuple[str, PlanConfig]:
+    """Returns of which cache the packs of a plan folder are, by its key, and the settings they were made by.
+
+    `load_plan` wants both. Raises as that does, and CacheMismatchError where the folder is no plan of packs or has settings
+    that are not known here.
+    """
+    metadata = _read_metadata(folder)
+    if metadata["kind"] != "pack":
+        raise CacheMismatchError(
+            f'{folder}: kind differs ("pack" wanted, "{metadata["kind"]}" stored); name another plan'
+        )
+    document = metadata["plan"]
+    try:
+        return document["cache_keys"][0], PlanConfig(**document["settings"])
+    except (TypeError, ValueError) as err:
+        raise CacheMismatchError(
+            f"{folder}: its settings are not those of this forebay's packs ({err}); run: forebay preprocess CONFIG"
+        ) from err
+
+
 def _arrays(plan: AnyPlan) -> dict[str, Array]:
     arrays = {"members": plan.members}
     if isinstance(plan, PackPlan):

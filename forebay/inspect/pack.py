@@ -1,0 +1,98 @@
+"""One pack of a plan: which samples share a row of `seq_len` tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forebay.errors import CacheCorruptError, ConfigError
+from forebay.inspect.image_sample import ImageSample, StoredImage, read_image_sample
+from forebay.inspect.sample import check_index
+from forebay.store.cache import Cache
+from forebay.store.metadata import load_array
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pack:
+    """One pack as a plan lists it, before any shuffling of packs. segments: its samples, in the order of the row."""
+
+    index: int
+    num_packs: int
+    seq_len: int
+    max_patches: int | None
+    segments: tuple[ImageSample, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all segments; the rest of `seq_len` is padding, where it is padded."""
+        return sum(_tokens(sample) for sample in self.segments)
+
+    @property
+    def images(self) -> list[StoredImage]:
+        """The images of all segments; one that two segments use is there twice."""
+        return [image for sample in self.segments for image in sample.images]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the `pack` part of `forebay inspect PLAN --sample I --json`."""
+        ends = np.cumsum([_tokens(sample) for sample in self.segments]).tolist()
+        segments = [
+            {"start": start, "end": end, "num_learnt": sample.num_learnt, **sample.to_json()}
+            for start, end, sample in zip([0, *ends], ends, self.segments, strict=False)
+        ]
+        return {
+            "index": self.index,
+            "num_tokens": self.num_tokens,
+            "num_learnt": sum(sample.num_learnt for sample in self.segments),
+            "seq_len": self.seq_len,
+            "fill": self.num_tokens / self.seq_len,
+            "pad_tokens": self.seq_len - self.num_tokens,
+            "num_patches": sum(image.num_patches for image in self.images),
+            "max_patches": self.max_patches,
+            "num_images": len(self.images),
+            "stored_bytes": sum(image.stored_bytes for image in self.images),
+            "float32_bytes": sum(image.float32_bytes for image in self.images),
+            "segments": segments,
+        }
+
+
+def read_pack(cache: Cache, plan: Mapping[str, Any], index: int) -> Pack:
+    """Returns one pack of a plan over its cache, with every byte of its samples checked.
+
+    plan: of `read_plan`. Raises ConfigError where the plan is none of packs, CacheError for a pack that it does not have,
+    CacheCorruptError where bytes are not those that were written.
+    """
+    folder = Path(plan["folder"])
+    if plan["kind"] != "pack":
+        raise ConfigError(
+            f'--sample: {folder} is a plan of kind "{plan["kind"]}", wanted "pack"; for one sample name its cache'
+        )
+    check_index(index, plan["num_packs"], what=f"{folder} has {plan['num_packs']} packs")
+    arrays = {name: _array(folder, name, plan) for name in ("members", "offsets")}
+    start, end = arrays["offsets"][index : index + 2].tolist()
+    members = arrays["members"][start:end].tolist()
+    if not members or not all(0 <= member < len(cache) for member in members):
+        raise CacheCorruptError(
+            f"{folder}: pack {index} holds samples {members}, its cache has {len(cache)}; "
+            "delete that folder and run: forebay preprocess CONFIG"
+        )
+    return Pack(
+        index=index,
+        num_packs=plan["num_packs"],
+        seq_len=plan["settings"]["seq_len"],
+        max_patches=plan["settings"]["max_patches"],
+        segments=tuple(read_image_sample(cache, member, config=None) for member in members),
+    )
+
+
+def _array(folder: Path, name: str, plan: Mapping[str, Any]) -> Array:
+    return load_array(folder, f"{name}.npy", plan["arrays"][name], verify=True)
+
+
+def _tokens(sample: ImageSample) -> int:
+    return len(sample.tensors["input_ids"])
