@@ -188,14 +188,14 @@ def _build_plan(config: Config, folder: Path) -> str:
 
 
 def _add_inspect(commands: Any) -> None:
-    parser = _command(commands, "inspect", _inspect, "show what is inside a cache, or what a run has used")
+    parser = _command(commands, "inspect", _inspect, "show what is inside a cache or a plan, or what a run has used")
     _add_config(parser, is_needed=False)
     parser.add_argument(
         "--usage", metavar="FILE", help="a run's logs/data_usage.jsonl: used against expected, never used"
     )
-    parser.add_argument("--sample", type=int, metavar="I", help="one sample's fields and its labels as text")
+    parser.add_argument("--sample", type=int, metavar="I", help="one sample, its labels as text; of a plan: one pack")
     parser.add_argument("--wav", metavar="FILE", help="with --sample: write its audio, where the cache keeps it")
-    parser.add_argument("--png", metavar="FILE", help="with --sample: draw its features")
+    parser.add_argument("--png", metavar="FILE", help="with --sample: draw its features, or its images")
     parser.add_argument("--export", metavar="FILE.parquet", help="write the row table")
     parser.add_argument(
         "--bucket-manifests", metavar="DIR", help="write one shuffled row table for each bucket of [plan]"
@@ -216,7 +216,7 @@ def _inspect(options: argparse.Namespace) -> int:
     if options.usage is not None:
         return _inspect_usage(options)
     if options.config is None:
-        raise ConfigError("inspect needs a cache folder or a config, or --usage FILE")
+        raise ConfigError("inspect needs a cache folder, a config or a plan folder, or --usage FILE")
     if options.seed is not None and options.bucket_manifests is None:
         raise ConfigError("--seed goes with --bucket-manifests DIR; for training: --set train.seed=N")
     if options.bucket_manifests is not None:
@@ -242,6 +242,8 @@ def _bucket_manifests(options: argparse.Namespace) -> int:
     if Path(options.config).is_dir():
         raise ConfigError(f"--bucket-manifests needs a config with a [plan] section, {options.config} is a folder")
     config, seed = _load(options), 42 if options.seed is None else options.seed
+    if config.vision is not None:
+        raise ConfigError(f"--bucket-manifests: buckets are ranges of seconds, and {options.config} is of images")
     cache = open_cache(require(config, find_cache(config)).folder)
     plan = plan_of(config, cache).plan
     if not isinstance(plan, BucketPlan):

@@ -121,11 +121,11 @@ def spoken(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         text = ""
         for part in message["content"]:
             if part["type"] == "image":
-                text = f"{text.rstrip(' ')} [image {images}] ".lstrip(" ")
+                text = f"{text.rstrip(' ')} [image {images}] "
                 images += 1
             else:
                 text += part["text"].lstrip(" ") if text.endswith(" ") else part["text"]
-        found.append((message["role"], text.rstrip(" ")))
+        found.append((message["role"], text.strip(" ")))
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from forebay.inspect.pack_lines import pack_lines
 from forebay.inspect.plan_lines import plan_report_lines
 from forebay.inspect.plans import read_plan
 from forebay.inspect.terminal import verify_lines
-from forebay.store.cache import open_cache
+from forebay.store.cache import Cache, open_cache
 from forebay.store.lookup import sealed_caches
 from forebay.store.metadata import check_file
 from forebay.store.verify import VerifyReport
@@ -33,17 +34,18 @@ def run_plan(folder: Path, options: argparse.Namespace) -> int:
     Raises ConfigError for options that a plan has no answer to, CacheCorruptError, CacheMismatchError where the plan cannot
     be read, CacheNotFoundError where a pack is asked for and its cache is not there.
     """
+    folder = Path(os.path.abspath(folder))
     _check(folder, options)
     plan = _read(folder)
     facts: dict[str, Any] = {**plan, "verify": _verified(folder, plan).to_json()} if options.verify else plan
     if options.verify and not facts["verify"]["ok"]:
         _print(options, facts, None, [])
         return FAILED
-    cache_folder = _cache_folder(folder, plan, options)
-    facts = {**facts, "cache": None if cache_folder is None else str(cache_folder)}
-    if cache_folder is not None and holds_images(open_cache(cache_folder)):
-        facts = pack_bytes(open_cache(cache_folder), facts)
-    pack = None if options.sample is None else _pack(cache_folder, plan, options)
+    cache = _cache(folder, plan, options)
+    facts = {**facts, "cache": None if cache is None else str(cache.folder)}
+    if cache is not None and holds_images(cache):
+        facts = pack_bytes(cache, facts)
+    pack = None if options.sample is None else _pack(cache, plan, options)
     written = [] if pack is None or options.png is None else [_draw(pack, folder, Path(options.png))]
     _print(options, facts, pack, written)
     return DONE
@@ -80,31 +82,31 @@ def _verified(folder: Path, plan: dict[str, Any]) -> VerifyReport:
 
 def _roots(folder: Path, options: argparse.Namespace) -> list[Path]:
     named = [] if options.cache_root is None else [Path(options.cache_root).absolute()]
-    return list(dict.fromkeys([folder.absolute().parent.parent, *named]))
+    return list(dict.fromkeys([folder.parent.parent, *named]))
 
 
-def _cache_folder(folder: Path, plan: dict[str, Any], options: argparse.Namespace) -> Path | None:
+def _cache(folder: Path, plan: dict[str, Any], options: argparse.Namespace) -> Cache | None:
     """The newest cache of the plan's key: every layout has the same samples."""
     caches = (cache for root in _roots(folder, options) for cache in sealed_caches(root))
-    return next((cache.folder for cache in caches if cache.key in plan["cache_keys"]), None)
+    return next((open_cache(cache.folder) for cache in caches if cache.key in plan["cache_keys"]), None)
 
 
-def _pack(cache_folder: Path | None, plan: dict[str, Any], options: argparse.Namespace) -> Pack:
+def _pack(cache: Cache | None, plan: dict[str, Any], options: argparse.Namespace) -> Pack:
     folder = Path(plan["folder"])
-    if cache_folder is None:
+    if cache is None:
         key, searched = plan["cache_keys"][0][:16], ", ".join(map(str, _roots(folder, options)))
         raise CacheNotFoundError(
-            f"{folder} packs the cache with key {key}, none of it in {searched}; "
-            f"name its root: forebay inspect {folder} --sample {options.sample} --cache-root DIR"
+            f"{folder} packs the cache with key {key}, which is not in {searched}; "
+            f"run: forebay inspect {folder} --sample {options.sample} --cache-root DIR"
         )
-    return read_pack(open_cache(cache_folder), plan, options.sample)
+    return read_pack(cache, plan, options.sample)
 
 
 def _draw(pack: Pack, folder: Path, path: Path) -> str:
     from forebay.inspect.image_picture import pack_title, sample_tiles, write_tiles
 
     tiles = [tile for i, sample in enumerate(pack.segments) for tile in sample_tiles(sample, prefix=f"#{i} ")]
-    write_tiles(tiles, path, title=pack_title(pack, folder.absolute().name))
+    write_tiles(tiles, path, title=pack_title(pack, folder.name))
     return str(path)
 
 

@@ -16,8 +16,8 @@ _HELD = ("samples", "tokens", "patches", "images")
 
 def plan_report_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yields the report on a plan; `facts` is the document of `forebay inspect PLAN --json`."""
-    yield f"{Path(facts['folder']).absolute().name}: a plan of kind {facts['kind']}"
-    yield entry("folder", printable(str(Path(facts["folder"]).absolute())))
+    yield f"{Path(facts['folder']).name}: a plan of kind {facts['kind']}"
+    yield entry("folder", printable(facts["folder"]))
     yield entry("key", facts["key"])
     yield entry("cache", printable(facts["cache"] or f"not found here: key {facts['cache_keys'][0]}"))
     if facts["kind"] == "pack":

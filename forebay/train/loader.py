@@ -264,8 +264,8 @@ class Loader:
             return item.batch
         from tensordict import TensorDict
 
-        is_packed = len(item.batch["input_ids"]) != item.num_samples if "position_ids" in item.batch else False
-        return TensorDict(item.batch, batch_size=[] if is_packed else [item.num_samples])
+        # A pack has no dimension of samples, of a single one either.
+        return TensorDict(item.batch, batch_size=[] if "position_ids" in item.batch else [item.num_samples])
 
     def _advance(self, start: LoaderState, *, steps_done: int, steps: int) -> None:
         if steps_done == steps:

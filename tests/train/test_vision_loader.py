@@ -1,0 +1,246 @@
+"""`make_loader` of a config with images: packs of a cache, of any codec, and of no cache, all alike."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from forebay.config import Config, load_config
+from forebay.errors import CacheNotFoundError, ConfigError, PlanError
+from forebay.preprocess.pipeline import Options, build
+from forebay.preprocess.vision.processor import load_processor
+from forebay.train import CachedVLDataset, build_vl_dataloader, make_loader
+from forebay.train.collate.expand import expand_patches, patch_table
+from forebay.train.collate.pack_shapes import PackShapes
+from forebay.train.plan import PackPlan
+from tests.preprocess.vision.corpus import DEMO, PhotoCorpus, photo_corpus
+
+CODECS = ("raw", "zstd", "webp", "source")
+SEQ_LEN = "plan.seq_len=120"
+Batch = dict[str, Any]
+
+
+class HerePool:
+    """A pool without processes: each would load transformers anew, for a few photos."""
+
+    def __init__(self, num_workers: int) -> None:
+        self.num_workers = num_workers
+
+    def __enter__(self) -> HerePool:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        return [function(item) for item in items]
+
+    def run(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+        for task in tasks:
+            yield task, function(task)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> PhotoCorpus:
+    """Photos, questions about them, two without a photo, and a cache of every codec; no test changes them."""
+    found = photo_corpus(tmp_path_factory.mktemp("photos"))
+    found.rows += [
+        {"id": f"text-{length}", "messages": [{"role": "user", "content": "Hm? " * length}, ANSWER]}
+        for length in (2, 20)
+    ]
+    found.write_manifest()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("forebay.preprocess.pipeline.Pool", HerePool)
+        for codec in CODECS:
+            assert build(found.config(f"vision.codec={codec}"), Options(progress=False)).num_samples == 15
+    return found
+
+
+ANSWER = {"role": "assistant", "content": "Hm."}
+
+
+def config(corpus: PhotoCorpus, *overrides: str) -> Config:
+    """The corpus's config under packs of a few samples; where the cache is must be said."""
+    return corpus.config(SEQ_LEN, 'train.cache="require"', *overrides)
+
+
+def batches(config: Config, **options: Any) -> list[Batch]:
+    """Every batch of one epoch, as handed out: kept, not copied."""
+    found: list[Batch] = list(make_loader(config, **options))
+    assert len(found) > 2 // options.get("dp_world_size", 1)
+    return found
+
+
+def assert_equal(left: Batch, right: Batch) -> None:
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        if isinstance(value, torch.Tensor):
+            assert value.dtype == right[name].dtype
+            torch.testing.assert_close(value, right[name], rtol=0, atol=0)
+        else:
+            assert value == right[name]
+
+
+def assert_all_equal(left: list[Batch], right: list[Batch]) -> None:
+    for ours, theirs in zip(left, right, strict=True):
+        assert_equal(ours, theirs)
+
+
+# Values
+
+
+@pytest.mark.parametrize("pixels", ["uint8", "float32"])
+def test_packs_of_the_cache_are_those_made_without_it(corpus: PhotoCorpus, pixels: str) -> None:
+    options = (f"train.pixels={pixels}", "train.varlen=true")
+    cached = batches(config(corpus, *options))
+    online = batches(config(corpus, *options, 'train.cache="off"'))
+    assert ("patches" in cached[0]) is (pixels == "uint8")
+    assert_all_equal(cached, online)
+
+
+def test_every_codec_gives_the_same_packs(corpus: PhotoCorpus) -> None:
+    raw = batches(config(corpus))
+    for codec in CODECS[1:]:
+        loader = make_loader(config(corpus, f"vision.codec={codec}"))
+        assert Path(loader.source.folder).suffix == f".{codec}"  # type: ignore[attr-defined]
+        assert_all_equal(raw, list(loader))
+
+
+def test_pixel_values_are_those_of_the_processor(corpus: PhotoCorpus) -> None:
+    """Of every pack, bit for bit: expanded by the loader, and from its uint8 patches; padding is images of zeros behind."""
+    processor = load_processor(DEMO / "model", "pil")
+    rows = {row["id"]: row for row in corpus.rows}
+    loader = make_loader(config(corpus, "train.pixels=float32"))
+    order = loader.plan.order(0, 0)
+    seen = 0
+    for place, (batch, stored) in enumerate(zip(loader, batches(config(corpus)), strict=True)):
+        ids = [loader.source.sample_id(index) for index in order.batch(place).tolist()]
+        names = [name for sample_id in ids for name in np.atleast_1d(rows[sample_id].get("image", []))]
+        seen += len(names)
+        expanded = expand_patches(stored["patches"], patch_table(loader.source.constants))
+        torch.testing.assert_close(batch["pixel_values"], expanded, rtol=0, atol=0)
+        if not names:
+            assert len(expanded) == 4
+            continue
+        wanted = processor(images=[Image.open(corpus.folder / name) for name in names], return_tensors="pt")
+        torch.testing.assert_close(expanded, wanted["pixel_values"], rtol=0, atol=0)
+        assert torch.equal(batch["image_grid_thw"], wanted["image_grid_thw"])
+    assert seen == 14
+
+
+@pytest.mark.parametrize("num_threads", [0, 1])
+def test_threads_change_nothing(corpus: PhotoCorpus, num_threads: int) -> None:
+    assert_all_equal(batches(config(corpus, f"train.num_threads={num_threads}")), batches(config(corpus)))
+
+
+def test_kept_packs_are_not_overwritten(corpus: PhotoCorpus) -> None:
+    """With fewer buffers than batches that are held, and views of them alone."""
+    loader = make_loader(config(corpus, "train.prefetch=1", "train.num_threads=1"))
+    kept = [{name: value[..., :3] for name, value in batch.items()} for _ in range(3) for batch in loader]
+    again = make_loader(config(corpus, "train.num_threads=0"))
+    fresh = [{name: value[..., :3].clone() for name, value in batch.items()} for _ in range(3) for batch in again]
+    assert_all_equal(kept, fresh)
+
+
+# Order
+
+
+def test_a_state_goes_on_anywhere_and_at_another_world_size(corpus: PhotoCorpus) -> None:
+    wanted = batches(config(corpus))
+    state = make_loader(config(corpus)).state_dict()
+    for position, world_size in itertools.product(range(1, len(wanted)), (1, 2)):
+        ranks = [make_loader(config(corpus), dp_rank=rank, dp_world_size=world_size) for rank in range(world_size)]
+        for loader in ranks:
+            loader.load_state_dict({**state, "position": position})
+        rest = [batch for step in zip(*ranks, strict=True) for batch in step]
+        assert_all_equal(rest[: len(wanted) - position], wanted[position:])
+
+
+def test_the_dataset_and_its_states_are_those_of_the_loader(corpus: PhotoCorpus) -> None:
+    loader = make_loader(config(corpus, "train.seed=7"))
+    found = CachedVLDataset(loader.source.folder, seed=7)  # type: ignore[attr-defined]
+    assert found.plan_key == loader.plan_key
+    assert_all_equal(list(found), list(loader))
+    assert found.state_dict() == loader.state_dict()
+
+
+# Shapes
+
+
+def test_fixed_shapes_are_few_and_hold_the_same_packs(corpus: PhotoCorpus) -> None:
+    natural = batches(config(corpus))
+    loader = make_loader(config(corpus, "train.pack_shapes=fixed", "train.patch_classes=3"))
+    shapes = PackShapes.even(120, num_classes=3)
+    for batch, same in zip(loader, natural, strict=True):
+        assert batch["input_ids"].shape == batch["labels"].shape == (1, shapes.num_tokens)
+        assert len(batch["patches"]) in shapes.patch_classes
+        assert len(batch["patches"]) == int(batch["image_grid_thw"].prod(1).sum())
+        used = int((same["labels"][0] != -100).nonzero()[-1]) + 1
+        for name in ("input_ids", "labels", "position_ids"):
+            assert torch.equal(batch[name][..., :used], same[name][..., :used])
+        assert bool((batch["labels"][..., same["labels"].shape[1] :] == -100).all())
+    report = loader.report()
+    tokens = int(loader.source.lengths["num_tokens"].sum())
+    assert (report["samples"], report["frames"]) == (15, tokens)
+    assert report["padded_frames"] == shapes.num_tokens * len(natural) - tokens
+
+
+def test_samples_longer_than_a_pack_are_counted_or_stop_the_plan(corpus: PhotoCorpus) -> None:
+    lengths = make_loader(config(corpus)).source.lengths["num_tokens"]
+    seq_len = int(np.sort(lengths)[-3])
+    limit = f"plan.seq_len={seq_len}"
+    plan = make_loader(config(corpus, limit)).plan
+    assert isinstance(plan, PackPlan)
+    too_long = np.flatnonzero(lengths > seq_len).tolist()
+    assert len(too_long) == 2
+    assert plan.unplaced["too_long"].tolist() == too_long
+    assert sorted(plan.members.tolist() + too_long) == list(range(15))
+    with pytest.raises(PlanError, match=rf'2 samples are too_long; the first is sample {too_long[0]}.*"drop"'):
+        make_loader(config(corpus, limit, "plan.overlong=error"))
+
+
+def test_packs_as_tensordicts(corpus: PhotoCorpus) -> None:
+    """Of several samples and of a single one: a pack has no dimension of samples."""
+    plain = batches(config(corpus, "train.varlen=true"))
+    sizes = set()
+    loader = make_loader(config(corpus, "train.varlen=true"), as_tensordict=True)
+    for place, (packed, batch) in enumerate(zip(loader, plain, strict=True)):
+        sizes.add(len(loader.plan.order(0, 0).batch(place)))
+        assert packed.batch_size == torch.Size([])
+        for name, value in batch.items():
+            found = packed[name]
+            assert torch.equal(found, value) if isinstance(value, torch.Tensor) else int(found) == value
+    assert 1 in sizes
+    assert len(sizes) > 1
+
+
+# Which source
+
+
+def test_without_a_cache_one_warning_names_the_command(
+    corpus: PhotoCorpus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    absent = f"run.cache_root={tmp_path / 'none'}"
+    with pytest.raises(CacheNotFoundError, match=r"no cache for recipe .*run: forebay preprocess .*config\.toml"):
+        make_loader(config(corpus, absent))
+    with caplog.at_level(logging.WARNING):
+        loader = build_vl_dataloader(config(corpus, absent, "train.cache=auto"))
+    assert len(caplog.records) == 1
+    assert "going uncached" in caplog.text
+    assert_all_equal(list(loader), batches(config(corpus)))
+
+
+def test_the_vision_loader_is_that_of_make_loader_and_wants_packs_of_images(corpus: PhotoCorpus) -> None:
+    ranks = [build_vl_dataloader(config(corpus), dp_rank=rank, dp_world_size=2) for rank in range(2)]
+    steps = [batch for step in zip(*ranks, strict=True) for batch in step]
+    wanted = batches(config(corpus))
+    assert_all_equal(steps[: len(wanted)], wanted)
+    with pytest.raises(ConfigError, match=r"demo_speech\.toml: no \[vision\], wanted .*make_loader"):
+        build_vl_dataloader(load_config(DEMO.parents[1] / "configs" / "demo_speech.toml"))

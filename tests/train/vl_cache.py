@@ -1,0 +1,106 @@
+"""A small sealed vision cache of made-up conversations with its plan of packs: nothing is decoded, nothing tokenised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forebay.config import PlanConfig
+from forebay.preprocess.vision.samples import MEDIA_ROWS, vision_fields
+from forebay.store.canonical import digest
+from forebay.store.image.codec import Codec, encode
+from forebay.store.image.patches import unpatchify
+from forebay.store.image.settings import ImageSettings
+from forebay.store.layout import GROUPS, Group
+from forebay.store.seal import Contents, seal
+from forebay.store.shard import ShardEntry, shard_fields, write_shard
+from forebay.store.shard_table import shard_name
+from forebay.train.plan.resolve import resolve_packs
+from tests.train.tiny_vl import CONSTANTS, MERGE_SIZE, PATCH_SIZE, WIDTH, FakeVlSource
+
+HALF = (0.5, 0.5, 0.5)
+SETTINGS = ImageSettings(
+    patch_size=PATCH_SIZE, merge_size=MERGE_SIZE, min_pixels=1024, max_pixels=1 << 20, image_mean=HALF, image_std=HALF
+)
+
+
+def make_vl_cache(
+    root: Path, samples: Sequence[Mapping[str, Any]], *, codec: Codec = "raw", rows_per_shard: int = 4
+) -> Path:
+    """Makes a sealed cache of samples as in `tiny_vl` under `root` and returns its folder; the key does not know the codec."""
+    key = digest([sample["input_ids"].tolist() for sample in samples])
+    suffix = "" if codec == "raw" else f".{codec}"
+    folder, scratch = root / f"tiny-train-{key[:16]}{suffix}", root / ".building" / codec
+    fields = vision_fields(codec, patch_bytes=WIDTH)
+    shards: dict[Group, list[tuple[Path, ShardEntry]]] = {group: [] for group in GROUPS}
+    for index, start in enumerate(range(0, len(samples), rows_per_shard)):
+        part = samples[start : start + rows_per_shard]
+        for group, rows in zip(GROUPS, _rows(part, start, codec), strict=True):
+            path = scratch / shard_name(group, index)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            entry = write_shard(path, shard_fields(fields, group), rows, key=digest([key, codec, group, index]))
+            shards[group].append((path, entry))
+    lengths = FakeVlSource(samples).lengths
+    contents = Contents(
+        fields=fields,
+        shards=shards,
+        arrays={
+            "slots.npy": np.array([i // rows_per_shard << 32 | i % rows_per_shard for i in range(len(samples))], "<i8"),
+            "lengths.npy": np.stack(list(lengths.values())).astype("<i4"),
+        },
+        files={},
+        document={
+            "name": "tiny",
+            "key": key,
+            "recipe_key": digest("recipe"),
+            "recipe": {},
+            "constants": {**CONSTANTS, "image": SETTINGS.to_json(), "max_pixels": 1 << 26},
+            "num_samples": len(samples),
+            "length_names": list(lengths),
+            "media_rows": MEDIA_ROWS,
+            "codec": codec,
+        },
+    )
+    seal(folder, contents, scratch=scratch)
+    return folder
+
+
+def make_packs(root: Path, cache_key: str, samples: Sequence[Mapping[str, Any]], **settings: Any) -> Path:
+    """Saves the plan of packs of a cache and returns its folder."""
+    lengths = FakeVlSource(samples).lengths
+    _, folder = resolve_packs(
+        root,
+        lengths["num_tokens"],
+        patches=lambda: lengths["num_patches"],
+        images=lambda: lengths["num_images"],
+        dataset="tiny",
+        split="train",
+        cache_key=cache_key,
+        settings=PlanConfig(kind="pack", **settings),
+    )
+    assert folder is not None
+    return folder
+
+
+def _rows(samples: Sequence[Mapping[str, Any]], first: int, codec: Codec) -> tuple[list[Any], list[Any]]:
+    """Media rows, an image each, and text rows of one shard."""
+    media: list[Any] = []
+    text: list[Any] = []
+    for number, sample in enumerate(samples, first):
+        places = range(len(media), len(media) + len(sample["patches"]))
+        for patches, grid in zip(sample["patches"], sample["image_grid_thw"], strict=True):
+            pixels = unpatchify(patches, tuple(grid.tolist()), SETTINGS)
+            name, stored = encode(codec, data=b"", pixels=pixels, patches=patches)
+            media.append({name: stored, "image_grid_thw": grid[None], "image_hash": f"image-{len(media)}"})
+        text.append(
+            {
+                **{name: sample[name] for name in ("input_ids", "label_mask")},
+                MEDIA_ROWS: np.array(places, np.int32),
+                **dict.fromkeys(("text", "images", "source"), ""),
+                "sample_id": f"sample-{number}",
+            }
+        )
+    return media, text
