@@ -29,6 +29,7 @@ _NEEDED = frozenset({"constants", "fields", "files", "key", "length_names", "num
 
 ROW_BITS = 32
 """A slot is `shard << ROW_BITS | row`."""
+_ROW_MASK = (1 << ROW_BITS) - 1
 
 
 def open_cache(path: str | os.PathLike[str], *, verify: Verify = "touch", max_open_shards: int = 256) -> Cache:
@@ -64,8 +65,11 @@ class Cache:
         self._length = int(self.metadata["num_samples"])
         # A wrong slot would hand out another sample, whose own hash is right.
         is_checked = verify != "never"
-        self._slots = self._load("slots.npy", np.dtype("<i8"), (self._length,), verify=is_checked)
-        self._verified = np.full(self._length, not is_checked)
+        self._slots = np.asarray(self._load("slots.npy", np.dtype("<i8"), (self._length,), verify=is_checked))
+        # Memoryviews give Python ints at a third of the cost of numpy scalars. Zeros, and of them only the pages that are
+        # read, cost nothing: opening must not grow with the number of samples.
+        self._slot_at = memoryview(self._slots)
+        self._verified = memoryview(np.zeros(self._length, np.uint8) if is_checked else np.ones(self._length, np.uint8))
         self._verify: Verify = verify
         self._max_open_shards = max_open_shards
         self._open: OrderedDict[tuple[Group, int], Shard] = OrderedDict()
@@ -92,21 +96,23 @@ class Cache:
         Raises IndexError outside the cache, CacheCorruptError where the bytes are not those that were written.
         """
         index = self._position(index)
-        slot = int(self._slots[index])
+        slot = self._slot_at[index]
+        number, row = slot >> ROW_BITS, slot & _ROW_MASK
+        is_verified = self._verified[index]
         sample: dict[str, Array] = {}
         for group in GROUPS:
-            shard = self.shard(group, slot >> ROW_BITS)
-            values = shard.row(slot & ((1 << ROW_BITS) - 1))
-            if not self._verified[index]:
-                shard.check_row(slot & ((1 << ROW_BITS) - 1), values)
+            shard = self.shard(group, number)
+            values = shard.row(row)
+            if not is_verified:
+                shard.check_row(row, values)
             sample.update(values)
-        self._verified[index] = True
+        self._verified[index] = 1
         return sample
 
     def sample_id(self, index: int) -> str:
         """Returns the id of one sample, without the row table: about 2 us."""
-        slot = int(self._slots[self._position(index)])
-        return self.shard("media", slot >> ROW_BITS).string("sample_id", slot & ((1 << ROW_BITS) - 1))
+        slot = self._slot_at[self._position(index)]
+        return self.shard("media", slot >> ROW_BITS).string("sample_id", slot & _ROW_MASK)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         """Returns the tensor fields of one sample as torch tensors that are copies, never aliases of the mapping."""
@@ -122,8 +128,10 @@ class Cache:
         # `setdefault`, since replacing a value unmaps the old one, without the GIL, in the middle of OrderedDict's work.
         shard = self._open.get(key)
         if shard is not None:
-            with contextlib.suppress(KeyError):
+            try:  # noqa: SIM105
                 self._open.move_to_end(key)
+            except KeyError:  # closed by another thread; `suppress` would take as long as the rest of a read
+                pass
             return shard
         path = self.folder / shard_name(group, index)
         shard = Shard(path, entry_of(self._tables[group], index), self._group_fields[group])

@@ -95,7 +95,7 @@ class Collator:
         """Returns (frames of the samples, frames that their batch has room for); the difference is padding."""
         if self._crops is not None:
             return self._crops.count_frames(samples)
-        lengths = [len(self._features.values(sample)) for sample in samples]
+        lengths = [len(values) for values in self._features.values(samples)]
         return sum(lengths), len(lengths) * self._features.room(max(lengths))
 
     def _choose_features(self, source: SampleSource) -> Features:
