@@ -115,7 +115,7 @@ def walk(reader: Reader, batches: Batches, collate_fn: Callable[[Sequence[Sample
 def copyto_loop(workload: Workload, batches: Batches, *, num_buffers: int, pad: bool) -> Callable[[], None]:
     """Returns the limit: a bare `np.copyto` of the same slices into reused memory; with `pad` also the zeros behind them."""
     shape = (BATCH_SIZE * int(np.diff(workload.offsets).max()), workload.width)
-    buffers = [np.zeros(shape, workload.values.dtype) for _ in range(num_buffers)]
+    buffers = [_aligned(shape, workload.values.dtype) for _ in range(num_buffers)]
     starts, stops = workload.offsets[:-1].tolist(), workload.offsets[1:].tolist()
     longest = [max(stops[i] - starts[i] for i in batch) for batch in batches]
 
@@ -129,6 +129,12 @@ def copyto_loop(workload: Workload, batches: Batches, *, num_buffers: int, pad: 
                     out[row, len(values) :] = 0
 
     return work
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Zeros that begin at a cache line, as torch's memory and forebay's do: the limit is to be the best that there is."""
+    found: Array = torch.zeros(shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype).numpy()
+    return found
 
 
 class IndexedReader(torch.utils.data.Dataset[Any]):

@@ -17,6 +17,7 @@ from forebay.store.layout import FORMAT_VERSION, GROUPS, FieldSpec, Group
 from forebay.store.metadata import load_array, read_metadata
 from forebay.store.shard import Shard, ShardEntry, shard_fields
 from forebay.store.shard_table import entry_of, shard_name, table_dtype
+from forebay.store.slots import Slots
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,13 +66,13 @@ class Cache:
         self._length = int(self.metadata["num_samples"])
         # A wrong slot would hand out another sample, whose own hash is right.
         is_checked = verify != "never"
-        self._slots = np.asarray(self._load("slots.npy", np.dtype("<i8"), (self._length,), verify=is_checked))
-        # Memoryviews give Python ints at a third of the cost of numpy scalars. Zeros, and of them only the pages that are
-        # read, cost nothing: opening must not grow with the number of samples.
-        self._slot_at = memoryview(self._slots)
+        entry = self.metadata["files"]["slots.npy"]
+        self._slots = Slots(folder, entry, length=self._length, verify=is_checked)
+        # Of zeros only the pages that are touched cost anything: opening must not grow with the number of samples.
         self._verified = memoryview(np.zeros(self._length, np.uint8) if is_checked else np.ones(self._length, np.uint8))
         self._verify: Verify = verify
         self._max_open_shards = max_open_shards
+        self._is_bounded = len(GROUPS) * self.num_shards > max_open_shards
         self._open: OrderedDict[tuple[Group, int], Shard] = OrderedDict()
 
     def __len__(self) -> int:
@@ -95,10 +96,13 @@ class Cache:
 
         Raises IndexError outside the cache, CacheCorruptError where the bytes are not those that were written.
         """
-        index = self._position(index)
-        slot = self._slot_at[index]
-        number, row = slot >> ROW_BITS, slot & _ROW_MASK
+        if not 0 <= index < self._length:
+            index = self._position(index)
         is_verified = self._verified[index]
+        if not is_verified:
+            self._slots.require(index)
+        slot = self._slots.at[index]
+        number, row = slot >> ROW_BITS, slot & _ROW_MASK
         sample: dict[str, Array] = {}
         for group in GROUPS:
             shard = self.shard(group, number)
@@ -111,7 +115,9 @@ class Cache:
 
     def sample_id(self, index: int) -> str:
         """Returns the id of one sample, without the row table: about 2 us."""
-        slot = self._slot_at[self._position(index)]
+        index = self._position(index)
+        self._slots.require(index)
+        slot = self._slots.at[index]
         return self.shard("media", slot >> ROW_BITS).string("sample_id", slot & _ROW_MASK)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
@@ -128,10 +134,9 @@ class Cache:
         # `setdefault`, since replacing a value unmaps the old one, without the GIL, in the middle of OrderedDict's work.
         shard = self._open.get(key)
         if shard is not None:
-            try:  # noqa: SIM105
-                self._open.move_to_end(key)
-            except KeyError:  # closed by another thread; `suppress` would take as long as the rest of a read
-                pass
+            if self._is_bounded:
+                with contextlib.suppress(KeyError):
+                    self._open.move_to_end(key)
             return shard
         path = self.folder / shard_name(group, index)
         shard = Shard(path, entry_of(self._tables[group], index), self._group_fields[group])
@@ -153,8 +158,8 @@ class Cache:
 
     @property
     def slots(self) -> Array:
-        """int64 [num_samples]: where each sample lies, `shard << 32 | row`."""
-        return self._slots
+        """int64 [num_samples]: where each sample lies, `shard << 32 | row`; all of them checked."""
+        return self._slots.all()
 
     @cached_property
     def samples(self) -> pa.Table:

@@ -76,7 +76,7 @@ def plain_text(samples: Sequence[Sample], *, allocate: Allocate) -> dict[str, to
     labels = _filled("labels", (len(samples), max(map(len, sequences))), IGNORED, allocate)
     for ids, sample, row in zip(sequences, samples, labels.numpy(), strict=True):
         prefix = sample["prefix_len"].item()
-        row[prefix : len(ids)] = ids[prefix:]
+        row[prefix : len(ids)] = ids[prefix:] if prefix else ids
     return {"labels": labels}
 
 
