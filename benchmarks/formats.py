@@ -29,7 +29,7 @@ import torch
 
 from benchmarks.data import BENCH_DATA
 from benchmarks.peers import batches, forebay_cache, workloads
-from benchmarks.peers.batches import BATCH_SIZE, Batches, OrderName, batches_of
+from benchmarks.peers.batches import Batches, OrderName, batches_of
 from benchmarks.peers.interface import Peer, Reader, Workload
 from benchmarks.report import Cost, machine, median, ratio, show, timed
 
@@ -148,7 +148,9 @@ def check(peer: Peer, folder: Path, workload: Workload) -> None:
         found, wanted = reader.read(index), workload[index]
         for name, array in wanted.items():
             if found[name].dtype != array.dtype or not np.array_equal(found[name], array):
-                raise SystemExit(f"{peer.NAME}, workload {workload.name}: {name} of sample {index} is not what was written")
+                raise SystemExit(
+                    f"{peer.NAME}, workload {workload.name}: {name} of sample {index} is not what was written"
+                )
 
 
 def readers_of(modules: Sequence[Peer], workload: Workload, folder: Path) -> dict[str, Reader]:
@@ -276,7 +278,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     rounds = 1 if options.tiny else options.rounds
     torch.set_num_threads(1)
     modules, absent = peers()
-    speech, packs = (workloads.speech(96), workloads.packs(3)) if options.tiny else (workloads.speech(), workloads.packs())
+    speech, packs = (
+        (workloads.speech(96), workloads.packs(3)) if options.tiny else (workloads.speech(), workloads.packs())
+    )
     with _quiet(), _folder() as folder:
         from benchmarks.peers.figures import targets
 

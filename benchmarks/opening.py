@@ -31,7 +31,6 @@ from forebay.store.canonical import digest
 from forebay.store.layout import GROUPS, FieldSpec, Group
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import shard_fields, write_shard
-from forebay.store.shard_table import shard_name
 
 ROWS = 1_000
 """Of a tiny shard."""

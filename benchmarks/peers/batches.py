@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -154,9 +154,9 @@ class IndexedReader(torch.utils.data.Dataset[Any]):
         return self._reader.read(index)
 
 
-def dataloader(dataset: IndexedReader, batches: Batches, *, num_workers: int) -> Iterator[Any]:
-    """Returns the batches of torch's DataLoader."""
-    loader = torch.utils.data.DataLoader(
+def dataloader(dataset: IndexedReader, batches: Batches, *, num_workers: int) -> Any:
+    """Returns torch's DataLoader over a reader."""
+    return torch.utils.data.DataLoader(
         dataset,
         batch_sampler=batches,
         collate_fn=collate,
@@ -164,4 +164,3 @@ def dataloader(dataset: IndexedReader, batches: Batches, *, num_workers: int) ->
         persistent_workers=True,
         multiprocessing_context="fork",
     )
-    return loader  # type: ignore[return-value]

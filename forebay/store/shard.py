@@ -138,12 +138,23 @@ class Shard:
         self._mapping = mapping = _map(path, entry)
         self._columns = [_column(mapping, entry, field, span) for field, span in zip(fields, entry.spans, strict=True)]
         self._tensors = [(f.name, *c) for f, c in zip(fields, self._columns, strict=True) if f.role == "tensor"]
+        self._tensor_spans = [span for field, span in zip(fields, entry.spans, strict=True) if field.role == "tensor"]
         self.hashes: Array = np.frombuffer(mapping, np.int64, entry.rows, entry.hash_offset)
         self._checked: set[str] = set()
 
     def row(self, index: int) -> dict[str, Array]:
         """Returns the tensor fields of one row: read-only views [n, *shape] of the mapping."""
         return {name: values[offsets[index] : offsets[index + 1]] for name, values, offsets in self._tensors}
+
+    def will_need(self, index: int) -> None:
+        """Asks the kernel to read the pages of one row's tensor fields, without waiting for them."""
+        for (_, values, offsets), span in zip(self._tensors, self._tensor_spans, strict=True):
+            row_bytes = values.itemsize * math.prod(values.shape[1:])
+            first, last = (span[0] + offset * row_bytes for offset in (offsets[index], offsets[index + 1]))
+            start = first - first % mmap.PAGESIZE
+            if not 0 <= first < last <= len(self._mapping):  # nothing, or a damaged offset that `check_row` will find
+                continue
+            self._mapping.madvise(mmap.MADV_WILLNEED, start, last - start)
 
     def check_row(self, index: int, row: Mapping[str, Array]) -> None:
         """Raises CacheCorruptError where the row's bytes are not those that were hashed."""

@@ -58,9 +58,13 @@ class Slots:
                 f"{self.path}: {len(sums)} {SUMS} in its metadata, wanted {_num_chunks(length)} for {length} slots; "
                 "run: forebay preprocess CONFIG --rebuild"
             )
-        mapped = np.memmap(self.path, np.dtype("<i8"), "r", _HEADER_BYTES, (length,)) if length else np.frombuffer(b"", np.int64)
+        mapped = (
+            np.memmap(self.path, np.dtype("<i8"), "r", _HEADER_BYTES, (length,))
+            if length
+            else np.frombuffer(b"", np.int64)
+        )
         self._array = np.asarray(mapped)
-        self.at = memoryview(self._array)
+        self.at = self._array.data
         self._sums: list[str] = sums or []
         self._unchecked = set(range(len(self._sums))) if verify else set()
 

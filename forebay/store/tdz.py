@@ -59,7 +59,8 @@ class Parts:
     @property
     def dtype(self) -> np.dtype[Any]:
         """That of all parts."""
-        return self.arrays[0].dtype
+        found: np.dtype[Any] = self.arrays[0].dtype
+        return found
 
     @property
     def shape(self) -> tuple[int, ...]:

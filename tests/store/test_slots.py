@@ -48,7 +48,9 @@ def test_a_damaged_chunk_is_found_where_it_is_touched_and_nowhere_else(tmp_path:
     found.require(0)
     found.require(2 * CHUNK)
     for index in (CHUNK, 2 * CHUNK - 1, CHUNK):  # not only the first time
-        with pytest.raises(CacheCorruptError, match=r"slots\.npy slots from 4 on: stored xxh3-64 [0-9a-f]{16}, computed"):
+        with pytest.raises(
+            CacheCorruptError, match=r"slots\.npy slots from 4 on: stored xxh3-64 [0-9a-f]{16}, computed"
+        ):
             found.require(index)
     with pytest.raises(CacheCorruptError, match="slots from 4 on"):
         found.all()
