@@ -303,6 +303,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.plot:
         from benchmarks.peers.plot import draw
 
+        options.plot.parent.mkdir(parents=True, exist_ok=True)
         draw([row for row in read if row["order"] in ("shuffled", "as written")], options.plot)
     return 0
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from forebay.store.files import write_all, write_aside
+from forebay.store.files import start_writeback, write_all, write_aside
 
 ALIGNMENT = 64
 LOCAL_SIGNATURE = b"PK\x03\x04"
@@ -34,6 +34,8 @@ _ZIP64_VERSION = 45
 _FULL_32 = 0xFFFFFFFF
 _DOS_DATE = 0x21  # 1980-01-01, the earliest date a zip knows: bytes must not depend on the clock
 _PAD_ID = 0x6474
+_WRITEBACK_BYTES = 16 * 1024 * 1024
+"""After as much the disk is set to work, beside the hashing of what follows."""
 
 TORCH_DTYPES = {
     "float16": "torch.float16",
@@ -102,6 +104,8 @@ def write_tdz(path: Path, arrays: Mapping[str, np.ndarray[Any, Any] | Parts]) ->
             nonlocal position
             state.update(data)
             write_all(file, data)
+            if position // _WRITEBACK_BYTES != (position + len(data)) // _WRITEBACK_BYTES:
+                start_writeback(file)
             position += len(data)
 
         for name, pieces in members:
