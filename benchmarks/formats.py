@@ -47,6 +47,7 @@ PEERS = (
 )
 OURS = forebay_cache.NAME
 ARROW, MDS, FOLDERS = "Arrow, zero-copy by hand", "MosaicML Streaming (MDS)", "TensorDict folder per sample"
+SHARDS = "forebay, shards alone"
 WRITERS = ("WebDataset + wids", "ArrayRecord (grain)", MDS)
 """Against which writing is measured."""
 ORDERS: tuple[OrderName, ...] = ("shuffled", "buckets", "by duration")
@@ -118,27 +119,36 @@ def write_all(modules: Sequence[Peer], workload: Workload, folder: Path, *, roun
         peer.write(target, workload)
         fsync_below(target)
 
-    costs = in_turn({peer.NAME: functools.partial(write, peer) for peer in modules}, rounds=rounds)
-    rows = []
+    def write_shards() -> None:
+        target = folder / "shards"
+        shutil.rmtree(target, ignore_errors=True)
+        forebay_cache.write_shards(target, workload)
+        fsync_below(target)
+
+    works: dict[str, Work] = {SHARDS: write_shards, **{peer.NAME: functools.partial(write, peer) for peer in modules}}
+    costs = in_turn(works, rounds=rounds)
+    shutil.rmtree(folder / "shards")
+    rows = [_written(workload, SHARDS, costs, size_bytes=None, num_files=None)]
     for peer in modules:
         target = folder / peer.NAME / workload.name
         files = [path for path in target.rglob("*") if path.is_file()]
         size = sum(path.stat().st_size for path in files)
         check(peer, target, workload)
-        found = costs[peer.NAME]
-        rows.append(
-            {
-                "workload": workload.name,
-                "format": peer.NAME,
-                "write MB/s": workload.payload_bytes / 1e6 / median(cost.wall_s for cost in found),
-                "CPU s": median(cost.cpu_s for cost in found),
-                "x ours": against(costs, peer.NAME, OURS),
-                "bytes / payload": round(size / workload.payload_bytes, 4),
-                "files": len(files),
-                "runs": len(found),
-            }
-        )
+        rows.append(_written(workload, peer.NAME, costs, size_bytes=size, num_files=len(files)))
     return rows, costs
+
+
+def _written(workload: Workload, name: str, costs: Costs, *, size_bytes: int | None, num_files: int | None) -> Row:
+    return {
+        "workload": workload.name,
+        "format": name,
+        "write MB/s": workload.payload_bytes / 1e6 / median(cost.wall_s for cost in costs[name]),
+        "CPU s": median(cost.cpu_s for cost in costs[name]),
+        "x ours": against(costs, name, SHARDS),
+        "bytes / payload": None if size_bytes is None else f"{size_bytes / workload.payload_bytes:.4f}",
+        "files": num_files,
+        "runs": len(costs[name]),
+    }
 
 
 def check(peer: Peer, folder: Path, workload: Workload) -> None:
