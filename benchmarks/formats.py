@@ -47,6 +47,7 @@ PEERS = (
 )
 OURS = forebay_cache.NAME
 ARROW, MDS, FOLDERS = "Arrow, zero-copy by hand", "MosaicML Streaming (MDS)", "TensorDict folder per sample"
+FOLDERS_OPENED = f"{FOLDERS}, opened at each read"
 SHARDS = "forebay, shards alone"
 WRITERS = ("WebDataset + wids", "ArrayRecord (grain)", MDS)
 """Against which writing is measured."""
@@ -60,11 +61,9 @@ Work = Callable[[], Any]
 Costs = dict[str, list[Cost]]
 
 
-def peers() -> tuple[list[Any], list[Row]]:
+def peers(names: Sequence[str]) -> tuple[list[Any], list[Row]]:
     """Returns the modules of the formats that are installed, ours first, and a row for each of the others."""
-    modules = [importlib.import_module(f"benchmarks.peers.{name}") for name in PEERS if name != "arrow_by_hand"]
-    if importlib.util.find_spec("pyarrow"):
-        modules.insert(1, importlib.import_module("benchmarks.peers.arrow_by_hand"))
+    modules = [importlib.import_module(f"benchmarks.peers.{name}") for name in dict.fromkeys(["forebay_cache", *names])]
     absent = []
     for module in list(modules):
         missing = [name for name in module.REQUIRES if importlib.util.find_spec(name) is None]
@@ -163,8 +162,12 @@ def check(peer: Peer, folder: Path, workload: Workload) -> None:
                 )
 
 
-def readers_of(modules: Sequence[Peer], workload: Workload, folder: Path) -> dict[str, Reader]:
-    return {peer.NAME: peer.open_reader(folder / peer.NAME / workload.name, workload) for peer in modules}
+def readers_of(modules: Sequence[Any], workload: Workload, folder: Path) -> dict[str, Reader]:
+    found = {}
+    for peer in modules:
+        opened = {peer.NAME: peer.open_reader, **getattr(peer, "OTHER_READERS", {})}
+        found |= {name: open_it(folder / peer.NAME / workload.name, workload) for name, open_it in opened.items()}
+    return found
 
 
 def check_loader(cache: Any, workload: Workload, listed: Batches) -> None:
@@ -283,11 +286,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="a few seconds: does it run")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     parser.add_argument("--rounds", type=int, default=3, help="how often every contestant is timed")
+    parser.add_argument("--peers", help="modules of benchmarks/peers beside ours, divided by commas; without: all")
     parser.add_argument("--plot", type=Path, help="where to draw the shuffled batches, a PNG")
     options = parser.parse_args(argv)
     rounds = 1 if options.tiny else options.rounds
     torch.set_num_threads(1)
-    modules, absent = peers()
+    modules, absent = peers(options.peers.split(",") if options.peers else PEERS)
     speech, packs = (
         (workloads.speech(96), workloads.packs(3)) if options.tiny else (workloads.speech(), workloads.packs())
     )

@@ -18,7 +18,12 @@ def targets(
     """Returns a row for each figure; a figure whose peer is not installed has none."""
     rows: list[Row] = []
     shuffled = read["shuffled"]
-    for peer, wanted in ((formats.ARROW, 2.5), (formats.MDS, 4.0), (formats.FOLDERS, 15.0)):
+    for peer, wanted in (
+        (formats.ARROW, 2.5),
+        (formats.MDS, 4.0),
+        (formats.FOLDERS, 15.0),
+        (formats.FOLDERS_OPENED, 15.0),
+    ):
         _at_least(rows, f"shuffled batches, times as fast as {peer}", _ratio(shuffled, peer), wanted)
     for order in ("shuffled", "buckets"):
         for limit in (formats.LIMIT, formats.LIMIT_PADDED):
