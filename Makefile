@@ -3,11 +3,13 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PEERS := .venv-peers
+PEERS_INSTALLED := $(PEERS)/.installed
 # Tests and benchmarks run beside each other on few cores: one thread each.
 PINNED := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 BENCHMARKS := $(filter-out __init__ data report,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: demo test check format bench bench-tiny wheel clean
+.PHONY: demo test check format bench bench-tiny bench-peers wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/forebay preprocess configs/demo_speech.toml
@@ -37,6 +39,11 @@ bench: $(INSTALLED)
 bench-tiny: $(INSTALLED)
 	@for name in $(BENCHMARKS); do echo "== $$name"; $(PINNED) $(BIN)/python -m benchmarks.$$name --tiny || exit 1; done
 
+# Beside the peers, in an environment of their own.
+bench-peers: $(PEERS_INSTALLED)
+	$(PINNED) $(PEERS)/bin/python -m benchmarks.formats --plot build/formats.png
+	$(PINNED) $(PEERS)/bin/python -m benchmarks.writer
+
 # Built, and imported from a folder that is not this one, in an environment without this folder.
 wheel: $(INSTALLED)
 	rm -rf build dist
@@ -51,5 +58,13 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,report,hf,dev]'
 	touch $(INSTALLED)
 
+$(PEERS_INSTALLED): constraints.txt benchmarks/requirements-peers.txt benchmarks/requirements-peers-alone.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report]'
+	@grep -v '^#' benchmarks/requirements-peers.txt | while read -r peer; do \
+	  $(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt "$$peer" || echo "$$peer does not install here"; done
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/requirements-peers-alone.txt || true
+	touch $(PEERS_INSTALLED)
+
 clean:
-	rm -rf $(VENV) build dist caches runs *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build dist caches runs *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -8,6 +8,7 @@ import json
 import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from benchmarks import data, report, stages
 @pytest.fixture
 def bench_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A `bench-data` folder of the test's own."""
-    for name in ("data", "stages", "writer"):
+    for name in ("data", "formats", "opening", "stages", "writer"):
         monkeypatch.setattr(importlib.import_module(f"benchmarks.{name}"), "BENCH_DATA", tmp_path)
     return tmp_path
 
@@ -107,3 +108,48 @@ def test_tables_align_numbers_to_the_right_and_names_to_the_left() -> None:
 
 def test_a_ratio_is_the_median_within_rounds() -> None:
     assert report.ratio([2.0, 40.0, 3.0], [1.0, 10.0, 3.0]) == 2.0
+
+
+@pytest.fixture
+def one_peer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The formats' benchmark with the one peer that needs nothing but pyarrow, and one that is not there."""
+    formats = importlib.import_module("benchmarks.formats")
+    absent = SimpleNamespace(NAME="Nobody's format", REQUIRES=("nobodys_format",))
+    monkeypatch.setitem(sys.modules, "benchmarks.peers.nobody", absent)  # type: ignore[arg-type]
+    monkeypatch.setattr(formats, "PEERS", ("forebay_cache", "arrow_by_hand", "nobody"))
+    return formats
+
+
+def test_formats_are_checked_measured_and_named(
+    one_peer: Any, bench_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert one_peer.main(["--tiny", "--json", "--plot", str(tmp_path / "plots" / "formats.png")]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["peers"] == [{"format": "Nobody's format", "not installed": "nobodys_format"}]
+    assert {row["format"] for row in document["writing"]} == {one_peer.SHARDS, one_peer.OURS, one_peer.ARROW}
+    assert {row["target"] for row in document["targets"]} >= {">= 2.5", "<= 2", ">= 0.85", ">= 6", "<= 1.005"}
+    assert {row["reached"] for row in document["targets"]} <= {"yes", "no"}
+    assert (tmp_path / "plots" / "formats.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_format_that_gives_other_values_does_not_count(
+    one_peer: Any, bench_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrow = importlib.import_module("benchmarks.peers.arrow_by_hand")
+    read = arrow._Reader.read
+
+    def wrong(self: Any, index: int) -> Any:
+        sample = read(self, index)
+        return {**sample, "ids": sample["ids"] + (index == 5)}
+
+    monkeypatch.setattr(arrow._Reader, "read", wrong)
+    with pytest.raises(SystemExit, match="zero-copy by hand, workload A: ids of sample 5 is not what was written"):
+        one_peer.main(["--tiny"])
+
+
+def test_opening_reports_its_three_parts(bench_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    opening = importlib.import_module("benchmarks.opening")
+    assert opening.main(["--tiny", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [row["samples"] for row in document["a large cache"]] == [1000, 3000, 30000, "slope, a million"]
+    assert document["a random sample"][0]["p50 x"] == 1

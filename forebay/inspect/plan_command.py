@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from forebay.errors import CacheCorruptError, CacheNotFoundError, ConfigError
+from forebay.errors import CacheCorruptError, CacheMismatchError, CacheNotFoundError, ConfigError
 from forebay.inspect.export import check_target
 from forebay.inspect.image_facts import holds_images, pack_bytes
 from forebay.inspect.layout import print_lines
@@ -64,6 +64,8 @@ def _check(folder: Path, options: argparse.Namespace) -> None:
 def _read(folder: Path) -> dict[str, Any]:
     try:
         return read_plan(folder)
+    except CacheMismatchError as err:
+        raise CacheMismatchError(f"{err}; install a newer forebay") from err
     except (CacheCorruptError, OSError) as err:
         raise CacheCorruptError(f"{err}; delete {folder} and run: forebay preprocess CONFIG") from err
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from forebay.errors import CacheCorruptError, CacheMismatchError
+from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, ConfigError
 from forebay.store.image.stored import StoredImages
 from forebay.store.layout import FORMAT_VERSION, GROUPS, FieldSpec, Group
 from forebay.store.metadata import load_array, read_metadata
 from forebay.store.shard import Shard, ShardEntry, shard_fields
 from forebay.store.shard_table import entry_of, shard_name, table_dtype
+from forebay.store.slots import Slots
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,16 +31,23 @@ _NEEDED = frozenset({"constants", "fields", "files", "key", "length_names", "num
 
 ROW_BITS = 32
 """A slot is `shard << ROW_BITS | row`."""
+_MAX_OPEN_SHARDS = 1_000
+"""Of a process: mappings are a limited good of the kernel (`vm.max_map_count`, 65,530), and other libraries map too."""
+_ROW_MASK = (1 << ROW_BITS) - 1
 
 
 def open_cache(path: str | os.PathLike[str], *, verify: Verify = "touch", max_open_shards: int = 256) -> Cache:
     """Returns the cache of a sealed folder.
 
     verify: `touch` checks the xxh3-64 of a sample at its first read in this process; `never` trusts the disk.
-    max_open_shards: mappings held open at once, the least recently used is closed first.
-    Raises CacheNotFoundError, CacheIncompleteError, CacheCorruptError or CacheMismatchError; never returns a cache that is
+    max_open_shards: mappings held open at once, 1 to 1,000; the least recently used is closed first.
+    Raises ConfigError for another number, and CacheNotFoundError, CacheIncompleteError, CacheCorruptError or CacheMismatchError; never returns a cache that is
     not whole.
     """
+    if not 1 <= max_open_shards <= _MAX_OPEN_SHARDS:
+        raise ConfigError(
+            f"max_open_shards is {max_open_shards}, wanted 1 to {_MAX_OPEN_SHARDS}; set train.max_open_shards"
+        )
     return Cache(Path(path).absolute(), verify=verify, max_open_shards=max_open_shards)
 
 
@@ -65,11 +73,14 @@ class Cache:
         self._length = int(self.metadata["num_samples"])
         # A wrong slot would hand out another sample, whose own hash is right.
         is_checked = verify != "never"
-        self._slots = self._load("slots.npy", np.dtype("<i8"), (self._length,), verify=is_checked)
-        self._verified = np.full(self._length, not is_checked)
+        entry = self.metadata["files"]["slots.npy"]
+        self._slots = Slots(folder, entry, length=self._length, verify=is_checked)
+        # Of zeros only the pages that are touched cost anything: opening must not grow with the number of samples.
+        self._verified = (np.zeros if is_checked else np.ones)(self._length, np.uint8).data
         self._images = StoredImages.of(self.metadata)
         self._verify: Verify = verify
         self._max_open_shards = max_open_shards
+        self._is_bounded = len(GROUPS) * self.num_shards > max_open_shards
         self._open: OrderedDict[tuple[Group, int], Shard] = OrderedDict()
 
     def __len__(self) -> int:
@@ -95,24 +106,68 @@ class Cache:
         and `patches`, a tuple of uint8 [n, 3 * patch_size^2] for each of the k images.
         Raises IndexError outside the cache, CacheCorruptError where the bytes are not those that were written.
         """
-        index = self._position(index)
-        slot, is_verified = int(self._slots[index]), bool(self._verified[index])
-        number, row = slot >> ROW_BITS, slot & ((1 << ROW_BITS) - 1)
-        text = _row(self.shard("text", number), row, is_verified=is_verified)
-        media = self.shard("media", number)
-        if self._images is None:
-            sample = _row(media, row, is_verified=is_verified) | text
-        else:
-            rows = text.pop(self._images.rows_field).tolist()
-            sample = self._images.sample(text, [_row(media, image, is_verified=is_verified) for image in rows])
-        self._verified[index] = True
+        if not 0 <= index < self._length:
+            index = self._position(index)
+        is_verified = self._verified[index]
+        if not is_verified:
+            self._slots.require(index)
+        slot = self._slots.at[index]
+        number, row = slot >> ROW_BITS, slot & _ROW_MASK
+        if self._images is not None:
+            sample = self._read_images(self._images, number, row, is_verified=bool(is_verified))
+            self._verified[index] = 1
+            return sample
+        sample = {}
+        for group in GROUPS:
+            shard = self.shard(group, number)
+            values = shard.row(row)
+            if not is_verified:
+                shard.check_row(row, values)
+            sample.update(values)
+        self._verified[index] = 1
         return sample
+
+    def _read_images(self, images: StoredImages, number: int, row: int, *, is_verified: bool) -> dict[str, Any]:
+        """Returns the sample of a text row and the media rows that it names."""
+        shard, media = self.shard("text", number), self.shard("media", number)
+        text: dict[str, Any] = shard.row(row)
+        if not is_verified:  # before its numbers are followed
+            shard.check_row(row, text)
+        rows = text.pop(images.rows_field).tolist()
+        made = [media.row(image) for image in rows]
+        if not is_verified:
+            for image, values in zip(rows, made, strict=True):
+                media.check_row(image, values)
+        return images.sample(text, made)
+
+    def will_need(self, indices: Iterable[int]) -> None:
+        """Asks the kernel to read these samples' pages into memory, and returns before it has; about 2 us a sample.
+
+        For disks that are slower than the loop. What cannot be had is met again, with its error, where it is read.
+        """
+        for index in indices:
+            with contextlib.suppress(CacheError, IndexError):
+                slot = self._slots.at[self._position(index)]
+                number, row = slot >> ROW_BITS, slot & _ROW_MASK
+                self.shard("text", number).will_need(row)
+                media = self.shard("media", number)
+                for image in self._media_rows(number, row):
+                    media.will_need(image)
+
+    def _media_rows(self, number: int, row: int) -> list[int]:
+        """The media rows of a text row: its own place, or its images. The latter are a few numbers, and read here."""
+        if self._images is None:
+            return [row]
+        rows: list[int] = self.shard("text", number).row(row)[self._images.rows_field].tolist()
+        return [image for image in rows if 0 <= image < self.shard("media", number).entry.rows]
 
     def sample_id(self, index: int) -> str:
         """Returns the id of one sample, without the row table: about 2 us."""
-        slot = int(self._slots[self._position(index)])
+        index = self._position(index)
+        self._slots.require(index)
+        slot = self._slots.at[index]
         group = self.fields["sample_id"].group
-        return self.shard(group, slot >> ROW_BITS).string("sample_id", slot & ((1 << ROW_BITS) - 1))
+        return self.shard(group, slot >> ROW_BITS).string("sample_id", slot & _ROW_MASK)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         """Returns the tensor fields of one sample as torch tensors that are copies, never aliases of the mapping."""
@@ -131,8 +186,9 @@ class Cache:
         # `setdefault`, since replacing a value unmaps the old one, without the GIL, in the middle of OrderedDict's work.
         shard = self._open.get(key)
         if shard is not None:
-            with contextlib.suppress(KeyError):
-                self._open.move_to_end(key)
+            if self._is_bounded:
+                with contextlib.suppress(KeyError):
+                    self._open.move_to_end(key)
             return shard
         path = self.folder / shard_name(group, index)
         shard = Shard(path, entry_of(self._tables[group], index), self._group_fields[group])
@@ -154,8 +210,8 @@ class Cache:
 
     @property
     def slots(self) -> Array:
-        """int64 [num_samples]: where each sample lies, `shard << 32 | row`."""
-        return self._slots
+        """int64 [num_samples]: where each sample lies, `shard << 32 | row`; all of them checked."""
+        return self._slots.all()
 
     @cached_property
     def samples(self) -> pa.Table:
@@ -194,13 +250,6 @@ class Cache:
         """Raises CacheMismatchError where this is not the cache of `key`."""
         if self.key != key:
             raise CacheMismatchError(f"{self.folder}: key is {self.key[:16]}, wanted {key[:16]}")
-
-
-def _row(shard: Shard, row: int, *, is_verified: bool) -> dict[str, Any]:
-    values = shard.row(row)
-    if not is_verified:
-        shard.check_row(row, values)
-    return values
 
 
 def _reopen(folder: Path, key: str, verify: Verify, max_open_shards: int) -> Cache:

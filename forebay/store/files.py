@@ -15,6 +15,7 @@ TEMPORARY_MARK = ".tmp-"
 """Part of the name of every file and folder that is being written; whatever carries it may be deleted."""
 
 _BLOCK = 4 * 1024 * 1024
+_SYNC_FILE_RANGE_WRITE = 2
 
 
 def temporary_name(path: Path) -> Path:
@@ -48,6 +49,19 @@ def write_all(file: BinaryIO, data: bytes | memoryview) -> None:
     view = memoryview(data).cast("B")
     while view:
         view = view[file.write(view) :]
+
+
+def start_writeback(file: BinaryIO) -> None:
+    """Makes the kernel begin to write to the disk what `file` has so far, without waiting: the fsync at the end then waits less.
+
+    sync_file_range of Linux, which Python does not have. Only a hint: where it fails, fsync does all of it.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "sync_file_range"):
+        all_of_it = ctypes.c_longlong(0)
+        libc.sync_file_range(file.fileno(), all_of_it, all_of_it, _SYNC_FILE_RANGE_WRITE)
 
 
 def write_bytes(path: Path, data: bytes | memoryview) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from forebay.errors import CacheCorruptError, CacheIncompleteError
+from forebay.store import slots
 from forebay.store.files import fsync_folder, link_or_copy, temporary_name
 from forebay.store.layout import FORMAT_VERSION, GROUPS, FieldSpec, Group
 from forebay.store.metadata import check_file, read_metadata, save_array, save_file, write_metadata
@@ -68,6 +69,7 @@ def _assemble(folder: Path, contents: Contents) -> None:
         table = to_table(entries, len(shard_fields(contents.fields, group)))
         files[f"{group}.npy"] = save_array(folder, f"{group}.npy", table)
     files |= {name: save_array(folder, name, array) for name, array in contents.arrays.items()}
+    files[slots.FILE_NAME] |= slots.sums_entry(contents.arrays[slots.FILE_NAME])
     files |= {name: save_file(folder, name, data) for name, data in contents.files.items()}
     document = {
         **contents.document,

@@ -23,10 +23,13 @@ import xxhash
 
 from forebay.errors import CacheCorruptError, CacheError
 from forebay.store.layout import FieldSpec, Group
-from forebay.store.tdz import END_SIGNATURE, END_SIZE, LOCAL_SIGNATURE, stored_checksums, write_tdz
+from forebay.store.tdz import END_SIGNATURE, END_SIZE, LOCAL_SIGNATURE, Parts, stored_checksums, write_tdz
 
 Array = np.ndarray[Any, Any]
 Span = tuple[int, int, int]
+
+_STREAMED_BYTES = 16 * 1024
+"""Rows of a field that are as large as this on average are written one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +84,9 @@ def write_shard(
         hashes[index] = sample_hash([a for f, a in zip(fields, arrays, strict=True) if f.role == "tensor"])
         for field, array in zip(fields, arrays, strict=True):
             columns[field.name].append(array)
-    members: dict[str, Array] = {}
-    for field in fields:
-        parts = columns[field.name]
-        members[f"values/{field.name}"] = np.concatenate([np.zeros((0, *field.shape), field.numpy_dtype), *parts])
+    members: dict[str, Array | Parts] = {
+        f"values/{field.name}": _column_of(columns[field.name], field) for field in fields
+    }
     for field in fields:
         lengths = [len(part) for part in columns[field.name]]
         members[f"offsets/{field.name}"] = np.cumsum([0, *lengths], dtype=np.int64)
@@ -99,6 +101,13 @@ def write_shard(
         for field in fields
     )
     return ShardEntry(key, written.size_bytes, written.xxh3_128, len(rows), written.offsets["sample_hash"], spans)
+
+
+def _column_of(parts: list[Array], field: FieldSpec) -> Array | Parts:
+    """All rows' values: as they lie, where putting them together would cost more than a write of each."""
+    if sum(part.nbytes for part in parts) >= _STREAMED_BYTES * len(parts) > 0:
+        return Parts(parts)
+    return np.concatenate([np.zeros((0, *field.shape), field.numpy_dtype), *parts])
 
 
 def _as_array(field: FieldSpec, value: Any) -> Array:
@@ -129,12 +138,23 @@ class Shard:
         self._mapping = mapping = _map(path, entry)
         self._columns = [_column(mapping, entry, field, span) for field, span in zip(fields, entry.spans, strict=True)]
         self._tensors = [(f.name, *c) for f, c in zip(fields, self._columns, strict=True) if f.role == "tensor"]
+        self._tensor_spans = [span for field, span in zip(fields, entry.spans, strict=True) if field.role == "tensor"]
         self.hashes: Array = np.frombuffer(mapping, np.int64, entry.rows, entry.hash_offset)
         self._checked: set[str] = set()
 
     def row(self, index: int) -> dict[str, Array]:
         """Returns the tensor fields of one row: read-only views [n, *shape] of the mapping."""
         return {name: values[offsets[index] : offsets[index + 1]] for name, values, offsets in self._tensors}
+
+    def will_need(self, index: int) -> None:
+        """Asks the kernel to read the pages of one row's tensor fields, without waiting for them."""
+        for (_, values, offsets), span in zip(self._tensors, self._tensor_spans, strict=True):
+            row_bytes = values.itemsize * math.prod(values.shape[1:])
+            first, last = (span[0] + offset * row_bytes for offset in (offsets[index], offsets[index + 1]))
+            start = first - first % mmap.PAGESIZE
+            if not 0 <= first < last <= len(self._mapping):  # nothing, or a damaged offset that `check_row` will find
+                continue
+            self._mapping.madvise(mmap.MADV_WILLNEED, start, last - start)
 
     def check_row(self, index: int, row: Mapping[str, Array]) -> None:
         """Raises CacheCorruptError where the row's bytes are not those that were hashed."""

@@ -11,6 +11,7 @@ import json
 import mmap
 import struct
 import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from forebay.store.files import write_all, write_aside
+from forebay.store.files import start_writeback, write_all, write_aside
 
 ALIGNMENT = 64
 LOCAL_SIGNATURE = b"PK\x03\x04"
@@ -33,6 +34,8 @@ _ZIP64_VERSION = 45
 _FULL_32 = 0xFFFFFFFF
 _DOS_DATE = 0x21  # 1980-01-01, the earliest date a zip knows: bytes must not depend on the clock
 _PAD_ID = 0x6474
+_WRITEBACK_BYTES = 16 * 1024 * 1024
+"""After as much the disk is set to work, beside the hashing of what follows."""
 
 TORCH_DTYPES = {
     "float16": "torch.float16",
@@ -47,6 +50,34 @@ TORCH_DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """An array whose parts along axis 0 lie apart in memory: written one after the other, never put together.
+
+    arrays: [n, *shape] of one dtype, at least one.
+    """
+
+    arrays: Sequence[np.ndarray[Any, Any]]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of all parts."""
+        found: np.dtype[Any] = self.arrays[0].dtype
+        return found
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the parts put together."""
+        return (sum(map(len, self.arrays)), *self.arrays[0].shape[1:])
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+
+Member = tuple[str, Sequence[memoryview]]
+"""Name and content, piece by piece."""
+
+
+@dataclass(frozen=True, slots=True)
 class Written:
     """What was written: size and xxh3-128 of the file, and the offset of each array's first byte by member name."""
 
@@ -55,11 +86,11 @@ class Written:
     offsets: dict[str, int]
 
 
-def write_tdz(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> Written:
+def write_tdz(path: Path, arrays: Mapping[str, np.ndarray[Any, Any] | Parts]) -> Written:
     """Writes arrays as one archive, complete or absent, and returns its digest and offsets.
 
     arrays: by name; `a/b` puts `b` into the nested TensorDict `a` (one level). The bytes depend on names, order, dtypes,
-    shapes and values alone, not on strides or byte order.
+    shapes and values alone, not on strides, byte order or where `Parts` are divided.
     Raises TypeError for a dtype that is not in `TORCH_DTYPES`.
     """
     members = _members(arrays)
@@ -73,22 +104,28 @@ def write_tdz(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> Written:
             nonlocal position
             state.update(data)
             write_all(file, data)
+            if position // _WRITEBACK_BYTES != (position + len(data)) // _WRITEBACK_BYTES:
+                start_writeback(file)
             position += len(data)
 
-        for name, data in members:
-            checksum = zlib.crc32(data)
-            directory.append(_central_record(name, len(data), checksum, position))
-            put(_local_header(name, len(data), checksum, position))
+        for name, pieces in members:
+            size, checksum = 0, 0
+            for piece in pieces:
+                size += len(piece)
+                checksum = zlib.crc32(piece, checksum)
+            directory.append(_central_record(name, size, checksum, position))
+            put(_local_header(name, size, checksum, position))
             offsets[name.removesuffix(".memmap")] = position
-            put(data)
+            for piece in pieces:
+                put(piece)
         put(b"".join([*directory, _end_records(len(members), position, sum(map(len, directory)))]))
     return Written(position, state.hexdigest(), offsets)
 
 
-def _members(arrays: dict[str, np.ndarray[Any, Any]]) -> list[tuple[str, memoryview]]:
+def _members(arrays: Mapping[str, np.ndarray[Any, Any] | Parts]) -> list[Member]:
     """Arrays and the meta.json of each level, the innermost first and the root's last."""
     metas: dict[str, dict[str, Any]] = {"": {}}
-    members: dict[str, list[tuple[str, memoryview]]] = {"": []}
+    members: dict[str, list[Member]] = {"": []}
     for name, array in arrays.items():
         if array.dtype.name not in TORCH_DTYPES:
             raise TypeError(f"array {name} has dtype {array.dtype}, wanted one of {', '.join(TORCH_DTYPES)}")
@@ -99,9 +136,9 @@ def _members(arrays: dict[str, np.ndarray[Any, Any]]) -> list[tuple[str, memoryv
             "dtype": TORCH_DTYPES[array.dtype.name],
             "is_nested": False,
         }
-        flat = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
-        members.setdefault(folder, []).append((f"{name}.memmap", flat.data))
-    result: list[tuple[str, memoryview]] = []
+        parts = array.arrays if isinstance(array, Parts) else [array]
+        members.setdefault(folder, []).append((f"{name}.memmap", [_bytes(part) for part in parts]))
+    result: list[Member] = []
     for folder in sorted(members, key=lambda name: name == ""):
         if folder:
             metas[""][folder] = {"type": "TensorDict"}
@@ -114,8 +151,12 @@ def _members(arrays: dict[str, np.ndarray[Any, Any]]) -> list[tuple[str, memoryv
             "_class": "tensordict:TensorDict",
         }
         meta = json.dumps(document).encode("ascii")
-        result += [*members[folder], (f"{folder}/meta.json" if folder else "meta.json", memoryview(meta))]
+        result += [*members[folder], (f"{folder}/meta.json" if folder else "meta.json", [memoryview(meta)])]
     return result
+
+
+def _bytes(array: np.ndarray[Any, Any]) -> memoryview:
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
 
 
 def stored_checksums(archive: mmap.mmap | bytes) -> dict[str, int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,10 @@ from forebay.errors import ConfigError, PlanError
 from forebay.train.collate import Batch, BatchMaker, Collator, PaddingSide
 from forebay.train.collate.text import IGNORED
 from forebay.train.crop import CropDraws
+from forebay.train.device import Ahead, side_stream
 from forebay.train.plan import Plan, Turn, next_position, num_steps, turn
 from forebay.train.prefetch import Prefetch
+from forebay.train.read_ahead import ReadAhead
 from forebay.train.ring import BufferRing
 from forebay.train.source import SampleSource
 from forebay.train.state import LoaderState
@@ -53,6 +56,8 @@ class Loader:
         mask_fillers: bool = False,
         crop_s: float | None = None,
         collator: BatchMaker | None = None,
+        device: torch.device | str | None = None,
+        device_prefetch: int = 1,
     ) -> None:
         """Starts nothing yet: threads live from `iter` to the end of the iterator.
 
@@ -64,6 +69,8 @@ class Loader:
         by itself; a mean over the batch's own tokens is NaN.
         crop_s: batches are of random crops of so many seconds, drawn by (seed, epoch, sample id); see `forebay.train.crop`.
         collator: what makes the batches, for example of packs; None: a `Collator` of dtype, padding_side and crop_s.
+        device: where batches are handed out: copied to a CUDA device on a side stream, `device_prefetch` batches ahead; None or
+        cpu: on the host.
         Raises ConfigError (also ValueError) for impossible values, PlanError where no rank has a step.
         """
         if dp_world_size < 1 or not 0 <= dp_rank < dp_world_size:
@@ -71,9 +78,10 @@ class Loader:
                 f"dp_rank is {dp_rank} of dp_world_size {dp_world_size}, wanted 0 <= dp_rank < dp_world_size; "
                 "under torchrun pass RANK and WORLD_SIZE"
             )
-        if num_threads < 0 or prefetch < 1:
+        if num_threads < 0 or prefetch < 1 or device_prefetch < 0:
             raise ConfigError(
-                f"num_threads is {num_threads} (wanted 0 or more), prefetch is {prefetch} (wanted 1 or more)"
+                f"num_threads is {num_threads} (wanted 0 or more), prefetch is {prefetch} (wanted 1 or more), "
+                f"device_prefetch is {device_prefetch} (wanted 0 or more)"
             )
         self.source, self.plan, self.plan_key, self.seed = source, plan, plan_key, seed
         self.dp_rank, self.dp_world_size, self.epochs = dp_rank, dp_world_size, epochs
@@ -95,6 +103,8 @@ class Loader:
         pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
         # Filled ahead, being filled, in the user's hands (one, and the one before it).
         self._ring = BufferRing(max_free=prefetch + num_threads + 2, pin_memory=pinned)
+        self._side_stream, self._device_prefetch = side_stream(device), device_prefetch
+        self._read_ahead = ReadAhead(source)
         self._totals = _Totals()
         self._weight = 1
         self._start = self._next = LoaderState(plan_key=plan_key, seed=seed, epoch=0, position=0)
@@ -213,10 +223,16 @@ class Loader:
             ]
             batches = order.batches([place.position for place in turns])
             for place, indices in zip(turns, batches, strict=True):
-                yield _Work(start.epoch, place, indices.tolist(), draws)
+                work = _Work(start.epoch, place, indices.tolist(), draws)
+                self._read_ahead.announce(work.indices)
+                yield work
 
     def _fill(self, work: _Work) -> _Filled:
         """Returns the batch of one step; runs in a thread."""
+        with self._read_ahead.watch():
+            return self._filled(work)
+
+    def _filled(self, work: _Work) -> _Filled:
         index = None
         try:
             samples = []
@@ -244,15 +260,23 @@ class Loader:
     def _deliver(
         self, filled: Prefetch[_Work, _Filled], start: LoaderState, *, num_steps: int, iteration: int
     ) -> Iterator[Batch]:
+        items = filled if self._side_stream is None else self._on_device(filled, self._side_stream.start)
         try:
             for step in range(num_steps):
                 # Nothing here may keep a name on the batch: its buffers are free when the user drops it.
-                yield self._take(filled, start, steps_done=step + 1, steps=num_steps, iteration=iteration)
+                yield self._take(items, start, steps_done=step + 1, steps=num_steps, iteration=iteration)
         finally:
             filled.close()
 
+    def _on_device(self, filled: Iterator[_Filled], start: Callable[[Batch], Callable[[], Batch]]) -> Iterator[_Filled]:
+        def started(item: _Filled) -> Callable[[], _Filled]:
+            finish, counts = start(item.batch), dataclasses.replace(item, batch={})  # no name on the host's memory
+            return lambda: dataclasses.replace(counts, batch=finish())
+
+        return Ahead(filled, started, depth=self._device_prefetch)
+
     def _take(
-        self, filled: Prefetch[_Work, _Filled], start: LoaderState, *, steps_done: int, steps: int, iteration: int
+        self, filled: Iterator[_Filled], start: LoaderState, *, steps_done: int, steps: int, iteration: int
     ) -> Any:
         began = time.perf_counter()
         item = next(filled)

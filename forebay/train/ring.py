@@ -18,6 +18,10 @@ import torch
 _GROWTH = 1.25
 """A shelf that meets a larger batch makes its buffers this much larger than needed, so that slow growth does not reallocate."""
 
+_ALIGNMENT = 64
+"""Bytes; a cache line. numpy gives 16, and a copy of a whole sample into memory that begins inside of a line takes twice as long
+(AMD EPYC: 17 us instead of 9 for 180 KB)."""
+
 
 class BufferRing:
     """Hands out uninitialised tensors by name; threads may share it, and a forked child may go on with its copy.
@@ -76,8 +80,8 @@ class _Buffer:
     __slots__ = ("address", "memory", "size_bytes")
 
     def __init__(self, size_bytes: int) -> None:
-        self.memory = np.empty(size_bytes, dtype=np.uint8)
-        self.address = self.memory.ctypes.data
+        self.memory = np.empty(size_bytes + _ALIGNMENT, dtype=np.uint8)
+        self.address = self.memory.ctypes.data + -self.memory.ctypes.data % _ALIGNMENT
         self.size_bytes = size_bytes
 
 

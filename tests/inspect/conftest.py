@@ -37,8 +37,8 @@ class Built:
     def with_codec(self, root: Path, codec: Codec) -> Path:
         """Makes the same cache with another codec under `root`, without a build, and returns its folder."""
         cache = open_cache(self.folder)
-        fields = (FieldSpec(name=FIELDS[codec], dtype="uint8", shape=(768,) if codec == "raw" else ()),)
-        fields += tuple(spec for name, spec in cache.fields.items() if name != "patches")
+        image = FieldSpec(name=FIELDS[codec], dtype="uint8", shape=(768,) if codec == "raw" else ())
+        fields = (image, *(spec for name, spec in cache.fields.items() if name != "patches"))
         scratch = root / ".building"
         media = []
         for number in range(cache.num_shards):

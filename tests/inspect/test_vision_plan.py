@@ -20,6 +20,7 @@ from forebay.store.cache import open_cache
 from forebay.store.metadata import checksum
 from forebay.train.collate.packed import PackCollator
 from forebay.train.loader import Loader
+from forebay.train.plan import PackPlan
 from forebay.train.plan.disk import load_plan
 from forebay.train.usage_log import UsageLog
 from tests.inspect.conftest import Built
@@ -43,6 +44,7 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
 def test_packs_are_those_of_the_plan(photos: Built, capsys: pytest.CaptureFixture[str]) -> None:
     cache = open_cache(photos.folder)
     plan = load_plan(photos.plan, cache_key=cache.key, settings=PlanConfig(kind="pack", seq_len=400))
+    assert isinstance(plan, PackPlan)
     seen: list[int] = []
     for index in range(plan.num_batches):
         pack = run_json(capsys, photos.plan, "--sample", index)["pack"]
@@ -170,6 +172,17 @@ def test_a_plan_of_other_samples_is_no_key_error(
     code, _, err = run(capsys, plan)
     assert code == 1
     assert "does not hold a plan: KeyError('num_samples')" in err
+
+
+def test_a_newer_plan_asks_for_a_newer_forebay(
+    photos: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = Path(shutil.copytree(photos.plan, tmp_path / "plans" / photos.plan.name))
+    document = json.loads((plan / "metadata.json").read_text())
+    (plan / "metadata.json").write_text(json.dumps({**document, "format_version": 2}))
+    code, out, err = run(capsys, plan)
+    assert (code, out) == (1, "")
+    assert "format_version is 2, this forebay reads 1; install a newer forebay" in err
 
 
 def test_a_plan_of_buckets_has_a_report_and_no_packs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ from forebay.errors import (
     CacheIncompleteError,
     CacheMismatchError,
     CacheNotFoundError,
+    ConfigError,
 )
 from forebay.store.cache import Cache, open_cache
 from forebay.store.metadata import write_metadata
@@ -372,3 +373,9 @@ def test_a_folder_that_is_no_cache_is_refused_as_such(tmp_path: Path) -> None:
     write_metadata(tmp_path, {"format_version": 1, "key": "0", "num_batches": 3})  # as a plan has it
     with pytest.raises(CacheMismatchError, match=r"is not a cache: its metadata\.json has no constants, fields"):
         open_cache(tmp_path)
+
+
+@pytest.mark.parametrize("number", [0, 1_001])
+def test_impossible_numbers_of_open_shards_are_refused(tmp_path: Path, number: int) -> None:
+    with pytest.raises(ConfigError, match=f"max_open_shards is {number}, wanted 1 to 1000"):
+        open_cache(make_cache(tmp_path), max_open_shards=number)

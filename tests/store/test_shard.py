@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import CacheCorruptError, CacheError
+from forebay.store import shard as shard_module
 from forebay.store.layout import FieldSpec
 from forebay.store.shard import Shard, ShardEntry, failure_field, sample_hash, shard_fields, write_shard
 from forebay.store.shard_table import entry_from_json, entry_of, entry_to_json, shard_name, table_dtype, to_table
@@ -282,3 +283,14 @@ def test_a_receipt_that_is_none_raises_what_its_reader_expects(tmp_path: Path, d
 
 def test_shards_are_named_by_group_and_number() -> None:
     assert [shard_name("media", 0), shard_name("text", 123_456)] == ["media/00000.tdz", "text/123456.tdz"]
+
+
+def test_rows_written_one_by_one_make_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = shard_fields((FieldSpec(name="x", dtype="float32", shape=(3,)),), "media")
+    rows = [{"x": np.full((length, 3), length, np.float32)} for length in (2, 0, 900)] + ["too_long"]
+    entries = []
+    for name, least_bytes in (("joined", 10**9), ("streamed", 1)):
+        monkeypatch.setattr(shard_module, "_STREAMED_BYTES", least_bytes)
+        entries.append(write_shard(tmp_path / name, fields, rows, key="0" * 64))
+    assert entries[0] == entries[1]
+    assert (tmp_path / "joined").read_bytes() == (tmp_path / "streamed").read_bytes()

@@ -6,6 +6,7 @@ import tempfile
 import time
 import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.store.tdz import ALIGNMENT, TORCH_DTYPES, stored_checksums, write_tdz
+from forebay.store import tdz
+from forebay.store.tdz import ALIGNMENT, TORCH_DTYPES, Parts, stored_checksums, write_tdz
 from tests.strategies import named_tensors, tensors
 
 Array = np.ndarray[Any, Any]
 
 
-def written(arrays: dict[str, Array]) -> bytes:
+def written(arrays: Mapping[str, Array | Parts]) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.tdz"
         result = write_tdz(path, arrays)
@@ -153,3 +155,23 @@ def test_a_truncated_archive_has_no_directory(arrays: dict[str, Array], draw: st
 def test_the_checksum_is_that_of_the_member() -> None:
     array = np.arange(100, dtype=np.float32)
     assert stored_checksums(written({"a": array}))["a.memmap"] == zlib.crc32(array.tobytes())
+
+
+@given(tensors(), st.lists(st.integers(0, 20), max_size=4))
+def test_parts_are_written_as_the_whole(array: Array, cuts: list[int]) -> None:
+    whole = np.atleast_1d(array)
+    parts = Parts(np.split(whole, sorted(min(cut, len(whole)) for cut in cuts)))
+    assert (parts.shape, parts.dtype, len(parts)) == (whole.shape, whole.dtype, len(whole))
+    assert written({"values/x": parts, "y": whole}) == written({"values/x": whole, "y": whole})
+
+
+def test_the_disk_is_set_to_work_before_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    start = tdz.start_writeback
+    monkeypatch.setattr(tdz, "_WRITEBACK_BYTES", 4096)
+    monkeypatch.setattr(tdz, "start_writeback", lambda file: (begun.append(file.tell()), start(file)))
+    parts = Parts([np.full(3000, number, np.uint8) for number in range(5)])
+    written_to = tmp_path / "a.tdz"
+    size = write_tdz(written_to, {"x": parts}).size_bytes
+    assert len(begun) == size // 4096
+    assert begun == sorted(begun)

@@ -198,3 +198,13 @@ def test_memory_comes_back_from_a_reference_cycle() -> None:
     del tensor, cycle
     gc.collect()
     assert ring.take("x", (10,), dtype=torch.float32).data_ptr() == address
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 1000, 5_000_000])
+def test_tensors_begin_at_a_cache_line(size: int) -> None:
+    ring = make_ring()
+    kept = [ring.take("x", (size + number,), dtype=torch.uint8) for number in range(4)]
+    assert [tensor.data_ptr() % 64 for tensor in kept] == [0] * 4
+    for number, tensor in enumerate(kept):
+        tensor.fill_(number)
+    assert [set(tensor[:: max(1, size // 7)].tolist()) for tensor in kept] == [{0}, {1}, {2}, {3}]

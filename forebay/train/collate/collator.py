@@ -126,7 +126,7 @@ class Collator:
         if self._features is None:
             tokens = [len(sample["input_ids"]) for sample in samples]
             return sum(tokens), len(tokens) * max(tokens)
-        lengths = [len(self._features.values(sample)) for sample in samples]
+        lengths = [len(values) for values in self._features.values(samples)]
         return sum(lengths), len(lengths) * self._features.room(max(lengths))
 
     def _choose_features(self, source: SampleSource) -> Features | None:

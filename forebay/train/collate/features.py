@@ -42,12 +42,12 @@ class Features:
         """The batch's field that marks what is no padding; None for Whisper, whose input is always 30 s."""
         return {"log_mel": None, "qwen3_asr": "input_features_mask"}.get(self.kind, "attention_mask")
 
-    def values(self, sample: Sample) -> Array:
-        """Returns the stored frames that an uncropped clip uses: all, but for w2v_bert those that lie inside of the clip."""
-        values: Array = sample[self.stored]
+    def values(self, samples: Sequence[Sample]) -> list[Array]:
+        """Returns the stored frames that uncropped clips use: all, but for w2v_bert those that lie inside of the clip."""
+        stored = self.stored
         if self.kind == "w2v_bert":
-            return values[: int(sample["valid_frames"][0])]
-        return values
+            return [sample[stored][: sample["valid_frames"].item()] for sample in samples]
+        return [sample[stored] for sample in samples]
 
     def room(self, longest: int) -> int:
         """Returns how many stored frames a row has room for where the batch's longest sample has `longest`."""
@@ -59,10 +59,11 @@ class Features:
 
     def collate(self, samples: Sequence[Sample], *, dtype: torch.dtype, allocate: Allocate) -> dict[str, torch.Tensor]:
         """Returns the feature fields of a batch: values in `dtype`, the mask int32 as transformers' extractors give it."""
-        stored = [self.values(sample) for sample in samples]
+        stored = self.values(samples)
         room = self.room(max(map(len, stored)))
         if self.kind in ("log_mel", "qwen3_asr"):
-            pads = [float(sample["pad_value"][0]) if self.kind == "log_mel" else 0.0 for sample in samples]
+            is_mel = self.kind == "log_mel"
+            pads = [sample["pad_value"].item() for sample in samples] if is_mel else [0.0] * len(samples)
             batch = {self.output: _move(stored, pads, room=room, dtype=dtype, allocate=allocate)}
             return batch if self.mask is None else {**batch, self.mask: self._mask(stored, room, allocate)}
         shape = (room,) if self.kind == "waveform" else (room // 2, 2 * self.n_mels)
@@ -74,9 +75,8 @@ class Features:
 
     def _mask(self, stored: Sequence[Array], room: int, allocate: Allocate) -> torch.Tensor:
         mask = allocate(self.mask or "", (len(stored), room), dtype=torch.int32)
-        for row, values in zip(mask.numpy(), stored, strict=True):
-            row[: len(values)] = 1
-            row[len(values) :] = 0
+        lengths = np.array([len(values) for values in stored], np.int32)
+        np.less(np.arange(room, dtype=np.int32), lengths[:, None], out=mask.numpy())
         return mask
 
     def _compute(
@@ -116,13 +116,15 @@ def _move(
     `finish.qwen3_asr_input`.
     """
     out = allocate("input_features", (len(stored), room, stored[0].shape[1]), dtype=dtype)
-    scratch = allocate("piece", (PIECE,), dtype=torch.float32)
     rows, raw_pads = raw(out), raw_values(pads, dtype)
-    for i, values in enumerate(stored):
-        row = rows[i]
-        if values.dtype == row.dtype:
-            row[: len(values)] = values
-        else:
-            copy_values(values, out[i, : len(values)], scratch=scratch)
-        row[len(values) :] = raw_pads[i]
+    if stored[0].dtype == rows.dtype:
+        for row, values, pad in zip(rows, stored, raw_pads, strict=True):
+            length = len(values)
+            row[:length] = values
+            row[length:] = pad
+        return out.transpose(1, 2)
+    scratch = allocate("piece", (PIECE,), dtype=torch.float32)
+    for out_row, row, values, pad in zip(out.unbind(), rows, stored, raw_pads, strict=True):
+        copy_values(values, out_row[: len(values)], scratch=scratch)
+        row[len(values) :] = pad
     return out.transpose(1, 2)

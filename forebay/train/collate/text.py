@@ -36,7 +36,7 @@ def whisper_text(samples: Sequence[Sample], *, pad_token_id: int, allocate: Allo
         _filled("labels", shape, IGNORED, allocate),
     )
     for ids, sample, inputs_row, labels_row in zip(sequences, samples, inputs.numpy(), labels.numpy(), strict=True):
-        prefix = max(int(sample["prefix_len"][0]) - 1, 0)
+        prefix = max(sample["prefix_len"].item() - 1, 0)
         inputs_row[: len(ids) - 1] = ids[:-1]
         labels_row[prefix : len(ids) - 1] = ids[prefix + 1 :]
     return {"decoder_input_ids": inputs, "labels": labels}
@@ -75,8 +75,8 @@ def plain_text(samples: Sequence[Sample], *, allocate: Allocate) -> dict[str, to
     sequences = [sample["input_ids"] for sample in samples]
     labels = _filled("labels", (len(samples), max(map(len, sequences))), IGNORED, allocate)
     for ids, sample, row in zip(sequences, samples, labels.numpy(), strict=True):
-        prefix = int(sample["prefix_len"][0])
-        row[prefix : len(ids)] = ids[prefix:]
+        prefix = sample["prefix_len"].item()
+        row[prefix : len(ids)] = ids[prefix:] if prefix else ids
     return {"labels": labels}
 
 
@@ -115,7 +115,7 @@ class _Place:
 
 
 def _audio_place(sample: Sample) -> _Place:
-    prefix, index = int(sample["prefix_len"][0]), int(sample["audio_index"][0])
+    prefix, index = sample["prefix_len"].item(), sample["audio_index"].item()
     count = int(num_audio_tokens(len(sample["input_features"])))
     more = count - 1  # the placeholder itself is one of them
     return _Place(index, count, prefix + more if index < prefix else prefix, len(sample["input_ids"]) + more)

@@ -1,0 +1,41 @@
+"""Reading the pages of coming batches ahead, while the disk is cold and only then."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_BATCHES = 256
+"""For which pages are asked for ahead after one that met the disk. Asking costs microseconds a sample, also where all is in memory."""
+
+
+class ReadAhead:
+    """Asks for pages ahead from the first batch on whose filling waits for a disk, until a while goes by without one.
+
+    Threads may share it: what they race for is a number of batches.
+    """
+
+    def __init__(self, source: Any) -> None:
+        """source: asked by its `will_need`, see `Cache.will_need`; one without is left alone."""
+        self._will_need: Callable[[Iterable[int]], None] | None = getattr(source, "will_need", None)
+        self._left = 0
+
+    def announce(self, indices: Iterable[int]) -> None:
+        """Says which samples are read soon, in the order of reading."""
+        if self._left and self._will_need is not None:
+            self._left -= 1
+            self._will_need(indices)
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Notices whether the block, in its thread, waited for pages from a disk."""
+        before = _major_faults()
+        yield
+        if _major_faults() > before:
+            self._left = _BATCHES
+
+
+def _major_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
