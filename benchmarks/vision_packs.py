@@ -76,7 +76,8 @@ class Corpus:
 def make_corpus(folder: Path, *, num_images: int, seq_len: int, codecs: tuple[str, ...]) -> Corpus:
     """Writes images, questions and config, and builds the caches."""
     photos = [Image.open(path).convert("RGB") for path in sorted((DEMO / "photos").iterdir())]
-    asked = [json.loads(line) for line in (DEMO / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = (DEMO / "train.jsonl").read_text(encoding="utf-8").splitlines()
+    asked = [row for row in map(json.loads, lines) if "question" in row]
     rng, rows = np.random.default_rng(0), []
     for number in range(num_images):
         photo, size = photos[number % len(photos)], COCO_SIZES[number % len(COCO_SIZES)]

@@ -216,7 +216,7 @@ def _inspect(options: argparse.Namespace) -> int:
     if options.usage is not None:
         return _inspect_usage(options)
     if options.config is None:
-        raise ConfigError("inspect needs a cache folder, a config or a plan folder, or --usage FILE")
+        raise ConfigError("inspect needs a cache folder or a config, or --usage FILE")
     if options.seed is not None and options.bucket_manifests is None:
         raise ConfigError("--seed goes with --bucket-manifests DIR; for training: --set train.seed=N")
     if options.bucket_manifests is not None:

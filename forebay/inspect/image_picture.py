@@ -27,14 +27,14 @@ Array = np.ndarray[Any, Any]
 _WIDTH_IN = 12.0
 _MARGIN_IN = 0.15
 _GAP_IN = 0.12
-_CAPTION_IN = 0.42
+_CAPTION_IN = 0.56
 _LINE_IN = 0.2
 _LETTER_IN = 0.068
 """Width of a letter of a caption, about."""
 _HEIGHTS_IN = (0.9, 4.6)
 _AREA_SQ_IN = 90.0
 """What all images together take, as far as the heights of a row allow it."""
-_MIN_TILE_IN = 1.25
+_MIN_TILE_IN = 1.3
 """Width of a tile at least: of a narrow image its caption's."""
 _DPI = 120
 _MAX_PIXELS_HIGH = 30_000
@@ -44,9 +44,10 @@ _TITLE_LINES = 6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tile:
-    """One image and the two lines below it. pixels: uint8 [height, width, 3]."""
+    """One image and what stands below it: mark and name, then two lines. pixels: uint8 [height, width, 3]."""
 
     pixels: Array
+    mark: str
     name: str
     about: str
 
@@ -56,13 +57,14 @@ class Tile:
         return float(self.pixels.shape[1] / self.pixels.shape[0])
 
 
-def sample_tiles(sample: ImageSample, *, prefix: str = "") -> list[Tile]:
-    """Returns a tile for each image of a sample, in its order; `prefix` stands before their names."""
+def sample_tiles(sample: ImageSample, *, mark: str = "") -> list[Tile]:
+    """Returns a tile for each image of a sample, in its order; `mark` stands before their names."""
     return [
         Tile(
             pixels=image.pixels,
-            name=f"{prefix}{printable(image.name)}",
-            about=f"grid {' x '.join(map(str, image.grid))} · {image.size} px",
+            mark=mark,
+            name=printable(image.name),
+            about=f"grid {' x '.join(map(str, image.grid))}\n{image.size} px",
         )
         for image in sample.images
     ]
@@ -120,8 +122,9 @@ def draw_tiles(tiles: Sequence[Tile], *, title: str) -> Figure:
             box = (x_in / _WIDTH_IN, y_in / height_in, wide_in / _WIDTH_IN, row_in / height_in)
             axes = figure.add_axes(box, xticks=[], yticks=[])
             axes.imshow(tile.pixels, aspect="auto")
+            axes.spines[:].set_linewidth(0.4)
             room_in = max(wide_in, _MIN_TILE_IN)
-            caption = f"{_shortened(names[number], room_in)}\n{tile.about}"
+            caption = f"{tile.mark}{_shortened(names[number], room_in - len(tile.mark) * _LETTER_IN)}\n{tile.about}"
             figure.text(box[0], (y_in - 0.05) / height_in, caption, fontsize=7.5, **style)
             x_in += room_in + _GAP_IN
         y_in -= _CAPTION_IN + _GAP_IN
@@ -161,5 +164,5 @@ def _fitting(aspects: Sequence[float], row: Sequence[int], room_in: float, high_
 
 def _shortened(name: str, room_in: float) -> str:
     """Returns the end of a name, which tells files apart, as long as it has room."""
-    letters = max(int(room_in / _LETTER_IN), 8)
+    letters = max(int(room_in / _LETTER_IN), 2)
     return name if len(name) <= letters else f"…{name[1 - letters :]}"

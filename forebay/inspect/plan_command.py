@@ -107,7 +107,7 @@ def _pack(cache: Cache | None, plan: dict[str, Any], options: argparse.Namespace
 def _draw(pack: Pack, folder: Path, path: Path) -> str:
     from forebay.inspect.image_picture import pack_title, sample_tiles, write_tiles
 
-    tiles = [tile for i, sample in enumerate(pack.segments) for tile in sample_tiles(sample, prefix=f"#{i} ")]
+    tiles = [tile for i, sample in enumerate(pack.segments) for tile in sample_tiles(sample, mark=f"#{i} ")]
     write_tiles(tiles, path, title=pack_title(pack, folder.name))
     return str(path)
 

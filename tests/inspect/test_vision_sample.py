@@ -130,9 +130,9 @@ def test_the_picture_shows_the_images_as_rebuilt(
     title, *captions = [text.get_text() for text in figure.texts]
     assert title.split("\n")[0] == f"sample {index} · both"
     assert "Which costs $5 or less?" in title
-    assert captions[0] == f"dogs.jpg\ngrid 1 x {sample.images[0].grid[1]} x {sample.images[0].grid[2]} · " + (
-        f"{sample.images[0].size} px"
-    )
+    for caption, shown in zip(captions, sample.images, strict=True):
+        _, rows, columns = shown.grid
+        assert caption.split("\n") == [shown.name, f"grid 1 x {rows} x {columns}", f"{columns * 16} x {rows * 16} px"]
 
 
 def test_a_picture_of_no_images_says_so(photos: Built) -> None:
@@ -143,10 +143,14 @@ def test_a_picture_of_no_images_says_so(photos: Built) -> None:
 
 def test_long_names_keep_their_end_within_their_tile() -> None:
     pixels = np.zeros((400, 20, 3), np.uint8)
-    figure = draw_tiles([Tile(pixels=pixels, name="folder/" * 30 + "end.jpg", about="")] * 3, title="t")
+    figure = draw_tiles(
+        [Tile(pixels=pixels, mark="#12 ", name="folder/" * 30 + "end.jpg", about="grid 1 x 200 x 200\n3200 x 3200 px")]
+        * 3,
+        title="t",
+    )
     for text in figure.texts[1:]:
-        assert text.get_text().startswith("…")
-        assert text.get_text().endswith("end.jpg\n")
+        assert text.get_text().startswith("#12 …")
+        assert "end.jpg\ngrid" in text.get_text()
     boxes = [text.get_window_extent() for text in figure.texts[1:]]
     assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 

@@ -12,7 +12,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, reject, settings
+from hypothesis import assume, example, given, reject, settings
 from hypothesis import strategies as st
 
 from forebay.errors import TarError
@@ -168,6 +168,8 @@ def test_one_bad_checksum_costs_one_member(path: Path) -> None:
 @given(count=st.integers(1, 9), row=st.integers(0, 8), byte=st.integers(0, 511), flip=st.integers(1, 255))
 @settings(max_examples=200)
 def test_a_broken_header_never_costs_another_member(path: Path, count: int, row: int, byte: int, flip: int) -> None:
+    # A header that now looks like the name of the next member costs that too: it could have another name.
+    assume(byte != 156 or chr(ord("0") ^ flip) not in "KLXgx")
     row %= count
     data = bytearray(tar_bytes(clips(count)))
     data[row * 1536 + byte] ^= flip
