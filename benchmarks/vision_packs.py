@@ -1,14 +1,14 @@
 """What a pack costs to make: `python -m benchmarks.vision_packs [--tiny] [--json] [--rounds N]`.
 
 Questions about JPEGs of the sizes of COCO (crops of the demo photos), under Qwen3-VL's image settings, in packs of 8192
-tokens: about 22 images a pack. Every row makes the same packs in one thread, and all its batches are compared with those of
+tokens: about 27 images a pack. Every row makes the same packs in one thread, and all its batches are compared with those of
 the first row before anything counts: tokens, labels, positions, grids and pixels, value by value.
 
 The online row is what a training script does at every step: Pillow decodes, transformers' PIL processor takes the images of
 the pack in one call, its tokenizer the conversations as its chat template writes them, `<|image_pad|>` repeated in the text
-as Qwen3VLProcessor does it. The memmap rows read what a script may have stored before: each packed sample's `pixel_values` in
-float32, into new memory as `torch.from_numpy(array.copy())` does, and into a buffer that is used again. Files are in the
-page cache. CPU milliseconds a pack (user and system, whole process), medians; ratios within a round.
+as Qwen3VLProcessor does it. The memmap rows read what a script may have stored before: each pack's `pixel_values` in float32,
+into new memory as most do, or into a buffer that is used again, as few do. Files are in the page cache. CPU milliseconds a
+pack (user and system, whole process), medians; ratios within a round.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ from forebay.train.loader import Loader
 DEMO = Path(__file__).parents[1] / "demo" / "vision"
 COCO_SIZES = ((640, 480), (640, 427), (480, 640), (640, 426), (640, 480), (500, 375))
 CODECS = ("raw", "zstd", "webp", "source")
-FLOAT32 = "float32 memmap, new memory"
-FLOAT32_REUSED = "float32 memmap, reused memory"
+FLOAT32_REUSED = "float32 memmap, into reused memory"
+FLOAT32 = "float32 memmap, into new memory by numpy"
+FLOAT32_TORCH = "float32 memmap, into new memory by torch"
 ONLINE = "online, HF processor, PIL backend"
 TORCHVISION = "online, HF processor, torchvision backend"
 
@@ -160,40 +161,38 @@ class Online:
 class Memmap:
     """Packs as they may be stored: an array a field and pack, `pixel_values` in float32."""
 
-    def __init__(self, folder: Path, batches: Iterator[Batch], *, is_reused: bool = False) -> None:
-        self._is_reused = is_reused
-        self._folders = []
+    def __init__(self, folder: Path, batches: Iterator[Batch]) -> None:
+        self._folders, self._memory = [], np.empty(0, np.float32)
         for number, batch in enumerate(batches):
             self._folders.append(folder / str(number))
             self._folders[-1].mkdir(parents=True)
             for name, value in batch.items():
                 np.save(self._folders[-1] / f"{name}.npy", value.numpy())
+            self._memory = np.empty(max(self._memory.size, batch["pixel_values"].numel()), np.float32)
 
-    def reusing(self) -> Memmap:
-        """Returns the same packs, read into memory that the last one was in."""
-        other = Memmap(Path(), iter(()), is_reused=True)
-        other._folders = self._folders
-        return other
+    def into_new_memory(self) -> Iterator[Batch]:
+        """As `torch.from_numpy(array.copy())` does; numpy's large arrays are of huge pages."""
+        return self._read(lambda array: torch.from_numpy(array.copy()))
 
-    def __call__(self) -> Iterator[Batch]:
-        memory = np.empty(0, np.float32)
+    def by_torch(self) -> Iterator[Batch]:
+        """As `torch.tensor(array)` and `clone` do: memory of small pages, mapped one by one."""
+        return self._read(torch.tensor)
+
+    def into_reused_memory(self) -> Iterator[Batch]:
+        """Into one buffer for all packs: the least that copying float32 costs."""
+        return self._read(self._copied)
+
+    def _copied(self, array: Any) -> torch.Tensor:
+        values = self._memory[: array.size].reshape(array.shape)
+        np.copyto(values, array)
+        return torch.from_numpy(values)
+
+    def _read(self, copy: Callable[[Any], torch.Tensor]) -> Iterator[Batch]:
         for folder in self._folders:
             stored = {path.stem: np.load(path, mmap_mode="r") for path in folder.glob("*.npy")}
-            pixels = stored.pop("pixel_values")
-            batch = {name: torch.from_numpy(value.copy()) for name, value in stored.items()}
-            if not self._is_reused:
-                batch["pixel_values"] = torch.from_numpy(pixels.copy())
-            else:
-                if memory.size < pixels.size:
-                    memory = np.empty(pixels.size * 5 // 4, np.float32)
-                values = memory[: pixels.size].reshape(pixels.shape)
-                np.copyto(values, pixels)
-                batch["pixel_values"] = torch.from_numpy(values)
-            yield batch
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(path.stat().st_size for folder in self._folders for path in folder.iterdir())
+            pixels = copy(stored.pop("pixel_values"))
+            yield {"pixel_values": pixels, **{name: torch.from_numpy(value.copy()) for name, value in stored.items()}}
+            del pixels
 
 
 def from_loader(config: Config) -> Source:
@@ -250,8 +249,9 @@ def sources(corpus: Corpus) -> dict[str, Source]:
         packs, table, copies, dtype=torch.bfloat16
     )
     return found | {
-        FLOAT32_REUSED: memmap.reusing(),
-        FLOAT32: memmap,
+        FLOAT32_REUSED: memmap.into_reused_memory,
+        FLOAT32: memmap.into_new_memory,
+        FLOAT32_TORCH: memmap.by_torch,
         "forebay uncached, uint8": from_loader(corpus.config('train.cache="off"')),
         ONLINE: Online(corpus, loader),
     }
@@ -345,7 +345,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = machine("torch", "pillow", "numpy", "transformers", "tokenizers", "pyarrow")
     folder = Path(tempfile.mkdtemp(prefix="vision-packs-"))
     try:
-        size = {"num_images": 6, "seq_len": 1200} if options.tiny else {"num_images": 86, "seq_len": 8192}
+        size = {"num_images": 6, "seq_len": 1200} if options.tiny else {"num_images": 108, "seq_len": 8192}
         corpus = make_corpus(folder, **size, codecs=CODECS[:2] if options.tiny else CODECS)
         document = {
             "machine": found,

@@ -20,6 +20,7 @@ DOCUMENTS = [
     "README.md",
     "CHANGELOG.md",
     "docs/how-order-works.md",
+    "docs/vision.md",
     *(f"docs/decisions/{p.name}" for p in (ROOT / "docs/decisions").glob("*.md")),
 ]
 SECTIONS = [

@@ -19,10 +19,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("examples")
 
 
-def output_of(example: str, folder: Path, *, max_steps: int = 2) -> str:
+def output_of(example: str, folder: Path, *, max_steps: int = 2, config: str = "demo_speech") -> str:
     overrides = [f"run.cache_root={folder}/caches", f"train.output_dir={folder}/runs", f"train.max_steps={max_steps}"]
     outcome = subprocess.run(
-        [sys.executable, f"examples/{example}.py", "configs/demo_speech.toml", *overrides],
+        [sys.executable, f"examples/{example}.py", f"configs/{config}.toml", *overrides],
         cwd=_ROOT,
         env={**os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -77,3 +77,9 @@ def test_stateful_dataloader_stops_and_goes_on_within_the_epoch(folder: Path) ->
 
 def test_a_torchtitan_dataloader_of_two_ranks_goes_on_with_one(folder: Path) -> None:
     assert_equal_batches(output_of("torchtitan_dataloader", folder), num_batches=8)
+
+
+def test_packs_under_torch_s_dataloader_are_those_of_the_loader(folder: Path) -> None:
+    output = output_of("vision_dataloader", folder, config="demo_vision")
+    assert_equal_batches("\n".join(re.findall(r"^pack .*$", output, re.MULTILINE)), num_batches=7)
+    assert re.search(r"^loss \d+\.\d\d$", output, re.MULTILINE)

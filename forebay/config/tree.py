@@ -502,6 +502,8 @@ class Config:
                 raise ValueError(f"source.{name} is only for audio, not for a config with [vision]")
         if self.train.crop_s is not None:
             raise ValueError("train.crop_s is only for audio, not for a config with [vision]")
+        if self.train.mixture or self.train.mixture_column is not None:
+            raise ValueError("mixtures are of plans with buckets, not of the packs of [vision]; list all data in one manifest")
 
     def _check_text_alone(self) -> None:
         """Holds source, audio and text together where samples have no audio."""

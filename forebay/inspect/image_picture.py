@@ -118,13 +118,13 @@ def draw_tiles(tiles: Sequence[Tile], *, title: str) -> Figure:
     for numbers, row_in in rows:
         x_in, y_in = _MARGIN_IN, y_in - row_in
         for number in numbers:
-            tile, wide_in = tiles[number], tiles[number].aspect * row_in
+            wide_in = tiles[number].aspect * row_in
             box = (x_in / _WIDTH_IN, y_in / height_in, wide_in / _WIDTH_IN, row_in / height_in)
             axes = figure.add_axes(box, xticks=[], yticks=[])
-            axes.imshow(tile.pixels, aspect="auto")
+            axes.imshow(tiles[number].pixels, aspect="auto")
             axes.spines[:].set_linewidth(0.4)
             room_in = max(wide_in, _MIN_TILE_IN)
-            caption = f"{tile.mark}{_shortened(names[number], room_in - len(tile.mark) * _LETTER_IN)}\n{tile.about}"
+            caption = _caption(tiles[number], names[number], room_in)
             figure.text(box[0], (y_in - 0.05) / height_in, caption, fontsize=7.5, **style)
             x_in += room_in + _GAP_IN
         y_in -= _CAPTION_IN + _GAP_IN
@@ -162,7 +162,8 @@ def _fitting(aspects: Sequence[float], row: Sequence[int], room_in: float, high_
     return high_in
 
 
-def _shortened(name: str, room_in: float) -> str:
-    """Returns the end of a name, which tells files apart, as long as it has room."""
-    letters = max(int(room_in / _LETTER_IN), 2)
-    return name if len(name) <= letters else f"…{name[1 - letters :]}"
+def _caption(tile: Tile, name: str, room_in: float) -> str:
+    """Returns a tile's three lines; of a name that is too long its end, which tells files apart."""
+    letters = max(int(room_in / _LETTER_IN) - len(tile.mark), 2)
+    shown = name if len(name) <= letters else f"…{name[1 - letters :]}"
+    return f"{tile.mark}{shown}\n{tile.about}"

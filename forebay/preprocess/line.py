@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,9 @@ from forebay.preprocess.samples import Read, Values
 from forebay.store.layout import FieldSpec, Group
 from forebay.store.shard import ShardEntry
 from forebay.store.sources import SourceFile
+
+if TYPE_CHECKING:
+    from forebay.preprocess.shard_task import ShardTask
 
 Array = np.ndarray[Any, Any]
 Finished = Mapping[Group, Sequence[tuple[Path, ShardEntry]]]
@@ -73,6 +76,10 @@ class Line(Protocol):
 
     def text_samples(self, rows: pa.Table, names: Sequence[str]) -> Iterator[Values]:
         """Yields the text fields of every row in order, in the same way. names: of the source files, by `file`."""
+        ...
+
+    def used_by(self, listing: Listing, task: ShardTask, position: int) -> tuple[str, list[str]]:
+        """Returns what to call one row of a task, and the ids of the samples that need it."""
         ...
 
     def constants(self) -> dict[str, Any]:

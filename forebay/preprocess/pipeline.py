@@ -224,10 +224,11 @@ class _Build:
 
     def _death(self, err: WorkerDied) -> str:
         task: ShardTask = err.task
-        sample_id = task.rows["sample_id"][err.position].as_py()
+        name, samples = self.line.used_by(self.listing, task, err.position)
+        excluded = ", ".join(f'"{sample}"' for sample in samples)
         return (
-            f"{err} at sample {sample_id!r} ({task.group} shard of {task.files[0].name}, row {err.position}); finished shards "
-            f'are kept. If that sample is to blame, leave it out: [source] exclude = ["{sample_id}"] in {self.config.path}; '
+            f"{err} at {name} ({task.group} shard of {task.files[0].name}, row {err.position}); finished shards "
+            f"are kept. If that is to blame, leave it out: [source] exclude = [{excluded}] in {self.config.path}; "
             f"then run: forebay preprocess {self.config.path}"
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,9 @@ from forebay.store.cache import ROW_BITS
 from forebay.store.layout import FieldSpec, Group
 from forebay.store.shard import Shard, shard_fields
 from forebay.store.sources import SourceFile
+
+if TYPE_CHECKING:
+    from forebay.preprocess.shard_task import ShardTask
 
 Array = np.ndarray[Any, Any]
 
@@ -87,6 +90,11 @@ class SpeechLine:
     def text_samples(self, rows: pa.Table, names: Sequence[str]) -> Iterator[Values]:
         """See `Line`."""
         return text_samples(rows, names, loaded_encoder(self.recipe, self.tokenizer))
+
+    def used_by(self, listing: Listing, task: ShardTask, position: int) -> tuple[str, list[str]]:  # noqa: ARG002
+        """See `Line`: a row is a sample."""
+        sample_id = task.rows["sample_id"][position].as_py()
+        return f"sample {sample_id!r}", [sample_id]
 
     def constants(self) -> dict[str, Any]:
         """See `Line`."""

@@ -6,15 +6,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from forebay.train.collate.expand import to_model_inputs
     from forebay.train.select import make_loader
     from forebay.train.vl_dataset import CachedVLDataset, build_vl_dataloader
 
-__all__ = ["CachedVLDataset", "build_vl_dataloader", "make_loader"]
+__all__ = ["CachedVLDataset", "build_vl_dataloader", "make_loader", "to_model_inputs"]
 
 _LAZY = {
     "make_loader": "forebay.train.select",
     "CachedVLDataset": "forebay.train.vl_dataset",
     "build_vl_dataloader": "forebay.train.vl_dataset",
+    "to_model_inputs": "forebay.train.collate.expand",
 }
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from forebay.config import Config
 from forebay.config.recipe import VisionRecipe
@@ -19,7 +20,7 @@ from forebay.preprocess.samples import Read, Values
 from forebay.preprocess.speech import as_int32
 from forebay.preprocess.text.chat import ChatEncoder
 from forebay.preprocess.vision.cut import name_image_cuts
-from forebay.preprocess.vision.images import images_of, media_task_rows, text_task_rows
+from forebay.preprocess.vision.images import flattened, images_of, media_task_rows, text_task_rows
 from forebay.preprocess.vision.pixels import PixelSteps, loaded_steps
 from forebay.preprocess.vision.probe import chat_probe, image_probe
 from forebay.preprocess.vision.samples import (
@@ -35,6 +36,9 @@ from forebay.store.image.settings import ImageSettings, image_settings
 from forebay.store.layout import FieldSpec, Group
 from forebay.store.shard import Shard, shard_fields
 from forebay.store.sources import SourceFile
+
+if TYPE_CHECKING:
+    from forebay.preprocess.shard_task import ShardTask
 
 Array = np.ndarray[Any, Any]
 
@@ -103,6 +107,17 @@ class VisionLine:
     def text_samples(self, rows: pa.Table, names: Sequence[str]) -> Iterator[Values]:
         """See `Line`."""
         return conversation_samples(rows, names, self._encoder())
+
+    def used_by(self, listing: Listing, task: ShardTask, position: int) -> tuple[str, list[str]]:
+        """See `Line`: an image may be of several samples."""
+        name = task.rows["sample_id"][position].as_py()
+        if task.group == "text":
+            return f"sample {name!r}", [name]
+        images = images_of(listing.manifest)["hash"]
+        number = pc.index(images, task.rows["hash"][position].as_py()).as_py()
+        offsets, flat = flattened(listing.rows["images"])
+        rows = np.unique(np.searchsorted(offsets, np.flatnonzero(flat == number), side="right") - 1)
+        return f"image {name!r}", listing.rows["sample_id"].take(pa.array(rows)).to_pylist()
 
     def constants(self) -> dict[str, Any]:
         """See `Line`. `patch_table` [3][256]: the float32 value that the processor makes of each uint8 value, by channel."""
