@@ -225,6 +225,8 @@ class TrainConfig:
     cache: Literal["auto", "require", "off"] = "auto"
     cache_dir: str | None = field(default=None, metadata={"path": True})
     """A cache named outright; its recipe is still compared."""
+    verify: Literal["touch", "open", "never"] = "touch"
+    """When a cache's bytes are compared with their checksums: a sample at its first read, everything at opening, or never."""
     seed: int = 0
     max_steps: int = 100
     learning_rate: float = 1e-4

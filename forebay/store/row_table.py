@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from forebay.store.cache import ROW_BITS, Cache
 from forebay.store.layout import GROUPS, FieldSpec
-
-if TYPE_CHECKING:
-    from forebay.store.cache import Cache
 
 Array = np.ndarray[Any, Any]
 
@@ -57,8 +55,12 @@ def _slot_order(cache: Cache) -> pa.Array:
     """Where each sample stands in the concatenation of all shards, rows that failed included."""
     rows = np.array([cache.shard(GROUPS[0], i).entry.rows for i in range(cache.num_shards)], np.int64)
     starts = np.cumsum(rows) - rows
-    slots = np.asarray(cache.slots)
-    return pa.array(starts[slots >> 32] + (slots & 0xFFFFFFFF))
+    shards, places = np.asarray(cache.slots) >> ROW_BITS, np.asarray(cache.slots) & ((1 << ROW_BITS) - 1)
+    is_there = (shards >= 0) & (shards < len(rows))
+    is_there[is_there] &= places[is_there] < rows[shards[is_there]]
+    if not is_there.all():
+        cache.read(int(np.argmin(is_there)))  # raises, with its name
+    return pa.array(starts[shards] + places)
 
 
 def _column(cache: Cache, field: FieldSpec) -> pa.ChunkedArray:

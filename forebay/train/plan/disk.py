@@ -15,7 +15,8 @@ import xxhash
 from forebay.config import PlanConfig
 from forebay.errors import CacheCorruptError, CacheMismatchError, CacheNotFoundError
 from forebay.store.canonical import canonical_json, digest
-from forebay.store.files import fsync_folder, hash_file, temporary_name, write_all, write_aside, write_bytes
+from forebay.store.files import fsync_folder, hash_file, write_all, write_aside, write_bytes
+from forebay.store.temporary import sweep, temporary_name
 from forebay.train.plan.batch_sizes import grad_accs
 from forebay.train.plan.bucket import BucketPlan
 from forebay.train.plan.chunk_sums import ChunkCheck, chunk_sums
@@ -48,6 +49,7 @@ def save_plan(
     where another plan (eight equal hex digits, or a newer format) has the folder.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    sweep(folder.parent)
     aside = temporary_name(folder)
     aside.mkdir()
     try:
