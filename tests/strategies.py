@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import numpy as np
@@ -246,9 +247,9 @@ def _places(value: Any, path: tuple[Any, ...]) -> Any:
 
 
 def _with_changes(document: Any, changes: list[tuple[tuple[Any, ...], Any, bool]]) -> Any:
-    result = copy.deepcopy(document)
-    for (*path, last), value, is_key in changes:
-        owner = result
+    result = json.loads(json.dumps(document))  # no part stands in two places
+    for (*path, last), drawn, is_key in changes:
+        owner, value = result, copy.deepcopy(drawn)
         for key in path:
             inside = isinstance(owner, dict) and key in owner
             inside = inside or (isinstance(owner, list) and isinstance(key, int) and key < len(owner))
@@ -261,6 +262,6 @@ def _with_changes(document: Any, changes: list[tuple[tuple[Any, ...], Any, bool]
                     owner[value] = owner.pop(last, None)
                 else:
                     owner[last] = value
-            elif isinstance(owner, list) and last < len(owner):
+            elif isinstance(owner, list) and isinstance(last, int) and last < len(owner):
                 owner[last] = value
     return result

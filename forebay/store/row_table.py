@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from forebay.errors import CacheCorruptError
 from forebay.store.cache import ROW_BITS, Cache
 from forebay.store.layout import GROUPS, FieldSpec
 
@@ -19,7 +20,12 @@ def row_table(cache: Cache) -> pa.Table:
 
     Bytes of a string that are no UTF-8 are written as escapes (`\\xff`).
     """
-    rate = cache.constants["sample_rate_hz"]
+    rate = cache.constants.get("sample_rate_hz")
+    if not isinstance(rate, int) or rate < 1 or "num_samples" not in cache.lengths:
+        raise CacheCorruptError(
+            f"{cache.folder}: its metadata.json is none that forebay writes: sample_rate_hz is {rate!r:.60}, lengths are "
+            f"{', '.join(cache.lengths)}; run: forebay preprocess CONFIG --rebuild"
+        )
     columns: dict[str, Any] = {"index": pa.array(np.arange(len(cache)))}
     order = _slot_order(cache)
     for group in GROUPS:

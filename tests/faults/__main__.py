@@ -30,6 +30,8 @@ def main() -> int:
     if not options.report:
         for row in chosen:
             _run(row, options)
+    if options.start is not None or options.count is not None:
+        return 0
     tallies = {row.name: load(row.name) for row in table}
     print(markdown(table, tallies))
     return 1 if any(tally.wrong for tally in tallies.values()) else 0

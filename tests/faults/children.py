@@ -56,16 +56,19 @@ class Ended:
 
 
 class Children:
-    """The server; closed with its `with` block. A child that hangs ends everything with an AssertionError."""
+    """The server; closed with its `with` block. A child that hangs is an AssertionError, and the server begins anew."""
 
     def __enter__(self) -> Children:
+        self._begin()
+        return self
+
+    def _begin(self) -> None:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "tests.faults.children", str(theirs.fileno())]
         environment = {**os.environ, "ARROW_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._server = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=_ROOT, env=environment)
         theirs.close()
         self._connection = Connection(ours.detach())
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._connection.close()
@@ -92,7 +95,8 @@ class Children:
     def collect(self) -> list[Ended]:
         """Returns how the children that were started ended."""
         if not self._connection.poll(_TIMEOUT_S):
-            self._server.kill()
+            self.__exit__()
+            self._begin()
             raise AssertionError(f"a child, or what it started, still runs after {_TIMEOUT_S} s")
         ended: list[Ended] = self._connection.recv()
         return ended

@@ -115,7 +115,7 @@ ROWS: list[Row[Any]] = [
         outcome="clear error naming the path, no signal, resumes",
         prepared=site,
         trial=one_call_fails,
-        short=12,
+        short=8,
         long=lambda place: len(cases(place)),
     ),
     Row(

@@ -37,7 +37,7 @@ ROW = Row(
     outcome="never opens wrong; resumes; at most one shard a worker redone; bytes equal an uninterrupted build",
     prepared=site,
     trial=killed,
-    short=12,
+    short=8,
     long=1000,
 )
 

@@ -113,3 +113,11 @@ def test_a_linked_group_is_refused(folder: Path) -> None:
     (folder / "media").symlink_to(folder.parent / "outside")
     with pytest.raises(CacheCorruptError, match=r"media is a link and leads out of its cache"):
         open_cache(folder)
+
+
+@pytest.mark.parametrize("changes", [{"length_names": ["a", "b", "c"]}, {"constants": {}}])
+def test_a_row_table_that_lacks_its_lengths_or_rate_is_refused(folder: Path, changes: dict[str, Any]) -> None:
+    signed(folder, **changes)
+    cache = open_cache(folder)
+    with pytest.raises(CacheCorruptError, match=r"none that forebay writes: sample_rate_hz is"):
+        assert cache.samples

@@ -87,6 +87,16 @@ def load_plan(
     samples, newer format), CacheCorruptError where bytes on disk are not the bytes written; the order raises that too.
     """
     metadata = _read_metadata(folder)
+    try:
+        return _loaded(folder, metadata, cache_key=cache_key, settings=settings, num_samples=num_samples)
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError) as err:
+        # Its checksum is right: somebody else wrote it.
+        raise CacheCorruptError(f"{folder / METADATA} is no plan that forebay writes ({err!r:.80}); {_AGAIN}") from err
+
+
+def _loaded(
+    folder: Path, metadata: dict[str, Any], *, cache_key: str, settings: PlanConfig, num_samples: int | None
+) -> BucketPlan | WindowPlan:
     _expect(folder, plan_document(cache_key, settings), metadata["plan"])
     if num_samples is not None and metadata["num_samples"] != num_samples:
         raise CacheMismatchError(
