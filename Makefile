@@ -9,7 +9,7 @@ PEERS_INSTALLED := $(PEERS)/.installed
 PINNED := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 BENCHMARKS := $(filter-out __init__ data report,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: demo test check format bench bench-tiny bench-peers wheel clean
+.PHONY: demo test faults check format bench bench-tiny bench-peers wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/forebay preprocess configs/demo_speech.toml
@@ -21,6 +21,11 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(PINNED) $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# The fault table with its long counts: an hour or more, goes on where it was interrupted, ends with 1 where something was wrong.
+# One row: `python -m tests.faults --row kill`; a file system in memory is faster: `--folder /dev/shm`.
+faults: $(INSTALLED)
+	$(PINNED) $(BIN)/python -m tests.faults
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -24,7 +24,7 @@ from forebay.config import Config, load_config
 from forebay.preprocess.lines import line_of
 from forebay.preprocess.listing import Mapper, resolve
 from forebay.preprocess.shard_task import ShardTask
-from forebay.store.files import temporary_name
+from forebay.store.temporary import temporary_name
 from forebay.store.layout import GROUPS
 from forebay.store.memo import Memo
 

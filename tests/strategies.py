@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from typing import Any
 
 import numpy as np
@@ -242,3 +244,62 @@ def pack_lengths(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], np.ndarray[Any,
     images = st.one_of(st.just(0), st.integers(0, max_patches // 4 + 1))
     patches = [4 * n for n in draw(st.lists(images, min_size=count, max_size=count))]
     return np.array(tokens), np.array(patches), seq_len, max_patches
+
+
+def changed_bytes(draw: st.DrawFn, data: bytes, *alien: bytes) -> bytes:
+    """`data` with one to four pieces flipped, cut out, doubled, overwritten, or with `alien` bytes put in; at times all alien."""
+    result = bytearray(data)
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, len(result)))
+        stop = min(len(result), start + draw(st.one_of(st.integers(0, 8), st.integers(0, 600))))
+        piece = draw(
+            st.one_of(
+                st.binary(max_size=16),
+                st.sampled_from([b"", bytes(result[start:stop]) * 2, b"\xff" * 8, b"\0" * 8, b"9" * 20, *alien]),
+            )
+        )
+        result[start:stop] = piece
+    return bytes(result)
+
+
+def changed_documents(document: Any) -> st.SearchStrategy[Any]:
+    """A JSON document in which one or two values, at any depth, are another value, gone, or another's."""
+    places = list(_places(document, ()))
+    return st.lists(st.tuples(st.sampled_from(places), _foreign_values(), st.booleans()), min_size=1, max_size=2).map(
+        lambda changes: _with_changes(document, changes)
+    )
+
+
+def _foreign_values() -> st.SearchStrategy[Any]:
+    paths = ["../../outside/secret", "/etc/passwd", "a\0b", "a/b", "..", "\n", "x" * 300]
+    numbers = st.one_of(st.integers(-2, 2), st.sampled_from([2**31, 2**63, -(2**63), 10**40, 1e300]))
+    return st.one_of(st.sampled_from(paths), numbers, json_documents(), st.just([]), st.just({}))
+
+
+def _places(value: Any, path: tuple[Any, ...]) -> Any:
+    if path:
+        yield path
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in parts:
+        yield from _places(part, (*path, key))
+
+
+def _with_changes(document: Any, changes: list[tuple[tuple[Any, ...], Any, bool]]) -> Any:
+    result = json.loads(json.dumps(document))  # no part stands in two places
+    for (*path, last), drawn, is_key in changes:
+        owner, value = result, copy.deepcopy(drawn)
+        for key in path:
+            inside = isinstance(owner, dict) and key in owner
+            inside = inside or (isinstance(owner, list) and isinstance(key, int) and key < len(owner))
+            if not inside:
+                break
+            owner = owner[key]
+        else:
+            if isinstance(owner, dict):
+                if is_key and isinstance(value, str):  # another name for what is there
+                    owner[value] = owner.pop(last, None)
+                else:
+                    owner[last] = value
+            elif isinstance(owner, list) and isinstance(last, int) and last < len(owner):
+                owner[last] = value
+    return result

@@ -19,6 +19,7 @@ DOCUMENTS = [
     "ARCHITECTURE.md",
     "README.md",
     "CHANGELOG.md",
+    "SECURITY.md",
     "docs/how-order-works.md",
     "docs/vision.md",
     *(f"docs/decisions/{p.name}" for p in (ROOT / "docs/decisions").glob("*.md")),

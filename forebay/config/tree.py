@@ -327,6 +327,8 @@ class TrainConfig:
     cache: Literal["auto", "require", "off"] = "auto"
     cache_dir: str | None = field(default=None, metadata={"path": True})
     """A cache named outright; its recipe is still compared."""
+    verify: Literal["touch", "open", "never"] = "touch"
+    """When a cache's bytes are compared with their checksums: a sample at its first read, everything at opening, or never."""
     seed: int = 0
     max_steps: int = 100
     learning_rate: float = 1e-4
@@ -503,7 +505,9 @@ class Config:
         if self.train.crop_s is not None:
             raise ValueError("train.crop_s is only for audio, not for a config with [vision]")
         if self.train.mixture or self.train.mixture_column is not None:
-            raise ValueError("mixtures are of plans with buckets, not of the packs of [vision]; list all data in one manifest")
+            raise ValueError(
+                "mixtures are of plans with buckets, not of the packs of [vision]; list all data in one manifest"
+            )
 
     def _check_text_alone(self) -> None:
         """Holds source, audio and text together where samples have no audio."""

@@ -155,7 +155,12 @@ def _parquet_names(path: Path) -> list[str]:
 
     try:
         column = pq.read_table(path, columns=["tar_path"]).column("tar_path")
-    except (OSError, pa.ArrowException, KeyError) as err:
+    except (
+        OSError,
+        UnicodeDecodeError,
+        pa.ArrowException,
+        KeyError,
+    ) as err:  # UnicodeDecodeError: of a damaged column name
         raise ManifestError(f"cannot read column tar_path of manifest {path}: {err}; correct the manifest") from err
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         raise ManifestError(f"{path}: column tar_path holds {column.type}, wanted string; correct the manifest")

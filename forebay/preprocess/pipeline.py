@@ -29,9 +29,13 @@ from forebay.store.layout import GROUPS, Group
 from forebay.store.lookup import Sealed, find_cache
 from forebay.store.memo import Memo
 from forebay.store.seal import seal
+from forebay.store.temporary import sweep
 from forebay.store.verify import quick_problems, verify_folder
 
 logger = logging.getLogger(__name__)
+
+_WRITTEN_FOLDERS = ("", "plans", "tar_index", ".building")
+"""Under a cache root: where a run that was killed may have left something unfinished."""
 
 Unit = tuple[Cut, Group]
 """One shard of one group: the unit of work, commit and resume."""
@@ -84,6 +88,9 @@ def build(config: Config, options: Options | None = None) -> BuildReport:
     """
     options = options or Options()
     started_s = time.monotonic()
+    if not options.dry_run:
+        for folder in _WRITTEN_FOLDERS:
+            sweep(config.cache_root / folder)
     memo = Memo(config.cache_root)
     # `train.cache_dir` names what training reads; a build makes the cache of the config.
     config = replace(config, train=replace(config.train, cache_dir=None))
@@ -99,12 +106,22 @@ def build(config: Config, options: Options | None = None) -> BuildReport:
             "%s is not compared: some of its raw data is not here", lookup.found.folder if lookup.found else ""
         )
     if standing is not None and _usable(standing, options):
+        if not options.dry_run:  # a builder that was killed after it had sealed left its folder
+            Workspace(_workspace_folder(config, standing.key)).remove()
         return _standing_report(standing, started_s)
     with Pool(config.run.num_workers or os.cpu_count() or 1) as pool:
         run = _Build(config, options, resolve(config, memo, pool), pool, memo)
         if standing is not None:
             run.compare_probe(standing)
-        report = run.dry(standing) if options.dry_run else run.run(standing)
+        try:
+            report = run.dry(standing) if options.dry_run else run.run(standing)
+        except FileNotFoundError:
+            # Where locks do nothing, a builder that has sealed takes the folder away from under this one.
+            other = find_cache(config, memo=memo).found
+            if other is None or not _usable(other, options):
+                raise
+            run.workspace.remove()
+            return _standing_report(other, started_s)
     return BuildReport(**{**report.to_json(), "seconds": time.monotonic() - started_s})
 
 
@@ -126,7 +143,7 @@ class _Build:
         self.cuts = list(self.line.cuts(listing, probe=self.probe, rows_per_shard=config.layout.rows_per_shard))
         # A rebuild must not take up what an ordinary run left, but may go on from an interrupted rebuild.
         suffix = "-rebuild" if options.rebuild else ""
-        self.workspace = Workspace(config.cache_root / ".building" / f"{listing.key[:SHORT]}{suffix}")
+        self.workspace = Workspace(_workspace_folder(config, listing.key, suffix))
         self.counts: Counter[str] = Counter()
         self.failures = [Failure(sample_id=i, reason=r, message=m) for i, r, m in listing.manifest.failed()]
         self.num_rows = len(listing.rows) + len(self.failures)
@@ -288,6 +305,10 @@ class _Build:
             shards_kept=self.counts["kept"],
             **values,
         )
+
+
+def _workspace_folder(config: Config, key: str, suffix: str = "") -> Path:
+    return config.cache_root / ".building" / f"{key[:SHORT]}{suffix}"
 
 
 def _measure(part: tuple[Line, Group]) -> tuple[str, Mapping[str, Any]]:

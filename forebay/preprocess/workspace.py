@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,13 +14,17 @@ from pathlib import Path
 from forebay.errors import CacheError
 from forebay.preprocess.receipt import Receipt, load_receipt, save_receipt
 from forebay.store.cache import open_cache
-from forebay.store.files import link_or_copy, temporary_name
+from forebay.store.files import link_or_copy
 from forebay.store.layout import GROUPS, Group
 from forebay.store.lookup import sealed_caches
 from forebay.store.seal import is_whole
 from forebay.store.shard import ShardEntry
+from forebay.store.temporary import temporary_name
 
-Donors = dict[str, tuple[Path, ShardEntry]]
+Donors = dict[str, list[tuple[Path, ShardEntry]]]
+"""Where the shards of these keys stand in sealed caches."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -44,9 +49,10 @@ class Workspace:
 
     def adopt(self, group: Group, key: str, donors: Donors) -> bool:
         """Links a shard that another cache has, after re-hashing it; says whether it did."""
-        if key not in donors or not is_whole(*donors[key]):
+        donor = _first_whole(donors.get(key, []))
+        if donor is None:
             return False
-        path, entry = donors[key]
+        path, entry = donor
         link_or_copy(path, self.path(group, key))
         self.receipts[key] = Receipt(entry=entry, failures=())
         save_receipt(self.path(group, key), self.receipts[key])
@@ -83,6 +89,7 @@ class Workspace:
                 shutil.rmtree(gone, ignore_errors=True)
             finally:
                 os.close(descriptor)
+        with contextlib.suppress(OSError):  # not empty: of another build
             self.folder.parent.rmdir()
 
     def _is(self, descriptor: int) -> bool:
@@ -100,7 +107,30 @@ def find_donors(root: Path, wanted: set[str]) -> Donors:
         with contextlib.suppress(CacheError):
             cache = open_cache(sealed.folder, verify="never")
             for group in GROUPS:
-                donors |= {
-                    entry.key: (path, entry) for path, entry in cache.shard_entries(group) if entry.key in wanted
-                }
+                for path, entry in cache.shard_entries(group):
+                    if entry.key in wanted:
+                        donors.setdefault(entry.key, []).append((path, entry))
     return donors
+
+
+def _first_whole(copies: list[tuple[Path, ShardEntry]]) -> tuple[Path, ShardEntry] | None:
+    """Returns a copy that is whole. All are checked, links to the same bytes once, and every damaged one is named."""
+    seen: dict[tuple[int, int] | None, bool] = {}
+    whole = []
+    for path, entry in copies:
+        inode = _inode(path)
+        if inode not in seen:
+            seen[inode] = is_whole(path, entry)
+        if seen[inode]:
+            whole.append((path, entry))
+        else:
+            logger.warning("%s is damaged; to mend it: forebay preprocess --verify with the config of that cache", path)
+    return whole[-1] if whole else None
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

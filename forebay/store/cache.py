@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, ConfigError
+from forebay.store.cache_document import checked_fields
 from forebay.store.image.stored import StoredImages
 from forebay.store.layout import FORMAT_VERSION, GROUPS, FieldSpec, Group
-from forebay.store.metadata import load_array, read_metadata
-from forebay.store.shard import Shard, ShardEntry, shard_fields
+from forebay.store.metadata import check_file, load_array, read_metadata
+from forebay.store.shard import OUT_OF_HANDLES, Shard, ShardEntry, shard_fields
 from forebay.store.shard_table import entry_of, shard_name, table_dtype
 from forebay.store.slots import Slots
 
@@ -24,10 +26,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
-Array = np.ndarray[Any, Any]
-Verify = Literal["touch", "never"]
+logger = logging.getLogger(__name__)
 
-_NEEDED = frozenset({"constants", "fields", "files", "key", "length_names", "num_samples", "num_shards", "recipe_key"})
+Array = np.ndarray[Any, Any]
+Verify = Literal["touch", "open", "never"]
+
 
 ROW_BITS = 32
 """A slot is `shard << ROW_BITS | row`."""
@@ -39,9 +42,11 @@ _ROW_MASK = (1 << ROW_BITS) - 1
 def open_cache(path: str | os.PathLike[str], *, verify: Verify = "touch", max_open_shards: int = 256) -> Cache:
     """Returns the cache of a sealed folder.
 
-    verify: `touch` checks the xxh3-64 of a sample at its first read in this process; `never` trusts the disk.
+    verify: `touch` checks the xxh3-64 of a sample at its first read in this process; `open` hashes every file now, at the
+        speed of the disk, and no sample later (a process that gets the cache by pickle does it again); `never` trusts the disk.
     max_open_shards: mappings held open at once, 1 to 1,000; the least recently used is closed first.
-    Raises ConfigError for another number, and CacheNotFoundError, CacheIncompleteError, CacheCorruptError or CacheMismatchError; never returns a cache that is
+    Raises ConfigError for another number, and CacheNotFoundError, CacheIncompleteError, CacheCorruptError or CacheMismatchError;
+    never returns a cache that is
     not whole.
     """
     if not 1 <= max_open_shards <= _MAX_OPEN_SHARDS:
@@ -61,27 +66,28 @@ class Cache:
     def __init__(self, folder: Path, *, verify: Verify, max_open_shards: int) -> None:
         self.folder = folder
         self.metadata = read_metadata(folder, format_version=FORMAT_VERSION)
-        if absent := _NEEDED - self.metadata.keys():
-            raise CacheMismatchError(f"{folder} is not a cache: its metadata.json has no {', '.join(sorted(absent))}")
+        specs = checked_fields(folder, self.metadata)
         self.key: str = self.metadata["key"]
         self.recipe_key: str = self.metadata["recipe_key"]
         self.constants: Mapping[str, Any] = self.metadata["constants"]
-        specs = [FieldSpec.from_json(document) for document in self.metadata["fields"]]
         self.fields: Mapping[str, FieldSpec] = {spec.name: spec for spec in specs}
         self._group_fields = {group: shard_fields(specs, group) for group in GROUPS}
         self._tables = {group: self._load_table(group) for group in GROUPS}
-        self._length = int(self.metadata["num_samples"])
+        self._length: int = self.metadata["num_samples"]
         # A wrong slot would hand out another sample, whose own hash is right.
         is_checked = verify != "never"
         entry = self.metadata["files"]["slots.npy"]
         self._slots = Slots(folder, entry, length=self._length, verify=is_checked)
         # Of zeros only the pages that are touched cost anything: opening must not grow with the number of samples.
-        self._verified = (np.zeros if is_checked else np.ones)(self._length, np.uint8).data
-        self._images = StoredImages.of(self.metadata)
+        self._verified = (np.zeros if verify == "touch" else np.ones)(self._length, np.uint8).data
+        self._images = StoredImages.of(self.metadata, folder=folder)
         self._verify: Verify = verify
         self._max_open_shards = max_open_shards
         self._is_bounded = len(GROUPS) * self.num_shards > max_open_shards
         self._open: OrderedDict[tuple[Group, int], Shard] = OrderedDict()
+        if verify == "open":
+            for path, entry in self.files():
+                check_file(path, entry, verify=True)
 
     def __len__(self) -> int:
         return self._length
@@ -113,17 +119,19 @@ class Cache:
             self._slots.require(index)
         slot = self._slots.at[index]
         number, row = slot >> ROW_BITS, slot & _ROW_MASK
-        if self._images is not None:
-            sample = self._read_images(self._images, number, row, is_verified=bool(is_verified))
-            self._verified[index] = 1
-            return sample
-        sample = {}
-        for group in GROUPS:
-            shard = self.shard(group, number)
-            values = shard.row(row)
-            if not is_verified:
-                shard.check_row(row, values)
-            sample.update(values)
+        try:
+            if self._images is not None:
+                sample = self._read_images(self._images, number, row, is_verified=bool(is_verified))
+            else:
+                sample = {}
+                for group in GROUPS:
+                    shard = self.shard(group, number)
+                    values = shard.row(row)
+                    if not is_verified:
+                        shard.check_row(row, values)
+                    sample.update(values)
+        except IndexError as err:
+            raise self._no_such_row(index, slot) from err
         self._verified[index] = 1
         return sample
 
@@ -167,7 +175,10 @@ class Cache:
         self._slots.require(index)
         slot = self._slots.at[index]
         group = self.fields["sample_id"].group
-        return self.shard(group, slot >> ROW_BITS).string("sample_id", slot & _ROW_MASK)
+        try:
+            return self.shard(group, slot >> ROW_BITS).string("sample_id", slot & _ROW_MASK)
+        except IndexError as err:
+            raise self._no_such_row(index, slot) from err
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         """Returns the tensor fields of one sample as torch tensors that are copies, never aliases of the mapping."""
@@ -190,18 +201,42 @@ class Cache:
                 with contextlib.suppress(KeyError):
                     self._open.move_to_end(key)
             return shard
-        path = self.folder / shard_name(group, index)
-        shard = Shard(path, entry_of(self._tables[group], index), self._group_fields[group])
-        shard = self._open.setdefault(key, shard)
+        if not 0 <= index < self.num_shards:
+            raise IndexError(f"shard {index} of {self.num_shards}")
+        shard = self._open.setdefault(key, self._opened(group, index))
         while len(self._open) > self._max_open_shards:
             with contextlib.suppress(KeyError):
                 self._open.popitem(last=False)
         return shard
 
+    def _opened(self, group: Group, index: int) -> Shard:
+        """Maps a shard; where the machine has no handle left, half of those that are open here are closed first, for good."""
+        while True:
+            try:
+                path = self.folder / shard_name(group, index)
+                return Shard(path, entry_of(self._tables[group], index), self._group_fields[group])
+            except CacheError as err:
+                cause, num_open = err.__cause__, len(self._open)
+                if not (isinstance(cause, OSError) and cause.errno in OUT_OF_HANDLES and num_open):
+                    raise
+            self._max_open_shards = max(1, num_open // 2)
+            logger.warning("%s: out of handles, at most %d shards are kept open", self.folder, self._max_open_shards)
+            while len(self._open) > num_open // 2:
+                with contextlib.suppress(KeyError):
+                    self._open.popitem(last=False)
+
     def shard_entries(self, group: Group) -> list[tuple[Path, ShardEntry]]:
         """Returns file and entry of every shard of a group."""
         table = self._tables[group]
         return [(self.folder / shard_name(group, i), entry_of(table, i)) for i in range(len(table))]
+
+    def files(self) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+        """Yields every file but metadata.json with its `size_bytes` and `xxh3_128`."""
+        for name, entry in self.metadata["files"].items():
+            yield self.folder / name, entry
+        for group in GROUPS:
+            for path, shard in self.shard_entries(group):
+                yield path, {"size_bytes": shard.size_bytes, "xxh3_128": shard.xxh3_128}
 
     @property
     def num_shards(self) -> int:
@@ -228,6 +263,12 @@ class Cache:
         from forebay.store.row_table import categories
 
         return categories(self, name)
+
+    def _no_such_row(self, index: int, slot: int) -> CacheCorruptError:
+        return CacheCorruptError(
+            f"{self.folder / 'slots.npy'}: sample {index} is said to lie in shard {slot >> ROW_BITS}, row "
+            f"{slot & ((1 << ROW_BITS) - 1)}, which is not there; run: forebay preprocess CONFIG --rebuild"
+        )
 
     def _position(self, index: int) -> int:
         if not -self._length <= index < self._length:

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import xxhash
 
-TEMPORARY_MARK = ".tmp-"
-"""Part of the name of every file and folder that is being written; whatever carries it may be deleted."""
+from forebay.store.temporary import temporary_name
 
 _BLOCK = 4 * 1024 * 1024
 _SYNC_FILE_RANGE_WRITE = 2
-
-
-def temporary_name(path: Path) -> Path:
-    """Returns a name beside `path` that no other writer uses."""
-    return path.with_name(f"{path.name}{TEMPORARY_MARK}{uuid.uuid4().hex[:12]}")
 
 
 @contextlib.contextmanager
@@ -33,7 +26,7 @@ def write_aside(path: Path) -> Iterator[BinaryIO]:
     """
     temporary = temporary_name(path)
     try:
-        with open(temporary, "xb", buffering=0) as file:
+        with _naming(path), open(temporary, "xb", buffering=0) as file:
             yield file
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -42,6 +35,17 @@ def write_aside(path: Path) -> Iterator[BinaryIO]:
             temporary.unlink()
         raise
     fsync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Adds the path to an OSError that names none: those of write and fsync do not."""
+    try:
+        yield
+    except OSError as err:
+        if err.filename is None:
+            err.filename = str(path)
+        raise
 
 
 def write_all(file: BinaryIO, data: bytes | memoryview) -> None:
@@ -74,7 +78,8 @@ def fsync_folder(path: Path) -> None:
     """Makes the names inside a folder durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        with _naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -112,7 +117,7 @@ def link_or_copy(source: Path, target: Path) -> bool:
 
 
 def _copy(source: Path, target: Path) -> None:
-    with open(source, "rb", buffering=0) as reader, open(target, "xb", buffering=0) as writer:
+    with open(source, "rb", buffering=0) as reader, _naming(target), open(target, "xb", buffering=0) as writer:
         while block := reader.read(_BLOCK):
             write_all(writer, block)
         os.fsync(writer.fileno())

@@ -11,13 +11,13 @@ from typing import Any
 from forebay.config import Config
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheNotFoundError
 from forebay.store.compare import SourceState, compare_sources, source_differences
-from forebay.store.files import TEMPORARY_MARK
 from forebay.store.key import SHORT, RecipeKey, codec_of, differences, recipe_key
 from forebay.store.layout import FORMAT_VERSION
 from forebay.store.memo import FILE_NAME as MEMO_NAME
 from forebay.store.memo import Memo
 from forebay.store.metadata import check_file, read_metadata
 from forebay.store.sources import StoredSource, load_sources
+from forebay.store.temporary import TEMPORARY_MARK
 
 logger = logging.getLogger(__name__)
 

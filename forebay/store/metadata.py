@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from tokenize import TokenError
@@ -67,7 +68,7 @@ def read_metadata(folder: Path, *, format_version: int) -> dict[str, Any]:
 
 def _read(path: Path) -> bytes:
     try:
-        size = path.stat().st_size
+        size = _regular_size(path)
         if size > _MAX_BYTES:
             raise CacheCorruptError(f"{path} has {size} bytes, at most {_MAX_BYTES} are expected")
         return path.read_bytes()
@@ -113,15 +114,20 @@ def load_array(folder: Path, name: str, entry: Mapping[str, Any], *, verify: boo
     check_file(folder / name, entry, verify=verify)
     try:
         return np.load(folder / name, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
-    except (ValueError, EOFError, OSError, SyntaxError, TypeError, OverflowError, TokenError) as err:
+    except OSError as err:  # no handle or memory left: says nothing about the file
+        raise CacheError(f"{folder / name} cannot be mapped: {err.strerror}") from err
+    except (ValueError, EOFError, SyntaxError, TypeError, OverflowError, TokenError) as err:
         raise CacheCorruptError(f"{folder / name} is not a .npy file: {err}") from err
 
 
 def check_file(path: Path, entry: Mapping[str, Any], *, verify: bool) -> None:
-    """Raises CacheCorruptError where a file is missing, has another size, or (`verify`) other bytes than its entry says."""
+    """Raises CacheCorruptError where a file is missing, has another size, or (`verify`) other bytes than its entry says.
+
+    What is no regular file is refused: a link leads out of the cache, a named pipe or a device has no end.
+    """
     try:
-        size = path.stat().st_size
-    except FileNotFoundError as err:
+        size = _regular_size(path)
+    except (FileNotFoundError, NotADirectoryError) as err:
         raise CacheCorruptError(f"{path} is missing; run: forebay preprocess CONFIG") from err
     if size != entry["size_bytes"]:
         raise CacheCorruptError(
@@ -129,5 +135,14 @@ def check_file(path: Path, entry: Mapping[str, Any], *, verify: bool) -> None:
         )
     if verify and (computed := hash_file(path)) != entry["xxh3_128"]:
         raise CacheCorruptError(
-            f"{path}: stored xxh3-128 {entry['xxh3_128']}, computed {computed}; run: forebay preprocess CONFIG"
+            f"{path}: stored xxh3-128 {entry['xxh3_128']}, computed {computed}; run: forebay preprocess CONFIG --verify"
         )
+
+
+def _regular_size(path: Path) -> int:
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        raise CacheCorruptError(
+            f"{path} is {stat.filemode(status.st_mode)}, no regular file, which a cache never holds; put a copy in its place"
+        )
+    return status.st_size

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from forebay.errors import CacheCorruptError
+from forebay.store.cache import ROW_BITS, Cache
 from forebay.store.layout import GROUPS, FieldSpec, Group
-
-if TYPE_CHECKING:
-    from forebay.store.cache import Cache
 
 Array = np.ndarray[Any, Any]
 
@@ -34,12 +33,23 @@ def row_table(cache: Cache) -> pa.Table:
             ):
                 columns[field.name] = _column(cache, field).take(order)
     lengths = dict(cache.lengths)
-    if cache.constants.get("features") == "none":
+    if cache.constants.get("features") == "none" and "num_tokens" in lengths:
         lengths = {"num_tokens": lengths["num_tokens"]}
-    elif "num_samples" in lengths:
-        columns["duration_s"] = pa.array(lengths["num_samples"] / cache.constants["sample_rate_hz"])
+    elif "media_rows" not in cache.metadata:
+        columns["duration_s"] = pa.array(_audio_samples(cache) / cache.constants["sample_rate_hz"])
     columns.update({name: pa.array(np.asarray(values)) for name, values in lengths.items()})
     return pa.table(columns)
+
+
+def _audio_samples(cache: Cache) -> Array:
+    """Returns how long each clip is. Raises CacheCorruptError for a signed document that says nothing of it."""
+    rate = cache.constants.get("sample_rate_hz")
+    if not isinstance(rate, int) or rate < 1 or "num_samples" not in cache.lengths:
+        raise CacheCorruptError(
+            f"{cache.folder}: its metadata.json is none that forebay writes: sample_rate_hz is {rate!r:.60}, lengths are "
+            f"{', '.join(cache.lengths)}; run: forebay preprocess CONFIG --rebuild"
+        )
+    return np.asarray(cache.lengths["num_samples"])
 
 
 def _is_of_samples(cache: Cache, group: Group) -> bool:
@@ -71,8 +81,12 @@ def _slot_order(cache: Cache) -> pa.Array:
     """Where each sample stands in the concatenation of all shards, rows that failed included."""
     rows = np.array([cache.shard("text", i).entry.rows for i in range(cache.num_shards)], np.int64)
     starts = np.cumsum(rows) - rows
-    slots = np.asarray(cache.slots)
-    return pa.array(starts[slots >> 32] + (slots & 0xFFFFFFFF))
+    shards, places = np.asarray(cache.slots) >> ROW_BITS, np.asarray(cache.slots) & ((1 << ROW_BITS) - 1)
+    is_there = (shards >= 0) & (shards < len(rows))
+    is_there[is_there] &= places[is_there] < rows[shards[is_there]]
+    if not is_there.all():
+        cache.read(int(np.argmin(is_there)))  # raises, with its name
+    return pa.array(starts[shards] + places)
 
 
 def _column(cache: Cache, field: FieldSpec) -> pa.ChunkedArray:

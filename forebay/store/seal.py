@@ -15,11 +15,12 @@ import numpy as np
 
 from forebay.errors import CacheCorruptError, CacheIncompleteError
 from forebay.store import slots
-from forebay.store.files import fsync_folder, link_or_copy, temporary_name
+from forebay.store.files import fsync_folder, link_or_copy
 from forebay.store.layout import FORMAT_VERSION, GROUPS, FieldSpec, Group
 from forebay.store.metadata import check_file, read_metadata, save_array, save_file, write_metadata
 from forebay.store.shard import ShardEntry, shard_fields
 from forebay.store.shard_table import shard_name, to_table
+from forebay.store.temporary import temporary_name
 
 Array = np.ndarray[Any, Any]
 

@@ -32,6 +32,10 @@ _STREAMED_BYTES = 16 * 1024
 """Rows of a field that are as large as this on average are written one by one."""
 
 
+OUT_OF_HANDLES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""What the machine says when there are no more descriptors or mappings to be had."""
+
+
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
     """What the shard table knows of one shard.
@@ -136,10 +140,14 @@ class Shard:
         self.entry = entry
         self.fields = tuple(fields)
         self._mapping = mapping = _map(path, entry)
-        self._columns = [_column(mapping, entry, field, span) for field, span in zip(fields, entry.spans, strict=True)]
+        try:
+            _check_entry(entry)
+            self._columns = [_column(mapping, entry, f, span) for f, span in zip(fields, entry.spans, strict=True)]
+            self.hashes: Array = np.frombuffer(mapping, np.int64, entry.rows, entry.hash_offset)
+        except (ValueError, TypeError, OverflowError) as err:  # its checksum is right, so somebody wrote it like this
+            raise CacheCorruptError(f"{path}: its entry in the shard table leads out of the file: {err}") from err
         self._tensors = [(f.name, *c) for f, c in zip(fields, self._columns, strict=True) if f.role == "tensor"]
         self._tensor_spans = [span for field, span in zip(fields, entry.spans, strict=True) if field.role == "tensor"]
-        self.hashes: Array = np.frombuffer(mapping, np.int64, entry.rows, entry.hash_offset)
         self._checked: set[str] = set()
 
     def row(self, index: int) -> dict[str, Array]:
@@ -163,7 +171,7 @@ class Shard:
         if computed != stored:
             raise CacheCorruptError(
                 f"{self.path} row {index} (bytes from {self._first_byte(index)}): stored xxh3-64 {stored & (2**64 - 1):016x}, "
-                f"computed {computed & (2**64 - 1):016x}; run: forebay preprocess CONFIG, it makes this shard again"
+                f"computed {computed & (2**64 - 1):016x}; run: forebay preprocess CONFIG --verify, it makes this shard again"
             )
 
     def column(self, name: str) -> tuple[Array, Array]:
@@ -216,7 +224,7 @@ class Shard:
 
 def _map(path: Path, entry: ShardEntry) -> mmap.mmap:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_open_own) as file:
             size = os.fstat(file.fileno()).st_size
             if size != entry.size_bytes:
                 raise CacheCorruptError(
@@ -225,15 +233,26 @@ def _map(path: Path, entry: ShardEntry) -> mmap.mmap:
             mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     except FileNotFoundError as err:
         raise CacheCorruptError(f"{path} is missing from its cache; run: forebay preprocess CONFIG") from err
-    except OSError as err:
-        if err.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # says nothing about the file
+    except (OSError, ValueError) as err:  # ValueError: an empty file that its entry calls empty
+        if isinstance(err, OSError) and err.errno in OUT_OF_HANDLES:  # says nothing about the file
             raise CacheError(
                 f"{path} cannot be mapped: {err.strerror}; lower train.max_open_shards or raise `ulimit -n`"
             ) from err
-        raise CacheCorruptError(f"{path} cannot be opened: {err.strerror}") from err
+        raise CacheCorruptError(f"{path} cannot be opened: {getattr(err, 'strerror', None) or err}") from err
     if mapping[:4] != LOCAL_SIGNATURE or mapping[-END_SIZE : 4 - END_SIZE] != END_SIGNATURE:
         raise CacheCorruptError(f"{path} does not begin and end like a .tdz; run: forebay preprocess CONFIG")
     return mapping
+
+
+def _open_own(path: str, flags: int) -> int:
+    # A link would lead out of the cache, a named pipe would block.
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _check_entry(entry: ShardEntry) -> None:
+    """Raises ValueError for numbers that numpy would take in another way: -1 elements are all that are there."""
+    if (smallest := min(entry.rows, entry.hash_offset, *itertools.chain(*entry.spans))) < 0:
+        raise ValueError(f"it holds {smallest}, wanted 0 or more")
 
 
 def _column(mapping: mmap.mmap, entry: ShardEntry, field: FieldSpec, span: Span) -> tuple[Array, memoryview]:

@@ -129,7 +129,7 @@ def load_sources(path: Path) -> list[StoredSource]:
                 strict=True,
             )
         ]
-    except (OSError, KeyError, TypeError, pa.ArrowException) as err:
+    except (OSError, KeyError, TypeError, UnicodeDecodeError, pa.ArrowException) as err:
         raise CacheCorruptError(
             f"{path} is not the sources of a cache: {err}; run: forebay preprocess CONFIG --rebuild"
         ) from err

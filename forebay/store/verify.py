@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from forebay.errors import CacheCorruptError, CacheError
-from forebay.store.cache import Cache, open_cache
-from forebay.store.layout import GROUPS
+from forebay.store.cache import open_cache
 from forebay.store.metadata import check_file
 
 
@@ -54,7 +52,7 @@ def _check_all(folder: Path, *, hashing: bool, progress: bool) -> VerifyReport:
         return report
     from tqdm import tqdm
 
-    files = list(_files(cache))
+    files = list(cache.files())
     total = sum(int(entry["size_bytes"]) for _, entry in files)
     with tqdm(total=total, unit="B", unit_scale=True, desc="verify", disable=not progress, file=sys.stderr) as bar:
         for path, entry in files:
@@ -69,17 +67,9 @@ def _check_all(folder: Path, *, hashing: bool, progress: bool) -> VerifyReport:
     return report
 
 
-def _files(cache: Cache) -> Iterator[tuple[Path, dict[str, Any]]]:
-    for name, entry in cache.metadata["files"].items():
-        yield cache.folder / name, entry
-    for group in GROUPS:
-        for path, shard in cache.shard_entries(group):
-            yield path, {"size_bytes": shard.size_bytes, "xxh3_128": shard.xxh3_128}
-
-
 def _foreign(folder: Path) -> list[str]:
     cache = open_cache(folder, verify="never")
-    known = {path for path, _ in _files(cache)} | {folder / "metadata.json"}
+    known = {path for path, _ in cache.files()} | {folder / "metadata.json"}
     return [
         f"{path} does not belong to this cache"
         for path in sorted(folder.rglob("*"))

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forebay.errors import ForebayError, ResumeError
-from forebay.store.files import fsync_folder, hash_file, temporary_name, write_bytes
+from forebay.store.files import fsync_folder, hash_file, write_bytes
+from forebay.store.temporary import sweep, temporary_name
 
 if TYPE_CHECKING:
     from forebay.config import Config
@@ -67,6 +68,7 @@ def save_checkpoint(
     """
     from safetensors import SafetensorError
 
+    sweep(folder)
     target = _free_name(folder, state.step)
     try:
         with _folder_aside(target) as temporary:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from forebay.errors import CacheError, CacheNotFoundError, ConfigError
 from forebay.store.cache import Cache, open_cache
-from forebay.store.files import TEMPORARY_MARK
+from forebay.store.temporary import TEMPORARY_MARK
 from forebay.store.image.codec import FIELDS
 from forebay.store.lookup import sealed_caches
 from forebay.train.plan.disk import METADATA, STATISTICS, pack_settings

@@ -13,7 +13,7 @@ import torch
 
 from forebay.config import Config, MixtureSource, PlanConfig, TrainConfig, load_config
 from forebay.errors import CacheNotFoundError, ForebayError
-from forebay.store.cache import open_cache
+from forebay.store.cache import Cache, open_cache
 from forebay.store.lookup import Lookup, find_cache, not_found_message
 from forebay.train.collate.pack_shapes import PackShapes
 from forebay.train.collate.packed import PackCollator
@@ -97,7 +97,7 @@ def select(config: Config) -> Selected:
         return _select_mixture(config)
     folder, probe = _by_rank_0(lambda: _choose(config))
     if folder is not None:
-        cache = open_cache(folder, max_open_shards=config.train.max_open_shards)
+        cache = _opened(folder, config.train)
         return Selected(source=cache, kind="cache")
     from forebay.train.uncached import UncachedSource, UncachedVisionSource
 
@@ -120,15 +120,22 @@ def _select_mixture(config: Config) -> Selected:
 def _select_entry(config: Config, entry: MixtureSource) -> tuple[Selected, str]:
     settings = config.train
     if entry.cache is not None:
-        return Selected(
-            source=open_cache(entry.cache, max_open_shards=settings.max_open_shards), kind="cache"
-        ), entry.cache
+        return Selected(source=_opened(entry.cache, settings), kind="cache"), entry.cache
     named = load_config(str(entry.config))
     # Of the other config only what it reads counts: its own mixture would have no weights here.
     train = dataclasses.replace(
-        named.train, cache=settings.cache, max_open_shards=settings.max_open_shards, mixture=(), asr_ratio=None
+        named.train,
+        cache=settings.cache,
+        verify=settings.verify,
+        max_open_shards=settings.max_open_shards,
+        mixture=(),
+        asr_ratio=None,
     )
     return select(dataclasses.replace(named, train=train)), str(entry.config)
+
+
+def _opened(folder: str | Path, settings: TrainConfig) -> Cache:
+    return open_cache(folder, verify=settings.verify, max_open_shards=settings.max_open_shards)
 
 
 def _by_rank_0(make: Callable[[], T]) -> T:

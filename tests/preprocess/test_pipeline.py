@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from forebay.errors import BuildError, CacheIncompleteError, ManifestError
 from forebay.preprocess.pipeline import BuildReport, Options, build
 from forebay.store.cache import open_cache
 from forebay.store.lookup import find_cache, sealed_caches
+from forebay.store.temporary import temporary_name
 from forebay.store.verify import verify_folder
 from tests.preprocess.corpus import Corpus, file_bytes, flac, json_lines, shard_bytes, speech_corpus, tone
 
@@ -348,3 +350,46 @@ def test_other_numerics_than_a_caches_are_reported_and_its_shards_not_kept(
     report = make(corpus.config())
     assert "the media steps give other values here" in caplog.text
     assert (report.shards_written, report.shards_linked) == (5, 5)
+
+
+def test_a_damaged_shard_names_the_linked_copies_and_takes_none_of_them(
+    corpus: Corpus, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = make(corpus.config())
+    corpus.add_tar("c.tar", ["c0"])
+    grown = make(corpus.config())
+    shard = Path(first.cache) / "media" / "00001.tdz"
+    linked = Path(grown.cache) / "media" / "00001.tdz"
+    assert os.path.samefile(shard, linked)
+    before = shard.read_bytes()
+    with open(linked, "r+b") as file:  # in place: one damage in both
+        file.seek(500)
+        file.write(bytes([before[500] ^ 1]))
+    report = make(corpus.config(), verify=True)
+    assert (report.cache, report.shards_written) == (grown.cache, 1)
+    assert f"{shard} is damaged; to mend it: forebay preprocess --verify" in caplog.text
+    assert linked.read_bytes() == before
+    assert not os.path.samefile(shard, linked)
+    assert verify_folder(Path(grown.cache)).problems == []
+
+
+def test_what_a_killed_run_left_beside_the_caches_is_swept_by_the_next(corpus: Corpus) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    left = []
+    for folder in ("", "plans", "tar_index", ".building"):
+        path = corpus.root / folder / "hashes.memo"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        left.append(Path(re.sub(r"-[0-9a-f]+-(?=[0-9a-f]{8}$)", f"-{process.pid:x}-", str(temporary_name(path)))))
+        left[-1].write_bytes(b"half")
+    make(corpus.config(), dry_run=True)
+    assert all(path.exists() for path in left)
+    make(corpus.config())
+    assert [path for path in left if path.exists()] == []
+
+
+def test_a_folder_that_a_builder_left_after_it_had_sealed_is_removed(corpus: Corpus) -> None:
+    report = make(corpus.config())
+    (corpus.root / ".building" / report.key[:16] / "media").mkdir(parents=True)
+    assert make(corpus.config()).already_sealed
+    assert not (corpus.root / ".building").exists()

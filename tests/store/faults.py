@@ -17,6 +17,12 @@ class Killed(BaseException):
     """The end of a process: nothing handles it."""
 
 
+def error_of(code: int, path: object) -> OSError:
+    """Returns the error as a call gives it: with its path, where it was called with one and not with a descriptor."""
+    names = (os.fspath(path),) if isinstance(path, (str, os.PathLike)) else ()
+    return OSError(code, os.strerror(code), *names)
+
+
 class Faults:
     """Counts the calls that make files, and lets the `fail_at`-th of them raise `OSError(code)`, or `Killed` for code 0.
 
@@ -31,15 +37,15 @@ class Faults:
         for name in ("fsync", "link", "mkdir", "rename", "replace"):
             monkeypatch.setattr(os, name, self._wrapped(name, getattr(os, name)))
 
-    def hit(self, name: str) -> None:
-        """Counts one call, and raises where its turn has come."""
+    def hit(self, name: str, path: object = None) -> None:
+        """Counts one call, and raises where its turn has come; path: that the call was given, if any."""
         self.seen.append(name)
         if len(self.seen) - 1 == self._fail_at:
-            raise OSError(self._code, os.strerror(self._code)) if self._code else Killed("killed")
+            raise error_of(self._code, path) if self._code else Killed("killed")
 
     def _wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            self.hit(name)
+            self.hit(name, *args[:1])
             return function(*args, **kwargs)
 
         return call
@@ -48,7 +54,7 @@ class Faults:
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             if not set(mode) & set("wxa+"):
                 return real(file, mode, *args, **kwargs)
-            self.hit("open")
+            self.hit("open", file)
             return _FaultyFile(real(file, mode, *args, **kwargs), self)
 
         return opened
@@ -63,6 +69,9 @@ class _FaultyFile:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def close(self) -> None:
         self._file.close()
 
     def fileno(self) -> int:

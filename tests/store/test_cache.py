@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -24,6 +25,7 @@ from forebay.errors import (
     CacheNotFoundError,
     ConfigError,
 )
+from forebay.store import shard as shard_module
 from forebay.store.cache import Cache, open_cache
 from forebay.store.metadata import write_metadata
 from tests.store.trees import flip, set_writable, tree
@@ -379,3 +381,35 @@ def test_a_folder_that_is_no_cache_is_refused_as_such(tmp_path: Path) -> None:
 def test_impossible_numbers_of_open_shards_are_refused(tmp_path: Path, number: int) -> None:
     with pytest.raises(ConfigError, match=f"max_open_shards is {number}, wanted 1 to 1000"):
         open_cache(make_cache(tmp_path), max_open_shards=number)
+
+
+def test_verify_open_finds_damage_at_opening_and_hashes_no_sample_later(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / folder.name))
+    opened = open_cache(copy, verify="open")
+    monkeypatch.setattr(shard_module, "sample_hash", None)  # not called
+    assert all(opened.read(index) for index in range(len(opened)))
+    flip(copy / "media" / "00000.tdz", (copy / "media" / "00000.tdz").stat().st_size // 2)
+    with pytest.raises(
+        CacheCorruptError, match=r"00000.tdz: stored xxh3-128 .*; run: forebay preprocess CONFIG --verify"
+    ):
+        open_cache(copy, verify="open")
+
+
+def test_a_cache_that_runs_out_of_handles_keeps_fewer_shards_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = open_cache(make_cache(tmp_path, num_samples=12, rows_per_shard=1, max_duration_s=0.1))
+    real = os.open
+
+    def scarce(path: object, *rest: object, **more: object) -> int:
+        if str(path).endswith(".tdz") and len(cache._open) >= 8:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+        return real(path, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", scarce)
+    for index in range(12):
+        assert cache.read(index)
+    assert "out of handles, at most 4 shards are kept open" in caplog.text
+    assert len(cache._open) <= 4

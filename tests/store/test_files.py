@@ -11,15 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.store.files import (
-    TEMPORARY_MARK,
     fsync_folder,
     hash_file,
     link_or_copy,
-    temporary_name,
     write_all,
     write_aside,
     write_bytes,
 )
+from forebay.store.temporary import TEMPORARY_MARK
 from tests.store.faults import Faults
 
 
@@ -107,12 +106,6 @@ def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path: Path, size: int) -> N
     assert hash_file(tmp_path / "a") == xxhash.xxh3_128_hexdigest(data)
 
 
-def test_temporary_names_stand_beside_their_file_and_differ(tmp_path: Path) -> None:
-    names = {temporary_name(tmp_path / "a") for _ in range(100)}
-    assert len(names) == 100
-    assert {name.parent for name in names} == {tmp_path}
-
-
 @pytest.mark.parametrize("old", ["none", "other", "same inode"])
 @pytest.mark.parametrize("links", [True, False])
 def test_link_or_copy_gives_the_same_bytes_and_leaves_no_temporary(
@@ -159,3 +152,13 @@ def test_fsync_of_a_folder_that_is_none_raises(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(NotADirectoryError, match="file"):
         fsync_folder(tmp_path / "file")
+
+
+def test_an_error_of_write_or_fsync_names_the_file(tmp_path: Path) -> None:
+    target = tmp_path / "a"
+    for step in (1, 2, 4):  # write, fsync, and the folder's fsync
+        with pytest.MonkeyPatch.context() as patch:
+            Faults(patch, fail_at=step, code=errno.EIO)
+            with pytest.raises(OSError, match=os.strerror(errno.EIO)) as caught:
+                write_bytes(target, b"bytes")
+        assert caught.value.filename == str(tmp_path if step == 4 else target)

@@ -27,6 +27,7 @@ from forebay.store.tar_index import (
     load_index,
     scan_tar,
 )
+from forebay.store.temporary import TEMPORARY_MARK
 from tests.store.tar_files import clips, settle, tar_bytes
 from tests.strategies import tar_contents
 
@@ -90,7 +91,7 @@ def test_a_current_index_is_read_without_a_scan(tar: Path, root: Path, request: 
     assert same(load_index(str(tar), cache_root=str(root)), scanned)
     assert same(current_index(tar, cache_root=root), scanned)
     assert pq.read_table(index_path(tar, cache_root=root)).column_names == ["name", "offset", "size"]
-    assert [path.name for path in root.rglob("*") if files.TEMPORARY_MARK in path.name] == []
+    assert [path.name for path in root.rglob("*") if TEMPORARY_MARK in path.name] == []
 
 
 def test_an_edit_that_keeps_size_and_time_is_seen(tar: Path, root: Path) -> None:

@@ -59,7 +59,7 @@ class HfFile:
                     reader = pa.ipc.open_stream(file)
                     self.schema, self._parts = reader.schema, list(reader)
                 counts = [len(part) for part in self._parts]
-        except (OSError, pa.ArrowException) as err:
+        except (OSError, UnicodeDecodeError, pa.ArrowException) as err:  # UnicodeDecodeError: of a damaged column name
             raise ManifestError(f"{path} is neither parquet nor an arrow stream: {err}; name a data file") from err
         self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self._last: tuple[int, pa.Table | pa.RecordBatch] | None = None

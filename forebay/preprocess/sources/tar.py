@@ -89,7 +89,7 @@ def read_columns(path: Path, required: Sequence[str], optional: Sequence[str]) -
             names = file.schema_arrow.names
             require_columns(path, names, required)
             return Columns(file.read(columns=[n for n in names if n in {*required, *optional}]), path)
-    except (OSError, pa.ArrowException) as err:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as err:  # UnicodeDecodeError: of a damaged column name
         raise ManifestError(f"{path} cannot be read as parquet: {err}; name a parquet manifest") from err
 
 

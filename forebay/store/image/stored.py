@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
+from forebay.errors import CacheCorruptError
 from forebay.store.image.codec import FIELDS, Codec, decode
 from forebay.store.image.settings import ImageSettings
 
@@ -24,13 +26,30 @@ class StoredImages:
     max_pixels: int
 
     @classmethod
-    def of(cls, metadata: Mapping[str, Any]) -> Self | None:
-        """Returns what a cache's metadata says; None for a cache whose media rows are its samples."""
+    def of(cls, metadata: Mapping[str, Any], *, folder: Path) -> Self | None:
+        """Returns what a cache's metadata says; None for a cache whose media rows are its samples.
+
+        Raises CacheCorruptError where it says what no forebay writes.
+        """
         if "media_rows" not in metadata:
             return None
-        constants = metadata["constants"]
-        settings = ImageSettings.from_json(constants["image"])
-        return cls(metadata["media_rows"], metadata["codec"], settings, constants["max_pixels"])
+        try:
+            constants = metadata["constants"]
+            stored = cls(
+                str(metadata["media_rows"]),
+                metadata["codec"],
+                ImageSettings.from_json(constants["image"]),
+                int(constants["max_pixels"]),
+            )
+            names = {field["name"] for field in metadata["fields"] if field["role"] == "tensor"}
+            if missing := {FIELDS[stored.codec], stored.rows_field, "image_grid_thw"} - names:
+                raise KeyError(*missing)
+        except (KeyError, TypeError, ValueError, AttributeError) as err:
+            raise CacheCorruptError(
+                f"{folder}: its metadata.json is none that forebay writes: of its images it says {err!r:.80}; "
+                "run: forebay preprocess CONFIG --rebuild"
+            ) from err
+        return stored
 
     def sample(self, text: dict[str, Any], images: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
         """Returns the sample of a text row and its media rows: every codec gives the same `patches`."""

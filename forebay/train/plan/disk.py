@@ -15,7 +15,8 @@ import xxhash
 from forebay.config import PlanConfig
 from forebay.errors import CacheCorruptError, CacheMismatchError, CacheNotFoundError
 from forebay.store.canonical import canonical_json, digest
-from forebay.store.files import fsync_folder, hash_file, temporary_name, write_all, write_aside, write_bytes
+from forebay.store.files import fsync_folder, hash_file, write_all, write_aside, write_bytes
+from forebay.store.temporary import sweep, temporary_name
 from forebay.train.plan.batch_sizes import grad_accs
 from forebay.train.plan.bucket import BucketPlan
 from forebay.train.plan.chunk_sums import ChunkCheck, chunk_sums
@@ -51,6 +52,7 @@ def save_plan(plan: AnyPlan, folder: Path, *, cache_key: str, settings: PlanConf
     where another plan (eight equal hex digits, or a newer format) has the folder.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    sweep(folder.parent)
     aside = temporary_name(folder)
     aside.mkdir()
     try:
@@ -83,6 +85,16 @@ def load_plan(folder: Path, *, cache_key: str, settings: PlanConfig, num_samples
     samples, newer format), CacheCorruptError where bytes on disk are not the bytes written; the order raises that too.
     """
     metadata = _read_metadata(folder)
+    try:
+        return _loaded(folder, metadata, cache_key=cache_key, settings=settings, num_samples=num_samples)
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError) as err:
+        # Its checksum is right: somebody else wrote it.
+        raise CacheCorruptError(f"{folder / METADATA} is no plan that forebay writes ({err!r:.80}); {_AGAIN}") from err
+
+
+def _loaded(
+    folder: Path, metadata: dict[str, Any], *, cache_key: str, settings: PlanConfig, num_samples: int | None
+) -> AnyPlan:
     _expect(folder, plan_document(cache_key, settings), metadata["plan"])
     if num_samples is not None and metadata["num_samples"] != num_samples:
         raise CacheMismatchError(

@@ -27,9 +27,10 @@ from forebay.preprocess.vision.images import conversation_rows, flattened, image
 from forebay.preprocess.vision.line import VisionLine
 from forebay.preprocess.vision.listing import list_vision
 from forebay.store.canonical import digest
-from forebay.store.files import hash_file, temporary_name, write_bytes
+from forebay.store.files import hash_file, write_bytes
 from forebay.store.key import SHORT
 from forebay.store.sources import SourceFile
+from forebay.store.temporary import sweep, temporary_name
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +110,7 @@ def _measured(line: VisionLine, manifest: Manifest) -> Conversations:
 def _save(folder: Path, found: Conversations) -> None:
     """Keeps a listing, whole or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
+    sweep(folder.parent)
     aside = temporary_name(folder)
     aside.mkdir()
     try:

@@ -16,7 +16,8 @@ from forebay.train.planned import plan_of
 from tests.train.plan.packs import photos_and_text
 
 TOKENS, PATCHES = photos_and_text(300, text_share=0.2)
-SOURCE: Any = SimpleNamespace(constants={},
+SOURCE: Any = SimpleNamespace(
+    constants={},
     key="cd" * 32,
     lengths={"num_tokens": TOKENS, "num_patches": PATCHES, "num_images": (PATCHES > 0).astype(np.int32)},
     slots=(np.arange(300) // 50 << 32) + np.arange(300) % 50,
@@ -24,7 +25,8 @@ SOURCE: Any = SimpleNamespace(constants={},
 
 
 def config(root: Path, **plan: Any) -> Any:
-    return SimpleNamespace(constants={},
+    return SimpleNamespace(
+        constants={},
         name="vqa",
         path="vqa.toml",
         cache_root=root,

@@ -1,0 +1,80 @@
+"""Names of what is being written, and the removal of what a killed process left behind under such a name."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import shutil
+import tempfile
+import uuid
+from pathlib import Path
+
+import xxhash
+
+TEMPORARY_MARK = ".tmp-"
+"""Part of the name of every file and folder that is being written; none of them is ever read."""
+
+_OURS = re.compile(re.escape(TEMPORARY_MARK) + r"(?P<place>[0-9a-f]{8})-(?P<pid>[0-9a-f]+)-[0-9a-f]{8}\Z")
+_OLD_S = 24 * 3600.0
+"""A file that nobody wrote to for this long is not being written. Only for those of other machines, whose processes are not
+seen from here."""
+
+
+def temporary_name(path: Path) -> Path:
+    """Returns a name beside `path` that no other writer uses and that tells which process writes it."""
+    return path.with_name(f"{path.name}{TEMPORARY_MARK}{_place()}-{os.getpid():x}-{uuid.uuid4().hex[:8]}")
+
+
+def sweep(folder: Path) -> list[Path]:
+    """Removes what writers that were killed left unfinished directly in a folder; returns what it removed.
+
+    What a process of this machine writes is left alone as long as a process of that number runs; what another machine, or
+    another container, writes, until it has not changed for a day by the clock of the file system. Foreign names, and a
+    folder that cannot be written, are left as they are.
+    """
+    removed: list[Path] = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            match = _OURS.search(entry.name)
+            if match is not None and _is_abandoned(entry, match["place"], int(match["pid"], 16)):
+                _remove(Path(entry.path))
+                removed.append(Path(entry.path))
+    return removed
+
+
+def _is_abandoned(entry: os.DirEntry[str], place: str, pid: int) -> bool:
+    if place == _place():
+        return not _is_running(pid)
+    # Not our clock: it may be a day off from that of the machine that keeps the files.
+    with tempfile.TemporaryFile(dir=os.path.dirname(entry.path)) as now:
+        return os.fstat(now.fileno()).st_mtime - entry.stat(follow_symlinks=False).st_mtime > _OLD_S
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):  # another user's; a number that no process has is left to age
+        return True
+    return True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@functools.cache
+def _place() -> str:
+    """Names what process numbers are unique in: this boot of this machine, and the container's own numbering."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        numbering = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        boot, numbering = os.uname().nodename, 0
+    return xxhash.xxh3_64_hexdigest(f"{boot.strip()}-{numbering}".encode())[:8]

@@ -1,0 +1,299 @@
+"""Foreign bytes in every form that is read: hypothesis changes what was right, and signs it again where it has a checksum."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import logging
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import numpy as np
+import xxhash
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.configuration import set_hypothesis_home_dir
+
+from forebay.config import Config, PlanConfig, SourceConfig, load_config
+from forebay.errors import ForebayError
+from forebay.preprocess.sources import read_rows
+from forebay.store.cache import open_cache
+from forebay.store.canonical import canonical_json
+from forebay.store.lookup import sealed_caches
+from forebay.store.metadata import write_metadata
+from forebay.store.shard_table import shard_name, to_table
+from forebay.store.tar_index import load_index
+from forebay.store.verify import verify_folder
+from forebay.train.plan import Order, load_plan, save_plan, statistics
+from forebay.train.plan.bucket import bucket_plan
+from tests.faults.children import Children, serving
+from tests.faults.row import Row, made
+from tests.faults.sandbox import confine
+from tests.preprocess.corpus import Corpus
+from tests.store_factory import make_cache
+from tests.strategies import changed_bytes, changed_documents
+
+PER_TRIAL = 100
+"""Inputs of one trial."""
+
+
+class Wicked:
+    """Unpickled, it would leave a file behind."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (Path("pickle-was-run"),))
+
+
+WICKED = pickle.dumps(Wicked())
+Read = Callable[[Path, st.DataObject], None]
+
+
+def metadata_bytes(folder: Path, data: st.DataObject) -> None:
+    cache = _cache(folder)
+    path = cache / "metadata.json"
+    path.write_bytes(data.draw(changed_bytes(path.read_bytes(), WICKED)))
+    _read_cache(cache)
+
+
+def metadata_signed(folder: Path, data: st.DataObject) -> None:
+    cache = _cache(folder)
+    document = json.loads((cache / "metadata.json").read_bytes())
+    write_metadata(cache, data.draw(changed_documents(document)))
+    _read_cache(cache)
+
+
+def array_signed(folder: Path, data: st.DataObject) -> None:
+    cache = _cache(folder)
+    name = data.draw(st.sampled_from(["slots.npy", "lengths.npy", "media.npy", "text.npy"]))
+    changed = data.draw(st.one_of(changed_bytes((cache / name).read_bytes(), WICKED), _object_arrays()))
+    _sign(cache, name, changed)
+    _read_cache(cache)
+
+
+def table_signed(folder: Path, data: st.DataObject) -> None:
+    """A shard table with other numbers in it: places outside of the file, negative ones, too many rows."""
+    cache = _cache(folder)
+    table = np.load(cache / "media.npy").copy()
+    record = table[data.draw(st.integers(0, len(table) - 1))]
+    number = st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-2, 2000))
+    name = data.draw(st.sampled_from(["size_bytes", "rows", "hash_offset", "spans"]))
+    if name == "spans":
+        spans = record["spans"]
+        spans[data.draw(st.integers(0, len(spans) - 1)), data.draw(st.integers(0, 2))] = data.draw(number)
+    else:
+        record[name] = data.draw(number)
+    _sign(cache, "media.npy", _npy(table))
+    _read_cache(cache)
+
+
+def shard_signed(folder: Path, data: st.DataObject) -> None:
+    cache = _cache(folder)
+    opened = open_cache(cache)
+    changed = data.draw(changed_bytes((cache / shard_name("media", 0)).read_bytes(), WICKED))
+    entries = [entry for _, entry in opened.shard_entries("media")]
+    digest = xxhash.xxh3_128_hexdigest(changed)
+    entries[0] = dataclasses.replace(entries[0], size_bytes=len(changed), xxh3_128=digest)
+    (cache / shard_name("media", 0)).write_bytes(changed)
+    _sign(cache, "media.npy", _npy(to_table(entries, len(entries[0].spans))))
+    _read_cache(cache)
+
+
+def plan(folder: Path, data: st.DataObject) -> None:
+    root = folder / "plan"
+    path = root / "metadata.json"
+    if data.draw(st.booleans()):
+        path.write_bytes(data.draw(changed_bytes(path.read_bytes(), WICKED)))
+    else:
+        document = {k: v for k, v in json.loads(path.read_bytes()).items() if k != "checksum"}
+        document = data.draw(changed_documents(document))
+        document["checksum"] = xxhash.xxh3_128_hexdigest(canonical_json(document))
+        path.write_text(json.dumps(document))
+    loaded = load_plan(root, cache_key="ab" * 32, settings=_plan_settings())
+    order = Order(loaded, seed=1, epoch=0)
+    list(order.batches(np.arange(len(order))))
+
+
+def plan_array(folder: Path, data: st.DataObject) -> None:
+    root = folder / "plan"
+    path = root / data.draw(st.sampled_from(["members.npy", "offsets.npy", "batch_sizes.npy"]))
+    path.write_bytes(data.draw(changed_bytes(path.read_bytes(), WICKED)))
+    load_plan(root, cache_key="ab" * 32, settings=_plan_settings())
+
+
+def tar(folder: Path, data: st.DataObject) -> None:
+    path = folder / "raw" / "a.tar"
+    path.write_bytes(data.draw(changed_bytes(path.read_bytes()[:4096], WICKED)))
+    load_index(path, cache_root=folder / "root")
+    read_rows(SourceConfig(kind="webdataset", manifest=(str(path.parent),)), cache_root=folder / "root")
+
+
+def parquet(folder: Path, data: st.DataObject) -> None:
+    path = folder / "raw" / "train.parquet"
+    path.write_bytes(data.draw(changed_bytes(path.read_bytes(), WICKED)))
+    read_rows(SourceConfig(kind="tar", manifest=(str(path),)), cache_root=folder / "root")
+
+
+def tsv(folder: Path, data: st.DataObject) -> None:
+    path = folder / "raw" / "list.tsv"
+    path.write_bytes(data.draw(changed_bytes(b"a.tar\ta1\ten\t0.5\na.tar\ta2\tfr\t0.25\n", WICKED)))
+    read_rows(SourceConfig(kind="filelist", manifest=(str(path),)), cache_root=folder / "root")
+
+
+def jsonl(folder: Path, data: st.DataObject) -> None:
+    path = folder / "raw" / "list.jsonl"
+    rows = [{"audio": "a.flac", "text": "hello", "language": "en", "duration_s": 1.5, "sample_id": "a"}] * 2
+    if data.draw(st.booleans()):
+        rows = data.draw(changed_documents(rows))
+    lines = "\n".join(json.dumps(row) for row in rows).encode()
+    path.write_bytes(data.draw(changed_bytes(lines, WICKED)))
+    read_rows(SourceConfig(kind="jsonl", manifest=(str(path),)), cache_root=folder / "root")
+
+
+def toml(folder: Path, data: st.DataObject) -> None:
+    path = folder / "raw" / "config.toml"
+    path.write_bytes(data.draw(changed_bytes(path.read_bytes(), WICKED)))
+    assert isinstance(load_config(path), Config)
+
+
+TARGETS: tuple[Read, ...] = (
+    metadata_bytes,
+    metadata_signed,
+    array_signed,
+    table_signed,
+    shard_signed,
+    plan,
+    plan_array,
+    tar,
+    parquet,
+    tsv,
+    jsonl,
+    toml,
+)
+
+
+_PARTS: dict[Read, str] = {
+    plan: "plan",
+    plan_array: "plan",
+    tar: "raw",
+    parquet: "raw",
+    tsv: "raw",
+    jsonl: "raw",
+    toml: "raw",
+}
+
+
+def fuzzed(children: Children, number: int, folder: Path, *, count: int = PER_TRIAL) -> str:
+    ended = children.run(_many, number, count, made(folder / "inside"), made(folder / "outside"))
+    target = TARGETS[number % len(TARGETS)].__name__
+    assert not ended.signal, f"{target}: signal {ended.signal}"
+    assert ended.error is None, f"{target}: {ended.error!r} {getattr(ended.error, '__notes__', '')}"
+    assert ended.value == [], f"{target}: {ended.value[:3]}"
+    return f"{target} x {count}"
+
+
+def _many(number: int, count: int, folder: Path, outside: Path) -> list[str]:
+    """Reads many inputs of one kind; returns what was done against the rules."""
+    read = TARGETS[number % len(TARGETS)]
+    logging.disable()
+    set_hypothesis_home_dir(folder / "hypothesis")
+    _prepare(folder / "right")
+    seen: list[str] = []
+    confined: list[list[str]] = []
+
+    @hypothesis.seed(number)
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
+    @hypothesis.given(data=st.data())
+    def one(data: st.DataObject) -> None:
+        work = folder / "work"
+        shutil.rmtree(work, ignore_errors=True)
+        part = _PARTS.get(read, "caches")
+        shutil.copytree(folder / "right" / part, work / part)
+        if not confined:
+            confined.append(confine(folder, outside))
+        try:
+            read(work, data)
+        except ForebayError:
+            return
+
+    os.chdir(folder)
+    one()
+    seen += confined[0]
+    if list(folder.rglob("pickle-was-run")):
+        seen.append("a pickle was run")
+    return seen
+
+
+def _prepare(folder: Path) -> None:
+    make_cache(folder / "caches", num_samples=3, rows_per_shard=2, max_duration_s=0.1, features="waveform")
+    corpus = Corpus(made(folder / "raw"))
+    corpus.add_tar("a.tar", ["a1", "a2"])
+    corpus.config()
+    lengths = np.random.default_rng(2).integers(500, 32_000, 40)
+    made_plan = bucket_plan(lengths, sample_rate_hz=1000, settings=_plan_settings())
+    found = statistics(made_plan, lengths)
+    save_plan(made_plan, folder / "plan", cache_key="ab" * 32, settings=_plan_settings(), statistics=found)
+
+
+def _plan_settings() -> Any:
+    return PlanConfig(batch_seconds=60.0)
+
+
+def _cache(folder: Path) -> Path:
+    return next((folder / "caches").glob("prompts-*"))
+
+
+def _read_cache(cache: Path) -> None:
+    sealed_caches(cache.parent)
+    verify_folder(cache)
+    opened = open_cache(cache)
+    assert opened.lengths is not None
+    for index in range(min(len(opened), 4)):
+        opened.read(index)
+        opened.sample_id(index)
+    assert opened.samples is not None
+
+
+def _sign(cache: Path, name: str, data: bytes) -> None:
+    (cache / name).write_bytes(data)
+    document = json.loads((cache / "metadata.json").read_bytes())
+    document["files"][name] = {"size_bytes": len(data), "xxh3_128": xxhash.xxh3_128_hexdigest(data)}
+    write_metadata(cache, {k: v for k, v in document.items() if k != "checksum"})
+
+
+def _npy(array: np.ndarray[Any, Any]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def _object_arrays() -> st.SearchStrategy[bytes]:
+    return st.just(_npy(np.array([Wicked()], dtype=object)))
+
+
+ROW: Row[Any] = Row(
+    name="fuzz",
+    fault=f"fuzzed metadata.json, plan, npy, tdz, tar, parquet, TSV, JSONL, TOML ({PER_TRIAL} inputs a run)",
+    outcome="typed error; no crash, no import, no code execution, no path outside the root, memory bounded",
+    prepared=serving,
+    trial=fuzzed,
+    short=len(TARGETS),
+    long=1000,
+)
+
+
+def test_foreign_bytes_give_typed_errors(tmp_path: Path) -> None:
+    with Children() as children:
+        outcomes = [fuzzed(children, number, made(tmp_path / str(number)), count=15) for number in range(len(TARGETS))]
+    assert outcomes == [f"{target.__name__} x 15" for target in TARGETS]
