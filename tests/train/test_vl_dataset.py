@@ -200,6 +200,14 @@ def test_workers_together_give_the_rank_s_steps_and_go_on_from_their_states(
         else:
             wanted = steps[stop : limit + (per_epoch if infinite else 0)]
         assert turns(workers, stop % max(num_workers, 1), len(wanted) + (not infinite)) == wanted
+        if (
+            not infinite and num_workers
+        ):  # workers that stay: the epoch is over for all, those that had no batch of it too
+            following = []
+            for number, (found, _) in enumerate(workers):
+                as_worker(monkeypatch, Worker(number, num_workers))
+                following.append((found, iter(found)))
+            assert turns(following, 0, per_epoch + 1) == steps[per_epoch : 2 * per_epoch]
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata 0.11 under torch 2.13
