@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +14,17 @@ from PIL import Image
 
 from forebay.config import Config, load_config
 from forebay.errors import CacheNotFoundError, ConfigError, PlanError
-from forebay.preprocess.pipeline import Options, build
 from forebay.preprocess.vision.processor import load_processor
 from forebay.train import CachedVLDataset, build_vl_dataloader, make_loader
 from forebay.train.collate.expand import expand_patches, patch_table
 from forebay.train.collate.pack_shapes import PackShapes
 from forebay.train.plan import PackPlan
+from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO, PhotoCorpus, photo_corpus
 
 CODECS = ("raw", "zstd", "webp", "source")
 SEQ_LEN = "plan.seq_len=120"
 Batch = dict[str, Any]
-
-
-class HerePool:
-    """A pool without processes: each would load transformers anew, for a few photos."""
-
-    def __init__(self, num_workers: int) -> None:
-        self.num_workers = num_workers
-
-    def __enter__(self) -> HerePool:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-        return [function(item) for item in items]
-
-    def run(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-        for task in tasks:
-            yield task, function(task)
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +36,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> PhotoCorpus:
         for length in (2, 20)
     ]
     found.write_manifest()
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr("forebay.preprocess.pipeline.Pool", HerePool)
-        for codec in CODECS:
-            assert build(found.config(f"vision.codec={codec}"), Options(progress=False)).num_samples == 15
+    for codec in CODECS:
+        assert build_here(found.config(f"vision.codec={codec}")).num_samples == 15
     return found
 
 

@@ -25,6 +25,7 @@ from forebay.store.memo import Memo
 from forebay.store.verify import verify_folder
 from forebay.train.select import select
 from tests.preprocess.corpus import file_bytes, json_lines, shard_bytes
+from tests.preprocess.here_pool import HerePool, build_here
 from tests.preprocess.vision.corpus import DEMO, PhotoCorpus, photo, photo_corpus
 
 CODECS = ("raw", "zstd", "webp", "source")
@@ -108,7 +109,7 @@ def test_every_codec_gives_the_same_samples_in_a_folder_of_its_own(corpus: Photo
         before = find_cache(config).found
         assert before is not None
         assert before.key == raw.key  # any codec serves until there is that of the config
-        report = make(config)
+        report = build_here(config)
         assert (report.key, Path(report.cache).suffix) == (raw.key, f".{codec}")
         # The text shards are those of the first cache.
         assert report.shards_linked + report.shards_kept >= raw.num_shards
@@ -145,14 +146,14 @@ def test_a_new_question_or_template_decodes_nothing_again(corpus: PhotoCorpus) -
     num_shards = open_cache(sealed(corpus)).num_shards
     corpus.rows[0]["answer"] = "Another answer."
     corpus.write_manifest()
-    report = make(corpus.config())
+    report = build_here(corpus.config())
     assert report.shards_written == 1
     assert report.shards_linked + report.shards_kept == 2 * num_shards - 1
     model = corpus.folder / "model"
     shutil.copytree(DEMO / "model", model)
     template = (model / "chat_template.jinja").read_text()
     (model / "chat_template.jinja").write_text("{# another #}" + template)
-    report = make(corpus.config(f'text.tokenizer="{model}"', 'text.prompt="chat"'))
+    report = build_here(corpus.config(f'text.tokenizer="{model}"', 'text.prompt="chat"'))
     assert report.shards_written == num_shards
     assert report.shards_linked + report.shards_kept == num_shards
 
@@ -165,7 +166,7 @@ def test_a_damaged_shard_of_images_is_made_again_to_the_same_bytes(corpus: Photo
     data[200] ^= 1
     path.chmod(0o644)
     path.write_bytes(data)
-    assert not make(corpus.config(), verify=True).already_sealed
+    assert not build_here(corpus.config(), verify=True).already_sealed
     assert shard_bytes(folder) == wanted
 
 
@@ -211,7 +212,7 @@ def test_bad_images_cost_their_samples_and_are_counted_and_named(corpus: PhotoCo
     corpus.rows.append({"id": "tags", "image": "p0.jpg", "question": "<image><image> Which?", "answer": "Both."})
     corpus.write_manifest()
     limit = "source.max_pixels=90000"
-    report = make(corpus.config(limit))
+    report = build_here(corpus.config(limit))
     wanted = {**REASONS, "half": "unreadable_image", "gone": "missing_file", "tags": "image_count_mismatch"}
     assert (report.num_samples, report.failed) == (13, dict(sorted(Counter(wanted.values()).items())))
     rejected = json_lines(Path(report.cache) / "rejected.jsonl")
@@ -219,7 +220,7 @@ def test_bad_images_cost_their_samples_and_are_counted_and_named(corpus: PhotoCo
     # Uncached, a truncated image shows when it is decoded, not in its header: "truncated" and "half" are still listed.
     assert len(select(corpus.config(limit, 'train.cache="off"')).source) == 15
     with pytest.raises(BuildError, match=r"(?s)bad so far.*max_failed_share = 0.*too_many_pixels"):
-        make(corpus.config(limit, "run.max_failed_share=0", 'run.cache_root="strict"'))
+        build_here(corpus.config(limit, "run.max_failed_share=0", 'run.cache_root="strict"'))
 
 
 def test_uncached_samples_are_those_of_the_cache(built: tuple[PhotoCorpus, BuildReport]) -> None:
@@ -267,18 +268,11 @@ def test_a_bad_sample_gives_way_to_one_that_fits(corpus: PhotoCorpus) -> None:
     assert sum(map(len, sample["patches"])) <= source.lengths["num_patches"][index]
 
 
-class Here:
-    """Runs tasks in this process."""
-
-    def map(self, function: Any, items: Any) -> list[Any]:
-        return [function(item) for item in items]
-
-
 def test_an_image_that_kills_a_worker_is_named_with_the_samples_to_exclude(
     built: tuple[PhotoCorpus, BuildReport],
 ) -> None:
     config = built[0].config()
-    listing = resolve(config, Memo(config.cache_root), Here())
+    listing = resolve(config, Memo(config.cache_root), HerePool())
     line = line_of(config, listing.recipe.recipe)
     found = {}
     for cut in line.cuts(listing, probe={"media": "", "text": ""}, rows_per_shard=100):

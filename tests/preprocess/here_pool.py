@@ -1,0 +1,36 @@
+"""Builds in the test's own process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from forebay.preprocess.pipeline import BuildReport, Options, build
+
+
+class HerePool:
+    """A pool without processes: each would load transformers anew, for a few photos."""
+
+    def __init__(self, num_workers: int = 1) -> None:
+        self.num_workers = num_workers
+
+    def __enter__(self) -> HerePool:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        return [function(item) for item in items]
+
+    def run(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+        for task in tasks:
+            yield task, function(task)
+
+
+def build_here(config: Any, **options: Any) -> BuildReport:
+    """Returns the report of a build whose tasks run in this process."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("forebay.preprocess.pipeline.Pool", HerePool)
+        return build(config, Options(progress=False, **options))
