@@ -36,6 +36,9 @@ class SourceConfig:
     """Sample ids to leave out, for example one that crashes the decoder."""
     max_sample_bytes: int = 256 * 1024 * 1024
     """A sample whose file, or whose decoded float32 waveform, is larger fails as `too_large` instead of filling memory."""
+    confined: bool = False
+    """Refuse a manifest that names a file outside of its folder, also by a link: for manifests of strangers. In no key: it
+    changes no value."""
     audio_column: str = "audio"
     text_column: str = "text"
     language_column: str = "language"

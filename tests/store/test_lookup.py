@@ -500,7 +500,7 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
         for section, part in (("source", config.source), ("audio", config.audio), ("text", config.text))
         for field in fields(part)
     }
-    assert known - tried == {("source", "manifest")}
+    assert known - tried == {("source", "manifest"), ("source", "confined")}
 
 
 def test_paths_and_run_time_sections_never_change_the_key(tmp_path: Path) -> None:
@@ -510,6 +510,7 @@ def test_paths_and_run_time_sections_never_change_the_key(tmp_path: Path) -> Non
         config_of(tmp_path / "elsewhere", text={"tokenizer": "tokenizer"}),
         config_of(tmp_path, text=TEXT, source={"manifest": ["a", "/b"]}),
         config_of(tmp_path, text=TEXT, layout={"rows_per_shard": 3}),
+        config_of(tmp_path, text=TEXT, source={"confined": True}),
         config_of(tmp_path, text=TEXT, plan={"batch_seconds": 3, "edges_s": [1, 2], "lockstep": 2, "tail": "drop"}),
         config_of(
             tmp_path, text=TEXT, train={"seed": 3, "model": "m", "max_steps": 5, "output_dir": "o", "cache": "off"}

@@ -18,20 +18,32 @@ class NamedFiles:
         self.files = list(manifests)
         self._numbers = {str(file.path): number for number, file in enumerate(manifests)}
         self._anchors = [anchor(entry) for entry in source.manifests]
+        self._is_confined = source.confined
 
     def number(self, written: str, *, manifest: SourceFile, folder: Path | None = None) -> int:
         """Returns the number of a file named in a manifest, added to the list where it is new.
 
         A relative name is relative to `folder`, by default the manifest's. It enters the key relative to the folder of
         the manifest entry; an absolute one outside of it as it is written.
+        Raises ManifestError under `source.confined` for a file that lies outside of that folder.
         """
         path = (manifest.path.parent if folder is None else folder) / written
         known = self._numbers.get(str(path))
         if known is None:
+            if self._is_confined:
+                self._confine(path, manifest)
             known = self._numbers[str(path)] = len(self.files)
             name = self._name(path, written, self._anchors[manifest.entry])
             self.files.append(SourceFile(name, path, manifest.entry, False))
         return known
+
+    def _confine(self, path: Path, manifest: SourceFile) -> None:
+        base, real = (Path(os.path.realpath(p)) for p in (self._anchors[manifest.entry], path))
+        if not real.is_relative_to(base):
+            raise ManifestError(
+                f"{manifest.path} names {str(path)!r}, which is {str(real)!r} and not below {str(base)!r}; source.confined allows "
+                "no other place: move the file there, or set source.confined = false for a manifest that you trust"
+            )
 
     def _name(self, path: Path, written: str, base: Path) -> str:
         if path.is_relative_to(base):
