@@ -246,6 +246,7 @@ def pack_lengths(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], np.ndarray[Any,
     return np.array(tokens), np.array(patches), seq_len, max_patches
 
 
+@st.composite
 def changed_bytes(draw: st.DrawFn, data: bytes, *alien: bytes) -> bytes:
     """`data` with one to four pieces flipped, cut out, doubled, overwritten, or with `alien` bytes put in; at times all alien."""
     result = bytearray(data)

@@ -174,9 +174,10 @@ class Cache:
         index = self._position(index)
         self._slots.require(index)
         slot = self._slots.at[index]
-        group = self.fields["sample_id"].group
+        if (spec := self.fields.get("sample_id")) is None:
+            raise CacheMismatchError(f"{self.folder} has no field sample_id; run: forebay preprocess CONFIG --rebuild")
         try:
-            return self.shard(group, slot >> ROW_BITS).string("sample_id", slot & _ROW_MASK)
+            return self.shard(spec.group, slot >> ROW_BITS).string("sample_id", slot & _ROW_MASK)
         except IndexError as err:
             raise self._no_such_row(index, slot) from err
 
