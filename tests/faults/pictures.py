@@ -89,7 +89,10 @@ def _directories() -> dict[str, tuple[bytes, str]]:
         "TIFF tile of 60,000 x 60,000": (_directory([*sizes, (259, 3, 1, 1), *tile]), "unreadable_image"),
         "TIFF tile of 60,000 x 60,000, deflated": (_directory([*sizes, (259, 3, 1, 8), *tile]), "unreadable_image"),
         "TIFF of 5,000 tags of the whole file": (many, "unreadable_image"),
-        "TIFF that is its own next page": (_directory([*sizes, (259, 3, 1, 1), *strip], following=8), "unreadable_image"),
+        "TIFF that is its own next page": (
+            _directory([*sizes, (259, 3, 1, 1), *strip], following=8),
+            "unreadable_image",
+        ),
         "BMP of 2^31 colours": (
             b"BM" + struct.pack("<IIIIiiHHIIiiII", 54, 0, 54, 40, 64, 64, 1, 8, 0, 0, 0, 0, 1 << 31, 0),
             "unreadable_image",

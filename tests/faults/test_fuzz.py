@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
-import logging
-import os
-import pickle
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import numpy as np
 import xxhash
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.configuration import set_hypothesis_home_dir
 
 from forebay.config import Config, PlanConfig, SourceConfig, load_config
-from forebay.errors import ForebayError
 from forebay.preprocess.sources import read_rows
 from forebay.store.cache import open_cache
 from forebay.store.canonical import canonical_json
@@ -30,7 +20,7 @@ from forebay.store.metadata import write_metadata
 from forebay.store.shard_table import shard_name, to_table
 from forebay.store.tar_index import load_index
 from forebay.store.verify import verify_folder
-from forebay.train.plan import Order, load_plan, save_plan, statistics
+from forebay.train.plan import load_plan, save_plan, statistics
 from forebay.train.plan.bucket import bucket_plan
 from tests.faults.children import Children, serving
 from tests.faults.fuzzing import PER_TRIAL, WICKED, Fuzz, npy, object_arrays, sign
@@ -38,6 +28,7 @@ from tests.faults.row import Row, made
 from tests.preprocess.corpus import Corpus
 from tests.store_factory import make_cache
 from tests.strategies import changed_bytes, changed_documents
+
 
 def metadata_bytes(folder: Path, data: st.DataObject) -> None:
     cache = _cache(folder)
@@ -100,7 +91,7 @@ def plan(folder: Path, data: st.DataObject) -> None:
         document["checksum"] = xxhash.xxh3_128_hexdigest(canonical_json(document))
         path.write_text(json.dumps(document))
     loaded = load_plan(root, cache_key="ab" * 32, settings=_plan_settings())
-    order = Order(loaded, seed=1, epoch=0)
+    order = loaded.order(seed=1, epoch=0)
     list(order.batches(np.arange(len(order))))
 
 

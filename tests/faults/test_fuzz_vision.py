@@ -211,10 +211,9 @@ def _prepare(folder: Path) -> None:
     table = {"image": images, "question": ["q"] * 3, "answer": ["a"] * 3, "id": ["x", "y", "z"]}
     pq.write_table(pa.table(table), raw / "data.parquet")
     draws = np.random.default_rng(3)
-    lengths = {"patches": 4 * draws.integers(0, 10, 60), "images": draws.integers(0, 2, 60)}
-    tokens = draws.integers(1, 64, 60)
-    plan = pack_plan(tokens, patches=lengths["patches"], settings=_PACKS)
-    found = pack_statistics(plan, tokens, settings=_PACKS, **lengths)
+    tokens, patches, counts = draws.integers(1, 64, 60), 4 * draws.integers(0, 10, 60), draws.integers(0, 2, 60)
+    plan = pack_plan(tokens, patches=patches, settings=_PACKS)
+    found = pack_statistics(plan, tokens, settings=_PACKS, patches=patches, images=counts)
     save_plan(plan, folder / "plan", cache_key=_KEY, settings=_PACKS, statistics=found)
     _keep_listing(raw, folder / "listing")
 

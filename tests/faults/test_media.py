@@ -19,9 +19,9 @@ from tests.faults.building import build_here
 from tests.faults.children import Children, serving
 from tests.faults.pictures import MAX_BYTES, MAX_PIXELS, pictures
 from tests.faults.row import Row
-from tests.faults.vision import serving_vision
 from tests.faults.sandbox import confine
 from tests.faults.shim import Fault
+from tests.faults.vision import serving_vision
 from tests.preprocess.audio_files import chunk, fmt, wave, with_flac_length, with_flac_rate
 from tests.preprocess.corpus import Corpus, flac, json_lines, tone
 from tests.preprocess.vision.corpus import PhotoCorpus

@@ -54,7 +54,9 @@ class ImageTask:
         """Returns what to call one of the images: the file, and the member or the row inside it."""
         file, member, offset = (self.places[column][position].as_py() for column in _PLACE[:3])
         source = self.files[file]
-        return storable(source.name) + (f":{member}" if member else f", row {place_row(offset) + 1}" if source.listed else "")
+        return storable(source.name) + (
+            f":{member}" if member else f", row {place_row(offset) + 1}" if source.listed else ""
+        )
 
 
 def look_at(task: ImageTask) -> pa.Table:
@@ -65,8 +67,8 @@ def look_at(task: ImageTask) -> pa.Table:
     """
     facts: list[tuple[str, int, int, str | None, str | None]] = []
     with MediaReader(task.files, max_open=_MAX_OPEN, max_bytes=task.max_bytes, audio_column=task.image_column) as read:
-        places = zip(*(task.places[name].to_pylist() for name in _PLACE), strict=True)
-        for position, (file, member, offset, size) in enumerate(places):
+        places = zip(*(task.places[name].to_pylist() for name in ("file", "offset", "size")), strict=True)
+        for position, (file, offset, size) in enumerate(places):
             mark(position)
             name = task.name(position)
             try:

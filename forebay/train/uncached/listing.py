@@ -150,7 +150,14 @@ def _load(folder: Path) -> Conversations | None:
         _require_places(images["file"], len(files))
         failed = Counter({str(reason): int(count) for reason, count in document["failed"].items()})
         return Conversations(files=files, rows=rows, images=images, failed=failed)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as err:  # pyarrow's errors are ValueErrors
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+    ) as err:  # pyarrow's errors are ValueErrors
         if folder.exists():
             logger.warning("listing again: %s cannot be used: %s", folder, err)
         return None
