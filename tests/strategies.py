@@ -300,7 +300,7 @@ def _with_changes(document: Any, changes: list[tuple[tuple[Any, ...], Any, bool]
                 if is_key and isinstance(value, str):  # another name for what is there
                     owner[value] = owner.pop(last, None)
                 else:
-                    owner[last] = value
+                    owner[str(last)] = value  # a number where an earlier change put an object in place of a list
             elif isinstance(owner, list) and isinstance(last, int) and last < len(owner):
                 owner[last] = value
     return result

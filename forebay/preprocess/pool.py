@@ -90,9 +90,13 @@ class Pool:
         self._workers.clear()
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """Returns `function(item)` of every item, in their order."""
+        """Returns `function(item)` of every item, in their order. Raises WorkerDied, with the item as its task, as `run` does."""
         tasks = list(enumerate(items))
-        results: dict[int, R] = dict(result for _, result in self.run(_Numbered(function), tasks))
+        try:
+            results: dict[int, R] = dict(result for _, result in self.run(_Numbered(function), tasks))
+        except WorkerDied as err:
+            err.task = err.task[1]
+            raise
         return [results[index] for index, _ in tasks]
 
     def run(self, function: Callable[[T], R], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:

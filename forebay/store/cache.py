@@ -142,11 +142,17 @@ class Cache:
         if not is_verified:  # before its numbers are followed
             shard.check_row(row, text)
         rows = text.pop(images.rows_field).tolist()
+        # Checksums prove no good will, and a number below 0 would count from the end.
+        if rows and not (min(rows) >= 0 and max(rows) < media.entry.rows):
+            raise self._no_image(shard.path, row, f"it names the media rows {rows}, and there are {media.entry.rows}")
         made = [media.row(image) for image in rows]
         if not is_verified:
             for image, values in zip(rows, made, strict=True):
                 media.check_row(image, values)
-        return images.sample(text, made)
+        try:
+            return images.sample(text, made)
+        except ValueError as err:
+            raise self._no_image(shard.path, row, str(err)) from err
 
     def will_need(self, indices: Iterable[int]) -> None:
         """Asks the kernel to read these samples' pages into memory, and returns before it has; about 2 us a sample.
@@ -174,9 +180,10 @@ class Cache:
         index = self._position(index)
         self._slots.require(index)
         slot = self._slots.at[index]
-        group = self.fields["sample_id"].group
+        if (spec := self.fields.get("sample_id")) is None:
+            raise CacheMismatchError(f"{self.folder} has no field sample_id; run: forebay preprocess CONFIG --rebuild")
         try:
-            return self.shard(group, slot >> ROW_BITS).string("sample_id", slot & _ROW_MASK)
+            return self.shard(spec.group, slot >> ROW_BITS).string("sample_id", slot & _ROW_MASK)
         except IndexError as err:
             raise self._no_such_row(index, slot) from err
 
@@ -269,6 +276,9 @@ class Cache:
             f"{self.folder / 'slots.npy'}: sample {index} is said to lie in shard {slot >> ROW_BITS}, row "
             f"{slot & ((1 << ROW_BITS) - 1)}, which is not there; run: forebay preprocess CONFIG --rebuild"
         )
+
+    def _no_image(self, path: Path, row: int, what: str) -> CacheCorruptError:
+        return CacheCorruptError(f"{path} row {row}: {what}; run: forebay preprocess CONFIG --verify, or --rebuild")
 
     def _position(self, index: int) -> int:
         if not -self._length <= index < self._length:

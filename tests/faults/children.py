@@ -56,7 +56,13 @@ class Ended:
 
 
 class Children:
-    """The server; closed with its `with` block. A child that hangs is an AssertionError, and the server begins anew."""
+    """The server; closed with its `with` block. A child that hangs is an AssertionError, and the server begins anew.
+
+    loaded: modules that it has beside those of the speech line.
+    """
+
+    def __init__(self, *loaded: str) -> None:
+        self._loaded = loaded
 
     def __enter__(self) -> Children:
         self._begin()
@@ -64,7 +70,7 @@ class Children:
 
     def _begin(self) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "tests.faults.children", str(theirs.fileno())]
+        command = [sys.executable, "-m", "tests.faults.children", str(theirs.fileno()), *self._loaded]
         environment = {**os.environ, "ARROW_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._server = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=_ROOT, env=environment)
         theirs.close()
@@ -173,7 +179,7 @@ def limit(kind: int, value: int) -> None:
 
 if __name__ == "__main__":
     # Loaded here and never used here: a library that has run would have started threads.
-    for name in _LOADED:
+    for name in (*_LOADED, *sys.argv[2:]):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     gc.freeze()

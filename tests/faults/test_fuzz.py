@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
-import logging
-import os
-import pickle
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import numpy as np
 import xxhash
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.configuration import set_hypothesis_home_dir
 
 from forebay.config import Config, PlanConfig, SourceConfig, load_config
-from forebay.errors import ForebayError
 from forebay.preprocess.sources import read_rows
 from forebay.store.cache import open_cache
 from forebay.store.canonical import canonical_json
@@ -30,28 +20,14 @@ from forebay.store.metadata import write_metadata
 from forebay.store.shard_table import shard_name, to_table
 from forebay.store.tar_index import load_index
 from forebay.store.verify import verify_folder
-from forebay.train.plan import Order, load_plan, save_plan, statistics
+from forebay.train.plan import load_plan, save_plan, statistics
 from forebay.train.plan.bucket import bucket_plan
 from tests.faults.children import Children, serving
+from tests.faults.fuzzing import PER_TRIAL, WICKED, Fuzz, npy, object_arrays, sign
 from tests.faults.row import Row, made
-from tests.faults.sandbox import confine
 from tests.preprocess.corpus import Corpus
 from tests.store_factory import make_cache
 from tests.strategies import changed_bytes, changed_documents
-
-PER_TRIAL = 100
-"""Inputs of one trial."""
-
-
-class Wicked:
-    """Unpickled, it would leave a file behind."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Path.touch, (Path("pickle-was-run"),))
-
-
-WICKED = pickle.dumps(Wicked())
-Read = Callable[[Path, st.DataObject], None]
 
 
 def metadata_bytes(folder: Path, data: st.DataObject) -> None:
@@ -71,8 +47,8 @@ def metadata_signed(folder: Path, data: st.DataObject) -> None:
 def array_signed(folder: Path, data: st.DataObject) -> None:
     cache = _cache(folder)
     name = data.draw(st.sampled_from(["slots.npy", "lengths.npy", "media.npy", "text.npy"]))
-    changed = data.draw(st.one_of(changed_bytes((cache / name).read_bytes(), WICKED), _object_arrays()))
-    _sign(cache, name, changed)
+    changed = data.draw(st.one_of(changed_bytes((cache / name).read_bytes(), WICKED), object_arrays()))
+    sign(cache, name, changed)
     _read_cache(cache)
 
 
@@ -88,7 +64,7 @@ def table_signed(folder: Path, data: st.DataObject) -> None:
         spans[data.draw(st.integers(0, len(spans) - 1)), data.draw(st.integers(0, 2))] = data.draw(number)
     else:
         record[name] = data.draw(number)
-    _sign(cache, "media.npy", _npy(table))
+    sign(cache, "media.npy", npy(table))
     _read_cache(cache)
 
 
@@ -100,7 +76,7 @@ def shard_signed(folder: Path, data: st.DataObject) -> None:
     digest = xxhash.xxh3_128_hexdigest(changed)
     entries[0] = dataclasses.replace(entries[0], size_bytes=len(changed), xxh3_128=digest)
     (cache / shard_name("media", 0)).write_bytes(changed)
-    _sign(cache, "media.npy", _npy(to_table(entries, len(entries[0].spans))))
+    sign(cache, "media.npy", npy(to_table(entries, len(entries[0].spans))))
     _read_cache(cache)
 
 
@@ -115,7 +91,7 @@ def plan(folder: Path, data: st.DataObject) -> None:
         document["checksum"] = xxhash.xxh3_128_hexdigest(canonical_json(document))
         path.write_text(json.dumps(document))
     loaded = load_plan(root, cache_key="ab" * 32, settings=_plan_settings())
-    order = Order(loaded, seed=1, epoch=0)
+    order = loaded.order(seed=1, epoch=0)
     list(order.batches(np.arange(len(order))))
 
 
@@ -161,80 +137,6 @@ def toml(folder: Path, data: st.DataObject) -> None:
     assert isinstance(load_config(path), Config)
 
 
-TARGETS: tuple[Read, ...] = (
-    metadata_bytes,
-    metadata_signed,
-    array_signed,
-    table_signed,
-    shard_signed,
-    plan,
-    plan_array,
-    tar,
-    parquet,
-    tsv,
-    jsonl,
-    toml,
-)
-
-
-_PARTS: dict[Read, str] = {
-    plan: "plan",
-    plan_array: "plan",
-    tar: "raw",
-    parquet: "raw",
-    tsv: "raw",
-    jsonl: "raw",
-    toml: "raw",
-}
-
-
-def fuzzed(children: Children, number: int, folder: Path, *, count: int = PER_TRIAL) -> str:
-    ended = children.run(_many, number, count, made(folder / "inside"), made(folder / "outside"))
-    target = TARGETS[number % len(TARGETS)].__name__
-    assert not ended.signal, f"{target}: signal {ended.signal}"
-    assert ended.error is None, f"{target}: {ended.error!r} {getattr(ended.error, '__notes__', '')}"
-    assert ended.value == [], f"{target}: {ended.value[:3]}"
-    return f"{target} x {count}"
-
-
-def _many(number: int, count: int, folder: Path, outside: Path) -> list[str]:
-    """Reads many inputs of one kind; returns what was done against the rules."""
-    read = TARGETS[number % len(TARGETS)]
-    logging.disable()
-    set_hypothesis_home_dir(folder / "hypothesis")
-    _prepare(folder / "right")
-    seen: list[str] = []
-    confined: list[list[str]] = []
-
-    @hypothesis.seed(number)
-    @settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate],
-    )
-    @hypothesis.given(data=st.data())
-    def one(data: st.DataObject) -> None:
-        work = folder / "work"
-        shutil.rmtree(work, ignore_errors=True)
-        part = _PARTS.get(read, "caches")
-        shutil.copytree(folder / "right" / part, work / part)
-        if not confined:
-            confined.append(confine(folder, outside))
-        try:
-            read(work, data)
-        except ForebayError:
-            return
-
-    os.chdir(folder)
-    one()
-    seen += confined[0]
-    if list(folder.rglob("pickle-was-run")):
-        seen.append("a pickle was run")
-    return seen
-
-
 def _prepare(folder: Path) -> None:
     make_cache(folder / "caches", num_samples=3, rows_per_shard=2, max_duration_s=0.1, features="waveform")
     corpus = Corpus(made(folder / "raw"))
@@ -265,35 +167,36 @@ def _read_cache(cache: Path) -> None:
     assert opened.samples is not None
 
 
-def _sign(cache: Path, name: str, data: bytes) -> None:
-    (cache / name).write_bytes(data)
-    document = json.loads((cache / "metadata.json").read_bytes())
-    document["files"][name] = {"size_bytes": len(data), "xxh3_128": xxhash.xxh3_128_hexdigest(data)}
-    write_metadata(cache, {k: v for k, v in document.items() if k != "checksum"})
-
-
-def _npy(array: np.ndarray[Any, Any]) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    return buffer.getvalue()
-
-
-def _object_arrays() -> st.SearchStrategy[bytes]:
-    return st.just(_npy(np.array([Wicked()], dtype=object)))
-
-
+FUZZ = Fuzz(
+    _prepare,
+    {
+        metadata_bytes: "caches",
+        metadata_signed: "caches",
+        array_signed: "caches",
+        table_signed: "caches",
+        shard_signed: "caches",
+        plan: "plan",
+        plan_array: "plan",
+        tar: "raw",
+        parquet: "raw",
+        tsv: "raw",
+        jsonl: "raw",
+        toml: "raw",
+    },
+)
 ROW: Row[Any] = Row(
     name="fuzz",
     fault=f"fuzzed metadata.json, plan, npy, tdz, tar, parquet, TSV, JSONL, TOML ({PER_TRIAL} inputs a run)",
     outcome="typed error; no crash, no import, no code execution, no path outside the root, memory bounded",
     prepared=serving,
-    trial=fuzzed,
-    short=len(TARGETS),
+    trial=FUZZ.trial,
+    short=len(FUZZ.targets),
     long=1000,
 )
 
 
 def test_foreign_bytes_give_typed_errors(tmp_path: Path) -> None:
     with Children() as children:
-        outcomes = [fuzzed(children, number, made(tmp_path / str(number)), count=15) for number in range(len(TARGETS))]
-    assert outcomes == [f"{target.__name__} x 15" for target in TARGETS]
+        numbers = range(len(FUZZ.targets))
+        outcomes = [FUZZ.trial(children, number, made(tmp_path / str(number)), count=15) for number in numbers]
+    assert outcomes == [f"{target.__name__} x 15" for target in FUZZ.targets]

@@ -1,12 +1,13 @@
 """Hostile media: claims of sizes that are not there, and names that lead elsewhere.
 
-A case is a name and the bytes of one sample among good ones; pictures are cases of their own beside those of sound.
+A case is a name and the bytes of one sample among good ones. Pictures are all in one build.
 """
 
 from __future__ import annotations
 
 import io
 import tarfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,14 @@ from forebay.store.cache import open_cache
 from forebay.store.verify import verify_folder
 from tests.faults.building import build_here
 from tests.faults.children import Children, serving
+from tests.faults.pictures import MAX_BYTES, MAX_PIXELS, pictures
 from tests.faults.row import Row
 from tests.faults.sandbox import confine
 from tests.faults.shim import Fault
+from tests.faults.vision import serving_vision
 from tests.preprocess.audio_files import chunk, fmt, wave, with_flac_length, with_flac_rate
-from tests.preprocess.corpus import Corpus, flac, tone
+from tests.preprocess.corpus import Corpus, flac, json_lines, tone
+from tests.preprocess.vision.corpus import PhotoCorpus
 
 _SHORT = tone(1, duration_s=0.2)
 _CLAIMED = 1 << 32
@@ -32,7 +36,7 @@ _OURS = (
 )
 """Workers are forked, and their results come by pickle."""
 MEMORY_BYTES = 600 << 20
-"""Above what a build of these tests takes; far below what the headers claim."""
+"""Above what a build of these tests takes (a worker of the vision line 450 MB); far below what the headers claim."""
 
 AUDIO: dict[str, Callable[[], bytes]] = {
     "FLAC of 2^36 - 1 frames": lambda: with_flac_length(flac(_SHORT), (1 << 36) - 1),
@@ -104,6 +108,32 @@ def nested(children: Children, number: int, folder: Path) -> str:
     return "refused with file and line"
 
 
+def shown(children: Children, number: int, folder: Path) -> str:
+    """Every picture of `pictures` in one build."""
+    wanted = pictures()
+    ended = children.run(_build_pictures, {name: data for name, (data, _) in wanted.items()}, folder)
+    assert not ended.signal
+    assert ended.error is None, ended.error
+    cache = Path(ended.value["cache"])
+    rejected = json_lines(cache / "rejected.jsonl")
+    assert {row["sample_id"]: row["reason"] for row in rejected} == {n: why for n, (_, why) in wanted.items() if why}
+    assert ended.value["num_samples"] == sum(not why for _, why in wanted.values())
+    assert verify_folder(cache).problems == []
+    assert ended.peak_bytes < MEMORY_BYTES, ended.peak_bytes
+    return f"{len(rejected)} of {len(wanted)} counted and skipped"
+
+
+def _build_pictures(images: dict[str, bytes], folder: Path) -> dict[str, Any]:
+    corpus = PhotoCorpus(folder)
+    for number, (name, data) in enumerate(images.items()):
+        corpus.add_photo(f"{number}.jpg", data)
+        corpus.ask(name, f"{number}.jpg")
+    corpus.config()
+    limits = (f"source.max_pixels={MAX_PIXELS}", f"source.max_sample_bytes={MAX_BYTES}", "run.max_failed_share=1.0")
+    warnings.filterwarnings("error", module="PIL")  # what Pillow warns of must not become an error either
+    return build_here(folder / "config.toml", corpus.root, Fault(), {}, *limits)
+
+
 def _build(config: Path, folder: Path) -> tuple[dict[str, Any], list[str]]:
     broken_rules = confine(folder, folder / "outside")
     broken_rules.clear()
@@ -115,6 +145,7 @@ _MUST = "counted and skipped, or refused by name; resident memory bounded; nothi
 ROWS: list[Row[Any]] = [
     Row(name="media", fault="hostile sound", outcome=_MUST, prepared=serving, trial=media, short=len(AUDIO)),
     Row(name="names", fault="hostile member names", outcome=_MUST, prepared=serving, trial=names, short=len(NAMES)),
+    Row(name="pictures", fault="hostile pictures", outcome=_MUST, prepared=serving_vision, trial=shown, short=1),
     Row(name="nested", fault="deeply nested JSON", outcome=_MUST, prepared=serving, trial=nested, short=2),
 ]
 
@@ -128,4 +159,8 @@ def test_hostile_names_lead_nowhere(tmp_path: Path) -> None:
 
 
 def test_deep_json_is_refused(tmp_path: Path) -> None:
-    assert sum(ROWS[2].check(tmp_path).values()) == ROWS[2].short
+    assert sum(ROWS[3].check(tmp_path).values()) == ROWS[3].short
+
+
+def test_hostile_pictures_cost_their_samples(tmp_path: Path) -> None:
+    assert sum(ROWS[2].check(tmp_path).values()) == 1

@@ -15,11 +15,12 @@ from forebay.config import SourceConfig
 from forebay.errors import SampleError
 from forebay.preprocess.sources.conversation_part import Part
 from forebay.preprocess.sources.headers import is_gone
-from forebay.preprocess.sources.hf_file import damaged
+from forebay.preprocess.sources.hf_file import damaged, place_row
 from forebay.preprocess.sources.locate import Map
 from forebay.preprocess.sources.media import MediaReader
 from forebay.preprocess.sources.naming import NamedFiles
 from forebay.preprocess.sources.rows import IMAGE_SCHEMA, storable
+from forebay.preprocess.worker import mark
 from forebay.store.image.header import image_size
 from forebay.store.sources import SourceFile
 
@@ -49,6 +50,14 @@ class ImageTask:
     max_bytes: int
     max_pixels: int
 
+    def name(self, position: int) -> str:
+        """Returns what to call one of the images: the file, and the member or the row inside it."""
+        file, member, offset = (self.places[column][position].as_py() for column in _PLACE[:3])
+        source = self.files[file]
+        return storable(source.name) + (
+            f":{member}" if member else f", row {place_row(offset) + 1}" if source.listed else ""
+        )
+
 
 def look_at(task: ImageTask) -> pa.Table:
     """Returns hash, width and height of a task's images, or reason and message of those that cannot be used.
@@ -58,9 +67,10 @@ def look_at(task: ImageTask) -> pa.Table:
     """
     facts: list[tuple[str, int, int, str | None, str | None]] = []
     with MediaReader(task.files, max_open=_MAX_OPEN, max_bytes=task.max_bytes, audio_column=task.image_column) as read:
-        for file, member, offset, size in zip(*(task.places[name].to_pylist() for name in _PLACE), strict=True):
-            source = task.files[file]
-            name = storable(source.name) + (f":{member}" if member else f", row {offset + 1}" if source.listed else "")
+        places = zip(*(task.places[name].to_pylist() for name in ("file", "offset", "size")), strict=True)
+        for position, (file, offset, size) in enumerate(places):
+            mark(position)
+            name = task.name(position)
             try:
                 data = _read(read, task, file, offset, size)
                 width, height = image_size(data, max_pixels=task.max_pixels, sample_id=name)
@@ -149,6 +159,14 @@ class Images:
     def facts(self) -> pa.Table:
         """Returns hash, width, height, reason and message of everything that was looked at."""
         return pa.concat_tables(self._facts)
+
+    def references_to(self, task: ImageTask, position: int) -> Array:
+        """Returns every reference to one of the images of a task that was given to the tasks' map."""
+        file, member, offset = (task.places[name][position].as_py() for name in _PLACE[:3])
+        numbers = [n for n, known in enumerate(self.files.files) if known.path == task.files[file].path]
+        places = self.places()
+        is_it = (places["member"].to_numpy() == member) & (places["offset"].to_numpy() == offset)
+        return np.flatnonzero(is_it & np.isin(self.file, numbers))
 
     def contents(self, references: Array) -> Array:
         """Returns int64 by reference, equal for images of equal bytes."""

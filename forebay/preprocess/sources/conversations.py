@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 
 from forebay.config import SourceConfig
 from forebay.config.tree import SourceKind, row_slice
-from forebay.errors import ManifestError
+from forebay.errors import BuildError, ManifestError
+from forebay.preprocess.pool import WorkerDied
 from forebay.preprocess.sources.conversation_groups import first_uses, share_groups
 from forebay.preprocess.sources.conversation_hf import hf_parts, read_hf_part
 from forebay.preprocess.sources.conversation_images import Images
@@ -55,8 +56,8 @@ def read_conversations(source: SourceConfig, *, cache_root: str | os.PathLike[st
     10 million rows is held as arrow and numpy; a Python object is held for each image that is a file of its own.
 
     map_: runs the tasks, `map` or one over processes. With `max_samples` or an end in `source.rows` only as much is read
-    as it takes, and a bit more. Raises ManifestError where a manifest as a whole cannot be used, OSError or TarError where
-    the machine fails.
+    as it takes, and a bit more. Raises ManifestError where a manifest as a whole cannot be used, BuildError where an image
+    kills the processes of `map_`, OSError or TarError where the machine fails.
     """
     manifests = manifest_files(source)
     tasks = _PARTS[source.kind](source, manifests, os.fspath(cache_root))
@@ -106,7 +107,10 @@ def _looked_at(rows: pa.Table, images: Images, max_samples: int | None) -> Array
     count = len(rows) if max_samples is None else max_samples
     while True:
         offsets, references = flattened(rows["images"].slice(0, count))
-        images.look(first_uses(references)[0])
+        try:
+            images.look(first_uses(references)[0])
+        except WorkerDied as err:
+            raise BuildError(_death(err, rows, images)) from err
         is_bad = images.facts()["reason"].is_valid().to_numpy()[images.fact[references]]
         owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))[is_bad]
         failed = np.full(len(offsets) - 1, -1, np.int64)
@@ -117,6 +121,17 @@ def _looked_at(rows: pa.Table, images: Images, max_samples: int | None) -> Array
         if count >= len(rows):
             return failed
         count *= 2
+
+
+def _death(err: WorkerDied, rows: pa.Table, images: Images) -> str:
+    offsets, references = flattened(rows["images"])
+    used = np.flatnonzero(np.isin(references, images.references_to(err.task, err.position)))
+    owners = pa.array(np.unique(np.searchsorted(offsets, used, side="right") - 1))
+    excluded = ", ".join(f'"{sample}"' for sample in rows["sample_id"].take(owners).to_pylist())
+    return (
+        f"{err} at the header of image {err.task.name(err.position)!r}. If that is to blame, leave out what it is of: "
+        f"[source] exclude = [{excluded}]; then run: forebay preprocess CONFIG"
+    )
 
 
 def _finished(candidates: Manifest, failed: Array, images: Images, *, absent: Sequence[int], is_full: bool) -> Manifest:

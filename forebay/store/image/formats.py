@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import struct
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, BinaryIO
@@ -30,6 +32,9 @@ _UNREADABLE = (
     struct.error,
     zlib.error,
 )
+
+# A filter and no `catch_warnings`, which restores a list that other threads have changed meanwhile.
+_QUIET = ("ignore", None, UserWarning, re.compile(r"PIL\."), 0)
 
 
 def open_image(file: BinaryIO, *, max_pixels: int, sample_id: str) -> ImageFile:
@@ -69,7 +74,14 @@ def open_image(file: BinaryIO, *, max_pixels: int, sample_id: str) -> ImageFile:
 
 @contextlib.contextmanager
 def reading(*, max_pixels: int, sample_id: str) -> Iterator[None]:
-    """Makes what Pillow raises for bytes that are no image a DecodeError; what the disk raises comes through."""
+    """Makes what Pillow raises for bytes that are no image a DecodeError; what the disk raises comes through.
+
+    What it warns of (corrupt EXIF: a line a tag, thousands an image) is neither an error, whatever the process makes of
+    warnings, nor printed: Pillow goes on without that tag, and so does every training that reads such an image. For that
+    this process ignores UserWarnings of Pillow's modules from here on.
+    """
+    if _QUIET not in warnings.filters:
+        warnings.filterwarnings("ignore", category=UserWarning, module=_QUIET[3].pattern)
     from PIL.Image import DecompressionBombError, DecompressionBombWarning
 
     try:

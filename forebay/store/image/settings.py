@@ -53,11 +53,10 @@ class ImageSettings:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any]) -> Self:
-        """Returns the settings that `to_json` wrote."""
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in doc.items()
-        }
-        return cls(**values)
+        """Returns the settings that `to_json` wrote. Raises ConfigError, KeyError or AttributeError for what it does not write."""
+        where, defaults = Path("image"), {field.name: field.default for field in fields(cls)}
+        settings = _checked(where, {name: _value(where, name, value, defaults[name]) for name, value in doc.items()})
+        return cls(**asdict(settings))
 
 
 def image_settings(folder: Path) -> ImageSettings:

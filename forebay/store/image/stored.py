@@ -9,11 +9,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from forebay.errors import CacheCorruptError
+from forebay.errors import CacheCorruptError, SampleError
 from forebay.store.image.codec import FIELDS, Codec, decode
 from forebay.store.image.settings import ImageSettings
 
 Array = np.ndarray[Any, Any]
+
+_ROUNDING = 16
+"""What rounding to whole patches makes of a thin image at most: the square root of the aspect ratio allowed, 200."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,15 @@ class StoredImages:
         return stored
 
     def sample(self, text: dict[str, Any], images: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
-        """Returns the sample of a text row and its media rows: every codec gives the same `patches`."""
+        """Returns the sample of a text row and its media rows: every codec gives the same `patches`.
+
+        Raises ValueError where a media row holds no image.
+        """
         grids = [image["image_grid_thw"] for image in images]
         return {
             **text,
             "image_grid_thw": np.concatenate([np.zeros((0, 3), np.int32), *grids]),
-            "patches": tuple(self._patches(image) for image in images),
+            "patches": tuple(map(self._patches, images)),
         }
 
     @property
@@ -66,8 +72,19 @@ class StoredImages:
         return np.zeros((0, self.settings.patch_bytes), np.uint8)
 
     def _patches(self, image: Mapping[str, Array]) -> Array:
-        stored = image[FIELDS[self.codec]]
-        if self.codec == "raw":
-            return stored
-        _, rows, columns = image["image_grid_thw"][0].tolist()
-        return decode(self.codec, stored, grid=(1, rows, columns), settings=self.settings, max_pixels=self.max_pixels)
+        """Raises ValueError where the values are none of an image, whatever their checksum says."""
+        stored, (grid,) = image[FIELDS[self.codec]], image["image_grid_thw"].tolist()
+        _, rows, columns = grid
+        pixels = max(rows, 0) * columns * self.settings.patch_size**2
+        largest = max(self.max_pixels, self.settings.max_pixels, self.settings.min_pixels, self.settings.factor**2)
+        if not 0 < pixels <= _ROUNDING * largest:
+            raise ValueError(f"an image has a grid of {grid}")
+        try:
+            patches = decode(
+                self.codec, stored, grid=(1, rows, columns), settings=self.settings, max_pixels=self.max_pixels
+            )
+        except (SampleError, OSError, ValueError) as err:
+            raise ValueError(f"the bytes of an image do not decode: {err}") from err
+        if patches.shape != (rows * columns, self.settings.patch_bytes):
+            raise ValueError(f"an image has patches {list(patches.shape)} and a grid of {grid}")
+        return patches

@@ -108,6 +108,7 @@ def _loaded(
     check = ChunkCheck(folder / "members.npy", arrays["members"], arrays.pop(SUMS)) if is_lazy else None
     rules: dict[str, Any] = {"tail": settings.tail, "check": check}
     if settings.kind == "pack":
+        _require_packs(arrays, metadata["num_samples"], are_members_read=not is_lazy)
         return PackPlan(unplaced={reason: arrays.pop(reason) for reason in UNPLACED}, **arrays, **rules)
     rules |= {"sample_rate_hz": metadata["sample_rate_hz"], "lockstep": settings.lockstep}
     if settings.kind == "window":
@@ -120,6 +121,21 @@ def _loaded(
         grad_accs=grad_accs(settings, num_buckets=len(arrays["batch_sizes"])),
         locality_shards=settings.locality_shards,
     )
+
+
+def _require_packs(arrays: dict[str, Array], num_samples: int, *, are_members_read: bool) -> None:
+    """Raises ValueError where arrays are no packs of so many samples, whatever their checksums say."""
+    members, offsets = arrays["members"], arrays["offsets"]
+    lists = [members, *(arrays[reason] for reason in UNPLACED)]
+    if any(array.ndim != 1 or array.dtype.kind != "i" for array in (offsets, *lists)):
+        raise ValueError("its arrays are no lists of integers")
+    if sum(map(len, lists)) != num_samples:
+        raise ValueError(f"{sum(map(len, lists))} samples are in packs or left out, num_samples is {num_samples}")
+    ends = [offsets[0], offsets[-1]]
+    if ends != [0, len(members)] or np.any(offsets[1:] <= offsets[:-1]):
+        raise ValueError(f"the offsets of its packs do not rise from 0 to {len(members)}")
+    if any(len(a) and (a.min() < 0 or a.max() >= num_samples) for a in lists[0 if are_members_read else 1 :]):
+        raise ValueError(f"it names samples outside of 0 to {num_samples - 1}")
 
 
 def pack_settings(folder: Path) -> tuple[str, PlanConfig]:

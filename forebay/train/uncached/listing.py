@@ -19,10 +19,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from tqdm import tqdm
 
 from forebay.config import Config
 from forebay.preprocess.sources import Manifest
+from forebay.preprocess.sources.rows import CONVERSATION_SCHEMA, IMAGE_SCHEMA
 from forebay.preprocess.vision.images import conversation_rows, flattened, images_of
 from forebay.preprocess.vision.line import VisionLine
 from forebay.preprocess.vision.listing import list_vision
@@ -36,6 +38,12 @@ logger = logging.getLogger(__name__)
 
 FOLDER = ".listings"
 _TABLES = ("rows", "images")
+_KEPT = ("sample_id", "text", "group", "images")
+_LENGTHS = ("num_tokens", "num_patches", "num_images")
+_SCHEMAS = (
+    pa.schema([*map(CONVERSATION_SCHEMA.field, _KEPT), *(pa.field(name, pa.int32()) for name in _LENGTHS)]),
+    pa.schema([*IMAGE_SCHEMA, *(pa.field(name, pa.int32()) for name in ("grid_h", "grid_w"))]),
+)
 _VERSION = 1
 _PIECE = 4096
 """Rows tokenised at once."""
@@ -100,7 +108,7 @@ def _measured(line: VisionLine, manifest: Manifest) -> Conversations:
         "num_patches": sums[offsets[1:]] - sums[offsets[:-1]],
         "num_images": np.diff(offsets),
     }
-    table = rows.select(["sample_id", "text", "group", "images"])
+    table = rows.select(_KEPT)
     for name, values in lengths.items():
         table = table.append_column(name, pa.array(values.astype(np.int32)))
     kept = table.filter(pa.array(counts > 0)).combine_chunks()
@@ -135,10 +143,21 @@ def _load(folder: Path) -> Conversations | None:
             return None
         if any(hash_file(folder / name) != document["sums"][name] for name in _TABLES):
             return None
-        rows, images = (_read_table(folder / name) for name in _TABLES)
+        rows, images = map(_read_table, (folder / name for name in _TABLES), _SCHEMAS)
         files = tuple(SourceFile(name, Path(path), entry, listed) for name, path, entry, listed, _ in document["files"])
-        return Conversations(files=files, rows=rows, images=images, failed=Counter(document["failed"]))
-    except (OSError, ValueError, KeyError, TypeError) as err:  # pyarrow's errors are ValueErrors
+        _require_places(rows["group"], len(files))
+        _require_places(pc.list_flatten(rows["images"]), len(images))
+        _require_places(images["file"], len(files))
+        failed = Counter({str(reason): int(count) for reason, count in document["failed"].items()})
+        return Conversations(files=files, rows=rows, images=images, failed=failed)
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+    ) as err:  # pyarrow's errors are ValueErrors
         if folder.exists():
             logger.warning("listing again: %s cannot be used: %s", folder, err)
         return None
@@ -150,9 +169,21 @@ def _write_table(path: Path, table: pa.Table) -> str:
     return hash_file(path)
 
 
-def _read_table(path: Path) -> pa.Table:
+def _read_table(path: Path, schema: pa.Schema) -> pa.Table:
+    """Returns a kept table. Raises ValueError where it is none: its checksum says that it is whole, not whose it is."""
     with pa.memory_map(str(path)) as source:
-        return pa.ipc.open_file(source).read_all()
+        table = pa.ipc.open_file(source).read_all()
+    table.validate(full=True)  # arrow trusts offsets and ends the process where they lead out
+    if not table.schema.equals(schema):
+        raise ValueError(f"{path} holds {', '.join(table.schema.names)} in other types than a listing does")
+    return table
+
+
+def _require_places(places: pa.ChunkedArray, count: int) -> None:
+    """Raises ValueError where numbers are no places in a list of this length."""
+    ends = pc.min_max(places).as_py()
+    if places.null_count or (len(places) and not 0 <= ends["min"] <= ends["max"] < count):
+        raise ValueError(f"places of {ends} in a list of {count}")
 
 
 def _stat(path: Path) -> list[int] | None:
