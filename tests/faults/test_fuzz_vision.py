@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import shutil
 import tarfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ from forebay.store.shard import shard_fields, write_shard
 from forebay.store.verify import verify_folder
 from forebay.train.plan import load_plan, pack_plan, pack_statistics, save_plan
 from forebay.train.uncached import listing
-from tests.faults.children import Children, serving
+from tests.faults.children import Children
 from tests.faults.fuzzing import PER_TRIAL, WICKED, Fuzz, npy
 from tests.faults.row import Row, made
 from tests.golden import make_v1_vision as golden
@@ -232,6 +234,12 @@ def _keep_listing(raw: Path, folder: Path) -> None:
     assert listing._load(folder) is not None
 
 
+@contextlib.contextmanager
+def _serving(_folder: Path) -> Iterator[Children]:
+    with Children("datasets", "tests.faults.test_fuzz_vision") as children:
+        yield children
+
+
 FUZZ = Fuzz(
     _prepare,
     {
@@ -251,7 +259,7 @@ ROW: Row[Any] = Row(
     name="fuzz_vision",
     fault=f"fuzzed conversations, images, packs, caches of images, kept listings ({PER_TRIAL} inputs a run)",
     outcome="typed error; no crash, no import, no code execution, no path outside the root, memory bounded",
-    prepared=serving,
+    prepared=_serving,
     trial=FUZZ.trial,
     short=len(FUZZ.targets),
     long=180,
@@ -259,7 +267,7 @@ ROW: Row[Any] = Row(
 
 
 def test_foreign_bytes_of_images_give_typed_errors(tmp_path: Path) -> None:
-    with Children("datasets", "tests.faults.test_fuzz_vision") as children:
+    with _serving(tmp_path) as children:
         numbers = range(len(FUZZ.targets))
         outcomes = [FUZZ.trial(children, number, made(tmp_path / str(number)), count=8) for number in numbers]
     assert outcomes == [f"{target.__name__} x 8" for target in FUZZ.targets]
