@@ -24,9 +24,9 @@ from forebay.config import Config, load_config
 from forebay.preprocess.lines import line_of
 from forebay.preprocess.listing import Mapper, resolve
 from forebay.preprocess.shard_task import ShardTask
-from forebay.store.temporary import temporary_name
 from forebay.store.layout import GROUPS
 from forebay.store.memo import Memo
+from forebay.store.temporary import temporary_name
 
 ROOT = Path(__file__).parents[1]
 BENCH_DATA = ROOT / "bench-data"

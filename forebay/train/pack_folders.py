@@ -7,9 +7,9 @@ from pathlib import Path
 
 from forebay.errors import CacheError, CacheNotFoundError, ConfigError
 from forebay.store.cache import Cache, open_cache
-from forebay.store.temporary import TEMPORARY_MARK
 from forebay.store.image.codec import FIELDS
 from forebay.store.lookup import sealed_caches
+from forebay.store.temporary import TEMPORARY_MARK
 from forebay.train.plan.disk import METADATA, STATISTICS, pack_settings
 
 logger = logging.getLogger(__name__)
