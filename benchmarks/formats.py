@@ -48,7 +48,9 @@ PEERS = (
 OURS = forebay_cache.NAME
 ARROW, MDS, FOLDERS = "Arrow, zero-copy by hand", "MosaicML Streaming (MDS)", "TensorDict folder per sample"
 FOLDERS_OPENED = f"{FOLDERS}, opened at each read"
+THREADED, FIRST_EPOCH = f"{OURS}, 2 threads", f"{OURS}, first epoch of an opened cache"
 SHARDS = "forebay, shards alone"
+SHARDS_AT_ONCE = f"{SHARDS}, two at a time"
 WRITERS = ("WebDataset + wids", "ArrayRecord (grain)", MDS)
 """Against which writing is measured."""
 ORDERS: tuple[OrderName, ...] = ("shuffled", "buckets", "by duration")
@@ -118,16 +120,17 @@ def write_all(modules: Sequence[Peer], workload: Workload, folder: Path, *, roun
         peer.write(target, workload)
         fsync_below(target)
 
-    def write_shards() -> None:
+    def write_shards(at_once: int) -> None:
         target = folder / "shards"
         shutil.rmtree(target, ignore_errors=True)
-        forebay_cache.write_shards(target, workload)
+        forebay_cache.write_shards(target, workload, at_once=at_once)
         fsync_below(target)
 
-    works: dict[str, Work] = {SHARDS: write_shards, **{peer.NAME: functools.partial(write, peer) for peer in modules}}
+    ours = {SHARDS: functools.partial(write_shards, 1), SHARDS_AT_ONCE: functools.partial(write_shards, 2)}
+    works: dict[str, Work] = {**ours, **{peer.NAME: functools.partial(write, peer) for peer in modules}}
     costs = in_turn(works, rounds=rounds)
     shutil.rmtree(folder / "shards")
-    rows = [_written(workload, SHARDS, costs, size_bytes=None, num_files=None)]
+    rows = [_written(workload, name, costs, size_bytes=None, num_files=None) for name in ours]
     for peer in modules:
         target = folder / peer.NAME / workload.name
         files = [path for path in target.rglob("*") if path.is_file()]
@@ -197,8 +200,9 @@ def read_batches(
             LIMIT: batches.copyto_loop(workload, listed, num_buffers=1, pad=False),
             LIMIT_PADDED: batches.copyto_loop(workload, listed, num_buffers=2, pad=True),
         }
-        for name, num_threads in ((OURS, 0), (f"{OURS}, 2 threads", 2)):
+        for name, num_threads in ((OURS, 0), (THREADED, 2)):
             works[name] = functools.partial(_exhaust, batches.make_loader(cache, listed, num_threads=num_threads))
+        works[FIRST_EPOCH] = functools.partial(_first_epoch, folder / OURS / workload.name, listed)
         for name, reader in readers.items():
             if name == OURS or (name in sequential and order != "shuffled"):
                 continue
@@ -221,6 +225,11 @@ def read_batches(
             for name, found in costs.items()
         ]
     return rows, all_costs
+
+
+def _first_epoch(folder: Path, listed: Batches) -> None:
+    """Opens the cache and reads every sample once: each is hashed, and no buffer was used before."""
+    _exhaust(batches.make_loader(forebay_cache.open_cache_of(folder), listed, num_threads=0))
 
 
 def _exhaust(loader: Any) -> None:

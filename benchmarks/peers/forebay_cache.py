@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -56,20 +58,26 @@ def write(folder: Path, workload: Workload) -> None:
     scratch.rmdir()
 
 
-def write_shards(folder: Path, workload: Workload) -> dict[Group, list[tuple[Path, ShardEntry]]]:
-    """Writes the shards of both groups below a folder; a cache has 8 small files more, each fsynced too."""
-    return {group: _write_group(folder, group, workload) for group in GROUPS}
+def write_shards(folder: Path, workload: Workload, *, at_once: int = 1) -> dict[Group, list[tuple[Path, ShardEntry]]]:
+    """Writes the shards of both groups below a folder; a cache has 8 small files more, each fsynced too.
+
+    at_once: shards that are written at a time; a build's workers write one each.
+    """
+    numbers = range(-(-len(workload) // workload.rows_per_shard))
+    with ThreadPoolExecutor(at_once) as threads:
+        for group in GROUPS:
+            (folder / group).mkdir(parents=True)
+        written = {
+            group: threads.map(functools.partial(_write_shard, folder, group, workload), numbers) for group in GROUPS
+        }
+        return {group: list(found) for group, found in written.items()}
 
 
-def _write_group(folder: Path, group: Group, workload: Workload) -> list[tuple[Path, ShardEntry]]:
-    specs = shard_fields(fields(workload), group)
-    (folder / group).mkdir(parents=True)
-    found = []
-    for number, start in enumerate(range(0, len(workload), workload.rows_per_shard)):
-        rows = [_row(workload, i, group) for i in range(start, min(start + workload.rows_per_shard, len(workload)))]
-        path = folder / shard_name(group, number)
-        found.append((path, write_shard(path, specs, rows, key=digest([group, number]))))
-    return found
+def _write_shard(folder: Path, group: Group, workload: Workload, number: int) -> tuple[Path, ShardEntry]:
+    start = number * workload.rows_per_shard
+    rows = [_row(workload, i, group) for i in range(start, min(start + workload.rows_per_shard, len(workload)))]
+    path = folder / shard_name(group, number)
+    return path, write_shard(path, shard_fields(fields(workload), group), rows, key=digest([group, number]))
 
 
 def _row(workload: Workload, index: int, group: Group) -> dict[str, object]:

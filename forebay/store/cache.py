@@ -18,7 +18,7 @@ from forebay.store.cache_document import checked_fields
 from forebay.store.image.stored import StoredImages
 from forebay.store.layout import FORMAT_VERSION, GROUPS, FieldSpec, Group
 from forebay.store.metadata import check_file, load_array, read_metadata
-from forebay.store.shard import OUT_OF_HANDLES, Shard, ShardEntry, shard_fields
+from forebay.store.shard import OUT_OF_HANDLES, Shard, ShardEntry, TensorColumns, row_of, shard_fields
 from forebay.store.shard_table import entry_of, shard_name, table_dtype
 from forebay.store.slots import Slots
 
@@ -85,6 +85,7 @@ class Cache:
         self._max_open_shards = max_open_shards
         self._is_bounded = len(GROUPS) * self.num_shards > max_open_shards
         self._open: OrderedDict[tuple[Group, int], Shard] = OrderedDict()
+        self._columns: dict[int, TensorColumns] = {}
         if verify == "open":
             for path, entry in self.files():
                 check_file(path, entry, verify=True)
@@ -123,17 +124,20 @@ class Cache:
             if self._images is not None:
                 sample = self._read_images(self._images, number, row, is_verified=bool(is_verified))
             else:
-                sample = {}
-                for group in GROUPS:
-                    shard = self.shard(group, number)
-                    values = shard.row(row)
-                    if not is_verified:
-                        shard.check_row(row, values)
-                    sample.update(values)
+                if not is_verified:
+                    for group in GROUPS:
+                        shard = self.shard(group, number)
+                        shard.check_row(row, shard.row(row))
+                sample = row_of(self._columns.get(number) or self._columns_of(number), row)
         except IndexError as err:
             raise self._no_such_row(index, slot) from err
         self._verified[index] = 1
         return sample
+
+    def _columns_of(self, number: int) -> TensorColumns:
+        """Returns the tensor columns of the shards of one number, media's first; kept where every shard may stay open."""
+        columns = tuple(column for group in GROUPS for column in self.shard(group, number).tensors)
+        return columns if self._is_bounded else self._columns.setdefault(number, columns)
 
     def _read_images(self, images: StoredImages, number: int, row: int, *, is_verified: bool) -> dict[str, Any]:
         """Returns the sample of a text row and the media rows that it names."""
@@ -223,10 +227,12 @@ class Cache:
                 path = self.folder / shard_name(group, index)
                 return Shard(path, entry_of(self._tables[group], index), self._group_fields[group])
             except CacheError as err:
-                cause, num_open = err.__cause__, len(self._open)
-                if not (isinstance(cause, OSError) and cause.errno in OUT_OF_HANDLES and num_open):
+                num_open = len(self._open)
+                # No name on the cause: this frame would hold it, and it this frame, with the callers' shards.
+                if not (isinstance(err.__cause__, OSError) and err.__cause__.errno in OUT_OF_HANDLES and num_open):
                     raise
-            self._max_open_shards = max(1, num_open // 2)
+            self._max_open_shards, self._is_bounded = max(1, num_open // 2), True
+            self._columns.clear()  # these views hold mappings too
             logger.warning("%s: out of handles, at most %d shards are kept open", self.folder, self._max_open_shards)
             while len(self._open) > num_open // 2:
                 with contextlib.suppress(KeyError):

@@ -27,6 +27,8 @@ from forebay.store.tdz import END_SIGNATURE, END_SIZE, LOCAL_SIGNATURE, Parts, s
 
 Array = np.ndarray[Any, Any]
 Span = tuple[int, int, int]
+TensorColumns = tuple[tuple[str, Array, memoryview], ...]
+"""Of every tensor field: name, all rows' values, int64 offsets of the rows into them."""
 
 _STREAMED_BYTES = 16 * 1024
 """Rows of a field that are as large as this on average are written one by one."""
@@ -146,17 +148,19 @@ class Shard:
             self.hashes: Array = np.frombuffer(mapping, np.int64, entry.rows, entry.hash_offset)
         except (ValueError, TypeError, OverflowError) as err:  # its checksum is right, so somebody wrote it like this
             raise CacheCorruptError(f"{path}: its entry in the shard table leads out of the file: {err}") from err
-        self._tensors = [(f.name, *c) for f, c in zip(fields, self._columns, strict=True) if f.role == "tensor"]
+        self.tensors: TensorColumns = tuple(
+            (f.name, *c) for f, c in zip(fields, self._columns, strict=True) if f.role == "tensor"
+        )
         self._tensor_spans = [span for field, span in zip(fields, entry.spans, strict=True) if field.role == "tensor"]
         self._checked: set[str] = set()
 
     def row(self, index: int) -> dict[str, Array]:
         """Returns the tensor fields of one row: read-only views [n, *shape] of the mapping."""
-        return {name: values[offsets[index] : offsets[index + 1]] for name, values, offsets in self._tensors}
+        return row_of(self.tensors, index)
 
     def will_need(self, index: int) -> None:
         """Asks the kernel to read the pages of one row's tensor fields, without waiting for them."""
-        for (_, values, offsets), span in zip(self._tensors, self._tensor_spans, strict=True):
+        for (_, values, offsets), span in zip(self.tensors, self._tensor_spans, strict=True):
             row_bytes = values.itemsize * math.prod(values.shape[1:])
             first, last = (span[0] + offset * row_bytes for offset in (offsets[index], offsets[index + 1]))
             start = first - first % mmap.PAGESIZE
@@ -215,11 +219,17 @@ class Shard:
 
     def _first_byte(self, index: int) -> int:
         """Where in the file a row's first tensor begins; where its hash stands, for a group without tensors."""
-        if not self._tensors:
+        if not self.tensors:
             return self.entry.hash_offset + 8 * index
-        name, values, offsets = self._tensors[0]
+        name, values, offsets = self.tensors[0]
         row_bytes = values.itemsize * math.prod(values.shape[1:])
         return self.entry.spans[self._index(name)][0] + offsets[index] * int(row_bytes)
+
+
+def row_of(columns: TensorColumns, index: int) -> dict[str, Array]:
+    """Returns one row of these columns by field name: read-only views [n, *shape]."""
+    end = index + 1
+    return {name: values[offsets[index] : offsets[end]] for name, values, offsets in columns}
 
 
 def _map(path: Path, entry: ShardEntry) -> mmap.mmap:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from forebay.errors import ConfigError
 
 T = TypeVar("T")
-Batch = dict[str, torch.Tensor]
+Batch = dict[str, Any]
+"""Tensors, and what is none of packs (`max_length_q`), which stays as it is."""
 
 
 class Ahead(Generic[T]):
@@ -54,14 +55,20 @@ class SideStream:
     def start(self, batch: Batch) -> Callable[[], Batch]:
         """Begins to copy; the result waits, on the stream that is current then, and returns the batch on the device."""
         with torch.cuda.stream(self._stream):
-            moved = {name: tensor.to(self._device, non_blocking=True) for name, tensor in batch.items()}
+            moved = {
+                name: value.to(self._device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+                for name, value in batch.items()
+            }
             done = self._stream.record_event()
 
         def finish() -> Batch:
             current = torch.cuda.current_stream(self._device)
             current.wait_event(done)
-            for tensor in moved.values():
-                tensor.record_stream(current)  # made on the side stream, which must not take its memory back too early
+            for value in moved.values():
+                if isinstance(
+                    value, torch.Tensor
+                ):  # made on the side stream, which must not take its memory back too early
+                    value.record_stream(current)
             return moved
 
         return finish

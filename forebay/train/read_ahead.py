@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 _BATCHES = 256
 """For which pages are asked for ahead after one that met the disk. Asking costs microseconds a sample, also where all is in memory."""
+
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """A source that can ask for pages ahead; caches do."""
+
+    def will_need(self, indices: Iterable[int]) -> None:
+        """Asks the kernel to read these samples' pages, without waiting for them."""
+        ...
 
 
 class ReadAhead:
@@ -17,16 +26,16 @@ class ReadAhead:
     Threads may share it: what they race for is a number of batches.
     """
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: object) -> None:
         """source: asked by its `will_need`, see `Cache.will_need`; one without is left alone."""
-        self._will_need: Callable[[Iterable[int]], None] | None = getattr(source, "will_need", None)
+        self._source = source if isinstance(source, ReadsAhead) else None
         self._left = 0
 
     def announce(self, indices: Iterable[int]) -> None:
         """Says which samples are read soon, in the order of reading."""
-        if self._left and self._will_need is not None:
+        if self._left and self._source is not None:
             self._left -= 1
-            self._will_need(indices)
+            self._source.will_need(indices)
 
     @contextmanager
     def watch(self) -> Iterator[None]:

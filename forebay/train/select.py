@@ -41,14 +41,24 @@ class Selected:
     kind: SourceKind
 
 
-def make_loader(config: Config, *, dp_rank: int = 0, dp_world_size: int = 1, as_tensordict: bool = False) -> Loader:
+def make_loader(
+    config: Config,
+    *,
+    dp_rank: int = 0,
+    dp_world_size: int = 1,
+    as_tensordict: bool = False,
+    device: torch.device | str | None = None,
+    device_prefetch: int = 1,
+) -> Loader:
     """Returns the loader of this rank: the sealed cache of the same config, found by its key, or the uncached steps.
 
     `train.cache` decides: `auto` takes the cache, else goes uncached with one warning that names the command to run;
     `require` raises CacheNotFoundError; `off` goes uncached. Where torch.distributed is up, rank 0 finds cache and plan
     and the others are told. `[[train.mixture]]` reads several caches, each chosen in this way; weights are applied on top of
     the plan of all their samples.
-    Raises ConfigError without a `[plan]` section, CacheMismatchError for caches whose samples cannot stand in one batch,
+    device, device_prefetch: where batches are handed out, and how many are copied there ahead, see `Loader`; they depend on
+    the process and not on the run, so no config holds them.
+    Raises ConfigError without a `[plan]` section or for a device that is not there, CacheMismatchError for caches whose samples cannot stand in one batch,
     where `train.mixture_batches` puts them there.
     """
     selected = select(config)
@@ -74,6 +84,8 @@ def make_loader(config: Config, *, dp_rank: int = 0, dp_world_size: int = 1, as_
         as_tensordict=as_tensordict,
         crop_s=config.train.crop_s,
         collator=None if config.vision is None else pack_collator(config.train, config.plan, selected.source),
+        device=device,
+        device_prefetch=device_prefetch,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from forebay.errors import CacheMismatchError, ForebayError
 from forebay.store.cache import ROW_BITS, Cache
 from forebay.store.canonical import digest
 from forebay.store.layout import FieldSpec
+from forebay.train.read_ahead import ReadsAhead
 from forebay.train.source import Sample, SampleSource
 from forebay.train.usage import Categorised, Sharded
 
@@ -78,6 +79,14 @@ class SourceUnion:
         except ForebayError as err:
             err.add_note(f"sample {inside} of {self.names[number]}")
             raise
+
+    def will_need(self, indices: Iterable[int]) -> None:
+        """Asks the kernel to read these samples' pages ahead, of the sources that can, see `Cache.will_need`."""
+        for index in indices:
+            number, inside = self._place(index)
+            source = self.sources[number]
+            if isinstance(source, ReadsAhead):
+                source.will_need([inside])
 
     def sample_id(self, index: int) -> str:
         """Returns the id of one sample in its source."""

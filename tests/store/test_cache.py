@@ -413,3 +413,5 @@ def test_a_cache_that_runs_out_of_handles_keeps_fewer_shards_open(
         assert cache.read(index)
     assert "out of handles, at most 4 shards are kept open" in caplog.text
     assert len(cache._open) <= 4
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+    assert 1 <= sum(line.endswith(".tdz") for line in mapped) <= 4

@@ -118,7 +118,8 @@ def test_batches_on_a_cuda_device_are_those_of_the_host() -> None:
 def test_the_side_stream_keeps_memory_that_a_step_still_reads() -> None:
     stream = SideStream(torch.device("cuda"))
     host = {"x": torch.arange(1_000_000, dtype=torch.float32).pin_memory()}
-    batch = stream.start(host)()
+    batch = stream.start({**host, "max_length_q": 3})()
+    assert batch["max_length_q"] == 3
     torch.cuda._sleep(50_000_000)
     total = batch["x"].double().sum()
     del batch

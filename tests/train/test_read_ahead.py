@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Iterable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +13,12 @@ import pytest
 import torch
 
 from forebay.config import PlanConfig
-from forebay.store.cache import open_cache
+from forebay.store.cache import Cache, open_cache
 from forebay.train import read_ahead
 from forebay.train.loader import Loader
 from forebay.train.plan import bucket_plan
 from forebay.train.read_ahead import ReadAhead
+from forebay.train.union import SourceUnion
 from tests.store_factory import make_cache
 from tests.train.fake_source import FakeSource
 
@@ -81,6 +84,48 @@ def test_reading_ahead_brings_pages_back_and_never_fails(tmp_path: Path) -> None
         assert all(np.array_equal(cache.read(index)[name], array) for name, array in wanted.items())
     (folder / "media" / "00001.tdz").unlink()
     open_cache(folder).will_need(range(6))
+
+
+def test_a_union_reads_ahead_in_the_sources_that_can() -> None:
+    cached, other = FakeSource([200] * 3), FakeSource([200] * 2)
+    asked: list[int] = []
+    cached.will_need = asked.extend  # type: ignore[attr-defined]
+    union = SourceUnion([other, cached, other], ["a", "b", "c"])
+    union.will_need([0, 2, 6, 4, 3])
+    assert asked == [0, 2, 1]
+
+
+def test_forked_readers_hold_no_more_with_every_epoch(tmp_path: Path) -> None:
+    cache = open_cache(make_cache(tmp_path, num_samples=24, rows_per_shard=2))
+    for index in range(len(cache)):
+        cache.read(index)  # what the children inherit has been used
+    context = multiprocessing.get_context("fork")
+    ends = [context.Pipe(duplex=False) for _ in range(4)]
+    readers = [context.Process(target=_read_epochs, args=(cache, sender)) for _, sender in ends]
+    for reader in readers:
+        reader.start()
+    grown = [receiver.recv() for receiver, _ in ends]
+    for reader in readers:
+        reader.join()
+    assert [reader.exitcode for reader in readers] == [0] * 4
+    assert max(grown) < 256 * 1024  # of 480 samples read, and 2 MB in every batch
+
+
+def _read_epochs(cache: Cache, sender: Connection) -> None:
+    plan = bucket_plan(cache.lengths["num_samples"], sample_rate_hz=16_000, settings=PlanConfig(batch_size=4))
+    loader = Loader(cache, plan, plan_key="0", seed=0, num_threads=0, dtype=torch.float16, pin_memory=False)
+    for epoch in range(25):
+        if epoch == 5:
+            before = _anonymous_bytes()
+        for _ in loader:
+            pass
+    sender.send(_anonymous_bytes() - before)
+
+
+def _anonymous_bytes() -> int:
+    """This process's memory that is no file's: pages copied after the fork do not add to it, new ones do."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))
 
 
 def test_memory_stays_flat_over_epochs(tmp_path: Path) -> None:

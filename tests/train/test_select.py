@@ -101,3 +101,10 @@ def test_ranks_share_the_epoch(corpus: Corpus) -> None:
         for batch in loader:
             assert set(batch) == {"input_values", "attention_mask"}
     assert sum(loader.report()["samples"] for loader in loaders) == 17
+
+
+def test_batches_go_where_the_caller_says(corpus: Corpus) -> None:
+    with pytest.raises(ConfigError, match="device is meta, wanted cpu or a CUDA device that torch sees"):
+        make_loader(corpus.config(), device="meta")
+    batch = next(iter(make_loader(corpus.config(), device="cpu", device_prefetch=0)))
+    assert all(tensor.device.type == "cpu" for tensor in batch.values())

@@ -75,8 +75,10 @@ class Features:
 
     def _mask(self, stored: Sequence[Array], room: int, allocate: Allocate) -> torch.Tensor:
         mask = allocate(self.mask or "", (len(stored), room), dtype=torch.int32)
-        lengths = np.array([len(values) for values in stored], np.int32)
-        np.less(np.arange(room, dtype=np.int32), lengths[:, None], out=mask.numpy())
+        rows = mask.numpy()
+        rows.fill(1)
+        for row, values in zip(rows, stored, strict=True):
+            row[len(values) :] = 0
         return mask
 
     def _compute(

@@ -47,6 +47,22 @@ def test_pixels_are_the_table_looked_up_and_repeated(
     assert torch.equal(out, wanted)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs CUDA; the test above runs the same gathers on the host"
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_patches_expanded_on_a_cuda_device_are_those_of_the_host(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    patches = torch.randint(
+        0, 256, (9_000, 768), dtype=torch.uint8, generator=generator
+    )  # more than one piece of a gather
+    table = torch.randn(3, 256, generator=generator)
+    found = expand_patches(patches.cuda(), table, dtype=dtype)
+    assert found.is_cuda
+    assert torch.equal(found.cpu(), expand_patches(patches, table, dtype=dtype))
+
+
 def test_read_only_patches_are_expanded_by_a_pickled_copy() -> None:
     sample = conversation(np.random.default_rng(0), [(4, 6)])
     expand = pickle.loads(pickle.dumps(HostExpansion(torch.from_numpy(TABLE), dtype=torch.float32)))  # noqa: S301 - our own bytes
