@@ -69,6 +69,8 @@ $(PEERS_INSTALLED): constraints.txt benchmarks/requirements-peers.txt benchmarks
 	@grep -v '^#' benchmarks/requirements-peers.txt | while read -r peer; do \
 	  $(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt "$$peer" || echo "$$peer does not install here"; done
 	$(PEERS)/bin/pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/requirements-peers-alone.txt || true
+	# litdata asks for it and does without; it does not load beside this torch, and then breaks whoever finds it.
+	$(PEERS)/bin/pip uninstall --quiet --yes torchvision || true
 	touch $(PEERS_INSTALLED)
 
 clean:
