@@ -52,10 +52,12 @@ def test_only_after_a_wait_for_the_disk_and_for_a_while(monkeypatch: pytest.Monk
 
 def test_a_source_that_cannot_read_ahead_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_ahead, "_major_faults", iter([0, 1]).__next__)
-    ahead = ReadAhead(FakeSource([200]))
+    source = FakeSource([200])
+    assert not hasattr(source, "will_need")
+    ahead = ReadAhead(source)
     with ahead.watch():
         pass
-    ahead.announce([0])
+    assert ahead.announce([0]) is None  # type: ignore[func-returns-value]
 
 
 def test_the_loader_announces_its_batches_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
