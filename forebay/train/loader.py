@@ -15,7 +15,7 @@ from forebay.train.collate import Batch, BatchMaker, Collator, PaddingSide
 from forebay.train.collate.text import IGNORED
 from forebay.train.crop import CropDraws
 from forebay.train.device import Ahead, side_stream
-from forebay.train.plan import Plan, Turn, next_position, num_steps, turn
+from forebay.train.plan import Plan, Turn, check_ranks, next_position, num_steps, turn
 from forebay.train.prefetch import Prefetch
 from forebay.train.read_ahead import ReadAhead
 from forebay.train.ring import BufferRing
@@ -73,11 +73,7 @@ class Loader:
         cpu: on the host.
         Raises ConfigError (also ValueError) for impossible values, PlanError where no rank has a step.
         """
-        if dp_world_size < 1 or not 0 <= dp_rank < dp_world_size:
-            raise ConfigError(
-                f"dp_rank is {dp_rank} of dp_world_size {dp_world_size}, wanted 0 <= dp_rank < dp_world_size; "
-                "under torchrun pass RANK and WORLD_SIZE"
-            )
+        check_ranks(dp_rank, dp_world_size)
         if num_threads < 0 or prefetch < 1 or device_prefetch < 0:
             raise ConfigError(
                 f"num_threads is {num_threads} (wanted 0 or more), prefetch is {prefetch} (wanted 1 or more), "

@@ -15,7 +15,7 @@ from forebay.train.collate.memory import Allocate
 from forebay.train.collate.text import IGNORED
 from forebay.train.loader import Loader
 from forebay.train.pack_folders import cache_and_plan_folder
-from forebay.train.plan import load_plan, next_position, num_steps, plan_key, turn
+from forebay.train.plan import check_ranks, load_plan, next_position, num_steps, plan_key, turn
 from forebay.train.plan.disk import AnyPlan, pack_settings
 from forebay.train.ring import BufferRing
 from forebay.train.select import make_loader, pack_collator
@@ -82,10 +82,7 @@ class CachedVLDataset(IterableDataset[dict[str, Any]]):
         impossible, CacheMismatchError or CacheCorruptError for folders that are not what was sealed, PlanError where no rank
         has a step.
         """
-        if dp_world_size < 1 or not 0 <= dp_rank < dp_world_size:
-            raise ConfigError(
-                f"dp_rank is {dp_rank} of dp_world_size {dp_world_size}, wanted 0 <= dp_rank < dp_world_size"
-            )
+        check_ranks(dp_rank, dp_world_size)
         if pixels not in ("uint8", "float32", "float16", "bfloat16") or pack_shapes not in ("natural", "fixed"):
             raise ConfigError(
                 f'pixels is "{pixels}", wanted uint8, float32, float16 or bfloat16; pack_shapes is "{pack_shapes}", wanted '

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from forebay.preprocess.listing import Listing, narrow
+from forebay.preprocess.sources.conversation_rows import flattened
 from forebay.preprocess.sources.hf_file import place_row
 from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.vision.samples import MEDIA_ROWS
@@ -80,12 +80,6 @@ def images_of(manifest: Manifest) -> pa.Table:
     if manifest.images is None:
         raise ValueError("a manifest of recordings has no images")
     return manifest.images
-
-
-def flattened(lists: Any) -> tuple[Array, Array]:
-    """Returns offsets int64 [rows + 1] and values of a column of lists, whatever it was sliced from."""
-    lengths = pc.list_value_length(lists).to_numpy().astype(np.int64)
-    return np.concatenate(([0], np.cumsum(lengths))), pc.list_flatten(lists).to_numpy()
 
 
 def image_names(manifest: Manifest, images: Sequence[int] | Array) -> list[str]:

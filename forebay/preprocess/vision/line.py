@@ -17,10 +17,11 @@ from forebay.preprocess.cut import Cut
 from forebay.preprocess.line import Finished, Rows
 from forebay.preprocess.listing import Listing
 from forebay.preprocess.samples import Read, Values
+from forebay.preprocess.sources.conversation_rows import flattened
 from forebay.preprocess.speech import as_int32
 from forebay.preprocess.text.chat import ChatEncoder
 from forebay.preprocess.vision.cut import name_image_cuts
-from forebay.preprocess.vision.images import flattened, images_of, media_task_rows, text_task_rows
+from forebay.preprocess.vision.images import images_of, media_task_rows, text_task_rows
 from forebay.preprocess.vision.pixels import PixelSteps, loaded_steps
 from forebay.preprocess.vision.probe import chat_probe, image_probe
 from forebay.preprocess.vision.samples import (

@@ -11,10 +11,11 @@ import pyarrow as pa
 
 from forebay.config import Config
 from forebay.errors import SampleError
+from forebay.preprocess.sources.conversation_rows import flattened
 from forebay.preprocess.sources.conversations import read_conversations
 from forebay.preprocess.sources.locate import Map
 from forebay.preprocess.sources.rows import Manifest, rejections
-from forebay.preprocess.vision.images import flattened, image_names, images_of
+from forebay.preprocess.vision.images import image_names, images_of
 from forebay.store.image.settings import ImageSettings, grid_thw, image_settings
 
 Array = np.ndarray[Any, Any]

@@ -10,7 +10,7 @@ from forebay.train.plan.pack import PackPlan, pack_plan
 from forebay.train.plan.pack_order import PackOrder
 from forebay.train.plan.pack_stats import pack_statistics
 from forebay.train.plan.packing_stats import statistics
-from forebay.train.plan.ranks import Turn, mixed_steps, next_position, num_steps, turn
+from forebay.train.plan.ranks import Turn, check_ranks, mixed_steps, next_position, num_steps, turn
 from forebay.train.plan.resolve import resolve_packs, resolve_plan
 from forebay.train.plan.window import WindowPlan, window_plan
 
@@ -27,6 +27,7 @@ __all__ = [
     "Turn",
     "WindowPlan",
     "bucket_plan",
+    "check_ranks",
     "load_plan",
     "make_plan",
     "mixed_steps",

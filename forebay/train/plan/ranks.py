@@ -16,8 +16,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forebay.errors import PlanError
+from forebay.errors import ConfigError, PlanError
 from forebay.train.plan.interface import Array, Tail
+
+
+def check_ranks(dp_rank: int, dp_world_size: int) -> None:
+    """Raises ConfigError for a rank that is none of so many."""
+    if dp_world_size < 1 or not 0 <= dp_rank < dp_world_size:
+        raise ConfigError(
+            f"dp_rank is {dp_rank} of dp_world_size {dp_world_size}, wanted 0 <= dp_rank < dp_world_size; "
+            "under torchrun pass RANK and WORLD_SIZE"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,9 @@ from tqdm import tqdm
 
 from forebay.config import Config
 from forebay.preprocess.sources import Manifest
+from forebay.preprocess.sources.conversation_rows import flattened
 from forebay.preprocess.sources.rows import CONVERSATION_SCHEMA, IMAGE_SCHEMA
-from forebay.preprocess.vision.images import conversation_rows, flattened, images_of
+from forebay.preprocess.vision.images import conversation_rows, images_of
 from forebay.preprocess.vision.line import VisionLine
 from forebay.preprocess.vision.listing import list_vision
 from forebay.store.canonical import digest
