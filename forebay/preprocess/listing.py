@@ -84,10 +84,14 @@ def _manifest(config: Config, mapper: Mapper) -> Manifest:
 
 
 def narrow(rows: pa.Table, files: Sequence[SourceFile]) -> tuple[tuple[SourceFile, ...], pa.Table]:
-    """Returns the files that rows use, and the rows with `file` renumbered to them."""
+    """Returns the files that rows use, and a copy of the rows with `file` renumbered to them.
+
+    A copy: a slice keeps the whole table that it was cut from, and its pickle sends all of it.
+    """
     used, inverse = np.unique(rows["file"].to_numpy(), return_inverse=True)
     index = rows.column_names.index("file")
-    return tuple(files[i] for i in used.tolist()), rows.set_column(index, "file", pa.array(inverse, pa.int32()))
+    taken = rows.take(pa.array(np.arange(len(rows))))
+    return tuple(files[i] for i in used.tolist()), taken.set_column(index, "file", pa.array(inverse, pa.int32()))
 
 
 def _hashes(manifest: Manifest, memo: Memo, mapper: Mapper) -> list[str]:

@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -102,14 +101,15 @@ class Pool:
     def run(self, function: Callable[[T], R], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:
         """Yields every task with its result, as they are done.
 
+        A task is taken from `tasks` when a worker is free for it: those of a large build are never in memory together.
         An exception in a task is raised here. A worker that dies gets its task tried once more in a new process; then
         WorkerDied is raised.
         """
-        waiting: deque[tuple[T, int]] = deque((task, 0) for task in tasks)
-        while len(self._workers) < min(self._num_workers, len(waiting)):
-            self._workers.append(self._start())
-        for worker in self._workers:
-            self._give(worker, function, waiting)
+        waiting: Iterator[tuple[T, int]] = ((task, 0) for task in tasks)
+        for place, first in zip(range(self._num_workers), waiting, strict=False):
+            if place == len(self._workers):
+                self._workers.append(self._start())
+            self._give(self._workers[place], function, iter([first]))
         while busy := [worker for worker in self._workers if worker.task is not None]:
             ready = set(wait([worker.connection for worker in busy]))
             for worker in [w for w in busy if w.connection in ready]:
@@ -118,34 +118,32 @@ class Pool:
                     yield done
 
     def _receive(
-        self, worker: _Worker, function: Callable[[T], R], waiting: deque[tuple[T, int]]
+        self, worker: _Worker, function: Callable[[T], R], waiting: Iterator[tuple[T, int]]
     ) -> tuple[T, R] | None:
         task: T = worker.task
         try:
             failed, value = worker.connection.recv()
         except (EOFError, ConnectionResetError, BrokenPipeError):
-            self._replace(worker, function, waiting)
+            self._replace(worker, function)
             return None
         if failed:
             raise value
         self._give(worker, function, waiting)
         return task, value
 
-    def _replace(self, worker: _Worker, function: Callable[[T], R], waiting: deque[tuple[T, int]]) -> None:
+    def _replace(self, worker: _Worker, function: Callable[[T], R]) -> None:
         status = worker.process.wait()
         if worker.attempts >= 1:
             raise WorkerDied(worker.task, position_of(worker.marks), status)
-        waiting.appendleft((worker.task, worker.attempts + 1))
         worker.connection.close()
         worker.marks.close()
         index = self._workers.index(worker)
         self._workers[index] = self._start()
-        self._give(self._workers[index], function, waiting)
+        self._give(self._workers[index], function, iter([(worker.task, worker.attempts + 1)]))
 
-    def _give(self, worker: _Worker, function: Callable[[T], R], waiting: deque[tuple[T, int]]) -> None:
-        worker.task = None
-        if waiting:
-            worker.task, worker.attempts = waiting.popleft()
+    def _give(self, worker: _Worker, function: Callable[[T], R], waiting: Iterator[tuple[T, int]]) -> None:
+        worker.task, worker.attempts = next(waiting, (None, 0))
+        if worker.task is not None:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # seen again, and handled, at recv
                 worker.connection.send((function, worker.task))
 

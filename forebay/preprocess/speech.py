@@ -35,6 +35,12 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
+_NOT_OF: Mapping[Group, frozenset[str]] = {
+    "media": frozenset(("text", "language", "prompt")),
+    "text": frozenset(("member", "offset", "size", "duration_s")),
+}
+"""Columns of a listing that a group's task has no use for."""
+
 
 @dataclass(frozen=True, slots=True)
 class SpeechLine:
@@ -74,14 +80,10 @@ class SpeechLine:
             rows_per_shard=rows_per_shard,
         )
 
-    def task_rows(
-        self,
-        listing: Listing,
-        cut: Cut,
-        group: Group,  # noqa: ARG002
-    ) -> tuple[tuple[SourceFile, ...], pa.Table]:
+    def task_rows(self, listing: Listing, cut: Cut, group: Group) -> tuple[tuple[SourceFile, ...], pa.Table]:
         """See `Line`: both groups have the same rows."""
-        return narrow(listing.rows.slice(cut.start, cut.stop - cut.start), listing.files)
+        columns = [name for name in listing.rows.column_names if name not in _NOT_OF[group]]
+        return narrow(listing.rows.select(columns).slice(cut.start, cut.stop - cut.start), listing.files)
 
     def media_samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
         """See `Line`."""

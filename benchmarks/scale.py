@@ -1,0 +1,317 @@
+"""Whether a build costs the same a row however many there are: `python -m benchmarks.scale [--tiny] [--json]`.
+
+From tars of a thousand tiny clips and one parquet manifest to a sealed cache, with two workers. The workers' arithmetic is
+taken out (`FreeLine`: values of a few bytes, nothing is read or decoded; hashing, tar indexes, shards, fsync, receipts and
+the seal are the product's own), so that the main process has no time to hide in. A fresh process builds each size.
+
+CPU: seconds of user and system time of the main process alone. Memory: how far its VmHWM (/proc/self/status) rises above
+what it had resident when the build began, after a build of 1,000 rows has loaded every library; `slope` is what a further row
+adds between the last two sizes. Bytes a task: the longest pickle of `(function, task)` that was sent to a worker.
+The last table is a worker's own cost for short WAV clips: `make_shard` on real clips, features and text, in one process.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import shutil
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.data import BENCH_DATA, SPEECH, shard_tasks
+from benchmarks.report import arguments, machine, median, show, timed
+from forebay.config import Config, load_config
+from forebay.preprocess.pipeline import Options, build
+from forebay.preprocess.pool import Pool
+from forebay.preprocess.samples import Read, Values
+from forebay.preprocess.shard_task import ShardTask, make_shard
+from forebay.preprocess.speech import SpeechLine
+from forebay.store.layout import Group
+
+CLIPS_PER_TAR = 1000
+SAMPLE_RATE_HZ = 16_000
+_BLOCK = 512
+"""Of a tar: a header, and the content of a tiny clip."""
+_PAGE = 1 << 20
+
+_CONFIG = """name = "scale"
+[source]
+kind = "tar"
+manifest = "train.parquet"
+[audio]
+features = "{features}"
+[text]
+tokenizer = "{model}"
+prompt = "whisper"
+max_label_tokens = 448
+[run]
+num_workers = 2
+"""
+
+Array = np.ndarray[Any, Any]
+
+
+class FreeLine(SpeechLine):
+    """The speech line whose samples cost nothing: no media is read, no token made."""
+
+    __slots__ = ()
+
+    def media_samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:  # noqa: ARG002
+        """Yields one frame a row."""
+        frame = np.zeros((1, 80), np.float16)
+        silence = np.zeros(1, np.float32)
+        for sample_id in rows["sample_id"].to_pylist():
+            yield {
+                "sample_id": sample_id,
+                "num_samples": np.int64(320),
+                "input_features": frame,
+                "pad_value": silence,
+            }
+
+    def text_samples(self, rows: pa.Table, names: Sequence[str]) -> Iterator[Values]:
+        """Yields two tokens a row."""
+        tokens = {"input_ids": np.zeros(2, np.int32), "label_mask": np.ones(2, np.uint8)}
+        for row in rows.select(["file", "text", "language"]).to_pylist():
+            yield {
+                "text": row["text"],
+                "language": row["language"],
+                "prompt": "",
+                "source": names[row["file"]],
+                **tokens,
+            }
+
+    def probe(self, group: Group) -> str:
+        """Returns no digest of anything."""
+        return f"free {group}"
+
+    def constants(self) -> dict[str, Any]:
+        """Returns nothing: no loader reads such a cache."""
+        return {}
+
+
+def free_line(config: Config, recipe: Any) -> FreeLine:
+    """Returns the line of a config, in place of `lines.line_of`."""
+    line = SpeechLine.of(config, recipe)
+    return FreeLine(line.recipe, line.tokenizer, line.limits)
+
+
+def write_source(folder: Path, *, num_rows: int) -> Path:
+    """Writes tars of CLIPS_PER_TAR headers with a block of zeros behind each, and their manifest; returns the config."""
+    folder.mkdir(parents=True)
+    tars = -(-num_rows // CLIPS_PER_TAR)
+    blocks = _tar_blocks(min(CLIPS_PER_TAR, num_rows))
+    for number in range(tars):
+        (folder / f"train-{number:05d}.tar").write_bytes(blocks)
+    clip = np.arange(num_rows)
+    numbers, members = clip // CLIPS_PER_TAR, clip % CLIPS_PER_TAR
+    names = [f"train-{number:05d}.tar" for number in range(tars)]
+    table = pa.table(
+        {
+            "tar_path": pa.DictionaryArray.from_arrays(pa.array(numbers, pa.int32()), names).cast(pa.string()),
+            "tar_member_name": [f"{member:06d}.wav" for member in members.tolist()],
+            "transcript": [f"what is said in clip {number} of a large corpus" for number in clip.tolist()],
+            "language": pa.array(["en", "fr"]).take(pa.array(clip % 2)),
+            "duration_s": np.full(num_rows, 0.02),
+            "sample_id": [f"speaker-{number:09d}" for number in clip.tolist()],
+        }
+    )
+    pq.write_table(table, folder / "train.parquet")
+    return _write_config(folder, features="log_mel")
+
+
+def _tar_blocks(count: int) -> bytes:
+    """Returns a tar of `count` members of eight zeros each: `000000.wav` and on."""
+    header = np.frombuffer(_member("000000.wav", bytes(8)), np.uint8)
+    blocks = np.tile(header, (count, 1))
+    digits = np.char.zfill(np.arange(count).astype(str), 6).astype("S6")
+    blocks[:, :6] = np.frombuffer(digits.tobytes(), np.uint8).reshape(count, 6)
+    # POSIX.1-1988: the sum of the header's bytes with spaces in the checksum's own place, as six octal digits.
+    blocks[:, 148:156] = ord(" ")
+    sums = blocks[:, :_BLOCK].sum(axis=1, dtype=np.int64)
+    octal = np.frombuffer("".join(f"{s:06o}\0 " for s in sums.tolist()).encode("ascii"), np.uint8)
+    blocks[:, 148:156] = octal.reshape(count, 8)
+    return blocks.tobytes() + bytes(2 * _BLOCK)
+
+
+def _member(name: str, data: bytes) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    return info.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % _BLOCK)
+
+
+def _write_config(folder: Path, *, features: str) -> Path:
+    path = folder / "scale.toml"
+    path.write_text(_CONFIG.format(features=features, model=SPEECH / "model"), encoding="utf-8")
+    return path
+
+
+class _Counting(Connection):
+    """A connection that remembers the longest message by the name of its function."""
+
+    longest: dict[str, int] = {}
+
+    def send(self, obj: Any) -> None:
+        data = ForkingPickler.dumps(obj)
+        function = obj[0]
+        name = getattr(getattr(function, "function", function), "__name__", "?")
+        self.longest[name] = max(self.longest.get(name, 0), len(data))
+        self.send_bytes(data)
+
+
+def measure(work: tuple[Path, Path]) -> dict[str, Any]:
+    """Returns what a build costs its main process, after one of `warm`. work: the configs (warm, measured)."""
+    warm, path = work
+    _free_build(warm)
+    with _counted() as longest, _resident() as memory:
+        cpu, wall = time.process_time(), time.perf_counter()
+        rows = _free_build(path)
+        cpu_s, wall_s = time.process_time() - cpu, time.perf_counter() - wall
+    return {
+        "rows": rows,
+        "main_cpu_us_a_row": cpu_s / rows * 1e6,
+        "peak_bytes": memory["peak"],
+        "task_bytes": dict(longest),
+        "wall_s": wall_s,
+    }
+
+
+def _free_build(path: Path) -> int:
+    with (
+        tempfile.TemporaryDirectory(dir=path.parent) as root,
+        mock.patch("forebay.preprocess.pipeline.line_of", free_line),
+    ):
+        config = load_config(path, overrides=[f"run.cache_root={root}"])
+        return build(config, Options(progress=False)).num_samples
+
+
+@contextmanager
+def _counted() -> Iterator[Mapping[str, int]]:
+    _Counting.longest = {}
+    with mock.patch("forebay.preprocess.pool.Connection", _Counting):
+        yield _Counting.longest
+
+
+@contextmanager
+def _resident() -> Iterator[dict[str, int]]:
+    """Yields a mapping that has, afterwards, `peak`: how far resident memory rose in between, in bytes."""
+    found: dict[str, int] = {}
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # VmHWM begins anew at VmRSS (Linux 4.0)
+    before = _status("VmRSS")
+    yield found
+    found["peak"] = _status("VmHWM") - before
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+def main_process(folder: Path, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Returns a row for every size, and one for what a further row adds to memory."""
+    warm = write_source(folder / "warm", num_rows=min(1000, sizes[0]))
+    found = []
+    for size in sizes:
+        path = write_source(folder / str(size), num_rows=size)
+        with Pool(1) as pool:  # a process of its own: memory that was freed would hide the next size's
+            found.append(pool.map(measure, [(warm, path)])[0])
+        shutil.rmtree(path.parent)
+    rows = [
+        {
+            "rows": f"{cost['rows']:,}",
+            "main_cpu_us_a_row": cost["main_cpu_us_a_row"],
+            "peak_bytes_a_row": cost["peak_bytes"] / cost["rows"],
+            "shard_task_bytes": cost["task_bytes"]["make_shard"],
+            "locate_task_bytes": cost["task_bytes"]["locate_file"],
+            "wall_s": cost["wall_s"],
+        }
+        for cost in found
+    ]
+    for cost, smaller in zip(rows[1:], itertools.pairwise(found), strict=True):
+        small, large = smaller
+        cost["slope"] = (large["peak_bytes"] - small["peak_bytes"]) / (large["rows"] - small["rows"])
+    return [{**row, "slope": row.get("slope")} for row in rows]
+
+
+def write_clips(folder: Path, *, num_clips: int, duration_s: float) -> Path:
+    """Writes one tar of WAV clips of noise with its manifest; returns the config."""
+    folder.mkdir(parents=True)
+    import soundfile
+
+    length = round(duration_s * SAMPLE_RATE_HZ)
+    noise = np.random.default_rng(0).integers(-3000, 3000, num_clips + length, np.int16)
+    rows = []
+    with open(folder / "clips.tar", "wb") as file:
+        for number in range(num_clips):
+            buffer = io.BytesIO()
+            soundfile.write(buffer, noise[number : number + length], SAMPLE_RATE_HZ, format="WAV", subtype="PCM_16")
+            file.write(_member(f"{number:06d}.wav", buffer.getvalue()))
+            text = f"clip number {number}"
+            rows.append({"tar_path": "clips.tar", "tar_member_name": f"{number:06d}.wav", "transcript": text})
+        file.write(bytes(2 * _BLOCK))
+    table = pa.Table.from_pylist([{**row, "language": "en", "duration_s": duration_s} for row in rows])
+    pq.write_table(table, folder / "train.parquet")
+    return _write_config(folder, features="waveform")
+
+
+def workers(folder: Path, *, num_clips: int, rounds: int) -> list[dict[str, Any]]:
+    """Returns milliseconds of CPU a clip of `make_shard` on short WAV clips, by duration, features and group."""
+    found = []
+    for duration_s, features in itertools.product((0.1, 0.5), ("waveform", "log_mel")):
+        path = write_clips(folder / f"{features}-{duration_s}", num_clips=num_clips, duration_s=duration_s)
+        config = load_config(path, overrides=[f"audio.features={features}", f"run.cache_root={path.parent / 'caches'}"])
+        with Pool(1) as pool:
+            tasks = shard_tasks(config, pool)
+            costs = [pool.map(shard_costs, [tasks])[0] for _ in range(rounds + 1)][1:]  # the first loads libraries
+        row: dict[str, Any] = {"clips of": f"{duration_s:g} s", "features": features}
+        for group in ("media", "text"):
+            row[f"{group}_ms_a_clip"] = median(cost[group] for cost in costs) / num_clips * 1e3
+        found.append(row)
+    return found
+
+
+def shard_costs(tasks: Sequence[ShardTask]) -> dict[Group, float]:
+    """Returns CPU seconds of making these shards, by group."""
+    costs: dict[Group, float] = {"media": 0.0, "text": 0.0}
+    with tempfile.TemporaryDirectory(dir=BENCH_DATA) as folder:
+        for task in tasks:
+            here = replace(task, folder=Path(folder))
+            costs[task.group] += timed(lambda here=here: make_shard(here)).cpu_s  # type: ignore[misc]
+    return costs
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments(__doc__, argv)
+    sizes = (500, 2000) if options.tiny else (10_000, 100_000, 1_000_000)
+    BENCH_DATA.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=BENCH_DATA) as name:
+        folder = Path(name)
+        document = {
+            "machine": machine("numpy", "pyarrow", "soundfile"),
+            "main_process": main_process(folder, sizes),
+            "workers": workers(
+                folder, num_clips=64 if options.tiny else 2048, rounds=1 if options.tiny else options.rounds or 5
+            ),
+        }
+    show(document, as_json=options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    # Under its real name, not `__main__`: workers import `measure` and `FreeLine` by it.
+    from benchmarks import scale
+
+    sys.exit(scale.main())
