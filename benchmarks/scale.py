@@ -18,14 +18,13 @@ import shutil
 import sys
 import tarfile
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import numpy as np
@@ -33,9 +32,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.data import BENCH_DATA, SPEECH, shard_tasks
-from benchmarks.report import arguments, machine, median, show, timed
+from benchmarks.report import Cost, arguments, machine, median, show, timed
 from forebay.config import Config, load_config
-from forebay.preprocess.pipeline import Options, build
+from forebay.preprocess.pipeline import BuildReport, Options, build
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.samples import Read, Values
 from forebay.preprocess.shard_task import ShardTask, make_shard
@@ -162,7 +161,7 @@ def _write_config(folder: Path, *, features: str) -> Path:
 class _Counting(Connection):
     """A connection that remembers the longest message by the name of its function."""
 
-    longest: dict[str, int] = {}
+    longest: ClassVar[dict[str, int]] = {}
 
     def send(self, obj: Any) -> None:
         data = ForkingPickler.dumps(obj)
@@ -177,25 +176,26 @@ def measure(work: tuple[Path, Path]) -> dict[str, Any]:
     warm, path = work
     _free_build(warm)
     with _counted() as longest, _resident() as memory:
-        cpu, wall = time.process_time(), time.perf_counter()
-        rows = _free_build(path)
-        cpu_s, wall_s = time.process_time() - cpu, time.perf_counter() - wall
+        rows, cost = _free_build(path)
     return {
         "rows": rows,
-        "main_cpu_us_a_row": cpu_s / rows * 1e6,
+        "main_cpu_us_a_row": cost.cpu_s / rows * 1e6,
         "peak_bytes": memory["peak"],
         "task_bytes": dict(longest),
-        "wall_s": wall_s,
+        "wall_s": cost.wall_s,
     }
 
 
-def _free_build(path: Path) -> int:
+def _free_build(path: Path) -> tuple[int, Cost]:
+    """Returns the samples of a build into a folder of its own, and what it cost this process."""
+    reports: list[BuildReport] = []
     with (
         tempfile.TemporaryDirectory(dir=path.parent) as root,
         mock.patch("forebay.preprocess.pipeline.line_of", free_line),
     ):
         config = load_config(path, overrides=[f"run.cache_root={root}"])
-        return build(config, Options(progress=False)).num_samples
+        cost = timed(lambda: reports.append(build(config, Options(progress=False))))
+    return reports[0].num_samples, cost
 
 
 @contextmanager

@@ -6,10 +6,10 @@ import json
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from forebay.config import Config
 from forebay.preprocess.line import Finished, Line, Rows
@@ -23,13 +23,8 @@ EXCLUDING = frozenset({"empty_text", "label_too_long", "too_long", "too_short"})
 """Reasons that say that a good sample is not wanted; all others say that a sample is bad."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rejection:
-    """One row that is no sample: why, and whether it was filtered (`excluded`) or bad (`failed`)."""
-
-    sample_id: str
-    kind: str
-    reason: str
+Rejection = tuple[str, str, str]
+"""One row that is no sample: its id, whether it was filtered (`excluded`) or bad (`failed`), and why."""
 
 
 def assemble(
@@ -44,7 +39,7 @@ def assemble(
 ) -> Contents:
     """Returns what is sealed."""
     rows = line.read_rows(finished)
-    keep = np.array([not reason for reason in rows.reasons], bool)
+    keep = rows.reasons.codes == 0
     rejections = _rejections(listing, rows)
     document = {
         "name": config.name,
@@ -78,22 +73,19 @@ def assemble(
 
 def _rejections(listing: Listing, rows: Rows) -> list[Rejection]:
     """What the listing left out, then what the steps refused."""
-    listed = [
-        Rejection(sample_id=r["sample_id"], kind=r["kind"], reason=r["reason"])
-        for r in listing.manifest.rejected.to_pylist()
-    ]
-    refused = [
-        Rejection(sample_id=sample_id, kind="excluded" if reason in EXCLUDING else "failed", reason=reason)
-        for sample_id, reason in zip(rows.sample_ids, rows.reasons, strict=True)
-        if reason
-    ]
-    return listed + refused
+    rejected = listing.manifest.rejected
+    listed = list(zip(*(rejected[name].to_pylist() for name in ("sample_id", "kind", "reason")), strict=True))
+    refused = np.flatnonzero(rows.reasons.codes)
+    ids = listing.rows["sample_id"].take(pa.array(refused)).to_pylist()
+    reasons = [rows.reasons.names[code] for code in rows.reasons.codes[refused].tolist()]
+    kinds = ("excluded" if reason in EXCLUDING else "failed" for reason in reasons)
+    return [*listed, *zip(ids, kinds, reasons, strict=True)]
 
 
 def _counts(rejections: Sequence[Rejection], kind: str) -> dict[str, int]:
-    return dict(sorted(Counter(r.reason for r in rejections if r.kind == kind).items()))
+    return dict(sorted(Counter(reason for _, found, reason in rejections if found == kind).items()))
 
 
 def _jsonl(rejections: Sequence[Rejection]) -> bytes:
-    lines = [json.dumps({"sample_id": r.sample_id, "kind": r.kind, "reason": r.reason}) for r in rejections]
+    lines = (json.dumps({"sample_id": name, "kind": kind, "reason": reason}) for name, kind, reason in rejections)
     return "".join(f"{line}\n" for line in lines).encode("ascii")

@@ -73,8 +73,8 @@ def name_cuts(
     for index, (start, stop) in enumerate(cut_rows(rows["group"].to_numpy(), rows_per_shard=rows_per_shard)):
         part = rows.slice(start, stop - start)
         keys: dict[Group, str] = {}
+        used, inverse = np.unique(files[start:stop], return_inverse=True)
         for group in GROUPS:
-            used, inverse = np.unique(files[start:stop], return_inverse=True)
             document = {
                 "format_version": FORMAT_VERSION,
                 "group": group,
@@ -97,7 +97,9 @@ def columns_digest(rows: pa.Table, files: Array) -> str:
         if pa.types.is_integer(column.type):
             state.update(np.ascontiguousarray(column.to_numpy(), np.int64).tobytes())
             continue
-        binary = column.cast(pa.large_string()).fill_null("")
+        # Neither call is free for a column that needs it not, and there are six columns a shard.
+        binary = column if column.type == pa.large_string() else column.cast(pa.large_string())
+        binary = binary.fill_null("") if binary.null_count else binary
         offsets = np.frombuffer(binary.buffers()[1], np.int64)[binary.offset : binary.offset + len(binary) + 1]
         state.update(np.diff(offsets).tobytes())
         data = binary.buffers()[2]

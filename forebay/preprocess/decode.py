@@ -16,6 +16,7 @@ import numpy.typing as npt
 from forebay.config.steps import Decode
 from forebay.errors import DecodeError
 from forebay.preprocess.headers import AudioInfo, parsed_header
+from forebay.preprocess.pcm_wav import PcmAudio, plain_pcm
 
 if TYPE_CHECKING:
     from soundfile import LibsndfileError, SoundFile
@@ -50,6 +51,10 @@ def decode_audio(
         raise DecodeError("empty_file", f"sample {sample_id}: the file is empty (0 bytes); write or list it again")
     if len(data) > step.max_sample_bytes:
         _refuse_size(sample_id, "the file", len(data), step)
+    plain = plain_pcm(data)
+    if plain is not None:
+        waveform = _read_plain(plain, step, sample_id=sample_id, want=want)
+        return _clipped(_resampled(waveform, plain.sample_rate_hz, step, sample_id=sample_id), step)
     claim = parsed_header(lambda offset, size: data[offset : offset + size], len(data))
     if claim is not None:
         _check_rate(claim.sample_rate_hz, sample_id)
@@ -85,6 +90,18 @@ def _as_file(data: bytes) -> Iterator[int | io.BytesIO]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _read_plain(audio: PcmAudio, step: Decode, *, sample_id: str, want: str) -> Waveform:
+    """Returns what `_read` gives for such a file: libsndfile divides 16-bit samples by 32768, which float32 does exactly."""
+    _check_rate(audio.sample_rate_hz, sample_id)
+    claimed, channels = audio.samples.shape
+    samples = audio.samples[: _frames_for_clip(step, audio.sample_rate_hz)]
+    if samples.size * 4 > step.max_sample_bytes:
+        _refuse_size(sample_id, f"the audio ({claimed} samples by its header)", samples.size * 4, step)
+    if want == "int16" and channels == 1 and audio.sample_rate_hz == step.sample_rate_hz:
+        return samples[:, 0].astype(np.int16)
+    return _mono(samples.astype(np.float32) * np.float32(2**-15))
 
 
 def _read(file: SoundFile, claim: AudioInfo | None, step: Decode, *, sample_id: str, want: str) -> Waveform:

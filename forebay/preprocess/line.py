@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.config.recipe import AnyRecipe
+from forebay.preprocess.coded import Coded
 from forebay.preprocess.cut import Cut
 from forebay.preprocess.listing import Listing
 from forebay.preprocess.samples import Read, Values
@@ -27,16 +28,15 @@ Finished = Mapping[Group, Sequence[tuple[Path, ShardEntry]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Every row of every text shard, in order: what `assemble` decides about.
+    """Every row of every text shard, in order, which is that of the listing: what `assemble` decides about.
 
-    reasons: why a row is no sample, empty where it is one. languages: empty where a row has none. lengths: int32
-    [names, rows], as the line's `length_names`.
+    slots: int64 [rows]. reasons: why a row is no sample, empty where it is one. languages: empty where a row has none.
+    lengths: int32 [names, rows], as the line's `length_names`.
     """
 
     slots: Array
-    sample_ids: list[str]
-    reasons: list[str]
-    languages: list[str]
+    reasons: Coded
+    languages: Coded
     lengths: Array
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from forebay.preprocess.line import Line
 from forebay.preprocess.receipt import Failure, Receipt, load_receipt, save_receipt
 from forebay.preprocess.sources import MediaReader
+from forebay.preprocess.sources.task import reduced
 from forebay.store.layout import Group
 from forebay.store.shard import shard_fields, write_shard
 from forebay.store.sources import SourceFile
@@ -37,6 +38,9 @@ class ShardTask:
     def path(self) -> Path:
         """Where the shard stands until the cache is sealed."""
         return self.folder / self.group / f"{self.key}.tdz"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduced(self)
 
 
 def make_shard(task: ShardTask) -> tuple[Receipt, bool]:

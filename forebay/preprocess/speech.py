@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from forebay.config import Config, SourceConfig
 from forebay.config.recipe import Recipe
+from forebay.preprocess.coded import Coder
 from forebay.preprocess.cut import Cut, name_cuts
 from forebay.preprocess.estimate import estimate_bytes
 from forebay.preprocess.line import Finished, Rows
@@ -114,26 +115,25 @@ class SpeechLine:
 
     def read_rows(self, finished: Finished) -> Rows:
         """See `Line`; the duration filters are applied again, to what was decoded."""
-        slots, sample_ids, reasons, languages, lengths = [], [], [], [], []
+        slots, reasons, languages, lengths = [], [], [], []
+        why, spoken = Coder(), Coder()
         fields = self.fields()
         pairs = zip(finished["media"], finished["text"], strict=True)
         for index, ((media_path, media_entry), (text_path, text_entry)) in enumerate(pairs):
             media = Shard(media_path, media_entry, shard_fields(fields, "media"))
             text = Shard(text_path, text_entry, shard_fields(fields, "text"))
             slots.append((np.int64(index) << ROW_BITS) | np.arange(media_entry.rows, dtype=np.int64))
-            sample_ids += media.strings("sample_id")
-            languages += text.strings("language")
-            reasons += [a or b for a, b in zip(media.strings("failure"), text.strings("failure"), strict=True)]
-            lengths.append(self._lengths(media, text))
-        table = as_int32(np.concatenate([np.zeros((3, 0), np.int64), *lengths], axis=1))
-        rate = self.recipe.decode.sample_rate_hz
-        reasons = [r or self.limits.reason(int(n) / rate) for r, n in zip(reasons, table[0], strict=True)]
+            languages.append(spoken.column(text, "language"))
+            failed = why.column(media, "failure")
+            failed = np.where(failed, failed, why.column(text, "failure"))
+            lengths.append(as_int32(self._lengths(media, text)))
+            seconds = lengths[-1][0] / self.recipe.decode.sample_rate_hz
+            reasons.append(np.where(failed, failed, self.limits.refused(seconds, why)))
         return Rows(
             slots=np.concatenate([np.zeros(0, np.int64), *slots]),
-            sample_ids=sample_ids,
-            reasons=reasons,
-            languages=languages,
-            lengths=table,
+            reasons=why.coded(np.concatenate([np.zeros(0, np.int32), *reasons])),
+            languages=spoken.coded(np.concatenate([np.zeros(0, np.int32), *languages])),
+            lengths=np.concatenate([np.zeros((3, 0), np.int32), *lengths], axis=1),
         )
 
     def summary(self, listing: Listing, rows: Rows, keep: Array) -> dict[str, Any]:
@@ -157,12 +157,12 @@ class SpeechLine:
         return int((reached & lost & keep).sum())
 
     def _languages(self, rows: Rows, keep: Array) -> dict[str, Any]:
-        names, inverse = np.unique(np.array(rows.languages, dtype=object)[keep].astype(str), return_inverse=True)
-        seconds = np.bincount(inverse, rows.lengths[0][keep], len(names)) / self.recipe.decode.sample_rate_hz
-        samples = np.bincount(inverse, minlength=len(names))
+        samples = rows.languages.counts(keep).tolist()
+        seconds = (rows.languages.counts(keep, rows.lengths[0]) / self.recipe.decode.sample_rate_hz).tolist()
         return {
-            name or "unknown": {"samples": int(n), "hours": float(s / 3600)}
-            for name, n, s in zip(names.tolist(), samples, seconds, strict=True)
+            name or "unknown": {"samples": count, "hours": length / 3600}
+            for name, count, length in sorted(zip(rows.languages.names, samples, seconds, strict=True))
+            if count
         }
 
 
@@ -187,13 +187,15 @@ class DurationLimits:
         """Returns the limits of a config's filters."""
         return cls(source.min_duration_s, source.max_duration_s if source.overlong == "drop" else None)
 
-    def reason(self, duration_s: float) -> str:
-        """Returns why a clip is left out, empty where it is not."""
+    def refused(self, durations_s: Array, reasons: Coder) -> Array:
+        """Returns why clips of these durations are left out, as numbers of `reasons`, 0 where they are not: int32."""
         # A manifest's rounded duration passed the filter once; only a real difference is one.
         slack_s = 0.1
-        if self.max_s is not None and duration_s > self.max_s + slack_s:
-            return "too_long"
-        return "too_short" if duration_s < self.min_s - slack_s else ""
+        found = np.zeros(len(durations_s), np.int32)
+        found[durations_s < self.min_s - slack_s] = reasons.number("too_short")
+        if self.max_s is not None:
+            found[durations_s > self.max_s + slack_s] = reasons.number("too_long")
+        return found
 
 
 def as_int32(lengths: Array) -> Array:

@@ -15,6 +15,7 @@ import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -82,20 +83,23 @@ def write_shard(
     fields: of one group, as `shard_fields` gives them. rows: values by field name (arrays [n, *shape]; str or number for
     table fields), or the reason why the row has none. Table values may be kept beside a reason: `{"failure": reason, ...}`.
     """
-    columns: dict[str, list[Array]] = {field.name: [] for field in fields}
-    hashes = np.zeros(len(rows), np.int64)
-    for index, row in enumerate(rows):
-        values = {"failure": row} if isinstance(row, str) else row
-        arrays = [_as_array(field, values.get(field.name)) for field in fields]
-        hashes[index] = sample_hash([a for f, a in zip(fields, arrays, strict=True) if f.role == "tensor"])
-        for field, array in zip(fields, arrays, strict=True):
-            columns[field.name].append(array)
-    members: dict[str, Array | Parts] = {
-        f"values/{field.name}": _column_of(columns[field.name], field) for field in fields
-    }
+    values = [{"failure": row} if isinstance(row, str) else row for row in rows]
+    tensors: list[list[Array]] = []
+    members: dict[str, Array | Parts] = {}
+    offsets: dict[str, Array] = {}
     for field in fields:
-        lengths = [len(part) for part in columns[field.name]]
-        members[f"offsets/{field.name}"] = np.cumsum([0, *lengths], dtype=np.int64)
+        column = [row.get(field.name) for row in values]
+        if field.dtype == "str" and field.role == "table":
+            members[f"values/{field.name}"], lengths = _joined(field, column)
+        else:
+            arrays = _as_arrays(field, column)
+            members[f"values/{field.name}"], lengths = _column_of(arrays, field), [len(array) for array in arrays]
+            tensors += [arrays] if field.role == "tensor" else []
+        offsets[f"offsets/{field.name}"] = np.cumsum([0, *lengths], dtype=np.int64)
+    members |= offsets
+    hashes = np.zeros(len(rows), np.int64)
+    if tensors:
+        hashes[:] = [sample_hash(row) for row in zip(*tensors, strict=True)]
     members["sample_hash"] = hashes
     written = write_tdz(path, members)
     spans = tuple(
@@ -116,18 +120,29 @@ def _column_of(parts: list[Array], field: FieldSpec) -> Array | Parts:
     return np.concatenate([np.zeros((0, *field.shape), field.numpy_dtype), *parts])
 
 
-def _as_array(field: FieldSpec, value: Any) -> Array:
-    if value is None:
-        return np.zeros((0, *field.shape), field.numpy_dtype)
-    if isinstance(value, str):
-        return np.frombuffer(value.encode("utf-8", "surrogateescape"), np.uint8)
-    array = np.ascontiguousarray(value)
-    if array.ndim == 0:
-        array = array.reshape(1)
-    if array.dtype != field.numpy_dtype or array.shape[1:] != field.shape:
-        wanted = f"{field.numpy_dtype} [n, {', '.join(map(str, field.shape))}]"
-        raise TypeError(f"field {field.name} got {array.dtype} {list(array.shape)}, wanted {wanted}")
-    return array
+def _joined(field: FieldSpec, column: Sequence[Any]) -> tuple[Array, list[int]]:
+    """All rows' strings as UTF-8 bytes, end to end, and the length of each."""
+    for value in column:
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"field {field.name} got {type(value).__name__}, wanted str")
+    encoded = [value.encode("utf-8", "surrogateescape") if value else b"" for value in column]
+    return np.frombuffer(b"".join(encoded), np.uint8), [len(data) for data in encoded]
+
+
+def _as_arrays(field: FieldSpec, column: Sequence[Any]) -> list[Array]:
+    """A column as arrays [n, *shape], empty ones where there is no value."""
+    dtype, shape = field.numpy_dtype, field.shape
+    nothing = np.zeros((0, *shape), dtype)
+    arrays = []
+    for value in column:
+        array = nothing if value is None else np.ascontiguousarray(value)
+        if array.ndim == 0:
+            array = array.reshape(1)
+        if array.dtype != dtype or array.shape[1:] != shape:
+            wanted = f"{dtype} [n, {', '.join(map(str, shape))}]"
+            raise TypeError(f"field {field.name} got {array.dtype} {list(array.shape)}, wanted {wanted}")
+        arrays.append(array)
+    return arrays
 
 
 class Shard:
@@ -182,10 +197,7 @@ class Shard:
         """Returns values [total, *shape] and offsets int64 [rows + 1] of a field, after checking the members' CRC-32."""
         values, view = self._columns[self._index(name)]
         offsets = np.asarray(view, np.int64)
-        try:  # of the mapping and not of the path, where a rebuilt cache may stand by now
-            checksums = stored_checksums(self._mapping)
-        except ValueError as err:
-            raise CacheCorruptError(f"{self.path}: {err}; run: forebay preprocess CONFIG --verify") from err
+        checksums = self._checksums
         for member, data in ((f"values/{name}.memmap", values), (f"offsets/{name}.memmap", offsets)):
             stored, computed = checksums.get(member), zlib.crc32(data.data)
             if stored != computed:
@@ -213,6 +225,13 @@ class Shard:
     def lengths(self, name: str) -> Array:
         """Returns how many values each row has in a field, int64 [rows]."""
         return np.diff(np.asarray(self._columns[self._index(name)][1], np.int64))
+
+    @cached_property
+    def _checksums(self) -> dict[str, int]:
+        try:  # of the mapping and not of the path, where a rebuilt cache may stand by now
+            return stored_checksums(self._mapping)
+        except ValueError as err:
+            raise CacheCorruptError(f"{self.path}: {err}; run: forebay preprocess CONFIG --verify") from err
 
     def _index(self, name: str) -> int:
         return [field.name for field in self.fields].index(name)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from forebay.config.tree import SourceKind
 from forebay.preprocess.sources.rows import REJECTED_SCHEMA, rejections, storable
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +37,7 @@ class LocateTask:
         return replace(self, rows=rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A pickled slice of an arrow table carries the whole table; its IPC form carries the slice.
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, self.rows.schema) as writer:
-            writer.write_table(self.rows)
-        state = (self.kind, self.group, self.name, self.paths, self.cache_root, self.audio_column)
-        return _restore, (*state, sink.getvalue().to_pybytes())
+        return reduced(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,14 +95,17 @@ def all_failed(task: LocateTask, *, reason: str, message: str, absent: bool) -> 
     return Located(rows=empty, failed=failed, absent=(task.group,) if absent else ())
 
 
-def _restore(*state: Any) -> LocateTask:
-    kind, group, name, paths, cache_root, audio_column, rows = state
-    return LocateTask(
-        kind=kind,
-        group=group,
-        name=name,
-        paths=paths,
-        rows=pa.ipc.open_stream(rows).read_all(),
-        cache_root=cache_root,
-        audio_column=audio_column,
-    )
+def reduced(task: DataclassInstance) -> tuple[Any, ...]:
+    """Returns what `__reduce__` of a task with a table `rows` gives.
+
+    A pickled slice of an arrow table carries the whole table; its IPC form carries the slice.
+    """
+    state = {f.name: getattr(task, f.name) for f in fields(task)}
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, state["rows"].schema) as writer:
+        writer.write_table(state["rows"])
+    return _restored, (type(task), {**state, "rows": sink.getvalue().to_pybytes()})
+
+
+def _restored(kind: type[Any], state: dict[str, Any]) -> Any:
+    return kind(**{**state, "rows": pa.ipc.open_stream(state["rows"]).read_all()})

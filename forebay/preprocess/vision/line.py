@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from forebay.config import Config
 from forebay.config.recipe import VisionRecipe
+from forebay.preprocess.coded import Coder
 from forebay.preprocess.cut import Cut
 from forebay.preprocess.line import Finished, Rows
 from forebay.preprocess.listing import Listing
@@ -148,22 +149,22 @@ class VisionLine:
 
     def read_rows(self, finished: Finished) -> Rows:
         """See `Line`; a row fails with the first of its images that failed."""
-        slots, sample_ids, reasons, lengths = [], [], [], []
+        slots, reasons, lengths = [], [], []
+        why = Coder()
         fields = self.fields()
         pairs = zip(finished["media"], finished["text"], strict=True)
         for index, ((media_path, media_entry), (text_path, text_entry)) in enumerate(pairs):
             media = Shard(media_path, media_entry, shard_fields(fields, "media"))
             text = Shard(text_path, text_entry, shard_fields(fields, "text"))
             slots.append((np.int64(index) << ROW_BITS) | np.arange(text_entry.rows, dtype=np.int64))
-            sample_ids += text.strings("sample_id")
-            reasons += _reasons(media, text)
-            lengths.append(_lengths(media, text))
+            reasons.append(_reasons(media, text, why))
+            lengths.append(as_int32(_lengths(media, text)))
+        codes = np.concatenate([np.zeros(0, np.int32), *reasons])
         return Rows(
             slots=np.concatenate([np.zeros(0, np.int64), *slots]),
-            sample_ids=sample_ids,
-            reasons=reasons,
-            languages=[""] * len(sample_ids),
-            lengths=as_int32(np.concatenate([np.zeros((3, 0), np.int64), *lengths], axis=1)),
+            reasons=why.coded(codes),
+            languages=Coder().coded(np.zeros_like(codes)),
+            lengths=np.concatenate([np.zeros((3, 0), np.int32), *lengths], axis=1),
         )
 
     def summary(self, listing: Listing, rows: Rows, keep: Array) -> dict[str, Any]:  # noqa: ARG002
@@ -183,15 +184,16 @@ class VisionLine:
         return loaded_chat(self.recipe.chat, self.tokenizer, self.settings.merge_size)
 
 
-def _reasons(media: Shard, text: Shard) -> list[str]:
-    """Why each row of a shard is no sample, empty where it is one."""
-    why = media.strings("failure")
-    reasons = text.strings("failure")
-    if any(why):
+def _reasons(media: Shard, text: Shard, why: Coder) -> Array:
+    """Why each row of a shard is no sample, as numbers of `why`, 0 where it is one: int32 [rows]."""
+    failed = why.column(media, "failure")
+    reasons = why.column(text, "failure")
+    if failed.any():
         values, offsets = text.column(MEDIA_ROWS)
-        for row, (start, stop) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
-            failed = [why[image] for image in values[start:stop].tolist() if why[image]]
-            reasons[row] = reasons[row] or (failed[0] if failed else "")
+        of_images = failed[values]
+        rows = np.repeat(np.arange(len(reasons)), np.diff(offsets))[of_images != 0]
+        bad, first = np.unique(rows, return_index=True)
+        reasons[bad] = np.where(reasons[bad], reasons[bad], of_images[of_images != 0][first])
     return reasons
 
 
