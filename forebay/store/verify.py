@@ -55,21 +55,21 @@ def _check_all(folder: Path, *, hashing: bool, progress: bool) -> VerifyReport:
     files = list(cache.files())
     total = sum(int(entry["size_bytes"]) for _, entry in files)
     with tqdm(total=total, unit="B", unit_scale=True, desc="verify", disable=not progress, file=sys.stderr) as bar:
-        for path, entry in files:
+        for file, entry in files:
             try:
-                check_file(path, entry, verify=hashing)
+                check_file(file, entry, verify=hashing)
                 report.checked_bytes += int(entry["size_bytes"])
             except CacheCorruptError as err:
                 report.problems.append(str(err))
             except OSError as err:  # a disk that cannot read a file is what verifying is for
-                report.problems.append(f"{path} cannot be read: {err.strerror}")
+                report.problems.append(f"{file} cannot be read: {err.strerror}")
             bar.update(int(entry["size_bytes"]))
     return report
 
 
 def _foreign(cache: Cache) -> list[str]:
     # From the cache's own folder: one that was named relatively has other paths than the files of its cache.
-    known = {path for path, _ in cache.files()} | {cache.folder / "metadata.json"}
+    known = {file.path for file, _ in cache.files()} | {cache.folder / "metadata.json"}
     return [
         f"{path} does not belong to this cache"
         for path in sorted(cache.folder.rglob("*"))
