@@ -73,5 +73,9 @@ class CacheCorruptError(CacheError):
     """Bytes on disk are not the bytes written; names file, offset, stored and computed checksum."""
 
 
+class CacheReplacedError(CacheError):
+    """A cache that is open was rebuilt or removed, and what is asked for is gone with its old folder; names the folder."""
+
+
 class ResumeError(ForebayError):
     """A loader or training state cannot be continued, and why."""

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, ConfigError
+from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheReplacedError, ConfigError
 from forebay.store.cache_document import checked_fields
+from forebay.store.held import HeldFile, HeldFolder
 from forebay.store.image.stored import StoredImages
 from forebay.store.layout import FORMAT_VERSION, GROUPS, FieldSpec, Group
 from forebay.store.metadata import check_file, load_array, read_metadata
@@ -47,13 +48,15 @@ def open_cache(path: str | os.PathLike[str], *, verify: Verify = "touch", max_op
     max_open_shards: mappings held open at once, 1 to 1,000; the least recently used is closed first.
     Raises ConfigError for another number, and CacheNotFoundError, CacheIncompleteError, CacheCorruptError or CacheMismatchError;
     never returns a cache that is
-    not whole.
+    not whole. Where it is rebuilt while it is open, this cache goes on with what it was; see `Cache`.
     """
     if not 1 <= max_open_shards <= _MAX_OPEN_SHARDS:
         raise ConfigError(
             f"max_open_shards is {max_open_shards}, wanted 1 to {_MAX_OPEN_SHARDS}; set train.max_open_shards"
         )
-    return Cache(Path(path).absolute(), verify=verify, max_open_shards=max_open_shards)
+    while True:
+        with contextlib.suppress(CacheReplacedError):  # while it was being opened
+            return Cache(Path(path).absolute(), verify=verify, max_open_shards=max_open_shards)
 
 
 class Cache:
@@ -61,11 +64,17 @@ class Cache:
 
     fields: specification by field name. lengths: int32 [num_samples] by name: `num_samples` (audio samples), `num_frames`
     (feature frames), `num_tokens`. constants: what collating needs (feature kind, prompt kind, pad ids, tables).
+
+    A rebuild puts another folder at the same path. A cache that is open goes on reading the folder that it opened, which is
+    removed when nobody has it open any more. On a file system without locks it may be removed earlier: then a shard that was
+    not mapped yet is that of the new folder where it is the same, else CacheReplacedError.
     """
 
     def __init__(self, folder: Path, *, verify: Verify, max_open_shards: int) -> None:
         self.folder = folder
-        self.metadata = read_metadata(folder, format_version=FORMAT_VERSION)
+        self._held = HeldFolder(folder)
+        self._successor: Cache | None = None
+        self.metadata = read_metadata(self._held, format_version=FORMAT_VERSION)
         specs = checked_fields(folder, self.metadata)
         self.key: str = self.metadata["key"]
         self.recipe_key: str = self.metadata["recipe_key"]
@@ -77,7 +86,7 @@ class Cache:
         # A wrong slot would hand out another sample, whose own hash is right.
         is_checked = verify != "never"
         entry = self.metadata["files"]["slots.npy"]
-        self._slots = Slots(folder, entry, length=self._length, verify=is_checked)
+        self._slots = Slots(self._held, entry, length=self._length, verify=is_checked)
         # Of zeros only the pages that are touched cost anything: opening must not grow with the number of samples.
         self._verified = (np.zeros if verify == "touch" else np.ones)(self._length, np.uint8).data
         self._images = StoredImages.of(self.metadata, folder=folder)
@@ -87,8 +96,8 @@ class Cache:
         self._open: OrderedDict[tuple[Group, int], Shard] = OrderedDict()
         self._columns: dict[int, TensorColumns] = {}
         if verify == "open":
-            for path, entry in self.files():
-                check_file(path, entry, verify=True)
+            for file, entry in self.files():
+                check_file(file, entry, verify=True)
 
     def __len__(self) -> int:
         return self._length
@@ -97,7 +106,7 @@ class Cache:
         return f"Cache({str(self.folder)!r}, key={self.key[:16]}, num_samples={self._length})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.folder, self.key, self._verify, self._max_open_shards)
+        return _reopen, (self.folder, self.key, self._length, self._verify, self._max_open_shards)
 
     @cached_property
     def lengths(self) -> Mapping[str, Array]:
@@ -224,8 +233,7 @@ class Cache:
         """Maps a shard; where the machine has no handle left, half of those that are open here are closed first, for good."""
         while True:
             try:
-                path = self.folder / shard_name(group, index)
-                return Shard(path, entry_of(self._tables[group], index), self._group_fields[group])
+                return self._mapped(group, index)
             except CacheError as err:
                 num_open = len(self._open)
                 # No name on the cause: this frame would hold it, and it this frame, with the callers' shards.
@@ -238,18 +246,39 @@ class Cache:
                 with contextlib.suppress(KeyError):
                     self._open.popitem(last=False)
 
+    def _mapped(self, group: Group, index: int) -> Shard:
+        entry, fields = entry_of(self._tables[group], index), self._group_fields[group]
+        try:
+            return Shard(self._held / shard_name(group, index), entry, fields)
+        except (CacheCorruptError, CacheReplacedError):  # a rebuild or repair has perhaps made it again
+            successor = self._standing()
+            if successor is None or not successor._has(group, index, entry):
+                raise
+        return successor._mapped(group, index)
+
+    def _standing(self) -> Cache | None:
+        """Returns the cache that stands in this one's place by now, if another one does."""
+        if self._successor is None and self._held.is_replaced():
+            with contextlib.suppress(CacheError):
+                self._successor = open_cache(self.folder, verify=self._verify, max_open_shards=1)
+        return self._successor
+
+    def _has(self, group: Group, index: int, entry: ShardEntry) -> bool:
+        return index < self.num_shards and entry_of(self._tables[group], index) == entry
+
     def shard_entries(self, group: Group) -> list[tuple[Path, ShardEntry]]:
         """Returns file and entry of every shard of a group."""
         table = self._tables[group]
         return [(self.folder / shard_name(group, i), entry_of(table, i)) for i in range(len(table))]
 
-    def files(self) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    def files(self) -> Iterator[tuple[HeldFile, Mapping[str, Any]]]:
         """Yields every file but metadata.json with its `size_bytes` and `xxh3_128`."""
         for name, entry in self.metadata["files"].items():
-            yield self.folder / name, entry
+            yield self._held / name, entry
         for group in GROUPS:
-            for path, shard in self.shard_entries(group):
-                yield path, {"size_bytes": shard.size_bytes, "xxh3_128": shard.xxh3_128}
+            for index, (_, shard) in enumerate(self.shard_entries(group)):
+                sums = {"size_bytes": shard.size_bytes, "xxh3_128": shard.xxh3_128}
+                yield self._held / shard_name(group, index), sums
 
     @property
     def num_shards(self) -> int:
@@ -292,7 +321,7 @@ class Cache:
         return index % self._length
 
     def _load(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], *, verify: bool = False) -> Array:
-        array = load_array(self.folder, name, self.metadata["files"][name], verify=verify)
+        array = load_array(self._held, name, self.metadata["files"][name], verify=verify)
         if array.dtype != dtype or array.shape != shape:
             raise CacheCorruptError(
                 f"{self.folder / name} holds {array.dtype} {list(array.shape)}, its metadata says {dtype} {list(shape)}"
@@ -309,7 +338,12 @@ class Cache:
             raise CacheMismatchError(f"{self.folder}: key is {self.key[:16]}, wanted {key[:16]}")
 
 
-def _reopen(folder: Path, key: str, verify: Verify, max_open_shards: int) -> Cache:
+def _reopen(folder: Path, key: str, num_samples: int, verify: Verify, max_open_shards: int) -> Cache:
+    """Opens a pickled cache. One that was rebuilt since has the same samples in the same order, whatever its layout."""
     cache = open_cache(folder, verify=verify, max_open_shards=max_open_shards)
     cache.require_key(key)
+    if len(cache) != num_samples:
+        raise CacheReplacedError(
+            f"{folder} was replaced: it has {len(cache)} samples, the cache that was pickled had {num_samples}; open it again"
+        )
     return cache

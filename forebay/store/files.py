@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import BinaryIO
 
 import xxhash
 
+from forebay.store.held import AnyFile
 from forebay.store.temporary import temporary_name
 
 _BLOCK = 4 * 1024 * 1024
@@ -84,14 +86,19 @@ def fsync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def hash_file(path: Path) -> str:
+def hash_file(path: AnyFile) -> str:
     """Returns the xxh3-128 of a whole file, as 32 hex digits."""
+    with path.open("rb", buffering=0) as file:
+        return hash_opened(file)
+
+
+def hash_opened(file: io.FileIO) -> str:
+    """Returns the xxh3-128 of an opened file from where it stands to its end, as 32 hex digits."""
     state = xxhash.xxh3_128()
     buffer = bytearray(_BLOCK)
     view = memoryview(buffer)
-    with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            state.update(view[:count])
+    while count := file.readinto(buffer):
+        state.update(view[:count])
     return state.hexdigest()
 
 

@@ -22,6 +22,7 @@ from forebay.errors import (
 )
 from forebay.store.canonical import canonical_json
 from forebay.store.files import hash_file, write_bytes
+from forebay.store.held import AnyFile, AnyFolder
 
 FILE_NAME = "metadata.json"
 _MAX_BYTES = 64 * 1024 * 1024
@@ -43,7 +44,7 @@ def _text(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, indent=1, sort_keys=True, allow_nan=False).encode("ascii") + b"\n"
 
 
-def read_metadata(folder: Path, *, format_version: int) -> dict[str, Any]:
+def read_metadata(folder: AnyFolder, *, format_version: int) -> dict[str, Any]:
     """Returns the document of a folder.
 
     Raises CacheNotFoundError where there is no folder, CacheIncompleteError where it is not sealed, CacheCorruptError where
@@ -66,7 +67,7 @@ def read_metadata(folder: Path, *, format_version: int) -> dict[str, Any]:
     return document
 
 
-def _read(path: Path) -> bytes:
+def _read(path: AnyFile) -> bytes:
     try:
         size = _regular_size(path)
         if size > _MAX_BYTES:
@@ -82,7 +83,7 @@ def _read(path: Path) -> bytes:
         raise CacheError(f"cannot read {path}: {err.strerror}") from err
 
 
-def _check(path: Path, document: dict[str, Any], data: bytes) -> None:
+def _check(path: AnyFile, document: dict[str, Any], data: bytes) -> None:
     try:
         computed = checksum(document)
     except (ValueError, TypeError, RecursionError) as err:
@@ -109,18 +110,33 @@ def save_file(folder: Path, name: str, data: bytes | memoryview) -> dict[str, An
     return {"size_bytes": len(data), "xxh3_128": xxhash.xxh3_128_hexdigest(data)}
 
 
-def load_array(folder: Path, name: str, entry: Mapping[str, Any], *, verify: bool) -> Array:
+def load_array(folder: AnyFolder, name: str, entry: Mapping[str, Any], *, verify: bool) -> Array:
     """Returns a .npy file as a read-only memory map, after checking its size, and its content where `verify` says so."""
     check_file(folder / name, entry, verify=verify)
     try:
-        return np.load(folder / name, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+        with (folder / name).open("rb", buffering=0) as file:
+            return _mapped(file)
     except OSError as err:  # no handle or memory left: says nothing about the file
         raise CacheError(f"{folder / name} cannot be mapped: {err.strerror}") from err
     except (ValueError, EOFError, SyntaxError, TypeError, OverflowError, TokenError) as err:
         raise CacheCorruptError(f"{folder / name} is not a .npy file: {err}") from err
 
 
-def check_file(path: Path, entry: Mapping[str, Any], *, verify: bool) -> None:
+def _mapped(file: io.FileIO) -> Array:
+    """What `np.load(mmap_mode="r")` returns, which takes a path and no file."""
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    elif version == (2, 0):
+        shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(file)
+    else:
+        raise ValueError(f"its version is {version}")
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    return np.memmap(file, dtype, "r", file.tell(), shape, "F" if is_fortran else "C")
+
+
+def check_file(path: AnyFile, entry: Mapping[str, Any], *, verify: bool) -> None:
     """Raises CacheCorruptError where a file is missing, has another size, or (`verify`) other bytes than its entry says.
 
     What is no regular file is refused: a link leads out of the cache, a named pipe or a device has no end.
@@ -139,7 +155,7 @@ def check_file(path: Path, entry: Mapping[str, Any], *, verify: bool) -> None:
         )
 
 
-def _regular_size(path: Path) -> int:
+def _regular_size(path: AnyFile) -> int:
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode):
         raise CacheCorruptError(

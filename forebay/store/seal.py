@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -16,11 +17,14 @@ import numpy as np
 from forebay.errors import CacheCorruptError, CacheIncompleteError
 from forebay.store import slots
 from forebay.store.files import fsync_folder, link_or_copy
+from forebay.store.held import is_held
 from forebay.store.layout import FORMAT_VERSION, GROUPS, FieldSpec, Group
 from forebay.store.metadata import check_file, read_metadata, save_array, save_file, write_metadata
 from forebay.store.shard import ShardEntry, shard_fields
 from forebay.store.shard_table import shard_name, to_table
 from forebay.store.temporary import temporary_name
+
+logger = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
@@ -47,7 +51,8 @@ def seal(folder: Path, contents: Contents, *, scratch: Path, replace: bool = Fal
     """Makes `folder` a sealed cache; says whether this call did, and not another builder before it.
 
     scratch: a folder on the same file system where it is assembled. replace: swap it with what stands at `folder`, which
-    readers that have it open go on reading. What stands there unsealed or with damaged metadata is replaced anyway.
+    readers that have it open go on reading: it is removed when they are done, by a later run's sweep. What stands there
+    unsealed or with damaged metadata is replaced anyway.
     Raises CacheMismatchError where a newer forebay sealed it.
     """
     assembled = scratch / temporary_name(Path(folder.name)).name
@@ -91,9 +96,22 @@ def _publish(assembled: Path, folder: Path, *, replace: bool) -> bool:
             raise
         if not replace and _is_sealed(folder):
             return False
-        _exchange(assembled, folder)
+        _replace(assembled, folder)
     fsync_folder(folder.parent)
     return True
+
+
+def _replace(assembled: Path, folder: Path) -> None:
+    """Puts a folder in the place of another one, which stays beside it, under a name that is swept, as long as it is read."""
+    aside = temporary_name(folder)
+    os.rename(assembled, aside)
+    try:
+        _exchange(aside, folder)
+    finally:
+        if is_held(aside):
+            logger.info("%s is still read: the run after its last reader removes it", aside)
+        else:
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def _is_sealed(folder: Path) -> bool:
@@ -116,7 +134,7 @@ def _exchange(new: Path, old: Path) -> None:
             return
         if ctypes.get_errno() not in (errno.EINVAL, errno.ENOSYS):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(old))
-    aside = new.with_name(f"{new.name}-old")
+    aside = temporary_name(old)
     os.rename(old, aside)
     try:
         os.rename(new, old)

@@ -23,6 +23,7 @@ import numpy as np
 import xxhash
 
 from forebay.errors import CacheCorruptError, CacheError
+from forebay.store.held import AnyFile, HeldFile, open_own
 from forebay.store.layout import FieldSpec, Group
 from forebay.store.tdz import END_SIGNATURE, END_SIZE, LOCAL_SIGNATURE, Parts, stored_checksums, write_tdz
 
@@ -148,12 +149,13 @@ def _as_arrays(field: FieldSpec, column: Sequence[Any]) -> list[Array]:
 class Shard:
     """A shard opened for reading: one read-only mapping; what it returns are read-only views of it."""
 
-    def __init__(self, path: Path, entry: ShardEntry, fields: Sequence[FieldSpec]) -> None:
+    def __init__(self, path: AnyFile, entry: ShardEntry, fields: Sequence[FieldSpec]) -> None:
         """Maps the file and checks its size and both ends, not its content.
 
-        Raises CacheCorruptError where the file is missing or not the one that the entry describes.
+        Raises CacheCorruptError where the file is missing or not the one that the entry describes, CacheReplacedError where it
+        is gone with the folder that held it.
         """
-        self.path = path
+        self.path = path if isinstance(path, Path) else path.path
         self.entry = entry
         self.fields = tuple(fields)
         self._mapping = mapping = _map(path, entry)
@@ -251,9 +253,9 @@ def row_of(columns: TensorColumns, index: int) -> dict[str, Array]:
     return {name: values[offsets[index] : offsets[end]] for name, values, offsets in columns}
 
 
-def _map(path: Path, entry: ShardEntry) -> mmap.mmap:
+def _map(path: AnyFile, entry: ShardEntry) -> mmap.mmap:
     try:
-        with open(path, "rb", opener=_open_own) as file:
+        with path.open() if isinstance(path, HeldFile) else open(path, "rb", opener=open_own) as file:
             size = os.fstat(file.fileno()).st_size
             if size != entry.size_bytes:
                 raise CacheCorruptError(
@@ -271,11 +273,6 @@ def _map(path: Path, entry: ShardEntry) -> mmap.mmap:
     if mapping[:4] != LOCAL_SIGNATURE or mapping[-END_SIZE : 4 - END_SIZE] != END_SIGNATURE:
         raise CacheCorruptError(f"{path} does not begin and end like a .tdz; run: forebay preprocess CONFIG")
     return mapping
-
-
-def _open_own(path: str, flags: int) -> int:
-    # A link would lead out of the cache, a named pipe would block.
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _check_entry(entry: ShardEntry) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
 
 from forebay.errors import CacheCorruptError
+from forebay.store.held import AnyFolder
 from forebay.store.metadata import check_file
 
 Array = np.ndarray[Any, Any]
@@ -39,7 +39,7 @@ class Slots:
     cost of numpy's scalars.
     """
 
-    def __init__(self, folder: Path, entry: Mapping[str, Any], *, length: int, verify: bool) -> None:
+    def __init__(self, folder: AnyFolder, entry: Mapping[str, Any], *, length: int, verify: bool) -> None:
         """Maps the file, whose size is checked, and with `verify` its content: at first touch where its entry has sums.
 
         Raises CacheCorruptError where the file is missing or not the one that the entry describes.
@@ -58,12 +58,7 @@ class Slots:
                 f"{self.path}: {len(sums)} {SUMS} in its metadata, wanted {_num_chunks(length)} for {length} slots; "
                 "run: forebay preprocess CONFIG --rebuild"
             )
-        mapped = (
-            np.memmap(self.path, np.dtype("<i8"), "r", _HEADER_BYTES, (length,))
-            if length
-            else np.frombuffer(b"", np.int64)
-        )
-        self._array = np.asarray(mapped)
+        self._array = self._mapped(length) if length else np.frombuffer(b"", np.int64)
         self.at = self._array.data
         self._sums: list[str] = sums or []
         self._unchecked = set(range(len(self._sums))) if verify else set()
@@ -79,6 +74,10 @@ class Slots:
         for chunk in sorted(self._unchecked):
             self._check(chunk)
         return self._array
+
+    def _mapped(self, length: int) -> Array:
+        with self.path.open("rb", buffering=0) as file:
+            return np.asarray(np.memmap(file, np.dtype("<i8"), "r", _HEADER_BYTES, (length,)))
 
     def _check(self, chunk: int) -> None:
         computed = _sum(self._array, chunk)

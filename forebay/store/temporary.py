@@ -13,6 +13,8 @@ from pathlib import Path
 
 import xxhash
 
+from forebay.store.held import is_held
+
 TEMPORARY_MARK = ".tmp-"
 """Part of the name of every file and folder that is being written; none of them is ever read."""
 
@@ -31,16 +33,19 @@ def sweep(folder: Path) -> list[Path]:
     """Removes what writers that were killed left unfinished directly in a folder; returns what it removed.
 
     What a process of this machine writes is left alone as long as a process of that number runs; what another machine, or
-    another container, writes, until it has not changed for a day by the clock of the file system. Foreign names, and a
-    folder that cannot be written, are left as they are.
+    another container, writes, until it has not changed for a day by the clock of the file system. A cache that was replaced
+    and that somebody still reads is left to a later run. Foreign names, and a folder that cannot be written, are left as they
+    are.
     """
     removed: list[Path] = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
             match = _OURS.search(entry.name)
             if match is not None and _is_abandoned(entry, match["place"], int(match["pid"], 16)):
-                _remove(Path(entry.path))
-                removed.append(Path(entry.path))
+                path = Path(entry.path)
+                if not is_held(path):
+                    _remove(path)
+                    removed.append(path)
     return removed
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import CacheCorruptError, CacheError
-from forebay.store.cache import open_cache
+from forebay.store.cache import Cache, open_cache
 from forebay.store.metadata import check_file
 
 
@@ -38,7 +38,7 @@ def verify_folder(folder: Path, *, progress: bool = False) -> VerifyReport:
     """Returns what re-hashing every file of a cache finds; foreign files in its folder are problems too."""
     report = _check_all(folder, hashing=True, progress=progress)
     if report.ok:
-        report.problems += _foreign(folder)
+        report.problems += _foreign(open_cache(folder, verify="never"))
     return report
 
 
@@ -55,23 +55,23 @@ def _check_all(folder: Path, *, hashing: bool, progress: bool) -> VerifyReport:
     files = list(cache.files())
     total = sum(int(entry["size_bytes"]) for _, entry in files)
     with tqdm(total=total, unit="B", unit_scale=True, desc="verify", disable=not progress, file=sys.stderr) as bar:
-        for path, entry in files:
+        for file, entry in files:
             try:
-                check_file(path, entry, verify=hashing)
+                check_file(file, entry, verify=hashing)
                 report.checked_bytes += int(entry["size_bytes"])
             except CacheCorruptError as err:
                 report.problems.append(str(err))
             except OSError as err:  # a disk that cannot read a file is what verifying is for
-                report.problems.append(f"{path} cannot be read: {err.strerror}")
+                report.problems.append(f"{file} cannot be read: {err.strerror}")
             bar.update(int(entry["size_bytes"]))
     return report
 
 
-def _foreign(folder: Path) -> list[str]:
-    cache = open_cache(folder, verify="never")
-    known = {path for path, _ in cache.files()} | {folder / "metadata.json"}
+def _foreign(cache: Cache) -> list[str]:
+    # From the cache's own folder: one that was named relatively has other paths than the files of its cache.
+    known = {file.path for file, _ in cache.files()} | {cache.folder / "metadata.json"}
     return [
         f"{path} does not belong to this cache"
-        for path in sorted(folder.rglob("*"))
+        for path in sorted(cache.folder.rglob("*"))
         if path not in known and not path.is_dir()
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,16 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
-from forebay.errors import CacheCorruptError
+from forebay.errors import CacheCorruptError, CacheError, CacheReplacedError
 from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import GROUPS, Group
 from forebay.store.metadata import load_array
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import ShardEntry
 from forebay.store.shard_table import shard_name
+from forebay.store.temporary import sweep
 from tests.faults.children import Children
 from tests.faults.row import Row, dice, made
+from tests.faults.shim import without_locks
 from tests.store_factory import make_cache
 
 Sample = dict[str, np.ndarray[Any, Any]]
@@ -28,20 +32,22 @@ Sample = dict[str, np.ndarray[Any, Any]]
 
 @dataclass(frozen=True)
 class Shelf:
-    """A cache of 8 samples in 4 shards a group, its samples, and the server of children."""
+    """A cache of 8 samples in 4 shards a group, its samples, the same in 3 shards, and the server of children."""
 
     children: Children
     cache: Path
     samples: list[Sample]
+    other_layout: Path
 
 
 @contextlib.contextmanager
 def shelf(folder: Path) -> Iterator[Shelf]:
     """Prepares a cache."""
     cache = make_cache(folder, num_samples=8, rows_per_shard=2, max_duration_s=0.2)
+    other = make_cache(folder / "other", num_samples=8, rows_per_shard=3, max_duration_s=0.2)
     opened = open_cache(cache)
     with Children() as children:
-        yield Shelf(children, cache, [_copied(opened, i) for i in range(len(opened))])
+        yield Shelf(children, cache, [_copied(opened, i) for i in range(len(opened))], other)
 
 
 def swapped(place: Shelf, number: int, folder: Path) -> str:
@@ -64,12 +70,42 @@ def swapped(place: Shelf, number: int, folder: Path) -> str:
     return "repair: right data, or refused until it was mended" if is_repair else "rebuild: right data throughout"
 
 
-def _read_all(cache: Cache, samples: list[Sample], *, may_refuse: bool) -> int:
+def relaid(place: Shelf, number: int, folder: Path) -> str:
+    """A reader with none, some or all shards mapped; locks that work, or a file system without."""
+    chance = dice("swap_layout", number)
+    has_locks = number % 2 == 0
+    cache = Path(shutil.copytree(place.cache, folder / "root" / place.cache.name))
+    reader = open_cache(cache, max_open_shards=chance.choice([1, 256]))
+    mapped = chance.randrange(len(reader) + 1)
+    _read_all(reader, place.samples[:mapped], may_refuse=False)
+    pickled = pickle.dumps(reader)
+    place.children.start([(_lay_out, place.other_layout, cache, made(folder / "scratch"), has_locks)])
+    while is_running := place.children.is_running():
+        _read_all(reader, place.samples, may_refuse=not has_locks, refusal=CacheReplacedError)
+    assert not is_running
+    ended = place.children.collect()[0]
+    assert ended.error is None, ended.error
+    refused = _read_all(reader, place.samples, may_refuse=not has_locks, refusal=CacheReplacedError)
+    assert (reader.num_shards, open_cache(cache).num_shards) == (4, 3)
+    assert _read_all(pickle.loads(pickled), place.samples, may_refuse=False) == 0  # noqa: S301  our own
+    left = [path for path in cache.parent.iterdir() if path != cache]
+    assert len(left) == has_locks
+    assert sweep(cache.parent) == []  # by the child's number, which has ended: somebody still reads
+    del reader
+    assert sweep(cache.parent) == left
+    if has_locks:
+        return "right data throughout"
+    return "without locks: right data, or refused as replaced" if refused else "without locks: all was mapped"
+
+
+def _read_all(
+    cache: Cache, samples: list[Sample], *, may_refuse: bool, refusal: type[CacheError] = CacheCorruptError
+) -> int:
     refused = 0
     for index, wanted in enumerate(samples):
         try:
             found = cache.read(index)
-        except CacheCorruptError:
+        except refusal:
             if not may_refuse:
                 raise
             refused += 1
@@ -77,6 +113,14 @@ def _read_all(cache: Cache, samples: list[Sample], *, may_refuse: bool) -> int:
         assert found.keys() == wanted.keys()
         assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
     return refused
+
+
+def _lay_out(source: Path, cache: Path, scratch: Path, has_locks: bool) -> None:
+    """Puts the same samples in other shards in the cache's place."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not has_locks:
+            without_locks(patch)
+        _swap(source, cache, scratch, None)
 
 
 def _swap(source: Path, cache: Path, scratch: Path, damaged: tuple[Group, int] | None) -> None:
@@ -111,16 +155,31 @@ def _copied(cache: Cache, index: int) -> Sample:
     return {name: value.copy() for name, value in cache.read(index).items()}
 
 
-ROW: Row[Any] = Row(
-    name="swap",
-    fault="--rebuild or repair while a reader reads",
-    outcome="the reader goes on, with the right data",
-    prepared=shelf,
-    trial=swapped,
-    short=10,
-    long=1000,
-)
+ROWS: list[Row[Any]] = [
+    Row(
+        name="swap",
+        fault="--rebuild or repair while a reader reads",
+        outcome="the reader goes on, with the right data",
+        prepared=shelf,
+        trial=swapped,
+        short=10,
+        long=1000,
+    ),
+    Row(
+        name="swap_layout",
+        fault="--rebuild in another layout under a reader that has some shards mapped; with locks and without",
+        outcome="the reader goes on with what it opened; without locks it may be told that the cache was replaced",
+        prepared=shelf,
+        trial=relaid,
+        short=8,
+        long=1000,
+    ),
+]
 
 
 def test_a_reader_goes_on_while_its_cache_is_replaced(tmp_path: Path) -> None:
-    assert sum(ROW.check(tmp_path).values()) == ROW.short
+    assert sum(ROWS[0].check(tmp_path).values()) == ROWS[0].short
+
+
+def test_a_reader_goes_on_while_its_cache_is_laid_out_anew(tmp_path: Path) -> None:
+    assert ROWS[1].check(tmp_path)["right data throughout"] == ROWS[1].short / 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import sys
 import tarfile
@@ -269,3 +270,29 @@ def test_a_config_and_its_folder_give_one_report(built: Path, capsys: pytest.Cap
     assert by_config["num_samples"] == 10
     assert [plan["kind"] for plan in by_config["plans"]] == ["bucket"]
     assert by_config == run_json(capsys, by_config["folder"])
+
+
+@pytest.mark.parametrize("start", [".", "elsewhere", "caches", "caches/{name}", "caches/{name}/media"])
+@pytest.mark.parametrize("suffix", ["", "/", "/."])
+def test_verify_takes_a_folder_however_it_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str, suffix: str
+) -> None:
+    here = tmp_path / start.format(name=folder.name)
+    here.mkdir(exist_ok=True)
+    (tmp_path / "link").symlink_to(folder, target_is_directory=True)
+    monkeypatch.chdir(here)
+    there = os.path.relpath(folder, here)
+    for named in (there, f"./{there}", os.path.relpath(tmp_path / "link", here), f"{there}/../{folder.name}"):
+        assert cli.main(["inspect", named + suffix, "--verify", "--no-progress"]) == 0
+        assert cli.inspect_cache(["--cache-dir", named + suffix, "--verify", "--no-progress"]) == 0
+
+
+def test_verify_names_what_is_foreign_in_a_folder_that_is_named_relatively(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "media" / "notes.txt").write_text("mine")
+    monkeypatch.chdir(folder.parent)
+    code, out, _ = run(capsys, folder.name, "--verify", "--no-progress")
+    assert code == 1
+    assert f"{folder / 'media' / 'notes.txt'} does not belong to this cache" in out
+    assert out.count("does not belong") == 1

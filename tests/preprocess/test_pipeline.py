@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -19,7 +20,7 @@ from forebay.errors import BuildError, CacheIncompleteError, ManifestError
 from forebay.preprocess.pipeline import BuildReport, Options, build
 from forebay.store.cache import open_cache
 from forebay.store.lookup import find_cache, sealed_caches
-from forebay.store.temporary import temporary_name
+from forebay.store.temporary import TEMPORARY_MARK, temporary_name
 from forebay.store.verify import verify_folder
 from tests.preprocess.corpus import Corpus, file_bytes, flac, json_lines, shard_bytes, speech_corpus, tone
 
@@ -127,6 +128,33 @@ def test_a_rebuild_gives_the_same_bytes_in_new_files(corpus: Corpus) -> None:
     assert open_cache(first.cache).shard("media", 0).path.stat().st_ino != inode
     np.testing.assert_array_equal(kept, corpus.audio["a0"])
     np.testing.assert_array_equal(reader.read(16)["waveform"], corpus.audio["b6"])
+
+
+@pytest.mark.parametrize("rows_per_shard", [1, 3, 17])
+def test_a_rebuild_in_another_layout_leaves_readers_what_they_opened(corpus: Corpus, rows_per_shard: int) -> None:
+    first = make(corpus.config())
+    reader, untouched = open_cache(first.cache), open_cache(first.cache, max_open_shards=1)
+    pickled = pickle.dumps(reader)
+    reader.read(0)
+    config = corpus.config(f"layout.rows_per_shard={rows_per_shard}")
+    assert make(config, rebuild=True).cache == first.cache
+    assert open_cache(first.cache).num_shards != reader.num_shards
+    for cache in (reader, untouched, pickle.loads(pickled)):  # noqa: S301  our own
+        for index, audio in enumerate(corpus.audio.values()):
+            np.testing.assert_array_equal(cache.read(index)["waveform"], audio)
+        assert cache.samples["sample_id"].to_pylist() == list(corpus.audio)
+    left = [path for path in corpus.root.iterdir() if TEMPORARY_MARK in path.name]
+    assert len(left) == 1
+    del reader, untouched, cache
+    os.rename(left[0], str(left[0]).replace(f"-{os.getpid():x}-", f"-{_gone_pid():x}-"))  # its builder has ended
+    make(config)
+    assert [path for path in corpus.root.iterdir() if TEMPORARY_MARK in path.name] == []
+
+
+def _gone_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
 
 
 def test_a_dry_run_writes_no_shard_and_says_what_would_be_done(corpus: Corpus) -> None:

@@ -1,0 +1,156 @@
+"""A cache's folder held open: what a rebuild puts at its path afterwards is another folder, and this one stays readable.
+
+Files are found by the folder's descriptor, so that all of them are of one state. While somebody reads, a shared lock on
+metadata.json postpones the removal of a folder that was replaced. The lock only keeps a reader going: where a file system
+has none, files that are gone are a CacheReplacedError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import io
+import os
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from forebay.errors import CacheError, CacheNotFoundError, CacheReplacedError
+
+_LEASE = "metadata.json"
+"""The file that readers lock: unlike the folder it can be opened for writing, without which NFS locks nothing exclusively."""
+
+
+class HeldFolder:
+    """An opened folder; `folder / name` is one of its files. Closed when the last reference to it is gone."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens a folder and locks it against removal.
+
+        Raises CacheNotFoundError where it is no folder, CacheError where it cannot be opened.
+        """
+        self.path = path
+        self.descriptor = -1
+        while self.descriptor < 0:
+            descriptors = _opened(path)
+            if _is_at(path, descriptors[0]):
+                self.descriptor = descriptors[0]
+                weakref.finalize(self, _close, descriptors).atexit = False
+            else:  # it was replaced in between, and may have been removed before it was locked
+                _close(descriptors)
+
+    def __truediv__(self, name: str) -> HeldFile:
+        return HeldFile(self, name)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def is_replaced(self) -> bool:
+        """Whether another folder, or none, stands at its path by now."""
+        return not _is_at(self.path, self.descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldFile:
+    """A file of a held folder, read as a `Path` is, and shown as its path. What is no regular file is never followed."""
+
+    folder: HeldFolder
+    place: str
+
+    @property
+    def path(self) -> Path:
+        """What to call it; another folder may stand there by now."""
+        return self.folder.path / self.place
+
+    @property
+    def parent(self) -> Path:
+        """Of `path`."""
+        return self.path.parent
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def lstat(self) -> os.stat_result:
+        """Returns its stat. Raises CacheReplacedError where it is gone with its folder, else OSError."""
+        try:
+            return os.stat(self.place, dir_fd=self.folder.descriptor, follow_symlinks=False)
+        except FileNotFoundError as err:
+            self._raise_replaced(err)
+            raise
+
+    def open(self, mode: Literal["rb"] = "rb", buffering: Literal[0] = 0) -> io.FileIO:  # noqa: ARG002  as of a Path
+        """Opens it for reading, unbuffered. Raises CacheReplacedError where it is gone with its folder, else OSError."""
+        try:
+            return io.FileIO(self.place, "rb", opener=self._open)
+        except FileNotFoundError as err:
+            self._raise_replaced(err)
+            raise
+
+    def read_bytes(self) -> bytes:
+        """Returns its bytes; raises as `open` does."""
+        with self.open() as file:
+            return file.readall()
+
+    def _open(self, name: str, flags: int) -> int:
+        return open_own(name, flags, dir_fd=self.folder.descriptor)
+
+    def _raise_replaced(self, err: FileNotFoundError) -> None:
+        if self.folder.is_replaced():
+            raise CacheReplacedError(
+                f"{self.folder} was replaced or removed after it had been opened, and {self.place} of it is gone; open it again"
+            ) from err
+
+
+AnyFolder = Path | HeldFolder
+AnyFile = Path | HeldFile
+
+
+def open_own(name: str, flags: int, *, dir_fd: int | None = None) -> int:
+    """Opens a file of a cache, as an `opener`: a link would lead out of the cache, a named pipe would block."""
+    return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=dir_fd)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a reader holds a folder, as far as the file system has locks."""
+    try:
+        descriptor = os.open(folder / _LEASE, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:  # not ours to lock, or no cache
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as err:
+        return err.errno == errno.EWOULDBLOCK
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _opened(path: Path) -> tuple[int, ...]:
+    """Returns descriptors of a folder and, locked, of its metadata.json where that can be had."""
+    try:
+        folder = os.open(path, os.O_PATH | os.O_DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError) as err:
+        raise CacheNotFoundError(f"{path} is not a folder; run: forebay preprocess CONFIG") from err
+    except OSError as err:
+        raise CacheError(f"cannot read {path}: {err.strerror}") from err
+    try:
+        lease = os.open(_LEASE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    except OSError:  # what is wrong with it is said when it is read
+        return (folder,)
+    with contextlib.suppress(OSError):  # no locks: see above
+        fcntl.flock(lease, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return folder, lease
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except OSError:
+        return False
+
+
+def _close(descriptors: tuple[int, ...]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
