@@ -37,13 +37,13 @@ def assemble(
     line: Line,
     listing: Listing,
     finished: Finished,
+    rows: Rows,
     *,
     probe: Mapping[Group, str],
     constants: Mapping[str, Any],
     memo: bytes,
 ) -> Contents:
-    """Returns what is sealed."""
-    rows = line.read_rows(finished)
+    """Returns what is sealed. rows: those of the finished shards."""
     keep = np.array([not reason for reason in rows.reasons], bool)
     rejections = _rejections(listing, rows)
     document = {

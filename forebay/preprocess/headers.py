@@ -12,6 +12,8 @@ from forebay.preprocess.mp3 import id3_bytes, measured
 Read = Callable[[int, int], bytes]
 """(offset, size) -> bytes of the encoded sample; fewer only at its end."""
 
+MAX_WHOLE_BYTES = 256 * 1024 * 1024
+"""Of a format whose length takes all of its bytes to tell."""
 _PREFIX_BYTES = 4096
 _MAX_CHUNKS = 4096
 """RIFF chunks before the audio; more is a damaged file, and a read each."""
@@ -37,7 +39,7 @@ class AudioInfo(NamedTuple):
         return self.num_samples / self.sample_rate_hz
 
 
-def header_info(read: Read, size_bytes: int, *, max_bytes: int = 256 * 1024 * 1024) -> AudioInfo | None:
+def header_info(read: Read, size_bytes: int, *, max_bytes: int = MAX_WHOLE_BYTES) -> AudioInfo | None:
     """Returns what the header of an encoded sample claims, or None where nothing can be told without decoding.
 
     FLAC STREAMINFO, RIFF/RF64/BW64 WAVE and AIFF cost one read of 4 KiB as a rule. Other formats (Ogg: the last granule;

@@ -11,6 +11,8 @@ _KBPS_2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0)
 _RATES_HZ = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8_000)}
 """By the header's version: 3 is MPEG-1, 2 MPEG-2, 0 MPEG-2.5."""
 _MPEG_1, _LAYER_3, _MONO = 3, 1, 3
+_SIDE_BYTES = {(True, True): 17, (True, False): 32, (False, True): 9, (False, False): 17}
+"""Of a frame's side information, by whether it is MPEG-1 and mono."""
 _MARKS = (b"Xing", b"Info")
 _SPARE_FRAMES = 1
 """Some encoders count the frame of the tag itself, others do not."""
@@ -147,11 +149,7 @@ def _walk(data: bytes, start: int) -> tuple[int, bool]:
 
 def _mark_offset(data: Sequence[int], start: int) -> int:
     """Returns how far behind the beginning of a frame its tag begins: header, checksum if any, side information."""
-    is_mono = data[start + 3] >> 6 == _MONO
-    if data[start + 1] >> 3 & 3 == _MPEG_1:
-        side = 17 if is_mono else 32
-    else:
-        side = 9 if is_mono else 17
+    side = _SIDE_BYTES[data[start + 1] >> 3 & 3 == _MPEG_1, data[start + 3] >> 6 == _MONO]
     return side + (4 if data[start + 1] & 1 else 6)
 
 

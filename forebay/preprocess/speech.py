@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from forebay.config import Config, SourceConfig
+from forebay.config import Config
 from forebay.config.recipe import Recipe
 from forebay.preprocess.cut import Cut, name_cuts
+from forebay.preprocess.durations import DurationLimits
 from forebay.preprocess.estimate import estimate_bytes
 from forebay.preprocess.line import Finished, Rows
 from forebay.preprocess.listing import Listing, narrow
 from forebay.preprocess.probe import media_probe, text_probe
+from forebay.preprocess.receipt import Failure
 from forebay.preprocess.samples import (
     Read,
     Values,
@@ -33,7 +36,12 @@ from forebay.store.sources import SourceFile
 if TYPE_CHECKING:
     from forebay.preprocess.shard_task import ShardTask
 
+logger = logging.getLogger(__name__)
+
 Array = np.ndarray[Any, Any]
+
+_NAMED = 5
+"""Ids that a warning lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +55,8 @@ class SpeechLine:
     @classmethod
     def of(cls, config: Config, recipe: Recipe) -> SpeechLine:
         """Returns the line of a config."""
-        return cls(recipe, config.text.tokenizer if config.text else None, DurationLimits.of(config.source))
+        limits = DurationLimits.of(config.source, recipe.decode)
+        return cls(recipe, config.text.tokenizer if config.text else None, limits)
 
     @property
     def max_sample_bytes(self) -> int:
@@ -110,8 +119,8 @@ class SpeechLine:
         """See `Line`."""
         return estimate_bytes(self.recipe, listing.rows)
 
-    def read_rows(self, finished: Finished) -> Rows:
-        """See `Line`; the duration filters are applied again, to what was decoded."""
+    def read_rows(self, finished: Finished, listing: Listing) -> Rows:
+        """See `Line`; what was decoded is held against the manifest and the duration filters."""
         slots, sample_ids, reasons, languages, lengths = [], [], [], [], []
         fields = self.fields()
         pairs = zip(finished["media"], finished["text"], strict=True)
@@ -124,19 +133,33 @@ class SpeechLine:
             reasons += [a or b for a, b in zip(media.strings("failure"), text.strings("failure"), strict=True)]
             lengths.append(self._lengths(media, text))
         table = as_int32(np.concatenate([np.zeros((3, 0), np.int64), *lengths], axis=1))
-        rate = self.recipe.decode.sample_rate_hz
-        reasons = [r or self.limits.reason(int(n) / rate) for r, n in zip(reasons, table[0], strict=True)]
+        stated_s = listing.rows["stated_s"].to_numpy()
+        late = self.limits.reasons(table[0], stated_s)
+        reasons = [a or b for a, b in zip(reasons, late.tolist(), strict=True)]
         return Rows(
             slots=np.concatenate([np.zeros(0, np.int64), *slots]),
             sample_ids=sample_ids,
             reasons=reasons,
             languages=languages,
             lengths=table,
+            failures=tuple(
+                Failure(
+                    sample_id=sample_ids[row],
+                    reason=reasons[row],
+                    message=self.limits.message(sample_ids[row], int(table[0, row]), float(stated_s[row])),
+                )
+                for row in np.flatnonzero(late == "duration_mismatch").tolist()
+                if reasons[row] == "duration_mismatch"
+            ),
         )
 
     def summary(self, listing: Listing, rows: Rows, keep: Array) -> dict[str, Any]:
         """See `Line`."""
-        return {"clipped": self._num_clipped(listing, rows, keep), "languages": self._languages(rows, keep)}
+        return {
+            "clipped": self._num_clipped(listing, rows, keep),
+            "longer": self._num_longer(listing, rows, keep),
+            "languages": self._languages(rows, keep),
+        }
 
     def _lengths(self, media: Shard, text: Shard) -> Array:
         none = np.zeros(media.entry.rows, np.int64)
@@ -153,6 +176,17 @@ class SpeechLine:
         # A clip that ends just at the limit lost nothing; a manifest that says less than was decoded is wrong about it.
         lost = np.abs(listing.rows["duration_s"].to_numpy() - self.recipe.decode.clip_s) > 1 / rate
         return int((reached & lost & keep).sum())
+
+    def _num_longer(self, listing: Listing, rows: Rows, keep: Array) -> int:
+        """Samples of more audio than their manifest says, which are named; a text may not be of all of it."""
+        stated_s = listing.rows["stated_s"].to_numpy()
+        longer = np.flatnonzero(self.limits.longer(rows.lengths[0], stated_s) & keep)
+        if len(longer):
+            names = [rows.sample_ids[i] for i in longer[:_NAMED].tolist()]
+            logger.warning(
+                "%d samples are longer than their manifest says and kept as they are; the first: %s", len(longer), names
+            )
+        return len(longer)
 
     def _languages(self, rows: Rows, keep: Array) -> dict[str, Any]:
         names, inverse = np.unique(np.array(rows.languages, dtype=object)[keep].astype(str), return_inverse=True)
@@ -171,27 +205,6 @@ def _audio_lengths(media: Shard) -> tuple[Array, Array]:
     num_samples = np.zeros(len(present), np.int64)
     num_samples[present] = values[offsets[:-1][present]]
     return num_samples, media.lengths(media.fields[0].name)
-
-
-@dataclass(frozen=True, slots=True)
-class DurationLimits:
-    """The duration filters again, on what was decoded: a manifest may be wrong about a clip."""
-
-    min_s: float
-    max_s: float | None
-
-    @classmethod
-    def of(cls, source: SourceConfig) -> DurationLimits:
-        """Returns the limits of a config's filters."""
-        return cls(source.min_duration_s, source.max_duration_s if source.overlong == "drop" else None)
-
-    def reason(self, duration_s: float) -> str:
-        """Returns why a clip is left out, empty where it is not."""
-        # A manifest's rounded duration passed the filter once; only a real difference is one.
-        slack_s = 0.1
-        if self.max_s is not None and duration_s > self.max_s + slack_s:
-            return "too_long"
-        return "too_short" if duration_s < self.min_s - slack_s else ""
 
 
 def as_int32(lengths: Array) -> Array:
