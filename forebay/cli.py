@@ -175,6 +175,8 @@ def _print_build(report: Any, plan: str | None) -> None:
         counts = getattr(report, kind)
         if counts:
             print(f"{kind}: " + ", ".join(f"{reason} {n}" for reason, n in counts.items()))
+    if report.longer:
+        print(f"longer: {report.longer} kept, of more audio than their manifest says")
     if plan:
         print(plan)
 

@@ -145,6 +145,7 @@ _SPEECH_FIELDS = (
     "min_duration_s",
     "max_duration_s",
     "overlong",
+    "duration_tolerance",
     "languages",
     "max_samples",
     "exclude",
@@ -164,11 +165,12 @@ def _source_document(source: SourceConfig, fields: tuple[str, ...], columns: tup
 
 def _plain_filters(source: SourceConfig) -> dict[str, Any]:
     """One form for filters that let the same rows through: 30 and 30.0, languages and ids in any order and case of the former."""
-    limit = source.max_duration_s
+    limit, tolerance = source.max_duration_s, source.duration_tolerance
     languages = source.languages
     return {
         "min_duration_s": float(source.min_duration_s),
         "max_duration_s": None if limit is None else float(limit),
+        "duration_tolerance": None if tolerance is None else float(tolerance),
         "languages": None if languages is None else sorted({language.lower() for language in languages}),
         "exclude": sorted(set(source.exclude)),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -30,6 +31,9 @@ class SourceConfig:
     min_duration_s: float = 0.0
     max_duration_s: float | None = None
     overlong: Literal["keep", "clip", "drop"] = "keep"
+    duration_tolerance: float | None = None
+    """Seconds by which a clip may be shorter than its manifest says before it fails as `duration_mismatch`, and longer before
+    it is counted and named. None: the larger of 0.5 s and 5 % of what the manifest says."""
     languages: tuple[str, ...] | None = None
     max_samples: int | None = None
     exclude: tuple[str, ...] = ()
@@ -63,6 +67,11 @@ class SourceConfig:
             )
         if self.overlong != "keep" and self.max_duration_s is None:
             raise ValueError(f'overlong = "{self.overlong}" needs max_duration_s')
+        if self.duration_tolerance is not None and not 0 <= self.duration_tolerance < math.inf:
+            raise ValueError(
+                f"duration_tolerance is {self.duration_tolerance}, wanted 0 or more seconds, for example 0.5; "
+                "a day (86400) lets every clip pass"
+            )
         if self.max_samples is not None and self.max_samples < 1:
             raise ValueError(f"max_samples is {self.max_samples}, wanted 1 or more")
         if self.max_sample_bytes < 1:
@@ -502,6 +511,7 @@ class Config:
         if self.audio != AudioConfig():
             raise ValueError("give one of [audio] and [vision]")
         foreign = {"min_duration_s": 0.0, "max_duration_s": None, "overlong": "keep", "languages": None}
+        foreign["duration_tolerance"] = None
         for name, default in foreign.items():
             if getattr(self.source, name) != default:
                 raise ValueError(f"source.{name} is only for audio, not for a config with [vision]")
@@ -527,9 +537,10 @@ class Config:
             raise ValueError(
                 f'{found} and audio.features is "none"; text alone is tokenised: give text.tokenizer and prompt = "plain"'
             )
-        if self.source.min_duration_s or self.source.max_duration_s is not None:
+        durations = (self.source.max_duration_s, self.source.duration_tolerance)
+        if self.source.min_duration_s or any(value is not None for value in durations):
             raise ValueError(
-                'source.min_duration_s and max_duration_s are for audio, and audio.features is "none"; leave them out '
+                'source.min_duration_s, max_duration_s and duration_tolerance are for audio, and audio.features is "none"; leave them out '
                 "(text.max_label_tokens limits texts)"
             )
 

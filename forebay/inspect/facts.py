@@ -52,7 +52,7 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
     """Returns the document of `forebay inspect --json`, without `verify`.
 
     Beside the interface: num_tokens (of all samples together), folder, name, split, recipe_key, recipe, constants, groups,
-    bytes_per_hour, clipped, rejected (the file that lists what was left out), histogram, probe, made_with. Sizes are those of
+    bytes_per_hour, clipped, longer, rejected (the file that lists what was left out), histogram, probe, made_with. Sizes are those of
     the shards. Without audio histogram is null, and lengths says how long the texts are; of images there is what
     `image_facts` says too.
     Raises CacheCorruptError where the lengths are not those that were written.
@@ -85,6 +85,7 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
         "groups": {group: _group(cache, group) for group in GROUPS},
         "bytes_per_hour": size_bytes / hours if hours else None,
         "clipped": metadata["clipped"],
+        "longer": metadata.get("longer", 0),
         "rejected": os.path.abspath(cache.folder / "rejected.jsonl"),
         "histogram": None if durations_s is None else duration_histogram(durations_s).to_json(),
         "lengths": token_lengths(cache.lengths["num_tokens"]) if durations_s is None else None,

@@ -139,7 +139,7 @@ def plan_lines(plan: Mapping[str, Any]) -> Iterator[str]:
 
 def _skipped(facts: Mapping[str, Any]) -> Iterator[str]:
     counts = {kind: facts[kind] for kind in ("excluded", "failed") if facts[kind]}
-    if not counts and not facts["clipped"]:
+    if not counts and not facts["clipped"] and not facts["longer"]:
         yield "skipped: nothing"
         return
     yield "skipped"
@@ -149,6 +149,8 @@ def _skipped(facts: Mapping[str, Any]) -> Iterator[str]:
     if facts["clipped"]:
         clip_s = facts["recipe"]["audio"].get("clip_s")
         yield entry("clipped", f"{facts['clipped']:,} kept for their first {clip_s:g} s")
+    if facts["longer"]:
+        yield entry("longer", f"{facts['longer']:,} than their manifest says, kept as they are")
     if counts:
         yield entry("list", printable(facts["rejected"]))
 

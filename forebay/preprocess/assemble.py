@@ -32,13 +32,13 @@ def assemble(
     line: Line,
     listing: Listing,
     finished: Finished,
+    rows: Rows,
     *,
     probe: Mapping[Group, str],
     constants: Mapping[str, Any],
     memo: bytes,
 ) -> Contents:
-    """Returns what is sealed."""
-    rows = line.read_rows(finished)
+    """Returns what is sealed. rows: those of the finished shards."""
     keep = rows.reasons.codes == 0
     rejections = _rejections(listing, rows)
     document = {

@@ -16,7 +16,9 @@ import numpy.typing as npt
 from forebay.config.steps import Decode
 from forebay.errors import DecodeError
 from forebay.preprocess.headers import AudioInfo, parsed_header
+from forebay.preprocess.mp3 import has_length
 from forebay.preprocess.pcm_wav import PcmAudio, plain_pcm
+from forebay.preprocess.streams import one_stream
 
 if TYPE_CHECKING:
     from soundfile import LibsndfileError, SoundFile
@@ -41,9 +43,9 @@ def decode_audio(
     int16; any other source still comes as float32, for the caller to round. The same bytes give the same waveform.
 
     Raises DecodeError, which names the sample, with the reason `empty_file`, `too_large`, `unknown_format`,
-    `corrupt_audio`, `bad_sample_rate`, `header_mismatch` (fewer samples than the header claims), `empty_audio` or
-    `not_finite`. Sizes are checked before anything is allocated for them. What is no property of the sample
-    (MemoryError, OSError) comes through.
+    `corrupt_audio`, `bad_sample_rate`, `truncated_audio`, `chained_audio` (see `one_stream`), `header_mismatch` (fewer
+    samples than an exact header claims), `empty_audio` or `not_finite`. Sizes are checked before anything is allocated for
+    them. What is no property of the sample (MemoryError, OSError) comes through.
     """
     import soundfile
 
@@ -58,9 +60,14 @@ def decode_audio(
     claim = parsed_header(lambda offset, size: data[offset : offset + size], len(data))
     if claim is not None:
         _check_rate(claim.sample_rate_hz, sample_id)
+    else:
+        data, problem = one_stream(data)
+        if problem is not None:
+            raise DecodeError(problem[0], f"sample {sample_id}: {problem[1]}")
     try:
         with _as_file(data) as opened, soundfile.SoundFile(opened, closefd=False) as file:
-            waveform = _read(file, claim, step, sample_id=sample_id, want=want)
+            is_exact = file.format != "MP3" or has_length(data)
+            waveform = _read(file, claim, step, sample_id=sample_id, want=want, is_exact=is_exact)
             rate_hz = file.samplerate
     except soundfile.LibsndfileError as err:
         _refuse_undecodable(err, data, sample_id)
@@ -104,8 +111,13 @@ def _read_plain(audio: PcmAudio, step: Decode, *, sample_id: str, want: str) -> 
     return _mono(samples.astype(np.float32) * np.float32(2**-15))
 
 
-def _read(file: SoundFile, claim: AudioInfo | None, step: Decode, *, sample_id: str, want: str) -> Waveform:
-    """Returns the mono samples at the file's own rate; where the step clips, as many as that needs."""
+def _read(
+    file: SoundFile, claim: AudioInfo | None, step: Decode, *, sample_id: str, want: str, is_exact: bool
+) -> Waveform:
+    """Returns the mono samples at the file's own rate; where the step clips, as many as that needs.
+
+    is_exact: whether the header knows how many there are; where it does not, those that are there are all.
+    """
     rate_hz = file.samplerate
     _check_rate(rate_hz, sample_id)
     is_unchanged = file.subtype == "PCM_16" and file.channels == 1 and rate_hz == step.sample_rate_hz
@@ -124,7 +136,7 @@ def _read(file: SoundFile, claim: AudioInfo | None, step: Decode, *, sample_id: 
     # In one read: soundfile seeks after each, and mp3 does not go on where it was. What is claimed but not there is
     # allocated, never touched.
     samples = file.read(wanted, dtype=dtype, always_2d=True)
-    if len(samples) < wanted:
+    if len(samples) < wanted and (is_exact or not len(samples)):
         raise DecodeError(
             "header_mismatch",
             f"sample {sample_id}: its header claims {claimed} samples, {len(samples)} are there; write it again",

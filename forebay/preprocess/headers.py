@@ -1,4 +1,4 @@
-"""Rate, length and channels of encoded audio from its header: FLAC and RIFF from a small read, the rest by libsndfile."""
+"""Rate, length and channels of encoded audio from its header: FLAC, RIFF, AIFF from a small read, the rest by libsndfile."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
+from forebay.preprocess.mp3 import id3_bytes, measured
+
 Read = Callable[[int, int], bytes]
 """(offset, size) -> bytes of the encoded sample; fewer only at its end."""
 
+MAX_WHOLE_BYTES = 256 * 1024 * 1024
+"""Of a format whose length takes all of its bytes to tell."""
 _PREFIX_BYTES = 4096
 _MAX_CHUNKS = 4096
 """RIFF chunks before the audio; more is a damaged file, and a read each."""
 _UNKNOWN_SIZES = frozenset((0x7FFFF000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF))
 """What sox, arecord and ffmpeg write as the size of a stream whose length they do not know yet."""
 _PCM, _FLOAT, _ALAW, _MULAW, _EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
+
+_AIFF_PLAIN = frozenset((b"", b"NONE", b"sowt", b"twos", b"in24", b"in32", b"fl32", b"FL32", b"fl64", b"FL64"))
+"""Compressions under which a frame is a sample of each channel."""
 
 
 class AudioInfo(NamedTuple):
@@ -32,11 +39,12 @@ class AudioInfo(NamedTuple):
         return self.num_samples / self.sample_rate_hz
 
 
-def header_info(read: Read, size_bytes: int, *, max_bytes: int = 256 * 1024 * 1024) -> AudioInfo | None:
+def header_info(read: Read, size_bytes: int, *, max_bytes: int = MAX_WHOLE_BYTES) -> AudioInfo | None:
     """Returns what the header of an encoded sample claims, or None where nothing can be told without decoding.
 
-    FLAC STREAMINFO and RIFF/RF64/BW64 WAVE cost one read of 4 KiB as a rule. Other formats (Ogg: the last granule) are
-    opened by libsndfile from all their bytes, unless there are more than `max_bytes`. Errors of `read` come through.
+    FLAC STREAMINFO, RIFF/RF64/BW64 WAVE and AIFF cost one read of 4 KiB as a rule. Other formats (Ogg: the last granule;
+    MP3: its tag, else its frames are counted) need all their bytes, unless there are more than `max_bytes`. Errors of `read`
+    come through.
     """
     info = parsed_header(read, size_bytes)
     if info is not None and info.num_samples > 0:
@@ -47,17 +55,19 @@ def header_info(read: Read, size_bytes: int, *, max_bytes: int = 256 * 1024 * 10
 
 
 def parsed_header(read: Read, size_bytes: int) -> AudioInfo | None:
-    """Returns what a FLAC or RIFF WAVE header says, unchecked, or None for anything else and for broken headers.
+    """Returns what a FLAC, RIFF WAVE or AIFF header says, unchecked, or None for anything else and for broken headers.
 
     num_samples is 0 where a FLAC stream was written without its length.
     """
     source = _Source(read, size_bytes)
-    start = _id3_bytes(source.get(0, 10))
+    start = id3_bytes(source.get(0, 10))
     magic = source.get(start, 12)
     if magic[:4] == b"fLaC":
         return _flac(source, start + 4)
     if magic[:4] in (b"RIFF", b"RIFX", b"RF64", b"BW64") and magic[8:] == b"WAVE" and not start:
         return _wave(source, ">" if magic[:4] == b"RIFX" else "<")
+    if magic[:4] == b"FORM" and magic[8:] in (b"AIFF", b"AIFC") and not start:
+        return _aiff(source)
     return None
 
 
@@ -71,13 +81,6 @@ class _Source:
         if offset + size <= len(self._prefix) or offset >= self.size_bytes:
             return self._prefix[offset : offset + size]
         return self._read(offset, min(size, self.size_bytes - offset))
-
-
-def _id3_bytes(head: bytes) -> int:
-    """Returns the length of an ID3v2 tag, 0 where there is none; its size has seven bits a byte (ID3v2.4, section 3.1)."""
-    if head[:3] != b"ID3" or len(head) < 10:
-        return 0
-    return 10 + sum((byte & 0x7F) << shift for byte, shift in zip(head[6:10], (21, 14, 7, 0), strict=True))
 
 
 def _flac(source: _Source, offset: int) -> AudioInfo | None:
@@ -129,11 +132,30 @@ def _wave_info(form: bytes, order: str, data: tuple[int, int], size_bytes: int) 
     return AudioInfo(rate, size // block, channels, "wav")
 
 
+def _aiff(source: _Source) -> AudioInfo | None:
+    """Reads `COMM`: channels, frames, bits, the rate as an 80-bit float, and of AIFC the compression."""
+    offset = 12
+    for _ in range(_MAX_CHUNKS):
+        head = source.get(offset, 8)
+        if len(head) < 8:
+            break
+        size: int = struct.unpack(">I", head[4:])[0]
+        if head[:4] == b"COMM":
+            body = source.get(offset + 8, min(size, 22))
+            if len(body) < 18 or body[18:] not in _AIFF_PLAIN:
+                return None
+            channels, frames, _, exponent, mantissa = struct.unpack(">HIHHQ", body[:18])
+            rate = mantissa >> max(0, 16_383 + 63 - (exponent & 0x7FFF))
+            return AudioInfo(rate, frames, channels, "aiff") if channels else None
+        offset += 8 + size + (size & 1)
+    return None
+
+
 def _by_libsndfile(data: bytes) -> AudioInfo | None:
     import soundfile
 
     try:
-        with soundfile.SoundFile(io.BytesIO(data)) as file:
+        with soundfile.SoundFile(io.BytesIO(measured(data)[0])) as file:
             info = AudioInfo(file.samplerate, file.frames, file.channels, file.format.lower())
     except soundfile.LibsndfileError:
         return None

@@ -14,6 +14,7 @@ from forebay.config.recipe import AnyRecipe
 from forebay.preprocess.coded import Coded
 from forebay.preprocess.cut import Cut
 from forebay.preprocess.listing import Listing
+from forebay.preprocess.receipt import Failure
 from forebay.preprocess.samples import Read, Values
 from forebay.store.layout import FieldSpec, Group
 from forebay.store.shard import ShardEntry
@@ -31,13 +32,14 @@ class Rows:
     """Every row of every text shard, in order, which is that of the listing: what `assemble` decides about.
 
     slots: int64 [rows]. reasons: why a row is no sample, empty where it is one. languages: empty where a row has none.
-    lengths: int32 [names, rows], as the line's `length_names`.
+    lengths: int32 [names, rows], as the line's `length_names`. failures: the bad samples among them that no receipt lists.
     """
 
     slots: Array
     reasons: Coded
     languages: Coded
     lengths: Array
+    failures: tuple[Failure, ...] = ()
 
 
 class Line(Protocol):
@@ -94,8 +96,8 @@ class Line(Protocol):
         """Returns the expected size of the cache in bytes, from what the listing knows."""
         ...
 
-    def read_rows(self, finished: Finished) -> Rows:
-        """Returns every row of finished shards."""
+    def read_rows(self, finished: Finished, listing: Listing) -> Rows:
+        """Returns every row of finished shards, which are those of a listing in its order."""
         ...
 
     def summary(self, listing: Listing, rows: Rows, keep: Array) -> dict[str, Any]:

@@ -43,13 +43,17 @@ Unit = tuple[Cut, Group]
 
 @dataclass(frozen=True, kw_only=True)
 class BuildReport:
-    """What a build did; its fields are those of `forebay preprocess --json`."""
+    """What a build did; its fields are those of `forebay preprocess --json`.
+
+    excluded, failed: rows left out, by reason. longer: samples that are longer than their manifest says, kept.
+    """
 
     key: str
     cache: str
     num_samples: int = 0
     excluded: dict[str, int] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
+    longer: int = 0
     shards_written: int = 0
     shards_linked: int = 0
     shards_kept: int = 0
@@ -275,8 +279,10 @@ class _Build:
             for group in GROUPS
         }
         memo = self.memo.dump([file.path for file in self.listing.files if file.path.is_file()])
+        rows = self.line.read_rows(finished, self.listing)
+        self.failures += rows.failures
         contents = assemble(
-            self.config, self.line, self.listing, finished, probe=self.probe, constants=self.constants, memo=memo
+            self.config, self.line, self.listing, finished, rows, probe=self.probe, constants=self.constants, memo=memo
         )
         # Linked shards bring failures of their own, which no receipt of this build has listed.
         self._check_failures(sum(contents.document["failed"].values()))
@@ -287,7 +293,7 @@ class _Build:
         logger.info("%s %s", "sealed" if sealed_here else "another builder sealed", target)
         document = contents.document
         counts = {name: document[name] for name in ("num_samples", "excluded", "failed")}
-        return self._report(target, **counts)
+        return self._report(target, longer=document.get("longer", 0), **counts)
 
     def _unsealed(self) -> BuildReport:
         if self.options.part is None:
@@ -348,6 +354,7 @@ def _standing_report(standing: Sealed, started_s: float) -> BuildReport:
         num_samples=metadata["num_samples"],
         excluded=metadata["excluded"],
         failed=metadata["failed"],
+        longer=metadata.get("longer", 0),
         shards_kept=len(GROUPS) * metadata["num_shards"],
         seconds=time.monotonic() - started_s,
         already_sealed=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from forebay.config import Config, SourceConfig
+from forebay.config import Config
 from forebay.config.recipe import Recipe
 from forebay.preprocess.coded import Coder
 from forebay.preprocess.cut import Cut, name_cuts
+from forebay.preprocess.durations import DurationLimits
 from forebay.preprocess.estimate import estimate_bytes
 from forebay.preprocess.line import Finished, Rows
 from forebay.preprocess.listing import Listing, narrow
 from forebay.preprocess.probe import media_probe, text_probe
+from forebay.preprocess.receipt import Failure
 from forebay.preprocess.samples import (
     Read,
     Values,
@@ -34,11 +37,16 @@ from forebay.store.sources import SourceFile
 if TYPE_CHECKING:
     from forebay.preprocess.shard_task import ShardTask
 
+logger = logging.getLogger(__name__)
+
 Array = np.ndarray[Any, Any]
 
+_NAMED = 5
+"""Ids that a warning lists."""
+
 _NOT_OF: Mapping[Group, frozenset[str]] = {
-    "media": frozenset(("text", "language", "prompt")),
-    "text": frozenset(("member", "offset", "size", "duration_s")),
+    "media": frozenset(("text", "language", "prompt", "stated_s")),
+    "text": frozenset(("member", "offset", "size", "duration_s", "stated_s")),
 }
 """Columns of a listing that a group's task has no use for."""
 
@@ -54,7 +62,8 @@ class SpeechLine:
     @classmethod
     def of(cls, config: Config, recipe: Recipe) -> SpeechLine:
         """Returns the line of a config."""
-        return cls(recipe, config.text.tokenizer if config.text else None, DurationLimits.of(config.source))
+        limits = DurationLimits.of(config.source, recipe.decode)
+        return cls(recipe, config.text.tokenizer if config.text else None, limits)
 
     @property
     def max_sample_bytes(self) -> int:
@@ -113,8 +122,8 @@ class SpeechLine:
         """See `Line`."""
         return estimate_bytes(self.recipe, listing.rows)
 
-    def read_rows(self, finished: Finished) -> Rows:
-        """See `Line`; the duration filters are applied again, to what was decoded."""
+    def read_rows(self, finished: Finished, listing: Listing) -> Rows:
+        """See `Line`; what was decoded is held against the manifest and the duration filters."""
         slots, reasons, languages, lengths = [], [], [], []
         why, spoken = Coder(), Coder()
         fields = self.fields()
@@ -125,20 +134,39 @@ class SpeechLine:
             slots.append((np.int64(index) << ROW_BITS) | np.arange(media_entry.rows, dtype=np.int64))
             languages.append(spoken.column(text, "language"))
             failed = why.column(media, "failure")
-            failed = np.where(failed, failed, why.column(text, "failure"))
+            reasons.append(np.where(failed, failed, why.column(text, "failure")))
             lengths.append(as_int32(self._lengths(media, text)))
-            seconds = lengths[-1][0] / self.recipe.decode.sample_rate_hz
-            reasons.append(np.where(failed, failed, self.limits.refused(seconds, why)))
+        table = np.concatenate([np.zeros((3, 0), np.int32), *lengths], axis=1)
+        codes = np.concatenate([np.zeros(0, np.int32), *reasons])
+        late = self.limits.refused(table[0], listing.rows["stated_s"].to_numpy(), why)
+        codes = np.where(codes, codes, late)
         return Rows(
             slots=np.concatenate([np.zeros(0, np.int64), *slots]),
-            reasons=why.coded(np.concatenate([np.zeros(0, np.int32), *reasons])),
+            reasons=why.coded(codes),
             languages=spoken.coded(np.concatenate([np.zeros(0, np.int32), *languages])),
-            lengths=np.concatenate([np.zeros((3, 0), np.int32), *lengths], axis=1),
+            lengths=table,
+            failures=self._mismatches(listing, table[0], codes == why.number("duration_mismatch")),
+        )
+
+    def _mismatches(self, listing: Listing, num_samples: Array, found: Array) -> tuple[Failure, ...]:
+        rows = np.flatnonzero(found)
+        taken = listing.rows.select(["sample_id", "stated_s"]).take(pa.array(rows)).to_pylist()
+        return tuple(
+            Failure(
+                sample_id=row["sample_id"],
+                reason="duration_mismatch",
+                message=self.limits.message(row["sample_id"], count, row["stated_s"]),
+            )
+            for row, count in zip(taken, num_samples[rows].tolist(), strict=True)
         )
 
     def summary(self, listing: Listing, rows: Rows, keep: Array) -> dict[str, Any]:
         """See `Line`."""
-        return {"clipped": self._num_clipped(listing, rows, keep), "languages": self._languages(rows, keep)}
+        return {
+            "clipped": self._num_clipped(listing, rows, keep),
+            "longer": self._num_longer(listing, rows, keep),
+            "languages": self._languages(rows, keep),
+        }
 
     def _lengths(self, media: Shard, text: Shard) -> Array:
         none = np.zeros(media.entry.rows, np.int64)
@@ -155,6 +183,17 @@ class SpeechLine:
         # A clip that ends just at the limit lost nothing; a manifest that says less than was decoded is wrong about it.
         lost = np.abs(listing.rows["duration_s"].to_numpy() - self.recipe.decode.clip_s) > 1 / rate
         return int((reached & lost & keep).sum())
+
+    def _num_longer(self, listing: Listing, rows: Rows, keep: Array) -> int:
+        """Samples of more audio than their manifest says, which are named; a text may not be of all of it."""
+        stated_s = listing.rows["stated_s"].to_numpy()
+        longer = np.flatnonzero(self.limits.longer(rows.lengths[0], stated_s) & keep)
+        if len(longer):
+            names = listing.rows["sample_id"].take(pa.array(longer[:_NAMED])).to_pylist()
+            logger.warning(
+                "%d samples are longer than their manifest says and kept as they are; the first: %s", len(longer), names
+            )
+        return len(longer)
 
     def _languages(self, rows: Rows, keep: Array) -> dict[str, Any]:
         samples = rows.languages.counts(keep).tolist()
@@ -173,29 +212,6 @@ def _audio_lengths(media: Shard) -> tuple[Array, Array]:
     num_samples = np.zeros(len(present), np.int64)
     num_samples[present] = values[offsets[:-1][present]]
     return num_samples, media.lengths(media.fields[0].name)
-
-
-@dataclass(frozen=True, slots=True)
-class DurationLimits:
-    """The duration filters again, on what was decoded: a manifest may be wrong about a clip."""
-
-    min_s: float
-    max_s: float | None
-
-    @classmethod
-    def of(cls, source: SourceConfig) -> DurationLimits:
-        """Returns the limits of a config's filters."""
-        return cls(source.min_duration_s, source.max_duration_s if source.overlong == "drop" else None)
-
-    def refused(self, durations_s: Array, reasons: Coder) -> Array:
-        """Returns why clips of these durations are left out, as numbers of `reasons`, 0 where they are not: int32."""
-        # A manifest's rounded duration passed the filter once; only a real difference is one.
-        slack_s = 0.1
-        found = np.zeros(len(durations_s), np.int32)
-        found[durations_s < self.min_s - slack_s] = reasons.number("too_short")
-        if self.max_s is not None:
-            found[durations_s > self.max_s + slack_s] = reasons.number("too_long")
-        return found
 
 
 def as_int32(lengths: Array) -> Array:

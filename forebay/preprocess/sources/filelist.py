@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pc_csv
 
 from forebay.config import SourceConfig
-from forebay.errors import ManifestError
-from forebay.preprocess.sources.headers import opened, unknown_duration
+from forebay.errors import DecodeError, ManifestError
+from forebay.preprocess.sources.headers import no_duration, opened
 from forebay.preprocess.sources.json_object import JsonError
 from forebay.preprocess.sources.lines import decoded
 from forebay.preprocess.sources.members import UnreadableTar, missing_reason, open_tar
@@ -57,7 +57,7 @@ def locate_filelist(task: LocateTask) -> Located:
     with opened(index.path) as descriptor:
         for row, sample_id, written, language, duration_s in zip(*columns, strict=True):
             stem = finder.stem(written)
-            values: tuple[Any, ...] = ("", 0, 0, math.nan, None, None, None)
+            values: tuple[Any, ...] = ("", 0, 0, None, math.nan, None, None, None)
             if stem is None:
                 failures.add(row, sample_id, *_missing(index, written, task.name))
             else:
@@ -65,10 +65,9 @@ def locate_filelist(task: LocateTask) -> Located:
                     values = _values(descriptor, index, members, stem, duration_s)
                 except JsonError as err:
                     failures.add(row, sample_id, "bad_metadata", f"{task.name}: {err}; write the tar again")
-                else:
-                    if math.isnan(values[3]):
-                        failures.add(row, sample_id, *unknown_duration(task.name, sample_id))
-            found.append((*values[:4], language or values[4], *values[5:]))
+                except DecodeError as err:
+                    failures.add(row, sample_id, *no_duration(task.name, sample_id, err))
+            found.append((*values[:5], language or values[5], *values[6:]))
     return located(task, _arrays(found), failures)
 
 
@@ -94,16 +93,17 @@ class _Finder:
 def _values(descriptor: int, index: TarIndex, members: Members, stem: str, duration_s: float) -> tuple[Any, ...]:
     row, _ = clip = members.audio[stem]
     sidecar: Sidecar = read_sidecar(descriptor, index, members, (stem,))
+    stated_s = sidecar.duration_s if math.isnan(duration_s) else duration_s
     if math.isnan(duration_s):
-        duration_s = clip_duration_s(descriptor, index, clip, stated_s=sidecar.duration_s)
-    member = storable(index.names[row])
-    return member, index.offsets[row], index.sizes[row], duration_s, sidecar.language, sidecar.prompt, sidecar.text
+        duration_s = clip_duration_s(descriptor, index, clip, stated_s=stated_s)
+    place = (storable(index.names[row]), index.offsets[row], index.sizes[row])
+    return *place, stated_s, duration_s, sidecar.language, sidecar.prompt, sidecar.text
 
 
 def _arrays(found: list[tuple[Any, ...]]) -> dict[str, Any]:
-    names = ("member", "offset", "size", "duration_s", "language", "prompt", "text")
+    names = ("member", "offset", "size", "stated_s", "duration_s", "language", "prompt", "text")
     text = pa.large_string()
-    kinds = (text, pa.int64(), pa.int64(), pa.float64(), text, text, text)
+    kinds = (text, pa.int64(), pa.int64(), pa.float64(), pa.float64(), text, text, text)
     columns = zip(*found, strict=True) if found else ([] for _ in names)
     return {name: pa.array(values, kind) for name, kind, values in zip(names, kinds, columns, strict=True)}
 

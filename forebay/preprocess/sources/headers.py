@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from forebay.errors import SampleError
-from forebay.preprocess.headers import header_info
+from forebay.errors import DecodeError
+from forebay.preprocess.headers import MAX_WHOLE_BYTES, header_info
+from forebay.preprocess.streams import one_stream
 
 _GONE = {
     errno.ENOENT,
@@ -42,7 +42,7 @@ def opened(path: str) -> Iterator[int]:
 
 
 def header_duration_s(descriptor: int, *, offset: int, size: int) -> float:
-    """Returns the duration that the header of an encoded clip gives, NaN where it gives none.
+    """Returns the duration that the header of an encoded clip gives; raises as `duration_of` does.
 
     The clip is `size` bytes at `offset` of the file.
     """
@@ -52,22 +52,20 @@ def header_duration_s(descriptor: int, *, offset: int, size: int) -> float:
 
 
 def duration_of(read: Callable[[int, int], bytes], size: int) -> float:
-    """Returns the duration that the header of an encoded clip gives, NaN where it gives none.
+    """Returns the duration that the header of an encoded clip gives.
 
     read: (offset in the clip, number of bytes) -> bytes, fewer only at its end. size: of the clip in bytes.
+    Raises DecodeError where it gives none: `truncated_audio` or `chained_audio` where that is why, else `unknown_duration`.
     """
-    try:
-        info = header_info(read, size)
-    except SampleError:
-        return math.nan
-    if info is None or info.num_samples <= 0 or info.sample_rate_hz <= 0:
-        return math.nan
-    return float(info.num_samples / info.sample_rate_hz)
-
-
-def unknown_duration(name: str, sample_id: str) -> tuple[str, str]:
-    """Returns reason and message for a clip that nothing gives a duration for."""
-    return (
-        "unknown_duration",
-        f"{name}: sample {sample_id}: neither manifest nor header gives a duration; mend or remove it",
+    info = header_info(read, size)
+    if info is not None and info.num_samples > 0 and info.sample_rate_hz > 0:
+        return float(info.duration_s)
+    _, problem = one_stream(read(0, size)) if size <= MAX_WHOLE_BYTES else (b"", None)
+    raise DecodeError(
+        *(problem or ("unknown_duration", "neither manifest nor header gives a duration; mend or remove it"))
     )
+
+
+def no_duration(name: str, sample_id: str, err: DecodeError) -> tuple[str, str]:
+    """Returns reason and message for a clip that nothing gives a duration for. name: of its file."""
+    return err.reason, f"{name}: sample {sample_id}: {err}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.preprocess.sources.headers import duration_of, unknown_duration
+from forebay.errors import DecodeError
+from forebay.preprocess.sources.headers import duration_of, no_duration
 from forebay.preprocess.sources.hf_file import HfFile
 from forebay.preprocess.sources.loose import locate_loose
 from forebay.preprocess.sources.task import Failures, Located, LocateTask, located
@@ -27,10 +27,11 @@ def locate_hf(task: LocateTask) -> Located:
     for position in unknown.tolist():
         assert file is not None
         data = file.audio(rows["offset"][position].as_py(), task.audio_column) or b""
-        durations[position] = duration_of(_reader(data), len(data))
-        if math.isnan(durations[position]):
+        try:
+            durations[position] = duration_of(_reader(data), len(data))
+        except DecodeError as err:
             sample_id = rows["sample_id"][position].as_py()
-            failures.add(rows["row"][position].as_py(), sample_id, *unknown_duration(task.name, sample_id))
+            failures.add(rows["row"][position].as_py(), sample_id, *no_duration(task.name, sample_id, err))
     own = located(task.with_rows(rows), {"duration_s": pa.array(durations)}, failures)
     if len(rows) == len(task.rows):
         return own

@@ -7,7 +7,8 @@ import os
 import numpy as np
 import pyarrow as pa
 
-from forebay.preprocess.sources.headers import header_duration_s, is_gone, opened, unknown_duration
+from forebay.errors import DecodeError
+from forebay.preprocess.sources.headers import header_duration_s, is_gone, no_duration, opened
 from forebay.preprocess.sources.task import Failures, Located, LocateTask, located
 
 
@@ -28,10 +29,10 @@ def locate_loose(task: LocateTask) -> Located:
             if not is_gone(err):
                 raise
             absent[file] = f"{path} cannot be opened: {err.strerror}; correct the manifest or add the file"
+        except DecodeError as err:
+            failures.add(row, sample_id, *no_duration(path, sample_id, err))
         if file in absent:
             failures.add(row, sample_id, "missing_file", absent[file])
-        elif np.isnan(durations[position]):
-            failures.add(row, sample_id, *unknown_duration(path, sample_id))
     return located(task, {"duration_s": pa.array(durations)}, failures, absent=sorted(absent))
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.errors import TarError
-from forebay.preprocess.sources.headers import header_duration_s, is_gone, unknown_duration
+from forebay.errors import DecodeError, TarError
+from forebay.preprocess.sources.headers import header_duration_s, is_gone, no_duration
 from forebay.preprocess.sources.rows import storable
 from forebay.preprocess.sources.task import Failures, Located, LocateTask, all_failed
 from forebay.store.tar_index import load_index
@@ -102,10 +102,12 @@ def fill_durations(
     ids = task.rows["sample_id"]
     for position in np.flatnonzero(np.isnan(durations) & (found != NOT_FOUND)).tolist():
         row = found[position]
-        durations[position] = header_duration_s(descriptor, offset=int(index.offsets[row]), size=int(index.sizes[row]))
-        if np.isnan(durations[position]):
+        place = {"offset": int(index.offsets[row]), "size": int(index.sizes[row])}
+        try:
+            durations[position] = header_duration_s(descriptor, **place)
+        except DecodeError as err:
             sample_id = ids[position].as_py()
-            failures.add(task.rows["row"][position].as_py(), sample_id, *unknown_duration(task.name, sample_id))
+            failures.add(task.rows["row"][position].as_py(), sample_id, *no_duration(task.name, sample_id, err))
 
 
 def take_or_zero(values: Array, rows: Array) -> Array:

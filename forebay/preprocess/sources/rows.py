@@ -26,6 +26,7 @@ ROW_SCHEMA = pa.schema(
         pa.field("offset", pa.int64(), nullable=False),
         pa.field("size", pa.int64(), nullable=False),
         pa.field("duration_s", pa.float64(), nullable=False),
+        pa.field("stated_s", pa.float64()),
         pa.field("language", pa.large_string()),
         pa.field("prompt", pa.large_string()),
         pa.field("text", pa.large_string()),
@@ -88,8 +89,9 @@ class Manifest:
     rows: `row` int64 (position in the listing, rising), `sample_id`, `explicit_id` (given by the manifest, not derived from
     a name), `group` int32 (file that the shards are cut by: the tar, the hf file, else the manifest; rows of one group
     are consecutive), `file` int32 (file that holds the media), `member` (its name in a tar, or ""), `offset` and `size`
-    int64 in bytes (see WHOLE_FILE, UNLOCATED), `duration_s` float64 (NaN: not known yet), `language`, `prompt`, `text`
-    (null: not given).
+    int64 in bytes (see WHOLE_FILE, UNLOCATED), `duration_s` float64 (NaN: not known yet), `stated_s` float64 (what the
+    manifest says of the duration, or the metadata beside the clip; null: nothing), `language`, `prompt`, `text` (null: not
+    given).
     rejected: `row`, `sample_id`, `kind` ("excluded" by a setting, "failed" because of the data), `reason`, `message`.
     absent: files that are named but cannot be opened; all their rows have failed.
     images: of conversations only (see CONVERSATION_SCHEMA, which their rows are of): the different images, see IMAGE_SCHEMA.
@@ -123,8 +125,13 @@ class Manifest:
 def row_table(columns: Mapping[str, Any], *, num_rows: int) -> pa.Table:
     """Returns `columns` as a table of ROW_SCHEMA; a column left out gets its "not known" value in every row.
 
+    A `duration_s` is what the manifest says, so it is `stated_s` too.
+
     An empty `language` is none: a TSV cannot say it otherwise.
     """
+    given_s = columns.get("duration_s")
+    if given_s is not None:
+        columns = {**columns, "stated_s": pc.if_else(pc.is_nan(given_s), pa.scalar(None, pa.float64()), given_s)}
     defaults = {
         "row": lambda: pa.array(np.arange(num_rows)),
         "explicit_id": lambda: constant(False, num_rows, pa.bool_()),
@@ -132,6 +139,7 @@ def row_table(columns: Mapping[str, Any], *, num_rows: int) -> pa.Table:
         "offset": lambda: constant(0, num_rows, pa.int64()),
         "size": lambda: constant(WHOLE_FILE, num_rows, pa.int64()),
         "duration_s": lambda: constant(float("nan"), num_rows, pa.float64()),
+        "stated_s": lambda: pa.nulls(num_rows, pa.float64()),
         "language": lambda: pa.nulls(num_rows, pa.large_string()),
         "prompt": lambda: pa.nulls(num_rows, pa.large_string()),
         "text": lambda: pa.nulls(num_rows, pa.large_string()),

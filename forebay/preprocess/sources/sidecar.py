@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from forebay.errors import DecodeError
 from forebay.preprocess.sources.headers import header_duration_s
 from forebay.preprocess.sources.json_object import JsonError, parse_object, seconds_of, string_of
 from forebay.preprocess.sources.members import read_member
@@ -20,13 +21,13 @@ TEXT_FIELDS = ("transcription", "text", "transcript")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sidecar:
-    """The fields of a clip's metadata; None and NaN where it has none."""
+    """The fields of a clip's metadata; None where it has none."""
 
     sample_id: str | None = None
     language: str | None = None
     prompt: str | None = None
     text: str | None = None
-    duration_s: float = math.nan
+    duration_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -91,16 +92,21 @@ def read_sidecar(descriptor: int, index: TarIndex, members: Members, stems: tupl
     return Sidecar()
 
 
-def clip_duration_s(descriptor: int, index: TarIndex, clip: tuple[int, str], *, stated_s: float) -> float:
-    """Returns a clip's duration, NaN where nothing gives it.
+def clip_duration_s(descriptor: int, index: TarIndex, clip: tuple[int, str], *, stated_s: float | None) -> float:
+    """Returns a clip's duration. stated_s: by the metadata, None where it says none.
 
     The header of WAV and FLAC is exact and cheap, so it goes before what the metadata states; the others are asked last.
+    Raises DecodeError where nothing gives one.
     """
     row, extension = clip
-    if extension not in _EXACT and not math.isnan(stated_s):
+    if extension not in _EXACT and stated_s is not None:
         return stated_s
-    duration_s = header_duration_s(descriptor, offset=int(index.offsets[row]), size=int(index.sizes[row]))
-    return stated_s if math.isnan(duration_s) else duration_s
+    try:
+        return header_duration_s(descriptor, offset=int(index.offsets[row]), size=int(index.sizes[row]))
+    except DecodeError:
+        if stated_s is None:
+            raise
+        return stated_s
 
 
 def _json_sidecar(data: bytes) -> Sidecar:
@@ -117,7 +123,7 @@ def _json_sidecar(data: bytes) -> Sidecar:
         language=string_of(fields, ("language",)) or None,
         prompt=string_of(fields, ("prompt",)),
         text=string_of(fields, TEXT_FIELDS),
-        duration_s=duration_s if 0 <= duration_s < math.inf else math.nan,
+        duration_s=duration_s if 0 <= duration_s < math.inf else None,
     )
 
 

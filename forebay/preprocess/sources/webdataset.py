@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.config import SourceConfig
-from forebay.preprocess.sources.headers import opened, unknown_duration
+from forebay.errors import DecodeError
+from forebay.preprocess.sources.headers import no_duration, opened
 from forebay.preprocess.sources.json_object import JsonError
 from forebay.preprocess.sources.members import UnreadableTar, open_tar
 from forebay.preprocess.sources.naming import manifest_files
@@ -36,9 +36,9 @@ def locate_webdataset(task: LocateTask) -> Located:
 
     A sample's members share a key, the name up to the first dot of its last part; where several clips share one, each is
     a sample by its name without extension. Clips: wav, flac, ogg, mp3, opus in any case. The id is that of the JSON, else
-    the key. The duration of WAV and FLAC is the header's, whatever the JSON says.
+    the key. The duration of WAV and FLAC is the header's, whatever the JSON says; what that says is compared with the audio.
     Left out, each with its reason: `extra_audio` (a second clip of one name), `no_audio` (JSON alone), `bad_metadata`,
-    `unknown_duration`, what the tar's index refuses.
+    `unknown_duration` (or why, see `duration_of`), what the tar's index refuses.
     """
     index = open_tar(task)
     if isinstance(index, UnreadableTar):
@@ -55,10 +55,11 @@ def locate_webdataset(task: LocateTask) -> Located:
                 position = _row(task, members.audio[stem][0])
                 failures.add(position, keys[stem], "bad_metadata", f"{task.name}: {err}; write the tar again")
                 continue
-            if math.isnan(values[-1]):
-                failures.add(_row(task, values[0]), values[1], *unknown_duration(task.name, values[1]))
-            else:
-                rows.append(values)
+            clip = members.audio[stem]
+            try:
+                rows.append((*values, clip_duration_s(descriptor, index, clip, stated_s=values[-1])))
+            except DecodeError as err:
+                failures.add(_row(task, values[0]), values[1], *no_duration(task.name, values[1], err))
     _add_left_out(task, index, members, failures)
     return Located(rows=_table(task, rows), failed=failures.table())
 
@@ -85,19 +86,20 @@ def _first_dot(stem: str) -> str:
 
 
 def _values(descriptor: int, index: TarIndex, members: Members, stem: str, key: str) -> tuple[Any, ...]:
-    clip = members.audio[stem]
-    row = clip[0]
+    """Every value of a clip but its duration, the one that its metadata states last."""
+    row = members.audio[stem][0]
     sidecar = read_sidecar(descriptor, index, members, (stem, _first_dot(stem)))
-    duration_s = clip_duration_s(descriptor, index, clip, stated_s=sidecar.duration_s)
     sample_id = storable(key) if sidecar.sample_id is None else sidecar.sample_id
     explicit = sidecar.sample_id is not None
     name = storable(index.names[row])
     place = (int(index.offsets[row]), int(index.sizes[row]))
-    return row, sample_id, explicit, name, *place, sidecar.language, sidecar.prompt, sidecar.text, duration_s
+    texts = (sidecar.language, sidecar.prompt, sidecar.text)
+    return row, sample_id, explicit, name, *place, *texts, sidecar.duration_s
 
 
 def _table(task: LocateTask, rows: list[tuple[Any, ...]]) -> pa.Table:
-    names = ("row", "sample_id", "explicit_id", "member", "offset", "size", "language", "prompt", "text", "duration_s")
+    texts = ("language", "prompt", "text")
+    names = ("row", "sample_id", "explicit_id", "member", "offset", "size", *texts, "stated_s", "duration_s")
     columns: dict[str, Sequence[Any]] = dict.fromkeys(names, ())
     if rows:
         columns.update(zip(names, zip(*rows, strict=True), strict=True))

@@ -147,7 +147,7 @@ class VisionLine:
         stored = int(patches * self.settings.patch_bytes * _STORED_SHARE[self.codec])
         return stored + text + _BYTES_PER_TOKEN * tokens
 
-    def read_rows(self, finished: Finished) -> Rows:
+    def read_rows(self, finished: Finished, listing: Listing) -> Rows:  # noqa: ARG002
         """See `Line`; a row fails with the first of its images that failed."""
         slots, reasons, lengths = [], [], []
         why = Coder()

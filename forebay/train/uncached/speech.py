@@ -16,6 +16,7 @@ from tqdm import tqdm
 from forebay.config import Config
 from forebay.config.recipe import Recipe
 from forebay.errors import ManifestError, SampleError
+from forebay.preprocess.durations import DurationLimits
 from forebay.preprocess.features import num_frames
 from forebay.preprocess.line import Line
 from forebay.preprocess.lines import line_of
@@ -49,6 +50,7 @@ class UncachedSource:
         if not isinstance(recipe.recipe, Recipe):
             raise TypeError("a config with [vision] is read by UncachedVisionSource")
         self._recipe, self._line = recipe.recipe, line_of(config, recipe.recipe)
+        self._limits = DurationLimits.of(config.source, recipe.recipe.decode)
         manifest = read_rows(config.source, cache_root=config.cache_root)
         self._names = [file.name for file in manifest.files]
         self._media = MediaReader(
@@ -106,6 +108,8 @@ class UncachedSource:
         }
         if "failure" in values:
             raise SampleError(values["failure"], values["message"])
+        if self._recipe.has_audio:
+            self._check_duration(values, stated_s=row["stated_s"].to_numpy())
         sample = {}
         for spec in self.fields.values():
             if spec.role == "tensor":
@@ -113,6 +117,12 @@ class UncachedSource:
                 array.flags.writeable = False
                 sample[spec.name] = array
         return sample
+
+    def _check_duration(self, values: Mapping[str, Any], *, stated_s: Array) -> None:
+        """Raises SampleError where a build leaves a sample out for what was decoded of it."""
+        if self._limits.shorter(np.array([values["num_samples"]]), stated_s)[0]:
+            message = self._limits.message(values["sample_id"], int(values["num_samples"]), float(stated_s[0]))
+            raise SampleError("duration_mismatch", message)
 
     def _tokenise(self, rows: pa.Table) -> tuple[Array, pa.Table]:
         """Returns the token counts, and the rows, of those whose text can be used: a build would leave out the others too."""
