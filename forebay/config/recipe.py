@@ -98,8 +98,9 @@ def _vision_recipe(config: Config, vision: VisionConfig) -> VisionRecipe:
             backend=vision.backend,
             max_pixels=config.source.max_pixels,
             max_sample_bytes=config.source.max_sample_bytes,
+            alpha=vision.alpha,
         ),
-        chat=Chat(tokenizer=tokenizer_digest(Path(config.text.tokenizer))),
+        chat=Chat(tokenizer=tokenizer_digest(Path(config.text.tokenizer)), learn_through=config.text.learn_through),
     )
 
 

@@ -10,6 +10,10 @@ from typing import Any, Literal
 
 FloatDtype = Literal["float16", "float32"]
 Prompt = Literal["whisper", "qwen3_asr", "plain"]
+Alpha = Literal["white", "drop"]
+"""What becomes of a transparent image: laid on white, or the colours under its alpha shown."""
+LearnThrough = Literal["end_of_turn", "newline"]
+"""Where what is learnt of a turn ends: with the token that ends it, or with the newline behind that."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,8 +98,9 @@ class Tokens:
 class Patches:
     """`patches` uint8 [n, 3 * patch_size^2] and `image_grid_thw` int32 [1, 3] of an image, as a Qwen2-VL processor cuts them.
 
-    Decoded as the processor's own loading does, resized, cut into rows of (channel, y, x), one temporal copy; rows in merge
-    order. `processor` is the digest of the processor's files, never their path.
+    Decoded, turned as its EXIF says, made RGB as the processor makes an open image RGB (`alpha = "drop"`: as its loading of a
+    path does), resized, cut into rows of (channel, y, x), one temporal copy; rows in merge order. `processor` is the digest
+    of the processor's files, never their path.
     """
 
     processor: str
@@ -104,17 +109,19 @@ class Patches:
     """Of the encoded image, above which it fails before it is decoded."""
     max_sample_bytes: int = 256 * 1024 * 1024
     """Of the encoded image."""
-    version: int = 1
+    alpha: Alpha = "white"
+    version: int = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chat:
     """`input_ids` int32 [tokens] and `label_mask` uint8 [tokens] of a conversation under the tokenizer's chat template.
 
-    Image tokens are expanded; the mask is 1 where a token is a target: in what the assistant says.
+    Image tokens are expanded; the mask is 1 where a token is a target: in what the assistant says, and in what ends its turn.
     """
 
     tokenizer: str
+    learn_through: LearnThrough = "end_of_turn"
     version: int = 1
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from forebay.config.crop import crop_samples
+from forebay.config.steps import Alpha, LearnThrough
 
 STRICT = {"extra": "forbid", "strict": True}
 """Read by pydantic when a file is loaded: unknown fields are refused, types are not coerced."""
@@ -153,6 +154,9 @@ class VisionConfig:
     """Of the processor. The two give different pixels for some images, so it is in the key."""
     codec: Literal["raw", "zstd", "webp", "source"] = "raw"
     """How the patches lie on disk; in the folder's name and the shard keys, not in the key: the values are the same."""
+    alpha: Alpha = "white"
+    """`white`: transparent images are laid on white, as the processor does with an open image. `drop`: the colours under the
+    alpha show, as where it is given a path."""
 
     def __post_init__(self) -> None:
         if self.codec == "source" and self.backend != "pil":
@@ -173,8 +177,12 @@ class TextConfig:
     normalize: Literal["nfkc", "none"] = "nfkc"
     max_label_tokens: int | None = None
     """Longer labels exclude the sample, reason `label_too_long`. Whisper's limit is 448."""
+    learn_through: LearnThrough = "end_of_turn"
+    """Of prompt `chat`: what is learnt ends with the token that ends the assistant's turn, or with the newline behind it."""
 
     def __post_init__(self) -> None:
+        if self.learn_through != "end_of_turn" and self.prompt != "chat":
+            raise ValueError(f'learn_through is "{self.learn_through}", which is only for prompt = "chat"')
         if self.max_label_tokens is not None and self.max_label_tokens < 1:
             raise ValueError(f"max_label_tokens is {self.max_label_tokens}, wanted 1 or more")
 

@@ -54,6 +54,7 @@ def assemble(
         "constants": dict(constants),
         "excluded": _counts(rejections, "excluded"),
         "failed": _counts(rejections, "failed"),
+        "unused_fields": dict(listing.manifest.unused),
         **line.summary(listing, rows, keep),
         "size_bytes": sum(entry.size_bytes for shards in finished.values() for _, entry in shards),
         "made_with": {"forebay": __version__, "numpy": np.__version__, "python": platform.python_version()},

@@ -23,6 +23,7 @@ from forebay.preprocess.progress import Progress
 from forebay.preprocess.receipt import Failure, Receipt
 from forebay.preprocess.shard_task import ShardTask, make_shard
 from forebay.preprocess.sources.naming import manifest_files
+from forebay.preprocess.sources.unused import described
 from forebay.preprocess.workspace import Workspace, find_donors
 from forebay.store.key import SHORT, codec_of, folder_name
 from forebay.store.layout import GROUPS, Group
@@ -54,6 +55,7 @@ class BuildReport:
     excluded: dict[str, int] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
     longer: int = 0
+    unused_fields: dict[str, int] = field(default_factory=dict)
     shards_written: int = 0
     shards_linked: int = 0
     shards_kept: int = 0
@@ -151,6 +153,9 @@ class _Build:
         self.counts: Counter[str] = Counter()
         self.failures = [Failure(sample_id=i, reason=r, message=m) for i, r, m in listing.manifest.failed()]
         self.num_rows = len(listing.rows) + len(self.failures)
+        if listing.manifest.unused:
+            what = "samples" if config.vision is None else "conversations"
+            logger.warning("%s: %s", what, described(listing.manifest.unused))
 
     def run(self, standing: Sealed | None) -> BuildReport:
         self._check_failures(len(self.failures))
@@ -292,7 +297,7 @@ class _Build:
         sealed_here = seal(target, contents, scratch=self.workspace.folder, replace=standing is not None)
         logger.info("%s %s", "sealed" if sealed_here else "another builder sealed", target)
         document = contents.document
-        counts = {name: document[name] for name in ("num_samples", "excluded", "failed")}
+        counts = {name: document[name] for name in ("num_samples", "excluded", "failed", "unused_fields")}
         return self._report(target, longer=document.get("longer", 0), **counts)
 
     def _unsealed(self) -> BuildReport:
@@ -355,6 +360,7 @@ def _standing_report(standing: Sealed, started_s: float) -> BuildReport:
         excluded=metadata["excluded"],
         failed=metadata["failed"],
         longer=metadata.get("longer", 0),
+        unused_fields=metadata.get("unused_fields", {}),  # caches of before they were counted
         shards_kept=len(GROUPS) * metadata["num_shards"],
         seconds=time.monotonic() - started_s,
         already_sealed=True,

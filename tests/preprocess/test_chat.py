@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -42,8 +42,11 @@ def saying(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": [{"type": "text", "text": text}]}
 
 
-def encoder_of(folder: Path, *, merge_size: int = 2) -> ChatEncoder:
-    return ChatEncoder(Chat(tokenizer=tokenizer_digest(folder)), folder, merge_size=merge_size)
+def encoder_of(
+    folder: Path, *, merge_size: int = 2, learn_through: Literal["end_of_turn", "newline"] = "end_of_turn"
+) -> ChatEncoder:
+    step = Chat(tokenizer=tokenizer_digest(folder), learn_through=learn_through)
+    return ChatEncoder(step, folder, merge_size=merge_size)
 
 
 @cache
@@ -137,6 +140,124 @@ def test_any_conversation_is_as_transformers_tokenises_it(
         assert learnt_text == said or (said.removesuffix(learnt_text) in leading and set(leading) & set("\r\n"))
 
 
+@cache
+def demo_through_newline() -> ChatEncoder:
+    return encoder_of(MODEL, learn_through="newline")
+
+
+def by_the_qwen_script(ids: list[int]) -> list[int]:
+    """The rule of qwen-vl-finetune (`preprocess_qwen_visual`): behind the word `assistant` and the line end after it, all up to
+    the token that ends the turn, that token, and whatever one stands behind it.
+
+    The header is looked for as a whole; that script takes the one token of the word wherever it is.
+    """
+    header = tokenizer()("<|im_start|>assistant\n")["input_ids"]
+    end_of_turn = tokenizer().convert_tokens_to_ids("<|im_end|>")
+    mask = [0] * len(ids)
+    place = 0
+    while place < len(ids):
+        if ids[place : place + len(header)] == header:
+            start = end = place + len(header)
+            while end < len(ids) and ids[end] != end_of_turn:
+                end += 1
+            if end < len(ids):
+                stop = min(end + 2, len(ids))
+                mask[start:stop] = [1] * (stop - start)
+                place = end
+        place += 1
+    return mask
+
+
+def by_generation_block(messages: list[dict[str, Any]], *, with_newline: bool) -> list[int]:
+    """The assistant mask of transformers, for which TRL's templates mark the answer as `{% generation %}`."""
+    closing = (
+        "{{ '<|im_end|>\\n' }}{% endgeneration %}"
+        if with_newline
+        else "{{ '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}"
+    )
+    answer = "{{ '<|im_start|>assistant\\n' }}{% generation %}" + TEXTS + closing
+    other = "{{ '<|im_start|>' + m.role + '\\n' }}" + TEXTS + "{{ '<|im_end|>\\n' }}"
+    template = HEAD + "{%- if m.role == 'assistant' %}" + answer + "{%- else %}" + other + "{%- endif %}{%- endfor -%}"
+    made = tokenizer().apply_chat_template(
+        messages, chat_template=template, return_dict=True, return_assistant_tokens_mask=True
+    )
+    assert made["input_ids"] == tokenizer().apply_chat_template(messages, return_dict=False)
+    mask: list[int] = made["assistant_masks"]
+    return mask
+
+
+@given(conversations())
+@settings(max_examples=60, deadline=None)
+def test_what_is_learnt_is_as_each_framework_s_rule_has_it(
+    conversation: tuple[list[dict[str, Any]], list[tuple[int, int, int]]],
+) -> None:
+    messages, grids = conversation
+    answers = [part["text"] for m in messages if m["role"] == "assistant" for part in m["content"]]
+    # Line ends at the start of an answer may share a token with the header's: there the rules differ among themselves.
+    if special_tokens_in(messages) or any(text != text.lstrip("\r\n") for text in answers):
+        return
+    ids, through_token = encoded(messages, grids)
+    same, through_newline = encoded(messages, grids, demo_through_newline())
+    assert np.array_equal(ids, same)
+    assert through_newline.tolist() == by_the_qwen_script(ids.tolist())
+    shown = ids != demo().constants["image_token_id"]
+    first = np.flatnonzero(~shown & np.concatenate([[True], shown[:-1]]))
+    shown[first] = True  # the one token of each image that the template writes
+    assert through_token[shown].tolist() == by_generation_block(messages, with_newline=False)
+    assert through_newline[shown].tolist() == by_generation_block(messages, with_newline=True)
+    assert through_newline.sum() - through_token.sum() == len(answers)
+
+
+def test_newline_is_the_token_behind_the_end_of_each_turn() -> None:
+    messages = [USER, ASSISTANT, USER, saying("Still a cat.")]
+    ids, mask = encoded(messages, [GRID, GRID], demo_through_newline())
+    assert learnt(ids, mask) == ["A cat.<|im_end|>\n", "Still a cat.<|im_end|>\n"]
+    assert mask[-1] == 1
+    assert encoded(messages, [GRID, GRID])[1][-1] == 0
+
+
+@pytest.mark.parametrize(
+    ("closing", "found"),
+    [
+        ("{{ '<|im_end|>\\n' }}", ["A cat.<|im_end|>\n", "A dog.<|im_end|>\n"]),
+        ("{{ '<|im_end|>\\n\\n' }}", ["A cat.<|im_end|>\n", "A dog.<|im_end|>\n"]),
+        (
+            "{{ '<|im_end|>' }}{%- if m.role == 'user' or not loop.last %}{{ '\\n' }}{%- endif %}",
+            ["A cat.<|im_end|>\n", "A dog.<|im_end|>"],
+        ),
+        ("{{ '<|im_end|>' }}", "writes '<|im_start|>user"),
+        ("{{ '<|im_end|> \\n' }}", "writes ' \\n<|im_start|>user"),
+    ],
+    ids=["newline", "two newlines, a token each", "none behind the last", "none", "a space first"],
+)
+def test_the_newline_of_other_templates(
+    with_template: Callable[[str], Path], closing: str, found: list[str] | str
+) -> None:
+    turn = "{{ '<|im_start|>' + m.role + '\\n' }}" + TEXTS + closing + "{%- endfor -%}"
+    prompt = "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif -%}"
+    folder = with_template(HEAD + turn + prompt)
+    if isinstance(found, str):
+        with pytest.raises(
+            ConfigError, match=r"text\.learn_through = \"newline\": the chat template of .*no newline"
+        ) as caught:
+            encoder_of(folder, learn_through="newline")
+        assert found in str(caught.value)
+        assert encoder_of(folder).constants["prompt"] == "chat"
+        return
+    ids, mask = encoded(
+        [USER, ASSISTANT, USER, saying("A dog.")], [GRID, GRID], encoder_of(folder, learn_through="newline")
+    )
+    assert learnt(ids, mask) == found
+
+
+def test_turns_that_are_not_to_be_learnt_have_no_target() -> None:
+    messages = [USER, {**saying("No."), "loss": False}, USER, {**ASSISTANT, "loss": True}, USER, ASSISTANT]
+    ids, mask = encoded(messages, [GRID] * 3)
+    assert learnt(ids, mask) == ["A cat.<|im_end|>"] * 2
+    plain = [{name: m[name] for name in ("role", "content")} for m in messages]
+    assert np.array_equal(ids, encoded(plain, [GRID] * 3)[0])
+
+
 @given(st.sampled_from(RESERVED), st.integers(0, 14), st.sampled_from(["system", "user", "assistant"]))
 @settings(deadline=None)
 def test_no_message_can_write_a_control_token(token: str, cut: int, role: str) -> None:
@@ -181,6 +302,18 @@ def test_decoding_shows_what_was_said() -> None:
         ([USER, ASSISTANT], [GRID, GRID], "image_count_mismatch", "shows 1 images, the sample has 2"),
         ([USER], [GRID], "no_assistant_turn", "row-7: none of 1 messages is the assistant's"),
         ([], [], "no_assistant_turn", "none of 0 messages"),
+        (
+            [USER, {**ASSISTANT, "loss": False}],
+            [GRID],
+            "nothing_to_learn",
+            "row-7: all 1 messages of the assistant say",
+        ),
+        (
+            [USER, {**ASSISTANT, "loss": "no"}],
+            [GRID],
+            "bad_conversation",
+            "message 1 has loss 'no', wanted true or false",
+        ),
         ([USER, saying(" \n")], [GRID], "empty_text", "row-7: message 1, the assistant's, has no text"),
         ([USER, saying("\ud800")], [GRID], "bad_text", "row-7: text has a lone surrogate U\\+D800"),
         ([USER, saying("a\0b")], [GRID], "bad_text", "row-7: text has a NUL"),

@@ -441,6 +441,7 @@ VISION_CHANGES: list[tuple[str, str, Any, str]] = [
     ("source", "split", "test", "source.split"),
     ("source", "kind", "jsonl", "source.kind"),
     ("vision", "backend", "torchvision", "vision.backend"),
+    ("vision", "alpha", "drop", "vision.alpha"),
 ]
 
 

@@ -16,10 +16,11 @@ from forebay.errors import ManifestError
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns of one manifest file; `path` names it in messages."""
+    """The columns of one manifest file; `path` names it in messages. unused: the names of those that were not read."""
 
     table: pa.Table
     path: Path
+    unused: frozenset[str] = frozenset()
 
     def strings(self, name: str, *, nullable: bool) -> pa.ChunkedArray | None:
         """Returns a column as large_string, None where it is missing. Raises ManifestError for other types and bad UTF-8."""

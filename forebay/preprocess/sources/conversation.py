@@ -8,6 +8,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from forebay.errors import TextError
+from forebay.preprocess.sources.conversation_fields import (
+    IMAGE_PART,
+    MESSAGE,
+    REFUSED_OF_MESSAGE,
+    REFUSED_OF_PART,
+    REFUSED_OF_ROW,
+    REFUSED_ROLES,
+    TEXT_PART,
+    WITH_MESSAGES,
+    WITH_QUESTION,
+    is_given,
+    refusal,
+    refuse_tags,
+    unknown_fields,
+)
 from forebay.preprocess.sources.json_object import JsonError, string_of
 
 Image = TypeVar("Image")
@@ -19,22 +34,30 @@ IMAGES = ("images", "image")
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-def canonical(fields: Mapping[str, Any], images: Sequence[Image]) -> tuple[str, list[Image | str]]:
+def canonical(
+    fields: Mapping[str, Any], images: Sequence[Image], *, unknown: set[str] | None = None
+) -> tuple[str, list[Image | str]]:
     """Returns a conversation as canonical JSON, and its images in the order of their parts.
 
     fields: `messages` (or `conversations`) of `role` and `content` (or `from`: human, gpt; and `value`), or `question` and
-    `answer`. A content is a string, in which `<image>` (with a newline before and after it) stands for an image, or parts
-    `{"type": "text", "text"}`, `{"type": "image"}`, `{"type": "image", "image": name}`. images: what tags and parts
+    `answer`; `system`, a message to put first. A content is a string, in which `<image>` (with a newline before and after
+    it) stands for an image, or parts `{"type": "text", "text"}`, `{"type": "image"}`, `{"type": "image", "image": name}`.
+    `loss` (true, false) or `weight` (1, 0) of an assistant's message says whether it is learnt. images: what tags and parts
     without a name stand for, in order; anything, a named part gives its name. A question without a tag has them before it.
+    unknown: the names of all other fields that have a value are added to it, as `name`, `messages.name`,
+    `messages.content.name`.
 
-    The canonical form is a list of `{"role": "system"|"user"|"assistant", "content": [parts]}`, parts without names.
-    Raises TextError `image_count_mismatch` where there are more or fewer tags than images, `bad_conversation` for what
-    is none of these forms.
+    The canonical form is a list of `{"role": "system"|"user"|"assistant", "content": [parts]}`, parts without names, and
+    `"loss": false` in messages of the assistant that are not learnt.
+    Raises TextError `image_count_mismatch` where there are more or fewer tags than images, `bad_conversation` for what is
+    none of these forms, and by the reasons of `conversation_fields` for what would lose its meaning; `two_conversations`,
+    `two_system_messages`, `loss_weight` for what contradicts itself or is no 0 or 1.
     """
+    unknown = set() if unknown is None else unknown
     try:
-        conversation = _conversation(fields, num_images=len(images))
+        conversation = _conversation(fields, num_images=len(images), unknown=unknown)
     except JsonError as err:
-        raise TextError("bad_conversation", str(err)) from err
+        raise _text_error(err) from err
     parts = [part for message in conversation for part in message["content"] if part["type"] == "image"]
     tags = sum("image" not in part for part in parts)
     if tags != len(images):
@@ -59,7 +82,7 @@ def image_names(fields: Mapping[str, Any]) -> list[str]:
     try:
         return [string_of({name: value}, (name,), required=True) or "" for value in values]
     except JsonError as err:
-        raise TextError("bad_conversation", str(err)) from err
+        raise _text_error(err) from err
 
 
 def identifier(fields: Mapping[str, Any]) -> str | None:
@@ -73,57 +96,123 @@ def identifier(fields: Mapping[str, Any]) -> str | None:
     try:
         given = string_of({"id": value}, ("id",))
     except JsonError as err:
-        raise TextError("bad_conversation", str(err)) from err
+        raise _text_error(err) from err
     if given == "":
         raise TextError("bad_conversation", "field id is empty, wanted an id")
     return given
 
 
-def _conversation(fields: Mapping[str, Any], *, num_images: int) -> list[dict[str, Any]]:
-    name = next((name for name in MESSAGES if fields.get(name) is not None), None)
-    if name is not None:
-        return list(_messages(fields[name], name))
-    if fields.get("question") is None:
+def _text_error(err: JsonError) -> TextError:
+    return TextError(err.reason or "bad_conversation", str(err))
+
+
+def _conversation(fields: Mapping[str, Any], *, num_images: int, unknown: set[str]) -> list[dict[str, Any]]:
+    given = [name for name in (*MESSAGES, "question") if fields.get(name) is not None]
+    held = [name for name in given if is_given(fields[name])]
+    if len(held) > 1:
+        raise JsonError(f"has both {held[0]} and {held[1]}, wanted one conversation", reason="two_conversations")
+    with_messages = bool(given) and given[0] in MESSAGES
+    unknown.update(unknown_fields(fields, WITH_MESSAGES if with_messages else WITH_QUESTION, REFUSED_OF_ROW))
+    if all(fields.get(name) is not None for name in IMAGES):
+        unknown.add(IMAGES[1])
+    if not given:
         raise JsonError("has neither messages nor a question; give messages, or question and answer")
-    question = list(_split(string_of(fields, ("question",), required=True) or ""))
+    if with_messages:
+        conversation = list(_messages(fields[given[0]], given[0], unknown))
+    else:
+        conversation = list(_asked(fields, num_images=num_images))
+    return [*_system(fields, conversation, unknown), *conversation]
+
+
+def _asked(fields: Mapping[str, Any], *, num_images: int) -> Iterator[dict[str, Any]]:
+    question = list(_split(string_of(fields, ("question",), required=True) or "", "field question"))
     if not any(part["type"] == "image" for part in question):
         question = [*({"type": "image"} for _ in range(num_images)), *question]
-    answer = _text(string_of(fields, ("answer",), required=True) or "")
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": list(answer)}]
+    yield {"role": "user", "content": question}
+    yield {"role": "assistant", "content": list(_text(string_of(fields, ("answer",), required=True) or ""))}
 
 
-def _messages(messages: Any, name: str) -> Iterator[dict[str, Any]]:
+def _system(
+    fields: Mapping[str, Any], conversation: Sequence[Mapping[str, Any]], unknown: set[str]
+) -> Iterator[dict[str, Any]]:
+    """The message of a row's field `system`; an empty one is none."""
+    if not is_given(fields.get("system")):
+        return
+    if any(message["role"] == "system" for message in conversation):
+        raise JsonError(
+            "field system is given beside a message of role system, wanted one of them", reason="two_system_messages"
+        )
+    yield {"role": "system", "content": list(_parts(fields["system"], "field system", unknown))}
+
+
+def _messages(messages: Any, name: str, unknown: set[str]) -> Iterator[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
         raise JsonError(f"field {name} is {str(messages)[:60]!r}, wanted a list of messages")
     for number, message in enumerate(messages, 1):
         where = f"message {number}"
         if not isinstance(message, dict):
             raise JsonError(f"{where} is {str(message)[:60]!r}, wanted an object")
-        role = message.get("role") if message.get("role") is not None else message.get("from")
-        if not isinstance(role, str) or role not in _ROLES:
-            raise JsonError(f"{where}: role is {str(role)[:60]!r}, wanted one of {', '.join(_ROLES)}")
+        found = unknown_fields(message, MESSAGE, REFUSED_OF_MESSAGE, where=f"{where}: ")
+        unknown.update(f"{name}.{field}" for field in found)
+        role = _role(message, where)
         content = message.get("content") if message.get("content") is not None else message.get("value")
-        yield {"role": _ROLES[role], "content": list(_parts(content, where))}
+        made = {"role": role, "content": list(_parts(content, where, unknown, name=name))}
+        yield made if _is_learnt(message, role, where) else {**made, "loss": False}
 
 
-def _parts(content: Any, where: str) -> Iterator[dict[str, Any]]:
+def _role(message: Mapping[str, Any], where: str) -> str:
+    role = message.get("role") if message.get("role") is not None else message.get("from")
+    if isinstance(role, str) and role in REFUSED_ROLES:
+        raise refusal(REFUSED_ROLES[role], f"{where}: role is {role!r}")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise JsonError(f"{where}: role is {str(role)[:60]!r}, wanted one of {', '.join(_ROLES)}")
+    return _ROLES[role]
+
+
+def _is_learnt(message: Mapping[str, Any], role: str, where: str) -> bool:
+    """Whether a message is learnt as far as its role lets it. Only an assistant's may say no; no other may say yes."""
+    given = {name: message[name] for name in ("loss", "weight") if message.get(name) is not None}
+    for name, value in given.items():
+        if not isinstance(value, int | float) or value not in (0, 1):
+            raise JsonError(
+                f"{where}: field {name} is {str(value)[:60]!r}, wanted true or false, 1 or 0", reason="loss_weight"
+            )
+    if len({bool(value) for value in given.values()}) > 1:
+        raise JsonError(f"{where}: fields loss and weight contradict each other", reason="loss_weight")
+    if role == "assistant":
+        return all(given.values())
+    if any(given.values()):
+        raise JsonError(
+            f"{where}: {' and '.join(given)} would have a message of role {role} learnt, wanted the assistant's alone",
+            reason="loss_weight",
+        )
+    return True
+
+
+def _parts(content: Any, where: str, unknown: set[str], *, name: str = "system") -> Iterator[dict[str, Any]]:
     if not isinstance(content, list):
         text = string_of({f"{where} content": content}, (f"{where} content",), required=True)
-        yield from _split(text or "")
+        yield from _split(text or "", where)
         return
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "text":
+            found = unknown_fields(part, TEXT_PART, REFUSED_OF_PART, where=f"{where}: part text: ")
             yield from _text(string_of(part, ("text",), required=True) or "")
         elif kind == "image":
-            name = string_of(part, ("image",))
-            yield {"type": "image"} if name is None else {"type": "image", "image": name}
+            found = unknown_fields(part, IMAGE_PART, REFUSED_OF_PART, where=f"{where}: part image: ")
+            image = string_of(part, ("image",))
+            yield {"type": "image"} if image is None else {"type": "image", "image": image}
+        elif isinstance(kind, str) and kind in REFUSED_OF_ROW:
+            raise refusal(REFUSED_OF_ROW[kind], f"{where}: a part is of type {kind}")
         else:
             raise JsonError(f"{where}: part {str(part)[:60]!r}, wanted one of type text or image")
+        unknown.update(f"{name}.content.{field}" for field in found)
 
 
-def _split(text: str) -> Iterator[dict[str, Any]]:
+def _split(text: str, where: str) -> Iterator[dict[str, Any]]:
     """The parts of a string with tags."""
+    refuse_tags(text, where=where)
     for number, piece in enumerate(_TAG.split(text)):
         if number:
             yield {"type": "image"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,11 @@ import pyarrow.compute as pc
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError, SampleError, TextError
 from forebay.preprocess.sources.conversation import MESSAGES, identifier
+from forebay.preprocess.sources.conversation_fields import IDS, REFUSED_OF_ROW
 from forebay.preprocess.sources.conversation_part import Part, PartRows, PartTask, Place, file_place
 from forebay.preprocess.sources.hf import DEFAULTS, is_bytes, is_data, is_text, require_datasets
 from forebay.preprocess.sources.hf_file import HfFile, damaged, list_place
+from forebay.preprocess.sources.json_object import JsonError, parse_nested
 from forebay.preprocess.sources.rows import WHOLE_FILE, storable
 from forebay.store.sources import SourceFile
 
@@ -24,7 +25,9 @@ _ROWS_PER_PART = 16_384
 _ROWS_PER_BATCH = 4096
 _IMAGES_PER_BATCH = 32
 """Rows that are held at once where their images are read with them."""
-_IDS = ("sample_id", "id")
+_IDS = tuple(sorted(IDS, reverse=True))
+_HELD = {"system", *REFUSED_OF_ROW}
+"""Columns that are looked at for whether a row has a value, beside those of texts."""
 
 
 def hf_parts(source: SourceConfig, manifests: Sequence[SourceFile], cache_root: str) -> Iterator[PartTask]:
@@ -62,27 +65,33 @@ def read_hf_part(task: PartTask) -> Part:
 
     The image column is `Image()` (bytes, path or both), binary, strings (paths relative to the data file), or a list of
     one of these; null is no image. Text by `source.messages_column` (a list, or its JSON; left at its default also
-    `conversations`), else `source.question_column` and `source.answer_column`; optional `sample_id` or `id`.
-    No image is read where parquet's statistics say that all are there. Raises ManifestError for missing columns and other
+    `conversations`), else `source.question_column` and `source.answer_column`; optional `sample_id` or `id`, `system`.
+    Other columns are named, or refused row by row as `canonical` does. No image is read where parquet's statistics say that all are there. Raises ManifestError for missing columns and other
     types.
     """
     file = HfFile(Path(task.path))
     images = _ImageColumn(file, task)
     text = _text_columns(file, task)
-    columns = list(dict.fromkeys([*text.values(), *images.leaves]))
+    taken = {*text.values(), task.source.image_column, *_IDS}
+    held = [name for name in file.schema.names if name in _HELD - taken]
+    columns = list(dict.fromkeys([*text.values(), *held, *images.leaves]))
+    is_large = any(map(_holds_bytes, (file.schema.field(name).type for name in held)))
+    batch_rows = _IMAGES_PER_BATCH if is_large else images.batch_rows
     rows, number = PartRows(), task.first
     parts = range(task.start, task.stop)
     try:
         starts = np.asarray(file.part_starts())
-        for batch in file.batches(parts, columns, batch_rows=images.batch_rows):
+        for batch in file.batches(parts, columns, batch_rows=batch_rows):
             runs = np.searchsorted(starts, np.arange(number, number + len(batch)), side="right")
             values = {name: batch[column].to_pylist() for name, column in text.items()}
+            values |= {name: _values(batch[name]) for name in held}
             for position, places in enumerate(images.places(batch, number, runs.tolist())):
                 fields = {name: column[position] for name, column in values.items()}
                 _add(rows, fields, places, where=f"{task.name}, row {number + position + 1}")
             number += len(batch)
     except (OSError, pa.ArrowException) as err:
         raise damaged(task.path, err) from err
+    rows.unused.add(set(file.schema.names) - taken - {*held}, rows=number - task.first)
     return rows.part(task.group)
 
 
@@ -104,9 +113,28 @@ def _decoded(messages: Any) -> Any:
     if not isinstance(messages, str):
         return messages
     try:
-        return json.loads(messages)
-    except (ValueError, RecursionError) as err:
-        raise TextError("bad_conversation", f"its messages are no JSON: {err}") from err
+        return parse_nested(messages)
+    except JsonError as err:
+        raise TextError(err.reason or "bad_conversation", f"field messages: {err}") from err
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """The values of a column; of one that holds encoded media whether each row has any, as True or None."""
+    if not _holds_bytes(column.type):
+        values: list[Any] = column.to_pylist()
+        return values
+    is_there = column.is_valid()
+    if _is_list(column.type):
+        is_there = pc.fill_null(pc.greater(pc.list_value_length(column), 0), False)
+    return [found or None for found in is_there.to_pylist()]
+
+
+def _holds_bytes(kind: pa.DataType) -> bool:
+    if _is_list(kind):
+        return _holds_bytes(kind.value_type)
+    if pa.types.is_struct(kind):
+        return any(_holds_bytes(child.type) for child in kind)
+    return is_bytes(kind)
 
 
 def _text_columns(file: HfFile, task: PartTask) -> dict[str, str]:

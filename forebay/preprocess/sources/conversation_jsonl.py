@@ -64,7 +64,7 @@ def read_jsonl_part(task: PartTask) -> Part:
 
     A line: a conversation as `canonical` takes it, `image` or `images` (a path or paths, relative to the manifest), and
     optional `sample_id` or `id`. Raises ManifestError, with the line, for what is no JSON object; a row that is no
-    conversation fails.
+    conversation, or has a field twice, fails.
     """
     rows = PartRows()
     for number, line in _lines(task):
@@ -72,6 +72,9 @@ def read_jsonl_part(task: PartTask) -> Part:
         try:
             fields = parse_object(line)
         except JsonError as err:
+            if err.reason is not None:
+                rows.reject(None, err.reason, f"{where}: {err}")
+                continue
             raise ManifestError(f"{task.path}, line {number}: {err}; correct the manifest") from err
         sample_id = None
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from forebay.errors import SampleError
 from forebay.preprocess.sources.conversation import canonical
 from forebay.preprocess.sources.naming import usable_name
 from forebay.preprocess.sources.rows import WHOLE_FILE, Kind, storable
+from forebay.preprocess.sources.unused import Unused
 
 _ROWS_PER_BATCH = 4096
 
@@ -71,25 +72,33 @@ class PartTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What a task found: PART_ROWS and PART_IMAGES. absent: the file cannot be opened."""
+    """What a task found: PART_ROWS and PART_IMAGES. absent: the file cannot be opened. unused: rows by field that none takes."""
 
     group: int
     rows: pa.Table
     images: pa.Table
     absent: bool = False
+    unused: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class PartRows:
-    """The rows of a part, gathered one by one; Python objects of at most 4096 rows are held, and of the different places."""
+    """The rows of a part, gathered one by one; Python objects of at most 4096 rows are held, and of the different places.
 
+    unused: fields that no row's conversation takes; the caller adds those that it knows of a whole file.
+    """
+
+    unused: Unused = field(default_factory=Unused)
     _batches: list[pa.RecordBatch] = field(default_factory=list)
     _rows: list[tuple[Any, ...]] = field(default_factory=list)
     _places: dict[Place, int] = field(default_factory=dict)
 
     def add(self, fields: dict[str, Any], images: Iterable[Place], *, sample_id: str | None, explicit: bool) -> None:
         """Adds a conversation. Raises TextError where it is none, SampleError `missing_file` for an impossible name."""
-        text, used = canonical(fields, list(images))
+        unknown: set[str] = set()
+        text, used = canonical(fields, list(images), unknown=unknown)
+        if unknown:
+            self.unused.add(unknown)
         places = [file_place(image) if isinstance(image, str) else image for image in used]
         numbers = [self._places.setdefault(place, len(self._places)) for place in places]
         self._append((sample_id, explicit, text, numbers, None, None, None))
@@ -103,7 +112,13 @@ class PartRows:
         self._flush()
         columns: list[Any] = list(zip(*self._places, strict=True)) or [()] * len(PART_IMAGES)
         images = pa.table([pa.array(c, f.type) for c, f in zip(columns, PART_IMAGES, strict=True)], PART_IMAGES)
-        return Part(group=group, rows=pa.Table.from_batches(self._batches, PART_ROWS), images=images, absent=absent)
+        return Part(
+            group=group,
+            rows=pa.Table.from_batches(self._batches, PART_ROWS),
+            images=images,
+            absent=absent,
+            unused=self.unused.counts,
+        )
 
     def _append(self, row: tuple[Any, ...]) -> None:
         self._rows.append(row)

@@ -95,7 +95,7 @@ def _json(descriptor: int, index: TarIndex, row: int) -> dict[str, Any]:
     try:
         return parse_object(read_member(descriptor, index, row))
     except JsonError as err:
-        raise TextError("bad_conversation", str(err)) from err
+        raise TextError(err.reason or "bad_conversation", str(err)) from err
 
 
 def _samples(index: TarIndex) -> _Samples:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ from forebay.preprocess.sources.rows import (
     Manifest,
     rejections,
 )
+from forebay.preprocess.sources.unused import merged
 from forebay.store.sources import SourceFile
 
 Array = np.ndarray[Any, Any]
@@ -82,7 +84,8 @@ def read_conversations(source: SourceConfig, *, cache_root: str | os.PathLike[st
             is_full = np.count_nonzero(failed < 0) == source.max_samples
             if is_all or is_full:
                 absent = [part.group for part in parts if part.absent]
-                return _finished(candidates, failed, images, absent=absent, is_full=is_full)
+                manifest = _finished(candidates, failed, images, absent=absent, is_full=is_full)
+                return dataclasses.replace(manifest, unused=merged(part.unused for part in parts))
         wave = 2 * (wave or 1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from typing import Any
@@ -21,6 +22,7 @@ from forebay.preprocess.sources.naming import NamedFiles, manifest_files, usable
 from forebay.preprocess.sources.rows import UNLOCATED, Manifest, constant, grouped, require_rows, row_table, storable
 from forebay.preprocess.sources.sidecar import Members, Sidecar, clip_duration_s, members_of, read_sidecar
 from forebay.preprocess.sources.task import Failures, Located, LocateTask, located
+from forebay.preprocess.sources.unused import Unused
 from forebay.store.sources import SourceFile
 from forebay.store.tar_members import TarIndex
 
@@ -51,7 +53,7 @@ def locate_filelist(task: LocateTask) -> Located:
         return index.fail(task)
     members = members_of(index)
     finder = _Finder(members)
-    failures = Failures()
+    failures, unused = Failures(), Unused()
     columns = [task.rows[name].to_pylist() for name in ("row", "sample_id", "member", "language", "duration_s")]
     found: list[tuple[Any, ...]] = []
     with opened(index.path) as descriptor:
@@ -62,13 +64,14 @@ def locate_filelist(task: LocateTask) -> Located:
                 failures.add(row, sample_id, *_missing(index, written, task.name))
             else:
                 try:
-                    values = _values(descriptor, index, members, stem, duration_s)
+                    values = _values(descriptor, index, members, stem, duration_s, unused)
                 except JsonError as err:
-                    failures.add(row, sample_id, "bad_metadata", f"{task.name}: {err}; write the tar again")
+                    reason = err.reason or "bad_metadata"
+                    failures.add(row, sample_id, reason, f"{task.name}: {err}; write the tar again")
                 except DecodeError as err:
                     failures.add(row, sample_id, *no_duration(task.name, sample_id, err))
             found.append((*values[:5], language or values[5], *values[6:]))
-    return located(task, _arrays(found), failures)
+    return dataclasses.replace(located(task, _arrays(found), failures), unused=unused.counts)
 
 
 class _Finder:
@@ -90,10 +93,13 @@ class _Finder:
         return self._by_name.get(written)
 
 
-def _values(descriptor: int, index: TarIndex, members: Members, stem: str, duration_s: float) -> tuple[Any, ...]:
+def _values(
+    descriptor: int, index: TarIndex, members: Members, stem: str, duration_s: float, unused: Unused
+) -> tuple[Any, ...]:
     row, _ = clip = members.audio[stem]
     sidecar: Sidecar = read_sidecar(descriptor, index, members, (stem,))
     stated_s = sidecar.duration_s if math.isnan(duration_s) else duration_s
+    unused.add(sidecar.unused)
     if math.isnan(duration_s):
         duration_s = clip_duration_s(descriptor, index, clip, stated_s=stated_s)
     place = (storable(index.names[row]), index.offsets[row], index.sizes[row])

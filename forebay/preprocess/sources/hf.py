@@ -18,6 +18,7 @@ from forebay.preprocess.sources.hf_file import HfFile
 from forebay.preprocess.sources.members import member_stems
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files, path_stem, usable_name
 from forebay.preprocess.sources.rows import Manifest, joined, rejections, require_rows, row_table
+from forebay.preprocess.sources.unused import Unused
 from forebay.store.sources import SourceFile
 
 _IDS = ("sample_id", "id")
@@ -31,7 +32,8 @@ def list_hf(source: SourceConfig) -> Manifest:
     The audio column is `Audio()`: bytes, path or both (paths relative to the data file), or plain binary or strings; it
     is never decoded here. Text and language by `source.text_column` and `source.language_column` (null where those are
     left at their default and missing), a ClassLabel language by its name. Optional: `sample_id` or `id`, `duration_s` or
-    `duration`, `prompt`. An id left out is the path without extension, else `<file>/<row>`.
+    `duration`, `prompt`; other columns are counted by name. An id left out is the path without extension, else
+    `<file>/<row>`.
     Raises MissingExtraError without the `datasets` library, ManifestError for missing columns and other types.
     """
     require_datasets()
@@ -42,15 +44,22 @@ def list_hf(source: SourceConfig) -> Manifest:
         raise ManifestError(
             f"{', '.join(source.manifests)}: no .arrow or .parquet data file; name a save_to_disk folder"
         )
-    tables, rejected = [], []
+    tables, rejected, unused = [], [], Unused()
     start = 0
     for number, manifest in data:
-        rows, failed = _File(manifest, number, source).rows(files, start)
+        file = _File(manifest, number, source)
+        rows, failed = file.rows(files, start)
+        unused.add(file.unused, rows=len(rows) + len(failed))
         start += len(rows) + len(failed)
         tables.append(rows)
         rejected.append(failed)
     require_rows(start, manifests)
-    return Manifest(files=tuple(files.files), rows=pa.concat_tables(tables), rejected=pa.concat_tables(rejected))
+    return Manifest(
+        files=tuple(files.files),
+        rows=pa.concat_tables(tables),
+        rejected=pa.concat_tables(rejected),
+        unused=unused.counts,
+    )
 
 
 def require_datasets() -> None:
@@ -88,6 +97,11 @@ class _File:
         self._file = HfFile(manifest.path)
         self._names: list[str] = self._file.schema.names
         self._audio_kind = self._checked_audio_kind()
+
+    @property
+    def unused(self) -> set[str]:
+        """The columns that nothing takes."""
+        return set(self._names) - self._taken() - {self._source.audio_column}
 
     def rows(self, files: NamedFiles, start: int) -> tuple[pa.Table, pa.Table]:
         """Returns the rows, numbered from `start`, and those that hold no audio."""
@@ -168,8 +182,11 @@ class _File:
                 numbers[row] = files.number(written, manifest=self._manifest)
         return numbers, problems
 
+    def _taken(self) -> set[str]:
+        return {self._source.text_column, self._source.language_column, "prompt", *_IDS, *_DURATIONS}
+
     def _plain_columns(self) -> pa.Table:
-        wanted = {self._source.text_column, self._source.language_column, "prompt", *_IDS, *_DURATIONS}
+        wanted = self._taken()
         return self._file.columns(
             [name for name in self._names if name in wanted and name != self._source.audio_column]
         )

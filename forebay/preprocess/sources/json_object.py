@@ -7,22 +7,45 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+REPEATED = "repeated_field"
+
 
 class JsonError(ValueError):
-    """What is wrong with an object; the caller adds the file and the line."""
+    """What is wrong with an object; the caller adds the file and the line. reason: what it is counted as, if not as usual."""
+
+    def __init__(self, message: str, *, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """Returns a JSON object. Raises JsonError for anything else, deep nesting, NaN and infinities included."""
+    """Returns a JSON object. Raises JsonError for anything else, deep nesting, NaN and infinities included.
+
+    A field that stands twice in an object, at any depth, has the reason `repeated_field`: JSON does not say which counts.
+    """
     try:
-        value = json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
+        value = json.loads(
+            data.decode("utf-8-sig"), parse_constant=_refuse_constant, object_pairs_hook=_object_of_pairs
+        )
     except RecursionError as err:
         raise JsonError("is nested too deeply, wanted a flat object") from err
+    except JsonError:
+        raise
     except ValueError as err:  # JSONDecodeError, UnicodeDecodeError, integers of thousands of digits
         raise JsonError(f"is not JSON: {err}") from err
     if not isinstance(value, dict):
         raise JsonError(f"is {_named(value)}, wanted an object")
     return value
+
+
+def parse_nested(text: str) -> Any:
+    """Returns the value of JSON text inside a field. Raises JsonError for what is none, and as `parse_object` for a field twice."""
+    try:
+        return json.loads(text, object_pairs_hook=_object_of_pairs)
+    except JsonError:
+        raise
+    except (ValueError, RecursionError) as err:
+        raise JsonError(f"is no JSON: {err}") from err
 
 
 def string_of(fields: Mapping[str, Any], names: Sequence[str], *, required: bool = False) -> str | None:
@@ -62,6 +85,15 @@ def seconds_of(fields: Mapping[str, Any], names: Sequence[str]) -> float:
         except OverflowError:
             return math.inf
     return math.nan
+
+
+def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise JsonError(f"field {json.dumps(twice[:60])} stands there twice, wanted it once", reason=REPEATED)
+    return made
 
 
 def _refuse_constant(name: str) -> Any:

@@ -11,46 +11,60 @@ from forebay.errors import ManifestError
 from forebay.preprocess.sources.json_object import JsonError, parse_object, seconds_of, string_of
 from forebay.preprocess.sources.lines import manifest_lines
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files, path_stem, usable_name
-from forebay.preprocess.sources.rows import Manifest, require_rows, row_table
+from forebay.preprocess.sources.rows import Manifest, require_rows, row_table, storable
+from forebay.preprocess.sources.task import Failures
+from forebay.preprocess.sources.unused import Unused
 from forebay.store.sources import SourceFile
 
-_COLUMNS = ("sample_id", "explicit_id", "group", "file", "duration_s", "language", "prompt", "text")
+_COLUMNS = ("row", "group", "sample_id", "explicit_id", "file", "duration_s", "language", "prompt", "text")
 _ID = ("sample_id", "id")
 _DURATION = ("duration_s", "duration")
+_FIELDS = frozenset({"audio", "text", "language", "prompt", *_ID, *_DURATION})
 
 
 def list_jsonl(source: SourceConfig) -> Manifest:
     """Returns the rows of JSON lines `{"audio": path, "text": ..., "language"?, "prompt"?, "sample_id"?, "duration_s"?}`.
 
     `audio` is relative to the manifest; an id left out is `audio` without its extension. `id` and `duration` are taken
-    for `sample_id` and `duration_s`; other fields are not looked at. A text is taken as it is, with
-    `language English<asr_text>` in front or not; null where there is none.
+    for `sample_id` and `duration_s`; other fields are counted by name. A text is taken as it is, with
+    `language English<asr_text>` in front or not; null where there is none. A line with a field twice fails.
     Raises ManifestError, with the line, for what is no such object; blank lines are passed over.
     """
     manifests = manifest_files(source)
     files = NamedFiles(manifests, source)
     columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+    unused, failures, count = Unused(), Failures(), 0
     for group, manifest in enumerate(manifests):
         for number, line in manifest_lines(manifest.path):
             try:
-                values = _row(line, manifest, files)
+                values = _row(line, manifest, files, unused)
             except JsonError as err:
-                raise ManifestError(f"{manifest.path}, line {number}: {err}; correct the manifest") from err
-            for column, value in zip(columns.values(), (*values[:2], group, *values[2:]), strict=True):
-                column.append(value)
-    count = len(columns["file"])
+                message = f"{manifest.path}, line {number}: {err}; correct the manifest"
+                if err.reason is None:
+                    raise ManifestError(message) from err
+                failures.add(count, f"{storable(path_stem(manifest.name))}/{number}", err.reason, message)
+            else:
+                for column, value in zip(columns.values(), (count, group, *values), strict=True):
+                    column.append(value)
+            count += 1
     require_rows(count, manifests)
     arrays = {name: pa.array(values, _TYPES.get(name)) for name, values in columns.items()}
-    return Manifest(files=tuple(files.files), rows=row_table(arrays, num_rows=count))
+    rows = row_table(arrays, num_rows=len(columns["row"]))
+    return Manifest(files=tuple(files.files), rows=rows, rejected=failures.table(), unused=unused.counts)
 
 
-_TYPES = {name: pa.large_string() for name in ("sample_id", "language", "prompt", "text")} | {
-    "duration_s": pa.float64()
+_TYPES = {
+    **dict.fromkeys(("sample_id", "language", "prompt", "text"), pa.large_string()),
+    **dict.fromkeys(("group", "file"), pa.int32()),
+    "row": pa.int64(),
+    "explicit_id": pa.bool_(),
+    "duration_s": pa.float64(),
 }
 
 
-def _row(line: bytes, manifest: SourceFile, files: NamedFiles) -> tuple[Any, ...]:
+def _row(line: bytes, manifest: SourceFile, files: NamedFiles, unused: Unused) -> tuple[Any, ...]:
     fields = parse_object(line)
+    unused.add_of(fields, _FIELDS)
     audio = string_of(fields, ("audio",), required=True) or ""
     problem = usable_name(audio)
     if problem:

@@ -26,6 +26,7 @@ from forebay.preprocess.sources.rows import ROW_SCHEMA, Manifest
 from forebay.preprocess.sources.tar import list_tar, locate_tar
 from forebay.preprocess.sources.task import Located, LocateTask
 from forebay.preprocess.sources.text import list_text, locate_text
+from forebay.preprocess.sources.unused import merged
 from forebay.preprocess.sources.webdataset import list_webdataset, locate_webdataset
 
 ROWS_PER_LOOSE_TASK = 4096
@@ -135,6 +136,7 @@ def _finished(listed: Manifest, results: Sequence[Located], source: SourceConfig
         rows=_merged(listed.rows, found),
         rejected=failed,
         absent=tuple(sorted({number for result in results for number in result.absent})),
+        unused=merged([listed.unused, *(result.unused for result in results)]),
     )
     if source.kind == "webdataset":
         manifest = unique_ids(manifest)

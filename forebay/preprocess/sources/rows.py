@@ -95,6 +95,7 @@ class Manifest:
     rejected: `row`, `sample_id`, `kind` ("excluded" by a setting, "failed" because of the data), `reason`, `message`.
     absent: files that are named but cannot be opened; all their rows have failed.
     images: of conversations only (see CONVERSATION_SCHEMA, which their rows are of): the different images, see IMAGE_SCHEMA.
+    unused: rows by the name of a field or column that they have and nothing takes, as far as they were looked at.
     """
 
     files: tuple[SourceFile, ...]
@@ -102,6 +103,7 @@ class Manifest:
     rejected: pa.Table = field(default_factory=lambda: REJECTED_SCHEMA.empty_table())
     absent: tuple[int, ...] = ()
     images: pa.Table | None = None
+    unused: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_failed(self) -> int:

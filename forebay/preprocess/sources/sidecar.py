@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 from forebay.errors import DecodeError
 from forebay.preprocess.sources.headers import header_duration_s
@@ -17,17 +18,20 @@ _EXACT = frozenset((".wav", ".flac"))
 
 MAX_SIDECAR_BYTES = 16 * 1024 * 1024
 TEXT_FIELDS = ("transcription", "text", "transcript")
+_DURATIONS = ("duration", "duration_s")
+_TAKEN = frozenset({"id", "language", "prompt", *_DURATIONS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sidecar:
-    """The fields of a clip's metadata; None where it has none."""
+    """The fields of a clip's metadata; None where it has none. unused: the names of others that have a value."""
 
     sample_id: str | None = None
     language: str | None = None
     prompt: str | None = None
     text: str | None = None
     duration_s: float | None = None
+    unused: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -76,8 +80,8 @@ def split_name(name: str) -> tuple[str, str]:
 def read_sidecar(descriptor: int, index: TarIndex, members: Members, stems: tuple[str, ...]) -> Sidecar:
     """Returns the metadata of a clip from the first of `{stem}.json`, `{stem}.txt` that is there; empty where none is.
 
-    JSON fields: `id`, `language`, `prompt`, `duration`, and `transcription`, `text` or `transcript`.
-    Raises JsonError where it is broken or refused. A duration that is no number counts as none: headers come first.
+    JSON fields: `id`, `language`, `prompt`, `duration`, and the first of `transcription`, `text` and `transcript`.
+    Raises JsonError where it is broken, has a field twice (by its reason) or is refused. A duration that is no number counts as none: headers come first.
     """
     for stem in dict.fromkeys(stems):
         for extension, rows in ((".json", members.json), (".txt", members.txt)):
@@ -86,7 +90,7 @@ def read_sidecar(descriptor: int, index: TarIndex, members: Members, stems: tupl
                     data = _small_member(descriptor, index, row)
                     return _json_sidecar(data) if extension == ".json" else Sidecar(text=_plain_text(data))
                 except JsonError as err:
-                    raise JsonError(f"member {stem}{extension} {err}") from err
+                    raise JsonError(f"member {stem}{extension} {err}", reason=err.reason) from err
             if (refused := members.refused.get(stem + extension)) is not None:
                 raise JsonError(f"member {refused.name} at offset {refused.offset} is refused: {refused.reason}")
     return Sidecar()
@@ -112,7 +116,7 @@ def clip_duration_s(descriptor: int, index: TarIndex, clip: tuple[int, str], *, 
 def _json_sidecar(data: bytes) -> Sidecar:
     fields = parse_object(data)
     try:
-        duration_s = seconds_of(fields, ("duration", "duration_s"))
+        duration_s = seconds_of(fields, _DURATIONS)
     except JsonError:
         duration_s = math.nan
     identifier = fields.get("id")
@@ -124,7 +128,14 @@ def _json_sidecar(data: bytes) -> Sidecar:
         prompt=string_of(fields, ("prompt",)),
         text=string_of(fields, TEXT_FIELDS),
         duration_s=duration_s if 0 <= duration_s < math.inf else None,
+        unused=_unused(fields),
     )
+
+
+def _unused(fields: dict[str, Any]) -> tuple[str, ...]:
+    others = [name for name in fields if name not in _TAKEN and fields[name] is not None]
+    taken = next((name for name in TEXT_FIELDS if name in others), None)
+    return tuple(name for name in others if name != taken)
 
 
 def _plain_text(data: bytes) -> str:

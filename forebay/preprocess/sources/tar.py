@@ -30,6 +30,7 @@ from forebay.preprocess.sources.members import (
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files, usable_name
 from forebay.preprocess.sources.rows import UNLOCATED, Manifest, constant, grouped, require_rows, row_table
 from forebay.preprocess.sources.task import Failures, Located, LocateTask, located
+from forebay.preprocess.sources.unused import Unused
 from forebay.store.sources import SourceFile
 from forebay.store.tar_members import TarIndex
 
@@ -41,14 +42,16 @@ def list_tar(source: SourceConfig) -> Manifest:
     """Returns the rows of parquet manifests, media not looked up yet.
 
     Columns: `tar_path` (relative to the manifest), `tar_member_name`, `transcript`, `language`, `duration_s` (null: read
-    from the header), optional `prompt` and `sample_id`. An id left out is the member's name without its extension.
+    from the header), optional `prompt` and `sample_id`; others are counted by name. An id left out is the member's name
+    without its extension.
     Raises ManifestError for missing columns, other types and nulls in the first two.
     """
     manifests = manifest_files(source)
     files = NamedFiles(manifests, source)
-    rows = grouped(pa.concat_tables([_read(manifest, files) for manifest in manifests]))
+    unused = Unused()
+    rows = grouped(pa.concat_tables([_read(manifest, files, unused) for manifest in manifests]))
     require_rows(len(rows), manifests)
-    return Manifest(files=tuple(files.files), rows=rows)
+    return Manifest(files=tuple(files.files), rows=rows, unused=unused.counts)
 
 
 def locate_tar(task: LocateTask) -> Located:
@@ -88,13 +91,15 @@ def read_columns(path: Path, required: Sequence[str], optional: Sequence[str]) -
         with pq.ParquetFile(path) as file:
             names = file.schema_arrow.names
             require_columns(path, names, required)
-            return Columns(file.read(columns=[n for n in names if n in {*required, *optional}]), path)
+            wanted = {*required, *optional}
+            return Columns(file.read(columns=[n for n in names if n in wanted]), path, frozenset(names) - wanted)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as err:  # UnicodeDecodeError: of a damaged column name
         raise ManifestError(f"{path} cannot be read as parquet: {err}; name a parquet manifest") from err
 
 
-def _read(manifest: SourceFile, files: NamedFiles) -> pa.Table:
+def _read(manifest: SourceFile, files: NamedFiles, unused: Unused) -> pa.Table:
     columns = read_columns(manifest.path, REQUIRED, OPTIONAL)
+    unused.add(columns.unused, rows=len(columns.table))
     members = without_dot(columns.strings("tar_member_name", nullable=False))
     ids, explicit = _sample_ids(columns, members)
     numbers = _tar_numbers(columns, manifest, files)

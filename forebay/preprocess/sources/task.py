@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -44,12 +44,13 @@ class LocateTask:
 class Located:
     """What a task found. rows: `row` and the columns that are known now, of the rows that are left. failed: the others.
 
-    absent: numbers of files that cannot be opened.
+    absent: numbers of files that cannot be opened. unused: rows by field of their JSON that nothing takes.
     """
 
     rows: pa.Table
     failed: pa.Table
     absent: tuple[int, ...] = ()
+    unused: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

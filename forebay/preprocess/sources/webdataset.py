@@ -17,6 +17,7 @@ from forebay.preprocess.sources.naming import manifest_files
 from forebay.preprocess.sources.rows import ROW_SCHEMA, Manifest, storable
 from forebay.preprocess.sources.sidecar import AUDIO, Members, clip_duration_s, members_of, read_sidecar, split_name
 from forebay.preprocess.sources.task import Failures, Located, LocateTask
+from forebay.preprocess.sources.unused import Unused
 from forebay.store.tar_members import TarIndex
 
 ROW_BITS = 32
@@ -38,22 +39,23 @@ def locate_webdataset(task: LocateTask) -> Located:
     a sample by its name without extension. Clips: wav, flac, ogg, mp3, opus in any case. The id is that of the JSON, else
     the key. The duration of WAV and FLAC is the header's, whatever the JSON says; what that says is compared with the audio.
     Left out, each with its reason: `extra_audio` (a second clip of one name), `no_audio` (JSON alone), `bad_metadata`,
-    `unknown_duration` (or why, see `duration_of`), what the tar's index refuses.
+    `repeated_field`, `unknown_duration` (or why, see `duration_of`), what the tar's index refuses.
     """
     index = open_tar(task)
     if isinstance(index, UnreadableTar):
         return _tar_failed(task, index)
     members = members_of(index)
     rows: list[tuple[Any, ...]] = []
-    failures = Failures()
+    failures, unused = Failures(), Unused()
     with opened(index.path) as descriptor:
         keys = _sample_keys(members)
         for stem in members.audio:
             try:
-                values = _values(descriptor, index, members, stem, keys[stem])
+                values = _values(descriptor, index, members, stem, keys[stem], unused)
             except JsonError as err:
                 position = _row(task, members.audio[stem][0])
-                failures.add(position, keys[stem], "bad_metadata", f"{task.name}: {err}; write the tar again")
+                reason = err.reason or "bad_metadata"
+                failures.add(position, keys[stem], reason, f"{task.name}: {err}; write the tar again")
                 continue
             clip = members.audio[stem]
             try:
@@ -61,7 +63,7 @@ def locate_webdataset(task: LocateTask) -> Located:
             except DecodeError as err:
                 failures.add(_row(task, values[0]), values[1], *no_duration(task.name, values[1], err))
     _add_left_out(task, index, members, failures)
-    return Located(rows=_table(task, rows), failed=failures.table())
+    return Located(rows=_table(task, rows), failed=failures.table(), unused=unused.counts)
 
 
 def _tar_failed(task: LocateTask, result: UnreadableTar) -> Located:
@@ -85,10 +87,11 @@ def _first_dot(stem: str) -> str:
     return folder + slash + (name[:1] + name[1:].partition(".")[0])
 
 
-def _values(descriptor: int, index: TarIndex, members: Members, stem: str, key: str) -> tuple[Any, ...]:
+def _values(descriptor: int, index: TarIndex, members: Members, stem: str, key: str, unused: Unused) -> tuple[Any, ...]:
     """Every value of a clip but its duration, the one that its metadata states last."""
     row = members.audio[stem][0]
     sidecar = read_sidecar(descriptor, index, members, (stem, _first_dot(stem)))
+    unused.add(sidecar.unused)
     sample_id = storable(key) if sidecar.sample_id is None else sidecar.sample_id
     explicit = sidecar.sample_id is not None
     name = storable(index.names[row])

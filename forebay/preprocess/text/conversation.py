@@ -8,7 +8,8 @@ from typing import Any
 from forebay.errors import TextError
 
 Message = dict[str, Any]
-"""`{"role": ..., "content": [{"type": "text", "text": ...} | {"type": "image"}, ...]}`"""
+"""`{"role": ..., "content": [{"type": "text", "text": ...} | {"type": "image"}, ...]}`; of an assistant's that is not to be
+learnt also `"loss": False`."""
 
 _ROLES = ("system", "user", "assistant")
 
@@ -42,8 +43,11 @@ def _message(message: Any, place: int, *, sample_id: str) -> Message:
         raise bad_conversation(sample_id, f"message {place} is the system's, wanted message 0 or none")
     if not isinstance(content, list):
         raise bad_conversation(sample_id, f"the content of message {place} is {type(content).__name__}, wanted a list")
-    # Made anew: a template would see any other key.
-    return {"role": role, "content": [_part(part, place, sample_id=sample_id) for part in content]}
+    if message.get("loss", True) not in (True, False):
+        raise bad_conversation(sample_id, f"message {place} has loss {message['loss']!r}, wanted true or false")
+    # Made anew: a template would see any other key of a part.
+    made = {"role": role, "content": [_part(part, place, sample_id=sample_id) for part in content]}
+    return made if message.get("loss", True) else {**made, "loss": False}
 
 
 def _part(part: Any, place: int, *, sample_id: str) -> dict[str, str]:

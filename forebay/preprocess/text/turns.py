@@ -16,11 +16,12 @@ _QUESTION, _ANSWER = "forebay-question", "forebay-answer"
 class TurnMarks:
     """The header before what the assistant says and the control token after it; `template_ids` is all that the template writes.
 
-    Both marks hold a control token. Control tokens cannot come from a message, so neither can the marks.
+    behind: what stands behind the closing token of a turn that another follows. Both marks hold a control token. Control tokens cannot come from a message, so neither can the marks.
     """
 
     header: str
     closing: str
+    behind: str
     template_ids: frozenset[int]
 
     def spans(self, rendered: str) -> list[tuple[int, int]]:
@@ -77,7 +78,12 @@ def find_turn_marks(vocabulary: Vocabulary) -> TurnMarks:
     closing = next((vocabulary.tokenizer.convert_ids_to_tokens(i) for i in _control_ids(vocabulary, after)), None)
     if closing is None or closing not in last:
         raise _unusable(vocabulary, f"ends an assistant's turn with {last!r}, wanted the same control token as before")
-    marks = TurnMarks(header=header, closing=closing, template_ids=frozenset(_control_ids(vocabulary, chat)))
+    marks = TurnMarks(
+        header=header,
+        closing=closing,
+        behind=after.partition(closing)[2],
+        template_ids=frozenset(_control_ids(vocabulary, chat)),
+    )
     if [chat[start:end].count(_ANSWER) for start, end in marks.spans(chat)] != [1, 1]:
         raise _unusable(vocabulary, f"writes {header!r} outside of an assistant's turn too")
     return marks

@@ -131,6 +131,7 @@ class VisionLine:
             "patch_table": self._steps().table.tolist(),
             "image": self.settings.to_json(),
             "max_pixels": self.recipe.patches.max_pixels,
+            "alpha": self.recipe.patches.alpha,
             **self._encoder().constants,
         }
 

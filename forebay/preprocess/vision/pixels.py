@@ -43,7 +43,8 @@ class PixelSteps:
 
     def make(self, data: bytes, *, sample_id: str, max_pixels: int | None = None) -> MadeImage:
         """Returns what is stored of one image; max_pixels: None: of the step. Raises SampleError where it cannot be used."""
-        image = decode_image(data, max_pixels=max_pixels or self._step.max_pixels, sample_id=sample_id)
+        limit = max_pixels or self._step.max_pixels
+        image = decode_image(data, max_pixels=limit, sample_id=sample_id, alpha=self._step.alpha)
         settings = self._settings
         grid = grid_thw(*image.size, settings)
         if self._step.backend == "pil":

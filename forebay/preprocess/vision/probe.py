@@ -34,8 +34,8 @@ _ANY = 2**31
 
 
 def image_probe(steps: PixelSteps) -> str:
-    """Returns the xxh3-128 of the patches of three images, up- and down-scaled, and of the processor's table."""
-    images = [base64.b64decode(_JPEG), _png(40, 90, seed=1), _png(700, 300, seed=2)]
+    """Returns the xxh3-128 of the patches of four images, scaled up and down, one transparent, and of the processor's table."""
+    images = [base64.b64decode(_JPEG), _png(40, 90, seed=1), _png(700, 300, seed=2), _png(64, 64, seed=3, channels=4)]
     made = [steps.make(data, sample_id=f"probe-{number}", max_pixels=_ANY) for number, data in enumerate(images)]
     samples: list[dict[str, Any]] = [{"patches": image.patches, "grid": np.array(image.grid)} for image in made]
     return values_digest([*samples, {"table": steps.table}])
@@ -68,13 +68,13 @@ def _conversation(*turns: list[dict[str, str]]) -> str:
     return json.dumps(messages, ensure_ascii=False, separators=(",", ":"))
 
 
-def _png(width: int, height: int, *, seed: int) -> bytes:
-    """Noise over slow waves, from integers alone so that the pixels are the same everywhere."""
-    y, x, channel = np.ogrid[:height, :width, :3]
+def _png(width: int, height: int, *, seed: int, channels: int = 3) -> bytes:
+    """Noise over slow waves, RGB or RGBA, from integers alone so that the pixels are the same everywhere."""
+    y, x, channel = np.ogrid[:height, :width, :channels]
     noise = ((x * 2_654_435_761 + y * 40_503 + channel * 97 + seed * 1_000_003) >> 7) & 31
     pixels = ((x * 5 + y * 3 + channel * 40 + seed) // 3 % 224 + noise).astype(np.uint8)
     lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    head = struct.pack(">IIBBBBB", width, height, 8, {3: 2, 4: 6}[channels], 0, 0, 0)
     chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(lines.tobytes(), 1)), (b"IEND", b""))
     parts = [struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d)) for k, d in chunks]
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)

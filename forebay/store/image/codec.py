@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from forebay.config.steps import Alpha
 from forebay.store.image.patches import Patches, patchify
 from forebay.store.image.pixels import decode_image, resized
 from forebay.store.image.settings import ImageSettings
@@ -46,17 +47,23 @@ def encode(codec: Codec, *, data: bytes, pixels: npt.NDArray[np.uint8], patches:
 
 
 def decode(
-    codec: Codec, stored: Bytes, *, grid: tuple[int, int, int], settings: ImageSettings, max_pixels: int
+    codec: Codec,
+    stored: Bytes,
+    *,
+    grid: tuple[int, int, int],
+    settings: ImageSettings,
+    max_pixels: int,
+    alpha: Alpha = "white",
 ) -> Patches:
     """Returns the patches uint8 [n, 3 * patch_size^2] of what `encode` returned; of `raw` the array itself.
 
-    grid: the image's `image_grid_thw`. max_pixels: the limit that the image was built under. `source` decodes and resizes
+    grid: the image's `image_grid_thw`. max_pixels, alpha: what the image was built under. `source` decodes and resizes
     again with Pillow: the stored bytes of an image whose patches another backend made would not give its patches.
     """
     if codec == "raw":
         return stored
     if codec == "source":
-        image = decode_image(stored.tobytes(), max_pixels=max_pixels, sample_id="of the cache")
+        image = decode_image(stored.tobytes(), max_pixels=max_pixels, sample_id="of the cache", alpha=alpha)
         return patchify(resized(image, settings), settings)
     if codec == "webp" and stored[:4].tobytes() != _ZSTD_MAGIC:
         return patchify(np.asarray(_opened_webp(stored)), settings)

@@ -1,4 +1,4 @@
-"""Encoded bytes to RGB pixels, as transformers loads a file, and to the size that the processor resizes to."""
+"""Encoded bytes to RGB pixels, as transformers makes them, and to the size that the processor resizes to."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from forebay.config.steps import Alpha
 from forebay.store.image.formats import open_image, reading
 from forebay.store.image.settings import ImageSettings, grid_thw
 
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
 Pixels = npt.NDArray[np.uint8]
 
 
-def decode_image(data: bytes, *, max_pixels: int, sample_id: str) -> Image:
-    """Returns the image of encoded bytes in mode RGB: bit for bit what the processor makes of the path of such a file.
+def decode_image(data: bytes, *, max_pixels: int, sample_id: str, alpha: Alpha = "white") -> Image:
+    """Returns the image of encoded bytes in mode RGB, the orientation of its EXIF applied, bit for bit as a processor's.
 
-    That is transformers' `load_image` (`ImageOps.exif_transpose`, `convert("RGB")`) and then the processor's own conversion.
-    So the orientation is applied. An alpha channel and the alphas of a palette are dropped, and the colours under them show;
-    only a single transparent colour (a PNG's tRNS of grey or RGB, one entry of a palette) becomes white. (An open PIL image
-    handed to the processor would keep its orientation and be laid on white.) CMYK, palette, grey and 1-bit images are
-    converted by Pillow; colour profiles are ignored.
+    alpha: "white" is what the processor makes of the open image (`ImageOps.exif_transpose`, then its own conversion), as
+    `datasets` hands it over: whatever is transparent (alpha channels, alphas of a palette, a PNG's tRNS) is laid on white.
+    "drop" is what it makes of the path of such a file (transformers' `load_image`: `exif_transpose`, `convert("RGB")`):
+    alphas are dropped, and the colours under them show; only a single transparent colour (a tRNS of grey or RGB, one entry of
+    a palette) becomes white. CMYK, palette, grey and 1-bit images are converted by Pillow; colour profiles are ignored.
 
     Safe in threads: decoding and conversion release the GIL, nothing global is touched. Raises DecodeError as `open_image`
     does, and `unreadable_image` for truncated or corrupt data.
@@ -35,19 +36,22 @@ def decode_image(data: bytes, *, max_pixels: int, sample_id: str) -> Image:
     with reading(max_pixels=max_pixels, sample_id=sample_id):
         image.load()
         ImageOps.exif_transpose(image, in_place=True)  # not in place it copies every image
-        return _rgb(image)
+        return _on_white(image) if alpha == "white" else _without_alpha(image)
 
 
-def _rgb(image: Image) -> Image:
+def _on_white(image: Image) -> Image:
     from PIL import Image as Images
 
+    if "A" in image.getbands() or image.info.get("transparency") is not None:
+        white = Images.new("RGBA", image.size, (255, 255, 255, 255))
+        image = Images.alpha_composite(white, image.convert("RGBA"))
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _without_alpha(image: Image) -> Image:
     if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
         del image.info["transparency"]  # as `convert` does, which warns of it
-    rgb = image if image.mode == "RGB" else image.convert("RGB")
-    if rgb.info.get("transparency") is None:
-        return rgb
-    white = Images.new("RGBA", rgb.size, (255, 255, 255, 255))
-    return Images.alpha_composite(white, rgb.convert("RGBA")).convert("RGB")
+    return _on_white(image if image.mode == "RGB" else image.convert("RGB"))
 
 
 def resized(image: Image, settings: ImageSettings) -> Pixels:

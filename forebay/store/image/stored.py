@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import numpy as np
 
+from forebay.config.steps import Alpha
 from forebay.errors import CacheCorruptError, SampleError
 from forebay.store.image.codec import FIELDS, Codec, decode
 from forebay.store.image.settings import ImageSettings
@@ -27,6 +28,7 @@ class StoredImages:
     codec: Codec
     settings: ImageSettings
     max_pixels: int
+    alpha: Alpha
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any], *, folder: Path) -> Self | None:
@@ -43,7 +45,10 @@ class StoredImages:
                 metadata["codec"],
                 ImageSettings.from_json(constants["image"]),
                 int(constants["max_pixels"]),
+                constants.get("alpha", "drop"),  # caches of before it could be chosen
             )
+            if stored.alpha not in get_args(Alpha):
+                raise ValueError(f"alpha is {stored.alpha!r}")
             names = {field["name"] for field in metadata["fields"] if field["role"] == "tensor"}
             if missing := {FIELDS[stored.codec], stored.rows_field, "image_grid_thw"} - names:
                 raise KeyError(*missing)
@@ -81,7 +86,12 @@ class StoredImages:
             raise ValueError(f"an image has a grid of {grid}")
         try:
             patches = decode(
-                self.codec, stored, grid=(1, rows, columns), settings=self.settings, max_pixels=self.max_pixels
+                self.codec,
+                stored,
+                grid=(1, rows, columns),
+                settings=self.settings,
+                max_pixels=self.max_pixels,
+                alpha=self.alpha,
             )
         except (SampleError, OSError, ValueError) as err:
             raise ValueError(f"the bytes of an image do not decode: {err}") from err

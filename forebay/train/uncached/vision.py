@@ -63,7 +63,8 @@ class UncachedVisionSource:
         )
         self.fields: Mapping[str, FieldSpec] = {spec.name: spec for spec in self._line.fields()}
         self.constants = self._line.constants()
-        self._images = StoredImages(MEDIA_ROWS, "raw", self._line.settings, recipe.recipe.patches.max_pixels)
+        step = recipe.recipe.patches
+        self._images = StoredImages(MEDIA_ROWS, "raw", self._line.settings, step.max_pixels, step.alpha)
         self.tokenizer = recipe.recipe.chat.tokenizer
         self.key = digest({"uncached": recipe.key, "rows": found.rows["sample_id"].to_pylist()})
         self.lengths = {name: found.rows[name].to_numpy() for name in self._line.length_names}

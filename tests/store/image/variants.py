@@ -115,6 +115,33 @@ def _modes(image: Image.Image) -> Iterator[tuple[str, bytes]]:
     yield "16 bit RGB PNG", sixteen_bit_rgb_png()
 
 
+@functools.cache
+def transparent_images() -> dict[str, bytes]:
+    """Returns encoded images of every form of transparency that Pillow writes, by name."""
+    image = photo(5).resize((97, 64))
+    alpha, grey = with_alpha(image), image.convert("L")
+    levels = bytes((number * 37) % 256 for number in range(200))
+    with_alphas = Image.open(io.BytesIO(palette_with_transparency(image, levels)))
+    return {
+        "RGBA PNG": saved(alpha, "PNG"),
+        "RGBA PNG, turned": saved(alpha, "PNG", exif=exif(6)),
+        "LA PNG": saved(Image.merge("LA", (grey, alpha.getchannel("A"))), "PNG"),
+        "P PNG, alphas": palette_with_transparency(image, levels),
+        "P PNG, an entry": palette_with_transparency(image, 3),
+        "P PNG, turned": saved(with_alphas, "PNG", transparency=levels, exif=exif(8)),
+        "L PNG, a value": saved(grey, "PNG", transparency=grey.getpixel((5, 5))),
+        "RGB PNG, a colour": saved(image, "PNG", transparency=image.getpixel((5, 5))),
+        "1 PNG, a value": saved(grey.convert("1"), "PNG", transparency=0),
+        "P GIF, an entry": saved(image.quantize(64), "GIF", transparency=3),
+        "WebP": saved(alpha, "WEBP", quality=70),
+        "lossless WebP": saved(alpha, "WEBP", lossless=True, exact=True),
+        "WebP, turned": saved(alpha, "WEBP", lossless=True, exif=exif(5)),
+        "RGBA TIFF": saved(alpha, "TIFF"),
+        "LA TIFF": saved(Image.merge("LA", (grey, alpha.getchannel("A"))), "TIFF"),
+        "PA TIFF": saved(alpha.convert("PA"), "TIFF"),
+    }
+
+
 def _containers(image: Image.Image) -> Iterator[tuple[str, bytes]]:
     yield "progressive JPEG", saved(image, "JPEG", progressive=True, quality=80)
     yield "JPEG 4:4:4", saved(image, "JPEG", subsampling=0, quality=95)
