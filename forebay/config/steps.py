@@ -87,7 +87,7 @@ class Tokens:
     normalize: Literal["nfkc", "none"] = "nfkc"
     """nfkc: Unicode NFKC, then runs of white space become one space, ends stripped."""
     max_label_tokens: int | None = None
-    version: int = 1
+    version: int = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +115,7 @@ class Chat:
     """
 
     tokenizer: str
-    version: int = 1
+    version: int = 2
 
 
 Step = MediaStep | Tokens | Patches | Chat

@@ -67,7 +67,7 @@ def locate_filelist(task: LocateTask) -> Located:
                     failures.add(row, sample_id, "bad_metadata", f"{task.name}: {err}; write the tar again")
                 else:
                     if math.isnan(values[3]):
-                        failures.add(row, sample_id, *unknown_duration(task.name, sample_id))
+                        failures.add(row, sample_id, *unknown_duration(task.name, sample_id, size=int(values[2])))
             found.append((*values[:4], language or values[4], *values[5:]))
     return located(task, _arrays(found), failures)
 

@@ -65,8 +65,10 @@ def duration_of(read: Callable[[int, int], bytes], size: int) -> float:
     return float(info.num_samples / info.sample_rate_hz)
 
 
-def unknown_duration(name: str, sample_id: str) -> tuple[str, str]:
-    """Returns reason and message for a clip that nothing gives a duration for."""
+def unknown_duration(name: str, sample_id: str, *, size: int) -> tuple[str, str]:
+    """Returns reason and message for a clip of `size` bytes that nothing gives a duration for."""
+    if size == 0:  # the reason that decoding gives where the manifest says a duration
+        return "empty_file", f"{name}: sample {sample_id}: the file is empty (0 bytes); write or list it again"
     return (
         "unknown_duration",
         f"{name}: sample {sample_id}: neither manifest nor header gives a duration; mend or remove it",

@@ -30,7 +30,9 @@ def locate_hf(task: LocateTask) -> Located:
         durations[position] = duration_of(_reader(data), len(data))
         if math.isnan(durations[position]):
             sample_id = rows["sample_id"][position].as_py()
-            failures.add(rows["row"][position].as_py(), sample_id, *unknown_duration(task.name, sample_id))
+            failures.add(
+                rows["row"][position].as_py(), sample_id, *unknown_duration(task.name, sample_id, size=len(data))
+            )
     own = located(task.with_rows(rows), {"duration_s": pa.array(durations)}, failures)
     if len(rows) == len(task.rows):
         return own

@@ -22,8 +22,9 @@ def locate_loose(task: LocateTask) -> Located:
     columns = [task.rows[name].to_pylist() for name in ("row", "sample_id", "file")]
     for position, (row, sample_id, file) in enumerate(zip(*columns, strict=True)):
         path = task.paths[file]
+        size = -1
         try:
-            durations[position] = _duration_s(path, durations[position])
+            durations[position], size = _looked_at(path, durations[position])
         except OSError as err:
             if not is_gone(err):
                 raise
@@ -31,15 +32,12 @@ def locate_loose(task: LocateTask) -> Located:
         if file in absent:
             failures.add(row, sample_id, "missing_file", absent[file])
         elif np.isnan(durations[position]):
-            failures.add(row, sample_id, *unknown_duration(path, sample_id))
+            failures.add(row, sample_id, *unknown_duration(path, sample_id, size=size))
     return located(task, {"duration_s": pa.array(durations)}, failures, absent=sorted(absent))
 
 
-def _duration_s(path: str, known: float) -> float:
-    """Duration of a whole file; one that is known costs a look whether the file can be opened."""
+def _looked_at(path: str, known_s: float) -> tuple[float, int]:
+    """Duration and bytes of a whole file; a duration that is known costs a look whether the file can be opened."""
     with opened(path) as descriptor:
-        return (
-            float(known)
-            if not np.isnan(known)
-            else header_duration_s(descriptor, offset=0, size=os.fstat(descriptor).st_size)
-        )
+        size = os.fstat(descriptor).st_size
+        return (float(known_s) if not np.isnan(known_s) else header_duration_s(descriptor, offset=0, size=size)), size

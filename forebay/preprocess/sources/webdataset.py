@@ -56,7 +56,7 @@ def locate_webdataset(task: LocateTask) -> Located:
                 failures.add(position, keys[stem], "bad_metadata", f"{task.name}: {err}; write the tar again")
                 continue
             if math.isnan(values[-1]):
-                failures.add(_row(task, values[0]), values[1], *unknown_duration(task.name, values[1]))
+                failures.add(_row(task, values[0]), values[1], *unknown_duration(task.name, values[1], size=values[5]))
             else:
                 rows.append(values)
     _add_left_out(task, index, members, failures)
@@ -66,7 +66,7 @@ def locate_webdataset(task: LocateTask) -> Located:
 def _tar_failed(task: LocateTask, result: UnreadableTar) -> Located:
     """A tar that cannot be read at all: one failure in its name, for nobody knows its samples."""
     failures = Failures()
-    failures.add(_row(task, 0), task.name, "unreadable_tar", result.message)
+    failures.add(_row(task, 0), task.name, result.reason, result.message)
     return Located(rows=_table(task, []), failed=failures.table(), absent=(task.group,) if result.absent else ())
 
 
