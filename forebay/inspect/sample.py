@@ -88,8 +88,9 @@ def number_of(wanted: str) -> int | None:
 
 def _index_of_id(cache: Cache, sample_id: str) -> int | None:
     """Reads the ids alone, shard by shard."""
-    spec = cache.fields.get("sample_id")
-    for number in range(cache.num_shards if spec is not None else 0):
+    if (spec := cache.fields.get("sample_id")) is None:
+        return None
+    for number in range(cache.num_shards):
         ids = cache.shard(spec.group, number).strings("sample_id")
         if sample_id not in ids:
             continue

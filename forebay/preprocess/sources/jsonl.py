@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from forebay.config import SourceConfig
-from forebay.errors import ManifestError
+from forebay.preprocess.sources.foreign import not_lines
 from forebay.preprocess.sources.json_object import JsonError, parse_object, seconds_of, string_of
 from forebay.preprocess.sources.lines import manifest_lines
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files, path_stem, usable_name
@@ -35,7 +35,7 @@ def list_jsonl(source: SourceConfig) -> Manifest:
             try:
                 values = _row(line, manifest, files)
             except JsonError as err:
-                raise ManifestError(f"{manifest.path}, line {number}: {err}; correct the manifest") from err
+                raise not_lines(manifest.path, number, str(err)) from err
             for column, value in zip(columns.values(), (*values[:2], group, *values[2:]), strict=True):
                 column.append(value)
     count = len(columns["file"])
