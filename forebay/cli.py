@@ -267,6 +267,8 @@ def _inspect(options: argparse.Namespace) -> int:
         raise ConfigError("--seed goes with --bucket-manifests DIR; for training: --set train.seed=N")
     if options.bucket_manifests is not None:
         return _bucket_manifests(options)
+    if not Path(options.config).exists():
+        raise ConfigError(f"{options.config}: no such cache, plan or config; name a folder or a TOML file")
     if Path(options.config).is_dir():
         folder, config = Path(options.config), None
         if is_plan(folder):

@@ -67,7 +67,7 @@ def processor_digest(folder: Path) -> str:
     if not folder.is_dir():
         raise ConfigError(
             f"vision.processor: {folder} is not a folder; point it at one with a preprocessor_config.json"
-            f"{hub_advice(folder, 'image processor')}"
+            f"{hub_advice(folder, 'processor')}"
         )
     digest = hashlib.sha256()
     present = [folder / name for name in _PROCESSOR_FILES if (folder / name).is_file()]

@@ -6,11 +6,11 @@ import shlex
 from pathlib import Path
 from typing import Literal
 
-Thing = Literal["tokenizer", "image processor", "model", "dataset"]
+Thing = Literal["tokenizer", "processor", "model", "dataset"]
 
 _LINES: dict[Thing, str] = {
     "tokenizer": "from transformers import AutoTokenizer as A; A.from_pretrained({name!r}).save_pretrained({folder!r})",
-    "image processor": (
+    "processor": (
         "from transformers import AutoImageProcessor as A; A.from_pretrained({name!r}).save_pretrained({folder!r})"
     ),
     "model": "from huggingface_hub import snapshot_download as s; s({name!r}, local_dir={folder!r})",
@@ -27,5 +27,9 @@ def hub_advice(folder: Path, thing: Thing) -> str:
     name = "/".join(folder.parts[-2:])
     if folder.exists() or folder.parent.exists() or not folder.parent.parent.exists():
         return ""
-    line = shlex.quote(_LINES[thing].format(name=name, folder=str(folder)))
-    return f"; forebay takes folders and downloads nothing: if {name} is a {thing} of the Hub, save it there: python -c {line}"
+    line = _LINES[thing].format(name=name, folder=str(folder))
+    quoted = shlex.quote(line) if set(line) & set('"$`\\!') else f'"{line}"'
+    return (
+        f"; forebay takes folders and downloads nothing: if {name} is the name of a {thing} of the Hub, save it there: "
+        f"python -c {quoted}"
+    )

@@ -23,6 +23,7 @@ _PATTERNS: dict[SourceKind, tuple[str, ...]] = {
     "text": ("*.jsonl",),
 }
 _DICT = "dataset_dict.json"
+_OURS = re.compile(r"logs/data_usage\.jsonl|tar_index/[0-9a-f]{32}\.parquet")
 _SPLIT_FILE = re.compile(r"(.+)-\d{5}-of-\d{5}\.parquet")
 
 
@@ -122,10 +123,10 @@ def _of_split(found: list[Path], split: str) -> list[Path]:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a glob has met a file of a cache or a run, which lie beside the config unless it says otherwise."""
+    """Whether a glob has met a file of a cache root or a run, which lie beside the config unless it says otherwise."""
     if path.name in ("sources.parquet", "rejected.jsonl"):
         return (path.parent / "metadata.json").exists() and (path.parent / "slots.npy").exists()
-    return path.name == "data_usage.jsonl" and path.parent.name == "logs"
+    return _OURS.fullmatch("/".join(path.parts[-2:])) is not None
 
 
 def dump_sources(sources: Sequence[StoredSource]) -> bytes:
