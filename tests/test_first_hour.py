@@ -213,9 +213,7 @@ def test_names_of_the_hub_are_told_to_save_a_folder_there(built: Path, capsys: p
     compile(code_line, "advice", "exec")
     folder = built.parent / "openai" / "whisper-small"
     assert f"from_pretrained('openai/whisper-small').save_pretrained('{folder}')" in code_line
-    code, _, err = run(
-        capsys, "preprocess", built, "--set", "source.kind=hf", "--set", "source.manifest=google/fleurs"
-    )
+    code, _, err = run(capsys, "preprocess", built, "--set", "source.kind=hf", "--set", "source.manifest=google/fleurs")
     assert code == 1
     assert f"load_dataset as l; l('google/fleurs').save_to_disk('{built.parent / 'google' / 'fleurs'}')" in err
     code, _, err = run(capsys, "preprocess", built, "--set", "text.tokenizer=mistyped")

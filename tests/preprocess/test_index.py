@@ -121,7 +121,9 @@ def test_a_compressed_tar_and_a_lost_manifest_cost_no_other_tar(tars: list[str],
         assert (report.indexed + report.current, report.members) == (4, 10)
         reasons = dict(report.failed)
         assert set(reasons) == {str(packed), str(lost)}
-        assert reasons[str(packed)].endswith(f"is compressed (gzip): members cannot be read by offset; decompress it: gzip -dk {packed}")
+        assert reasons[str(packed)].endswith(
+            f"is compressed (gzip): members cannot be read by offset; decompress it: gzip -dk {packed}"
+        )
         assert "cannot read column tar_path" in reasons[str(lost)]
 
 

@@ -27,6 +27,7 @@ from forebay.config.steps import Tokens
 from forebay.errors import ConfigError, TextError
 from forebay.preprocess.text import TextEncoder, field_specs, normalize_text
 from forebay.preprocess.text.languages import qwen3_asr_name, whisper_code
+from forebay.preprocess.text.normalize import is_unseen
 from forebay.train.audio_tokens import num_audio_tokens
 from tests.strategies import transcripts
 
@@ -260,7 +261,9 @@ def test_unnormalised_text_comes_back_as_it_was(text: str) -> None:
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-@pytest.mark.parametrize("text", ["", " \t\n", "\u3000", "\u200b", "\ufeff", " \u2060\u200c\u200d\u00ad\u200e ", "\ufe0f", "\u3164"])
+@pytest.mark.parametrize(
+    "text", ["", " \t\n", "\u3000", "\u200b", "\ufeff", " \u2060\u200c\u200d\u00ad\u200e ", "\ufe0f", "\u3164"]
+)
 def test_empty_text_is_counted(prompt: str, text: str) -> None:
     for normalize in ("nfkc", "none"):
         with pytest.raises(TextError, match="s: the transcript is empty") as caught:

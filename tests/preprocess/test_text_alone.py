@@ -77,7 +77,11 @@ def test_a_text_that_cannot_be_used_is_counted(tmp_path: Path) -> None:
     ]
     report, cache = make(tmp_path, "text.max_label_tokens=20", rows=texts)
     assert (report.num_samples, report.excluded) == (1, {"empty_text": 2, "label_too_long": 1})
-    assert [row["sample_id"] for row in json_lines(Path(report.cache) / "rejected.jsonl")] == ["empty", "unseen", "long"]
+    assert [row["sample_id"] for row in json_lines(Path(report.cache) / "rejected.jsonl")] == [
+        "empty",
+        "unseen",
+        "long",
+    ]
     assert cache.metadata["languages"] == {"unknown": {"samples": 1, "hours": 0.0}}
 
 

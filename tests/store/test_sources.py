@@ -139,7 +139,14 @@ def test_a_glob_leaves_out_what_forebay_writes_beside_the_config(tmp_path: Path)
     files_in(
         tmp_path, *(f"{cache}/{name}" for name in ("metadata.json", "slots.npy", "sources.parquet", "rejected.jsonl"))
     )
-    files_in(tmp_path, index, "runs/x/logs/data_usage.jsonl", "data/sources.parquet", "data/rejected.jsonl", "tar_index/a.parquet")
+    files_in(
+        tmp_path,
+        index,
+        "runs/x/logs/data_usage.jsonl",
+        "data/sources.parquet",
+        "data/rejected.jsonl",
+        "tar_index/a.parquet",
+    )
     assert listed("tar", tmp_path / "**" / "*.parquet") == [("data/sources.parquet", 0), ("tar_index/a.parquet", 0)]
     assert listed("jsonl", tmp_path / "**" / "*.jsonl") == [("data/rejected.jsonl", 0)]
     assert listed("jsonl", tmp_path / cache / "rejected.jsonl") == [("rejected.jsonl", 0)]  # named outright

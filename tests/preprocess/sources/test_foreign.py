@@ -75,7 +75,15 @@ def test_conversations_say_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "Hello, world\nBye\n", "[1, 2]\n[3, 4]\n", '"a, b"\n"c, d"\n', '{"a": 1, "b": 2}\n{"a": 1,\n', "\0,\0\n\0,\0\n", "{"],
+    [
+        "",
+        "Hello, world\nBye\n",
+        "[1, 2]\n[3, 4]\n",
+        '"a, b"\n"c, d"\n',
+        '{"a": 1, "b": 2}\n{"a": 1,\n',
+        "\0,\0\n\0,\0\n",
+        "{",
+    ],
 )
 def test_what_cannot_be_told_is_a_line_that_is_wrong(tmp_path: Path, content: str) -> None:
     (tmp_path / "m.jsonl").write_text(content)
