@@ -41,3 +41,8 @@ def __getattr__(name: str) -> Any:
     if name in {"preprocess", "store", "train", "inspect", "config"}:
         return importlib.import_module(f"forebay.{name}")
     raise AttributeError(f"module 'forebay' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    # What a user may want, loaded or not: completion and `dir` know nothing of `__getattr__`.
+    return sorted({*__all__, "config", "errors", *(name for name in globals() if name.startswith("__"))})

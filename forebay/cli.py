@@ -1,12 +1,14 @@
 """The commands. Results go to standard output, everything else to standard error; exit codes 0 done, 1 failed, 2 bad
-config or usage, 3 no cache under `require`."""
+config or usage, 3 no cache under `require`, 130 interrupted, 141 nobody reads the output any more (`| head`)."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,8 +16,12 @@ from typing import Any
 
 from forebay.config import Config, load_config
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
+from forebay.store.refusal import is_refusal, refusal
+from forebay.version import __version__
 
 DONE, FAILED, BAD_CONFIG, NO_CACHE, INTERRUPTED = 0, 1, 2, 3, 130
+CLOSED = 128 + 13
+"""What a shell shows of a program that SIGPIPE ended."""
 
 _MAX_ROWS = 24
 """Languages, or sources, that a dry run prints."""
@@ -23,9 +29,40 @@ _MAX_ROWS = 24
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `forebay COMMAND ...` and returns its exit code."""
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()  # a reader that has gone is met here, not when the interpreter ends
+    except BrokenPipeError as err:
+        if not _reader_is_gone():
+            return _fail(err, FAILED)
+        _discard_output()
+        return CLOSED
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=_level(options), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     return _guarded(lambda: options.run(options))
+
+
+def _reader_is_gone() -> bool:
+    """Whether standard output or error is a pipe that nobody reads any more."""
+    poll = select.poll()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor
+            poll.register(stream.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _discard_output() -> None:
+    """Sends what is still buffered nowhere: the interpreter would complain of it at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def inspect_cache(arguments: Sequence[str] | None = None) -> int:
@@ -46,7 +83,11 @@ def _guarded(action: Callable[[], int]) -> int:
         return _fail(err, NO_CACHE)
     except ForebayError as err:
         return _fail(err, FAILED)
+    except BrokenPipeError:
+        raise
     except OSError as err:
+        if is_refusal(err):
+            return _fail(refusal(err), FAILED)
         where = f": {err.filename}" if err.filename else ""
         return _fail(f"{err.strerror or err}{where}; what was finished is kept, run the command again", FAILED)
     except KeyboardInterrupt:
@@ -65,6 +106,7 @@ def _level(options: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="forebay", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--version", action="version", version=f"forebay {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_preprocess(commands)
     _add_inspect(commands)
@@ -148,7 +190,7 @@ def _preprocess(options: argparse.Namespace) -> int:
             progress=not options.no_progress,
         ),
     )
-    plan = _build_plan(config, Path(report.cache)) if report.sealed and config.plan else None
+    plan = _build_plan(config, Path(report.cache)) if report.sealed else None
     if options.json:
         return _print_json(report.to_json())
     if options.dry_run:
@@ -183,8 +225,10 @@ def _print_build(report: Any, plan: str | None) -> None:
 
 def _build_plan(config: Config, folder: Path) -> str:
     from forebay.store.cache import open_cache
-    from forebay.train.planned import plan_of
+    from forebay.train.planned import plan_example, plan_of
 
+    if config.plan is None:
+        return f"plan: none, {_shown(config.path)} has no [plan] section; training needs one, for example: {plan_example(config)}"
     planned = plan_of(config, open_cache(folder))
     return planned.summary() + (f": {_shown(planned.folder)}" if planned.folder else "")
 
@@ -195,7 +239,9 @@ def _add_inspect(commands: Any) -> None:
     parser.add_argument(
         "--usage", metavar="FILE", help="a run's logs/data_usage.jsonl: used against expected, never used"
     )
-    parser.add_argument("--sample", type=int, metavar="I", help="one sample, its labels as text; of a plan: one pack")
+    parser.add_argument(
+        "--sample", metavar="I", help="one sample by its index or its id, its labels as text; of a plan: one pack"
+    )
     parser.add_argument("--wav", metavar="FILE", help="with --sample: write its audio, where the cache keeps it")
     parser.add_argument("--png", metavar="FILE", help="with --sample: draw its features, or its images")
     parser.add_argument("--export", metavar="FILE.parquet", help="write the row table")
@@ -223,6 +269,8 @@ def _inspect(options: argparse.Namespace) -> int:
         raise ConfigError("--seed goes with --bucket-manifests DIR; for training: --set train.seed=N")
     if options.bucket_manifests is not None:
         return _bucket_manifests(options)
+    if not Path(options.config).exists():
+        raise ConfigError(f"{options.config}: no such cache, plan or config; name a folder or a TOML file")
     if Path(options.config).is_dir():
         folder, config = Path(options.config), None
         if is_plan(folder):
@@ -380,8 +428,8 @@ def _index(options: argparse.Namespace) -> int:
             f"{report.indexed} tars indexed, {report.current} were current, {len(report.failed)} failed; "
             f"{report.members} members, {report.refused} refused"
         )
-        for path, reason in report.failed:
-            print(f"  {path}: {reason}", file=sys.stderr)
+        for _, reason in report.failed:
+            print(f"  {reason}", file=sys.stderr)
     return FAILED if report.failed else DONE
 
 

@@ -144,6 +144,16 @@ def test_index_indexes_every_tar_of_a_manifest(corpus: Corpus, capsys: pytest.Ca
     assert (second["indexed"], second["current"]) == (0, 2)
 
 
+def test_index_names_what_failed_and_indexes_the_rest(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    packed = corpus.folder / "c.tar.gz"
+    packed.write_bytes(b"\x1f\x8b" + b"x" * 2000)
+    tars = (corpus.folder / "a.tar", packed, corpus.folder / "b.tar")
+    code, out, err = run(capsys, "index", *tars, "--cache-root", corpus.root, "--no-progress")
+    assert code == 1
+    assert out == "2 tars indexed, 0 were current, 1 failed; 17 members, 0 refused\n"
+    assert f"{packed} is compressed (gzip)" in err
+
+
 @pytest.mark.parametrize("room", ["preprocess", "inspect", "train"])
 def test_every_room_runs_as_a_module(room: str) -> None:
     command = [sys.executable, "-m", f"forebay.{room}", "--help"]

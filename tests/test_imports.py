@@ -69,3 +69,17 @@ def test_every_public_name_of_the_package_is_there() -> None:
     assert loaded(code) == ""
     unknown = "import forebay\ntry:\n    forebay.nothing\nexcept AttributeError as err:\n    print(err)"
     assert loaded(unknown).startswith("module 'forebay' has no attribute 'nothing'")
+
+
+def test_lazy_names_are_listed_and_completed_without_being_loaded() -> None:
+    code = (
+        "import rlcompleter, forebay\n"
+        "for room in (forebay, forebay.train, forebay.preprocess):\n"
+        "    assert set(room.__all__) <= set(dir(room)), dir(room)\n"
+        "    assert not {'Any', 'annotations', 'importlib', 'TYPE_CHECKING'} & set(dir(room)), dir(room)\n"
+        "complete = rlcompleter.Completer({'forebay': forebay}).complete\n"
+        "found = [complete('forebay.', i) for i in range(20)]\n"
+        "assert {'forebay.train', 'forebay.open_cache(', 'forebay.config'} <= set(found), found\n"
+        "assert complete('forebay.train.nothing', 0) is None"
+    )
+    assert loaded(code) == ""

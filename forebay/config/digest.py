@@ -6,6 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
+from forebay.config.hub import hub_advice
 from forebay.errors import ConfigError
 
 _PATTERNS = (
@@ -35,7 +36,10 @@ def tokenizer_digest(folder: Path) -> str:
     Raises ConfigError, naming the field, where the folder is missing, cannot be read, or holds no vocabulary.
     """
     if not folder.is_dir():
-        raise ConfigError(f"text.tokenizer: {folder} is not a folder; point it at a folder with a tokenizer.json")
+        raise ConfigError(
+            f"text.tokenizer: {folder} is not a folder; point it at a folder with a tokenizer.json"
+            f"{hub_advice(folder, 'tokenizer')}"
+        )
     files = {p.relative_to(folder).as_posix(): p for pattern in _PATTERNS for p in folder.glob(pattern) if p.is_file()}
     if not any(name in _VOCABULARIES or name.endswith(_VOCABULARY_SUFFIXES) for name in files):
         raise ConfigError(
@@ -63,6 +67,7 @@ def processor_digest(folder: Path) -> str:
     if not folder.is_dir():
         raise ConfigError(
             f"vision.processor: {folder} is not a folder; point it at one with a preprocessor_config.json"
+            f"{hub_advice(folder, 'processor')}"
         )
     digest = hashlib.sha256()
     present = [folder / name for name in _PROCESSOR_FILES if (folder / name).is_file()]

@@ -15,24 +15,48 @@ from typing import Any, get_type_hints
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 
+_NO_FILE = "CONFIG"
+"""The name, in messages, of a config that is no file: a user who has it in a file knows which one is meant."""
 
-def load_config(path: str | os.PathLike[str], *, overrides: Sequence[str] = ()) -> Config:
+
+def load_config(path: str | os.PathLike[str] | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Config:
     """Returns the config of a TOML file with `section.field=value` overrides applied; its paths are absolute.
 
+    path: a file, or a mapping of what one would hold: sections of fields, lists or tuples, paths as strings or Path.
     overrides: values are TOML (`train.seed=3`, `source.languages=["en"]`); what is not TOML is taken as a string.
-    Relative paths, in overrides too, are relative to the file's folder.
+    Relative paths, in overrides too, are relative to the file's folder, those of a mapping to the current one.
     Raises ConfigError, which lists every unknown field (with the nearest name), wrong type and impossible value.
     """
-    path = Path(path).absolute()
-    try:
-        document = tomllib.loads(path.read_bytes().decode("utf-8"))
-    except OSError as err:
-        raise ConfigError(f"cannot read config {path}: {err.strerror}") from err
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as err:
-        raise ConfigError(f"{path} is not TOML: {err}") from err
+    if isinstance(path, Mapping):
+        document, path = _plain(path), Path.cwd() / _NO_FILE
+    elif isinstance(path, (str, os.PathLike)):
+        path = Path(path).absolute()
+        document = _read(path)
+    else:
+        raise ConfigError(f"a config is the path of a TOML file or a dict, not {type(path).__name__}")
     for override in overrides:
         _apply_override(document, override)
     return parse_config(document, path=path)
+
+
+def _plain(value: Any) -> Any:
+    """Returns a copy of a mapping as TOML would give it; what TOML has not is left for `parse_config` to name."""
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_bytes().decode("utf-8"))
+    except OSError as err:
+        near = difflib.get_close_matches(path.name, [other.name for other in path.parent.glob("*.toml")], n=1)
+        advice = f"did you mean {near[0]}?" if near else "name a TOML file"
+        raise ConfigError(f"cannot read config {path}: {err.strerror}; {advice}") from err
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as err:
+        raise ConfigError(f"{path} is not TOML: {err}") from err
 
 
 def parse_config(document: Mapping[str, Any], *, path: Path) -> Config:

@@ -91,7 +91,7 @@ class Tokens:
     normalize: Literal["nfkc", "none"] = "nfkc"
     """nfkc: Unicode NFKC, then runs of white space become one space, ends stripped."""
     max_label_tokens: int | None = None
-    version: int = 1
+    version: int = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +122,7 @@ class Chat:
 
     tokenizer: str
     learn_through: LearnThrough = "end_of_turn"
-    version: int = 1
+    version: int = 2
 
 
 Step = MediaStep | Tokens | Patches | Chat

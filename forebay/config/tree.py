@@ -364,7 +364,8 @@ class TrainConfig:
     """Steps between lines of logs/data_usage.jsonl; checkpoints and the end write one too. 0: no log."""
     usage_ids: bool = False
     """Also log which samples were used, compactly."""
-    output_dir: str = field(default="../runs", metadata={"path": True})
+    output_dir: str = field(default="runs", metadata={"path": True})
+    """Folder of runs; by default `runs` beside the config file."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Of floating-point batch fields."""
     crop_s: float | None = None
@@ -445,7 +446,8 @@ class RunConfig:
 
     __pydantic_config__ = STRICT
 
-    cache_root: str = field(default="../caches", metadata={"path": True})
+    cache_root: str = field(default="caches", metadata={"path": True})
+    """Folder of caches; by default `caches` beside the config file."""
     num_workers: int | None = None
     """Processes of a build; left out: the cores."""
     max_failed_share: float = 0.01

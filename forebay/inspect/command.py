@@ -17,7 +17,7 @@ from forebay.inspect.image_facts import holds_images
 from forebay.inspect.image_sample import ImageSample, read_image_sample
 from forebay.inspect.image_sample_lines import image_sample_lines
 from forebay.inspect.layout import print_lines
-from forebay.inspect.sample import Sample, read_sample, sample_lines
+from forebay.inspect.sample import Sample, read_sample, sample_index, sample_lines
 from forebay.inspect.terminal import report_lines, verify_lines
 from forebay.store.cache import Cache, open_cache
 
@@ -61,7 +61,8 @@ def run(folder: Path, config: Config | None, options: argparse.Namespace) -> int
     return DONE
 
 
-def _read(cache: Cache, index: int, config: Config | None) -> Sample | ImageSample:
+def _read(cache: Cache, wanted: str, config: Config | None) -> Sample | ImageSample:
+    index = sample_index(cache, wanted)
     if holds_images(cache):
         return read_image_sample(cache, index, config=config)
     return read_sample(cache, index, config=config)
@@ -70,7 +71,9 @@ def _read(cache: Cache, index: int, config: Config | None) -> Sample | ImageSamp
 def _outputs(folder: Path, options: argparse.Namespace) -> _Outputs:
     for name in ("wav", "png"):
         if getattr(options, name) is not None and options.sample is None:
-            raise ConfigError(f"--{name} needs --sample I, the sample to write; for example --sample 0")
+            raise ConfigError(
+                f"--{name} needs --sample I, the index or id of the sample to write; for example --sample 0"
+            )
     paths = {name: _path(getattr(options, name)) for name in ("wav", "png", "export")}
     for name, path in paths.items():
         if path is not None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from forebay.errors import CacheCorruptError, ConfigError
+from forebay.errors import CacheCorruptError, CacheError, ConfigError
 from forebay.inspect.image_sample import ImageSample, StoredImage, read_image_sample
-from forebay.inspect.sample import check_index
+from forebay.inspect.sample import check_index, number_of, sample_index
 from forebay.store.cache import Cache
 from forebay.store.metadata import load_array
 
@@ -61,10 +61,10 @@ class Pack:
         }
 
 
-def read_pack(cache: Cache, plan: Mapping[str, Any], index: int) -> Pack:
+def read_pack(cache: Cache, plan: Mapping[str, Any], wanted: str) -> Pack:
     """Returns one pack of a plan over its cache, with every byte of its samples checked.
 
-    plan: of `read_plan`. Raises ConfigError where the plan is none of packs, CacheError for a pack that it does not have,
+    plan: of `read_plan`. wanted: the pack's number, or the id of a sample that it holds. Raises ConfigError where the plan is none of packs, CacheError for a pack that it does not have,
     CacheCorruptError where bytes are not those that were written.
     """
     folder = Path(plan["folder"])
@@ -72,8 +72,11 @@ def read_pack(cache: Cache, plan: Mapping[str, Any], index: int) -> Pack:
         raise ConfigError(
             f'--sample: {folder} is a plan of kind "{plan["kind"]}", wanted "pack"; for one sample name its cache'
         )
-    check_index(index, plan["num_packs"], what=f"{folder} has {plan['num_packs']} packs")
     arrays = {name: _array(folder, name, plan) for name in ("members", "offsets")}
+    index = number_of(wanted)
+    if index is None:
+        index = _pack_of(sample_index(cache, wanted), wanted, folder, arrays)
+    check_index(index, plan["num_packs"], what=f"{folder} has {plan['num_packs']} packs")
     start, end = arrays["offsets"][index : index + 2].tolist()
     members = arrays["members"][start:end].tolist()
     if not members or not all(0 <= member < len(cache) for member in members):
@@ -88,6 +91,13 @@ def read_pack(cache: Cache, plan: Mapping[str, Any], index: int) -> Pack:
         max_patches=plan["settings"]["max_patches"],
         segments=tuple(read_image_sample(cache, member, config=None) for member in members),
     )
+
+
+def _pack_of(sample: int, wanted: str, folder: Path, arrays: Mapping[str, Array]) -> int:
+    places = np.flatnonzero(arrays["members"] == sample)
+    if not len(places):
+        raise CacheError(f"--sample {wanted}: sample {sample} is in no pack of {folder}: it is longer than one")
+    return int(np.searchsorted(arrays["offsets"], places[0], side="right")) - 1
 
 
 def _array(folder: Path, name: str, plan: Mapping[str, Any]) -> Array:

@@ -60,6 +60,48 @@ def check_index(index: int, count: int, *, what: str) -> None:
         raise CacheError(f"--sample {index}: {what} ({span}); name one of them")
 
 
+def sample_index(cache: Cache, wanted: str) -> int:
+    """Returns the index of the sample that `--sample` names: by its index, or by its id.
+
+    A number without leading zeros that is an index of the cache is the index; all else is an id first.
+    Raises CacheError where there is no such sample, and says so of a row that was left out.
+    """
+    number = number_of(wanted)
+    if number is not None and 0 <= number < len(cache):
+        return number
+    found = _index_of_id(cache, wanted)
+    if found is not None:
+        return found
+    if number is not None:
+        check_index(number, len(cache), what=f"{cache.folder} has {len(cache)} samples")
+    raise CacheError(
+        f"--sample {wanted}: {cache.folder} has no sample with that id; what was left out: "
+        f"{cache.folder / 'rejected.jsonl'}; every id: forebay inspect {cache.folder} --export FILE.parquet"
+    )
+
+
+def number_of(wanted: str) -> int | None:
+    """Returns the number that a text is, written as Python would write it, else None: `007` is a name."""
+    is_number = wanted.removeprefix("-").isdecimal() and len(wanted) < 20
+    return int(wanted) if is_number and str(int(wanted)) == wanted else None
+
+
+def _index_of_id(cache: Cache, sample_id: str) -> int | None:
+    """Reads the ids alone, shard by shard."""
+    if (spec := cache.fields.get("sample_id")) is None:
+        return None
+    for number in range(cache.num_shards):
+        ids = cache.shard(spec.group, number).strings("sample_id")
+        if sample_id not in ids:
+            continue
+        slot = number << ROW_BITS | ids.index(sample_id)
+        places = np.flatnonzero(cache.slots == slot)
+        if not len(places):
+            raise CacheError(f"--sample {sample_id}: that row was left out; why: {cache.folder / 'rejected.jsonl'}")
+        return int(places[0])
+    return None
+
+
 def sample_lines(sample: Sample) -> Iterator[str]:
     """Yields a sample for a terminal."""
     yield f"sample {sample.index}"

@@ -17,3 +17,8 @@ def __getattr__(name: str) -> Any:
 
         return getattr(pipeline, name)
     raise AttributeError(f"module 'forebay.preprocess' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    # What is not loaded yet is listed too: completion and `dir` know nothing of `__getattr__`.
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -15,10 +15,13 @@ from forebay.preprocess.pool import Pool, WorkerDied
 from forebay.store.tar_index import current_index, is_indexed, json_path, load_index
 from forebay.store.tar_json import export_json as write_json
 
+_COMPRESSED = (".tgz", ".tbz2", ".txz", *(f".tar.{kind}" for kind in ("gz", "bz2", "xz", "zst", "lz4")))
+"""How names of compressed tars end."""
+
 
 @dataclass(kw_only=True)
 class IndexReport:
-    """What an indexing run found. indexed, current: tars; failed: (tar, why) of the others; members, refused: in all tars."""
+    """What an indexing run found. indexed, current: tars; failed: (tar or manifest, why) of the others; members, refused: in all tars."""
 
     indexed: int = 0
     current: int = 0
@@ -41,13 +44,21 @@ def index_manifests(
 ) -> IndexReport:
     """Indexes every tar that the manifests name; a manifest is a parquet file, a TSV, a tar, or a folder of tars.
 
-    Raises ManifestError for a manifest that names no tars. For the rest see `index_tars`,
-    whose `export` is `export_json` here.
+    A manifest that names no tars, and a tar that is compressed, stand in `failed` and cost nothing else. For the rest see
+    `index_tars`, whose `export` is `export_json` here.
     """
-    paths = dict.fromkeys(path for manifest in manifests for path in tars_of(manifest))
-    return index_tars(
+    paths: dict[str, None] = {}
+    failed: list[tuple[str, str]] = []
+    for manifest in manifests:
+        try:
+            paths |= dict.fromkeys(tars_of(manifest))
+        except ManifestError as err:
+            failed.append((os.fspath(manifest), str(err)))
+    report = index_tars(
         list(paths), cache_root=cache_root, num_workers=num_workers, progress=progress, export=export_json
     )
+    report.failed[:0] = failed
+    return report
 
 
 def index_tars(
@@ -86,12 +97,13 @@ def index_tars(
 def tars_of(manifest: str | os.PathLike[str]) -> list[str]:
     """Returns the paths of the tars that a manifest names, each once, in their order.
 
-    A parquet manifest names them in `tar_path`, a TSV in its first column, both relative to the manifest's folder.
+    A parquet manifest names them in `tar_path`, a TSV in its first column, both relative to the manifest's folder. Compressed
+    tars are named as well, for `index_tars` to refuse. Raises ManifestError for what names none.
     """
     path = Path(manifest)
     if path.is_dir():
-        found = sorted(str(tar) for tar in path.rglob("*.tar"))
-    elif path.suffix == ".tar":
+        found = sorted(str(file) for file in path.rglob("*") if _is_tar(file))
+    elif _is_tar(path):
         found = [str(path)]
     else:
         names = _parquet_names(path) if path.suffix == ".parquet" else _tsv_names(path)
@@ -99,6 +111,10 @@ def tars_of(manifest: str | os.PathLike[str]) -> list[str]:
     if not found:
         raise ManifestError(f"{path} names no tar; give a parquet or TSV manifest, a tar, or a folder of tars")
     return found
+
+
+def _is_tar(path: Path) -> bool:
+    return path.name.endswith((".tar", *_COMPRESSED))
 
 
 @dataclass(frozen=True)

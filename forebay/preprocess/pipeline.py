@@ -29,6 +29,7 @@ from forebay.store.key import SHORT, codec_of, folder_name
 from forebay.store.layout import GROUPS, Group
 from forebay.store.lookup import Sealed, find_cache
 from forebay.store.memo import Memo
+from forebay.store.refusal import require_writable
 from forebay.store.seal import seal
 from forebay.store.temporary import sweep
 from forebay.store.verify import quick_problems, verify_folder
@@ -90,7 +91,7 @@ def build(config: Config, options: Options | None = None) -> BuildReport:
     A shard that is on disk and whole is kept, an equal one of any cache under the root is linked, the rest is made by
     worker processes. Interrupted at any instant, running it again goes on from the shards that were finished.
     Raises ManifestError or ConfigError where the input as a whole cannot be used, BuildError where more than
-    `run.max_failed_share` of the samples are bad or a worker keeps dying.
+    `run.max_failed_share` of the samples are bad, a worker keeps dying, or the cache root cannot be written.
     """
     options = options or Options()
     started_s = time.monotonic()
@@ -115,6 +116,8 @@ def build(config: Config, options: Options | None = None) -> BuildReport:
         if not options.dry_run:  # a builder that was killed after it had sealed left its folder
             Workspace(_workspace_folder(config, standing.key)).remove()
         return _standing_report(standing, started_s)
+    if not options.dry_run:
+        require_writable(config.cache_root, setting="run.cache_root")
     with Pool(config.run.num_workers or os.cpu_count() or 1) as pool:
         run = _Build(config, options, resolve(config, memo, pool), pool, memo)
         if standing is not None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 import numpy as np
 
@@ -200,11 +201,28 @@ class Cache:
         except IndexError as err:
             raise self._no_such_row(index, slot) from err
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        """Returns the tensor fields of one sample as torch tensors that are copies, never aliases of the mapping."""
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> dict[str, torch.Tensor]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, torch.Tensor]]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> dict[str, torch.Tensor] | list[dict[str, torch.Tensor]]:
+        """Returns the tensor fields of one sample as torch tensors that are copies, never aliases of the mapping.
+
+        index: any integer, numpy's too, negative from the end; of a slice a list of samples.
+        Raises IndexError outside the cache, TypeError for anything else, `read`'s errors for damage.
+        """
         import torch
 
-        sample = self.read(index)
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._length))]
+        try:
+            position = operator.index(index)
+        except TypeError as err:
+            raise TypeError(
+                f"an index of a cache is an integer or a slice, not {type(index).__name__}; the index of an id: "
+                "cache.samples['sample_id'].index(id).as_py()"
+            ) from err
+        sample = self.read(position)
         if self._images is not None:
             sample["patches"] = np.concatenate([self._images.no_patches, *sample["patches"]])
         return {name: torch.from_numpy(value.copy()) for name, value in sample.items()}

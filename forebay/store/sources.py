@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import io
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,9 @@ _PATTERNS: dict[SourceKind, tuple[str, ...]] = {
     "ljspeech": ("metadata.csv",),
     "text": ("*.jsonl",),
 }
+_DICT = "dataset_dict.json"
+_OURS = re.compile(r"logs/data_usage\.jsonl|tar_index/[0-9a-f]{32}\.parquet")
+_SPLIT_FILE = re.compile(r"(.+)-\d{5}-of-\d{5}\.parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +87,46 @@ def listed_files(source: SourceConfig) -> list[SourceFile]:
 
 def _expand(source: SourceConfig, path: Path) -> list[Path]:
     if path.is_dir():
-        folder = path / source.split if source.kind == "hf" and (path / "dataset_dict.json").exists() else path
+        folder = path / source.split if source.kind == "hf" and (path / _DICT).exists() else path
         found = [p for pattern in _PATTERNS[source.kind] for p in sorted(folder.glob(pattern))]
         # `datasets` leaves results of map() in a dataset's folder as cache-*.arrow; they are not the dataset.
-        return [p for p in found if p.is_file() and not p.match("cache-*.arrow")]
+        found = [p for p in found if p.is_file() and not p.match("cache-*.arrow")]
+        return _of_split(found, source.split) if source.kind == "hf" else found
     if glob.has_magic(str(path)) and not path.exists():
-        return [p for p in map(Path, sorted(glob.glob(str(path), recursive=True))) if p.is_file()]
+        found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
+        return [p for p in found if p.is_file() and not _is_ours(p)]
     return [path] if path.exists() else []
+
+
+def hf_splits(folder: Path) -> list[str]:
+    """Returns the splits that an `hf` folder has, sorted: folders of a DatasetDict, or what files of the Hub are named after.
+
+    Empty where it has none: then all of its files are one data set.
+    """
+    if (folder / _DICT).exists():
+        return sorted(p.parent.name for p in folder.glob("*/state.json"))
+    return sorted({split for p in folder.glob("*.parquet") if (split := _file_split(p)) is not None})
+
+
+def _file_split(path: Path) -> str | None:
+    """The split in the name of a file as the Hub keeps them: `train-00000-of-00002.parquet`."""
+    found = _SPLIT_FILE.fullmatch(path.name)
+    return found[1] if found else None
+
+
+def _of_split(found: list[Path], split: str) -> list[Path]:
+    """Leaves out the files of other splits where the names of all tell."""
+    splits = [_file_split(path) for path in found]
+    if None in splits or len(set(splits)) < 2:
+        return found
+    return [path for path, named in zip(found, splits, strict=True) if named == split]
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a glob has met a file of a cache root or a run, which lie beside the config unless it says otherwise."""
+    if path.name in ("sources.parquet", "rejected.jsonl"):
+        return (path.parent / "metadata.json").exists() and (path.parent / "slots.npy").exists()
+    return _OURS.fullmatch("/".join(path.parts[-2:])) is not None
 
 
 def dump_sources(sources: Sequence[StoredSource]) -> bytes:

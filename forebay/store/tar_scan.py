@@ -173,7 +173,10 @@ class _Scan:
         head = os.pread(self._descriptor, BLOCK, 0)
         for magic, name in _COMPRESSED.items():
             if head.startswith(magic):
-                raise TarError(f"{self._path} is compressed ({name}): members cannot be read by offset; decompress it")
+                raise TarError(
+                    f"{self._path} is compressed ({name}): members cannot be read by offset; decompress it: "
+                    f"{name} -dk {self._path}"
+                )
 
     def _behind_bad_block(self, run: Run, row: int) -> tuple[int, Extension | None]:
         """Refuses the block of a run that carries no valid checksum; returns where to go on, and with what."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.nn import functional
 
+from forebay.config.hub import hub_advice
 from forebay.errors import CacheMismatchError, ConfigError
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ def _transformers_config(folder: Path) -> Any:
     except OSError as err:
         raise ConfigError(
             f"train.model: cannot read {path} ({err.strerror}); name a folder with a transformers config.json"
+            f"{hub_advice(folder, 'model')}"
         ) from err
     except (ValueError, KeyError, TypeError, RecursionError) as err:
         raise ConfigError(f"train.model: {path} is not a transformers config.json: {err!r}") from err

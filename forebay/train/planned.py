@@ -68,7 +68,7 @@ def plan_of(config: Config, source: SampleSource, *, keep: bool = True) -> Plann
     Raises ConfigError without a `[plan]` section, PlanError where no plan can be made.
     """
     if config.plan is None:
-        raise ConfigError(f"{config.path}: no [plan] section; add one, for example: [plan] batch_seconds = 120")
+        raise ConfigError(f"{config.path}: no [plan] section; add one, for example: {plan_example(config)}")
     key = plan_key(source.key, config.plan)
     slots = getattr(source, "slots", None)  # only what is read from a cache lies in shards
     texts = without_audio(source)
@@ -103,6 +103,15 @@ def plan_of(config: Config, source: SampleSource, *, keep: bool = True) -> Plann
         texts=texts,
     )
     return Planned(plan=plan, key=key, folder=folder)
+
+
+def plan_example(config: Config) -> str:
+    """Returns what a `[plan]` section for the data of a config may say."""
+    if config.vision is not None:
+        return '[plan] with kind = "pack" and seq_len = 8192'
+    if config.audio.features == "none":
+        return "[plan] with k = 8 and batch_tokens = 8192"
+    return "[plan] with batch_seconds = 120"
 
 
 def _packs_of(

@@ -39,6 +39,7 @@ def test_every_config_of_the_repository_loads_and_its_paths_are_there(path: Path
     if config.text is not None:
         assert Path(config.text.tokenizer).is_dir()
     assert config.cache_root == CONFIGS.parent / "caches"
+    assert config.train.output_dir == str(CONFIGS.parent / "runs")
 
 
 def test_the_smallest_config_has_the_documented_defaults(tmp_path: Path) -> None:
@@ -186,7 +187,7 @@ def test_relative_paths_are_relative_to_the_file_and_become_absolute(
     assert config.text is not None
     assert config.text.tokenizer == f"{tmp_path.parent}/t/u"
     assert (config.train.model, config.train.cache_dir) == ("/abs/model", None)
-    assert config.run.cache_root == f"{tmp_path.parent}/caches"
+    assert (config.run.cache_root, config.train.output_dir) == (f"{tmp_path}/caches", f"{tmp_path}/runs")
     monkeypatch.chdir(tmp_path)
     assert load_config("config.toml", overrides=["run.cache_root=here"]).run.cache_root == f"{tmp_path}/here"
     assert load(tmp_path).source.manifests == (f"{tmp_path}/m.parquet",)

@@ -315,6 +315,7 @@ def test_decoding_shows_what_was_said() -> None:
             "message 1 has loss 'no', wanted true or false",
         ),
         ([USER, saying(" \n")], [GRID], "empty_text", "row-7: message 1, the assistant's, has no text"),
+        ([USER, saying("\u200b\ufeff")], [GRID], "empty_text", "row-7: message 1, the assistant's, has no text"),
         ([USER, saying("\ud800")], [GRID], "bad_text", "row-7: text has a lone surrogate U\\+D800"),
         ([USER, saying("a\0b")], [GRID], "bad_text", "row-7: text has a NUL"),
         ([USER, {**ASSISTANT, "content": USER["content"]}], [GRID, GRID], "bad_conversation", "has 1 images, wanted 0"),

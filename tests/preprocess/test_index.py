@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 from pathlib import Path
@@ -109,6 +110,21 @@ def test_manifests_of_every_kind_name_their_tars(tars: list[str], tmp_path: Path
     for path in tars:
         assert is_indexed(path, cache_root=tmp_path / "elsewhere")  # by its exported form
         assert list(json.loads(json_path(path).read_bytes())) == scan_tar(path).names
+
+
+def test_a_compressed_tar_and_a_lost_manifest_cost_no_other_tar(tars: list[str], tmp_path: Path) -> None:
+    packed = tmp_path / "data" / "packed.tar.gz"
+    packed.write_bytes(gzip.compress(Path(tars[0]).read_bytes()))
+    lost = tmp_path / "lost.parquet"
+    for manifests in ([*tars, packed, lost], [tmp_path / "data", lost]):
+        report = index_manifests(manifests, cache_root=tmp_path / "caches", num_workers=1, progress=False)
+        assert (report.indexed + report.current, report.members) == (4, 10)
+        reasons = dict(report.failed)
+        assert set(reasons) == {str(packed), str(lost)}
+        assert reasons[str(packed)].endswith(
+            f"is compressed (gzip): members cannot be read by offset; decompress it: gzip -dk {packed}"
+        )
+        assert "cannot read column tar_path" in reasons[str(lost)]
 
 
 def test_the_demo_is_indexed_from_both_its_manifests(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from forebay.config.steps import Tokens
 from forebay.errors import ConfigError, TextError
 from forebay.preprocess.text import TextEncoder, field_specs, normalize_text
 from forebay.preprocess.text.languages import qwen3_asr_name, whisper_code
+from forebay.preprocess.text.normalize import is_unseen
 from forebay.train.audio_tokens import num_audio_tokens
 from tests.strategies import transcripts
 
@@ -255,17 +256,25 @@ def test_normalisation_composes_and_collapses() -> None:
 @given(text=transcripts())
 def test_unnormalised_text_comes_back_as_it_was(text: str) -> None:
     coder = encoder("whisper", normalize="none")
-    if text.strip():
+    if not is_unseen(text):
         assert coder.decode(ids_of(coder, text)) == text
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-@pytest.mark.parametrize("text", ["", " \t\n", "\u3000"])
+@pytest.mark.parametrize(
+    "text", ["", " \t\n", "\u3000", "\u200b", "\ufeff", " \u2060\u200c\u200d\u00ad\u200e ", "\ufe0f", "\u3164"]
+)
 def test_empty_text_is_counted(prompt: str, text: str) -> None:
     for normalize in ("nfkc", "none"):
         with pytest.raises(TextError, match="s: the transcript is empty") as caught:
             ids_of(encoder(prompt, normalize=normalize), text)
         assert caught.value.reason == "empty_text"
+
+
+@pytest.mark.parametrize("text", ["क्\u200dष", "می\u200cخواهم", "\u0600", "👩\u200d👧", "a\u200bb"])
+def test_joiners_inside_of_a_text_stay(text: str) -> None:
+    coder = encoder("plain")
+    assert coder.decode(ids_of(coder, text)) == text
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)

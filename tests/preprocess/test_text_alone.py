@@ -69,10 +69,19 @@ def test_a_second_build_does_nothing_and_an_edited_text_makes_one_text_shard(fol
 
 
 def test_a_text_that_cannot_be_used_is_counted(tmp_path: Path) -> None:
-    texts = [{"id": "good", "text": "a word"}, {"id": "empty", "text": " "}, {"id": "long", "text": "many words " * 20}]
+    texts = [
+        {"id": "good", "text": "a word"},
+        {"id": "empty", "text": " "},
+        {"id": "unseen", "text": "\u200b\ufeff"},
+        {"id": "long", "text": "many words " * 20},
+    ]
     report, cache = make(tmp_path, "text.max_label_tokens=20", rows=texts)
-    assert (report.num_samples, report.excluded) == (1, {"empty_text": 1, "label_too_long": 1})
-    assert [row["sample_id"] for row in json_lines(Path(report.cache) / "rejected.jsonl")] == ["empty", "long"]
+    assert (report.num_samples, report.excluded) == (1, {"empty_text": 2, "label_too_long": 1})
+    assert [row["sample_id"] for row in json_lines(Path(report.cache) / "rejected.jsonl")] == [
+        "empty",
+        "unseen",
+        "long",
+    ]
     assert cache.metadata["languages"] == {"unknown": {"samples": 1, "hours": 0.0}}
 
 

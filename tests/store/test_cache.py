@@ -101,6 +101,22 @@ def test_indices_are_those_of_a_list(folder: Path, values: list[dict[str, bytes]
     assert len(list(cache)) == NUM_SAMPLES  # type: ignore[call-overload]
 
 
+def test_a_slice_is_a_list_of_samples(folder: Path) -> None:
+    cache = open_cache(folder)
+    everything = [{name: value.tolist() for name, value in cache[i].items()} for i in range(NUM_SAMPLES)]
+    for part in (slice(0, 2), slice(None, None, -3), slice(-2, None), slice(20, 30), slice(3, 1)):
+        found = cache[part]
+        assert [{name: value.tolist() for name, value in sample.items()} for sample in found] == everything[part]
+    assert {n: v.tolist() for n, v in cache[np.int64(3)].items()} == everything[3]
+    assert {n: v.tolist() for n, v in cache[np.uint8(3)].items()} == everything[3]
+
+
+@pytest.mark.parametrize("index", ["a0", 1.0, None, (0, 1), [0, 1]])
+def test_an_index_of_another_type_is_a_type_error(folder: Path, index: Any) -> None:
+    with pytest.raises(TypeError, match=f"an integer or a slice, not {type(index).__name__}; the index of an id"):
+        open_cache(folder)[index]
+
+
 def test_tensors_are_copies_that_nobody_else_sees(folder: Path, values: list[dict[str, bytes]]) -> None:
     before = tree(folder)
     cache = open_cache(folder)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from forebay.config import SourceConfig
 from forebay.config.tree import SourceKind
 from forebay.errors import CacheCorruptError
-from forebay.store.sources import SourceFile, StoredSource, anchor, dump_sources, listed_files, load_sources
+from forebay.store.sources import SourceFile, StoredSource, anchor, dump_sources, hf_splits, listed_files, load_sources
 from tests.store.trees import flip
 
 FOLDERS: dict[SourceKind, tuple[str, ...]] = {
@@ -132,3 +132,34 @@ def test_what_is_no_list_of_sources_is_corrupt(tmp_path: Path) -> None:
 
 def test_a_source_file_is_listed_and_of_the_first_entry_unless_said_otherwise(tmp_path: Path) -> None:
     assert SourceFile("a", tmp_path / "a") == SourceFile("a", tmp_path / "a", entry=0, listed=True)
+
+
+def test_a_glob_leaves_out_what_forebay_writes_beside_the_config(tmp_path: Path) -> None:
+    cache, index = "caches/x-train-0123", f"caches/tar_index/{'0' * 32}.parquet"
+    files_in(
+        tmp_path, *(f"{cache}/{name}" for name in ("metadata.json", "slots.npy", "sources.parquet", "rejected.jsonl"))
+    )
+    files_in(
+        tmp_path,
+        index,
+        "runs/x/logs/data_usage.jsonl",
+        "data/sources.parquet",
+        "data/rejected.jsonl",
+        "tar_index/a.parquet",
+    )
+    assert listed("tar", tmp_path / "**" / "*.parquet") == [("data/sources.parquet", 0), ("tar_index/a.parquet", 0)]
+    assert listed("jsonl", tmp_path / "**" / "*.jsonl") == [("data/rejected.jsonl", 0)]
+    assert listed("jsonl", tmp_path / cache / "rejected.jsonl") == [("rejected.jsonl", 0)]  # named outright
+
+
+def test_a_split_picks_its_files_where_all_names_tell(tmp_path: Path) -> None:
+    names = ["test-00000-of-00001.parquet", "train-00000-of-00002.parquet", "train-00001-of-00002.parquet"]
+    files_in(tmp_path, *names)
+    assert listed("hf", tmp_path) == [(name, 0) for name in names[1:]]
+    assert listed("hf", tmp_path, split="test") == [(names[0], 0)]
+    assert listed("hf", tmp_path, split="dev") == []
+    assert hf_splits(tmp_path) == ["test", "train"]
+    files_in(tmp_path, "more.parquet")
+    assert len(listed("hf", tmp_path, split="dev")) == 4
+    only = files_in(tmp_path / "only", "data-00000-of-00001.parquet")
+    assert listed("hf", only, split="dev") == [("data-00000-of-00001.parquet", 0)]

@@ -9,6 +9,7 @@ from forebay.config import SourceConfig
 from forebay.errors import ManifestError, SampleError
 from forebay.preprocess.sources.conversation import identifier, image_names
 from forebay.preprocess.sources.conversation_part import Part, PartRows, PartTask, file_place
+from forebay.preprocess.sources.foreign import not_lines
 from forebay.preprocess.sources.json_object import JsonError, parse_object
 from forebay.preprocess.sources.rows import storable
 from forebay.store.sources import SourceFile
@@ -48,9 +49,7 @@ def line_blocks(path: Path) -> Iterator[tuple[int, int, int]]:
                     block += more
                     end = block.rfind(b"\n") + 1
                     if (block.find(b"\n") if end else len(block)) > MAX_LINE_BYTES:
-                        raise ManifestError(
-                            f"{path}, line {number}: more than {MAX_LINE_BYTES} bytes; name a file of JSON lines"
-                        )
+                        raise not_lines(path, number, f"more than {MAX_LINE_BYTES} bytes; name a file of JSON lines")
                 end = end or len(block)
                 yield start, start + end, number
                 start, number = start + end, number + block.count(b"\n", 0, end)
@@ -75,7 +74,7 @@ def read_jsonl_part(task: PartTask) -> Part:
             if err.reason is not None:
                 rows.reject(None, err.reason, f"{where}: {err}")
                 continue
-            raise ManifestError(f"{task.path}, line {number}: {err}; correct the manifest") from err
+            raise not_lines(Path(task.path), number, str(err)) from err
         sample_id = None
         try:
             sample_id = identifier(fields)

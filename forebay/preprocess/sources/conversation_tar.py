@@ -50,7 +50,7 @@ def read_tar_part(task: PartTask) -> Part:
     rows = PartRows()
     index = tar_index(task.path, cache_root=task.cache_root)
     if isinstance(index, UnreadableTar):
-        rows.reject(task.name, "unreadable_tar", index.message)
+        rows.reject(task.name, index.reason, index.message)
         return rows.part(task.group, absent=index.absent)
     samples = _samples(index)
     entries = sorted([(row, stem) for stem, row in samples.jsons.items()] + list(samples.lonely.items()))

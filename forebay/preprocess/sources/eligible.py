@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,11 @@ import pyarrow.compute as pc
 
 from forebay.config import SourceConfig
 from forebay.preprocess.sources.rows import Kind, Manifest, joined, rejections
+
+logger = logging.getLogger(__name__)
+
+_MAX_LANGUAGES = 20
+"""That a warning lists."""
 
 
 def apply_filters(manifest: Manifest, source: SourceConfig) -> Manifest:
@@ -43,6 +49,25 @@ def apply_filters(manifest: Manifest, source: SourceConfig) -> Manifest:
         bound = f" s is above source.max_duration_s {source.max_duration_s:g}"
         manifest = _reject(manifest, long, "too_long", lambda rows: joined(rows["duration_s"], bound))
     return manifest
+
+
+def name_absent_languages(rows: pa.Table, source: SourceConfig) -> None:
+    """Logs which of `source.languages` no row has, and which languages there are."""
+    found = pc.unique(pc.utf8_lower(rows["language"])).to_pylist()
+    absent = [language for language in source.languages or () if language.lower() not in found]
+    if not absent:
+        return
+    counts = pc.value_counts(pc.fill_null(rows["language"], "(none)")).to_pylist()
+    counts.sort(key=lambda entry: (-entry["counts"], entry["values"]))
+    there = ", ".join(f"{entry['values']} ({entry['counts']})" for entry in counts[:_MAX_LANGUAGES])
+    more = f" and {len(counts) - _MAX_LANGUAGES} more" if len(counts) > _MAX_LANGUAGES else ""
+    logger.warning(
+        "source.languages: no row of %s has %s; there are %s%s",
+        ", ".join(source.manifests),
+        ", ".join(absent),
+        there or "none",
+        more,
+    )
 
 
 def take_first(manifest: Manifest, max_samples: int | None) -> Manifest:

@@ -55,8 +55,11 @@ def duration_of(read: Callable[[int, int], bytes], size: int) -> float:
     """Returns the duration that the header of an encoded clip gives.
 
     read: (offset in the clip, number of bytes) -> bytes, fewer only at its end. size: of the clip in bytes.
-    Raises DecodeError where it gives none: `truncated_audio` or `chained_audio` where that is why, else `unknown_duration`.
+    Raises DecodeError where it gives none: `empty_file`, `truncated_audio` or `chained_audio` where that is why, else
+    `unknown_duration`.
     """
+    if not size:  # the reason that decoding gives where the manifest says a duration
+        raise DecodeError("empty_file", "the file is empty (0 bytes); write or list it again")
     info = header_info(read, size)
     if info is not None and info.num_samples > 0 and info.sample_rate_hz > 0:
         return float(info.duration_s)

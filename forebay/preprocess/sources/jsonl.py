@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from forebay.config import SourceConfig
-from forebay.errors import ManifestError
+from forebay.preprocess.sources.foreign import not_lines
 from forebay.preprocess.sources.json_object import JsonError, parse_object, seconds_of, string_of
 from forebay.preprocess.sources.lines import manifest_lines
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files, path_stem, usable_name
@@ -39,9 +39,9 @@ def list_jsonl(source: SourceConfig) -> Manifest:
             try:
                 values = _row(line, manifest, files, unused)
             except JsonError as err:
-                message = f"{manifest.path}, line {number}: {err}; correct the manifest"
                 if err.reason is None:
-                    raise ManifestError(message) from err
+                    raise not_lines(manifest.path, number, str(err)) from err
+                message = f"{manifest.path}, line {number}: {err}; correct the manifest"
                 failures.add(count, f"{storable(path_stem(manifest.name))}/{number}", err.reason, message)
             else:
                 for column, value in zip(columns.values(), (count, group, *values), strict=True):

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError
-from forebay.preprocess.sources.eligible import apply_filters, fail_impossible, take_first
+from forebay.preprocess.sources.eligible import apply_filters, fail_impossible, name_absent_languages, take_first
 from forebay.preprocess.sources.filelist import list_filelist, locate_filelist
 from forebay.preprocess.sources.hf import list_hf
 from forebay.preprocess.sources.hf_locate import locate_hf
@@ -73,6 +73,8 @@ def read_manifest(source: SourceConfig) -> Manifest:
     Raises ManifestError where a manifest as a whole cannot be used: absent, empty, another form, columns or types.
     """
     manifest = unique_ids(_LISTS[source.kind](source))
+    if source.kind != "webdataset":
+        name_absent_languages(manifest.rows, source)
     return apply_filters(fail_impossible(manifest), source)
 
 
@@ -118,7 +120,7 @@ def read_rows(source: SourceConfig, *, cache_root: str | os.PathLike[str], map_:
     while True:
         done = len(results)
         results += map_(locate_file, tasks[done : done + max(1, wave)])
-        manifest = _finished(listed, results, source)
+        manifest = _finished(listed, results, source, is_all=len(results) == len(tasks))
         if len(results) == len(tasks) or len(manifest.rows) >= (source.max_samples or len(listed.rows) + 1):
             break
         wave *= 2
@@ -128,7 +130,7 @@ def read_rows(source: SourceConfig, *, cache_root: str | os.PathLike[str], map_:
     return manifest
 
 
-def _finished(listed: Manifest, results: Sequence[Located], source: SourceConfig) -> Manifest:
+def _finished(listed: Manifest, results: Sequence[Located], source: SourceConfig, *, is_all: bool) -> Manifest:
     found = _concatenated([result.rows for result in results])
     failed = pa.concat_tables([listed.rejected, *(result.failed for result in results)])
     manifest = dataclasses.replace(
@@ -140,6 +142,8 @@ def _finished(listed: Manifest, results: Sequence[Located], source: SourceConfig
     )
     if source.kind == "webdataset":
         manifest = unique_ids(manifest)
+        if is_all:  # of some of the tars, more may be in the others
+            name_absent_languages(manifest.rows, source)
     manifest = apply_filters(fail_impossible(manifest), source)
     order = np.argsort(manifest.rejected["row"].to_numpy(), kind="stable")
     return dataclasses.replace(manifest, rejected=manifest.rejected.take(pa.array(order)))

@@ -24,7 +24,7 @@ def locate_loose(task: LocateTask) -> Located:
     for position, (row, sample_id, file) in enumerate(zip(*columns, strict=True)):
         path = task.paths[file]
         try:
-            durations[position] = _duration_s(path, durations[position])
+            durations[position] = _looked_at(path, durations[position])
         except OSError as err:
             if not is_gone(err):
                 raise
@@ -36,11 +36,9 @@ def locate_loose(task: LocateTask) -> Located:
     return located(task, {"duration_s": pa.array(durations)}, failures, absent=sorted(absent))
 
 
-def _duration_s(path: str, known: float) -> float:
-    """Duration of a whole file; one that is known costs a look whether the file can be opened."""
+def _looked_at(path: str, known_s: float) -> float:
+    """Returns the duration of a whole file; one that is known costs a look whether the file can be opened."""
     with opened(path) as descriptor:
-        return (
-            float(known)
-            if not np.isnan(known)
-            else header_duration_s(descriptor, offset=0, size=os.fstat(descriptor).st_size)
-        )
+        if not np.isnan(known_s):
+            return float(known_s)
+        return header_duration_s(descriptor, offset=0, size=os.fstat(descriptor).st_size)

@@ -29,10 +29,11 @@ class UnreadableTar:
 
     message: str
     absent: bool
+    reason: str = "unreadable_tar"
 
     def fail(self, task: LocateTask) -> Located:
-        """Returns a task's rows, all failed as `unreadable_tar`."""
-        return all_failed(task, reason="unreadable_tar", message=self.message, absent=self.absent)
+        """Returns a task's rows, all failed for the reason."""
+        return all_failed(task, reason=self.reason, message=self.message, absent=self.absent)
 
 
 def open_tar(task: LocateTask) -> TarIndex | UnreadableTar:
@@ -51,7 +52,9 @@ def tar_index(path: str, *, cache_root: str) -> TarIndex | UnreadableTar:
         cause = err.__cause__
         if isinstance(cause, OSError) and not is_gone(cause):
             raise
-        return UnreadableTar(storable(str(err)), not os.path.isfile(path) or not os.access(path, os.R_OK))
+        is_absent = not os.path.isfile(path) or not os.access(path, os.R_OK)
+        is_empty = not is_absent and not os.path.getsize(path)
+        return UnreadableTar(storable(str(err)), is_absent, "empty_file" if is_empty else "unreadable_tar")
 
 
 def name_array(index: TarIndex) -> pa.Array:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from forebay.config import SourceConfig
+from forebay.config.hub import hub_advice
 from forebay.errors import ManifestError
-from forebay.store.sources import SourceFile, anchor, listed_files
+from forebay.store.sources import SourceFile, anchor, hf_splits, listed_files
 
 
 class NamedFiles:
@@ -59,14 +60,25 @@ def manifest_files(source: SourceConfig) -> list[SourceFile]:
     found = {file.entry for file in files}
     for number, entry in enumerate(source.manifests):
         if number not in found:
-            what = f"holds no manifest of kind {source.kind}" if Path(entry).is_dir() else "does not exist"
-            raise ManifestError(f"source.manifest {entry} {what}; correct source.manifest or source.kind in the config")
+            raise ManifestError(f"source.manifest {entry} {_nothing(Path(entry), source)}")
     seen: set[Path] = set()
     for file in files:
         if file.path in seen:
             raise ManifestError(f"source.manifest names {file.path} twice; name it once")
         seen.add(file.path)
     return files
+
+
+def _nothing(entry: Path, source: SourceConfig) -> str:
+    """Says why an entry of `source.manifest` stands for no file, and what to do."""
+    if source.kind == "hf" and (splits := hf_splits(entry)):
+        return (
+            f'has no split "{source.split}", it has {", ".join(splits)}; set source.split to one of them, or name '
+            "files in source.manifest"
+        )
+    what = f"holds no manifest of kind {source.kind}" if entry.is_dir() else "does not exist"
+    advice = hub_advice(entry, "dataset") if source.kind == "hf" else ""
+    return f"{what}; correct source.manifest or source.kind in the config{advice}"
 
 
 def usable_name(written: str) -> str | None:

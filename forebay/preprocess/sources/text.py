@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from forebay.config import SourceConfig
-from forebay.errors import ManifestError
+from forebay.preprocess.sources.foreign import not_lines
 from forebay.preprocess.sources.json_object import JsonError, parse_object, string_of
 from forebay.preprocess.sources.lines import manifest_lines
 from forebay.preprocess.sources.naming import manifest_files, path_stem
@@ -36,9 +36,9 @@ def list_text(source: SourceConfig) -> Manifest:
             try:
                 given, *values = _row(line, unused)
             except JsonError as err:
-                message = f"{manifest.path}, line {number}: {err}; correct the manifest"
                 if err.reason is None:
-                    raise ManifestError(message) from err
+                    raise not_lines(manifest.path, number, str(err)) from err
+                message = f"{manifest.path}, line {number}: {err}; correct the manifest"
                 failures.add(count, f"{stem}/{number}", err.reason, message)
             else:
                 row = (count, given or f"{stem}/{number}", given is not None, group, *values)

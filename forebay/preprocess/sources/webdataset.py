@@ -69,7 +69,7 @@ def locate_webdataset(task: LocateTask) -> Located:
 def _tar_failed(task: LocateTask, result: UnreadableTar) -> Located:
     """A tar that cannot be read at all: one failure in its name, for nobody knows its samples."""
     failures = Failures()
-    failures.add(_row(task, 0), task.name, "unreadable_tar", result.message)
+    failures.add(_row(task, 0), task.name, result.reason, result.message)
     return Located(rows=_table(task, []), failed=failures.table(), absent=(task.group,) if result.absent else ())
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from forebay.config.steps import Chat
 from forebay.errors import ConfigError, TextError
 from forebay.preprocess.text.conversation import Message, bad_conversation, parse_conversation
+from forebay.preprocess.text.normalize import is_unseen
 from forebay.preprocess.text.turns import IMAGE_PAD, VISION_END, VISION_START, find_turn_marks, render_chat
 from forebay.preprocess.text.vocabulary import Vocabulary
 
@@ -121,7 +122,7 @@ class ChatEncoder:
                 raise bad_conversation(
                     sample_id, f"message {place} is the assistant's and has {images} images, wanted 0"
                 )
-            if not text.strip():
+            if is_unseen(text):
                 raise TextError("empty_text", f"{sample_id}: message {place}, the assistant's, has no text")
         if not turns:
             raise TextError(

@@ -9,7 +9,7 @@ import numpy as np
 
 from forebay.config.steps import Tokens
 from forebay.errors import TextError
-from forebay.preprocess.text.normalize import normalize_text
+from forebay.preprocess.text.normalize import is_unseen, normalize_text
 from forebay.preprocess.text.plain import PlainPrompt
 from forebay.preprocess.text.qwen3_asr import AUDIO_TOKEN, Qwen3AsrPrompt, split_carried
 from forebay.preprocess.text.sequence import Prompt, Utterance
@@ -79,7 +79,7 @@ class TextEncoder:
         # Before normalisation: NFKC turns full-width brackets into these, and nobody meant those as a header.
         carried, body = split_carried(text) if self._step.prompt == "qwen3_asr" else (None, text)
         body = normalize_text(body, self._step, sample_id=sample_id)
-        if not body.strip():
+        if is_unseen(body):
             raise TextError("empty_text", f"{sample_id}: the transcript is empty after normalisation")
         language = (language or "").strip() or None
         if self._step.language_tag_mode == "always" and language is None and carried is None:

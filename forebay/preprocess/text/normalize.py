@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 from forebay.config.steps import Tokens
 from forebay.errors import TextError
+
+_UNSEEN = re.compile(
+    r"[\s\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
+    r"\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]*"
+)
+"""White space, and what Unicode calls default ignorable: zero-width spaces and joiners, byte order marks, fillers."""
+
+
+def is_unseen(text: str) -> bool:
+    """Says whether a text holds nothing that is seen or heard: empty, white space, zero-width characters.
+
+    Inside of words joiners carry meaning (Hindi, Persian), so `normalize_text` takes none of them out.
+    """
+    return _UNSEEN.fullmatch(text) is not None
 
 
 def normalize_text(text: str, step: Tokens, *, sample_id: str) -> str:

@@ -102,7 +102,7 @@ def test_missing_tars_members_and_durations_fail_their_rows(tmp_path: Path) -> N
     assert ids(manifest) == ["y"]
     assert rejected(manifest) == [
         ("x", "failed", "unreadable_tar"),
-        ("a/x", "failed", "unknown_duration"),
+        ("a/x", "failed", "empty_file"),
         ("no", "failed", "missing_member"),
     ]
 

@@ -179,7 +179,7 @@ def test_broken_files_are_refused_and_a_bad_clip_fails_alone(tmp_path: Path) -> 
     pq.write_table(pa.table({"audio": [b"noise", audio(160), b""]}), tmp_path / "m.parquet")
     manifest = read("hf", tmp_path / "m.parquet", root=tmp_path)
     assert ids(manifest) == ["m/1"]
-    assert manifest.counts()["failed"] == {"unknown_duration": 2}
+    assert manifest.counts()["failed"] == {"unknown_duration": 1, "empty_file": 1}
 
 
 def test_a_row_larger_than_allowed_fails(tmp_path: Path) -> None:

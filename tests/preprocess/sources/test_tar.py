@@ -150,7 +150,7 @@ def test_an_absent_or_broken_tar_fails_its_rows_and_no_others(tmp_path: Path) ->
     rows = [{"tar_path": tar, "tar_member_name": "x.flac", "sample_id": tar} for tar in tars]
     manifest = read("tar", write_manifest(tmp_path / "m.parquet", rows), root=tmp_path)
     assert ids(manifest) == ["a.tar"]
-    assert manifest.counts() == {"excluded": {}, "failed": {"unreadable_tar": 4}}
+    assert manifest.counts() == {"excluded": {}, "failed": {"unreadable_tar": 3, "empty_file": 1}}
     assert [manifest.files[n].name for n in manifest.absent] == ["gone.tar", "a.tar/x"]
     assert str(tmp_path / "gone.tar") in manifest.rejected["message"][0].as_py()
 

@@ -1,0 +1,48 @@
+"""Names of the Hub where a folder is wanted: the message ends with a line that saves the folder that the config names."""
+
+from __future__ import annotations
+
+import ast
+import shlex
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from forebay.config.digest import processor_digest, tokenizer_digest
+from forebay.config.hub import Thing, hub_advice
+from forebay.errors import ConfigError
+from forebay.train.models import model_facts
+
+
+@pytest.mark.parametrize("thing", get_args(Thing))
+@pytest.mark.parametrize("parent", ["project", "a $project", "a 'quoted' one"])
+def test_the_line_is_one_shell_word_of_python_that_names_both(tmp_path: Path, thing: Thing, parent: str) -> None:
+    (tmp_path / parent).mkdir()
+    folder = tmp_path / parent / "openai" / "whisper-small"
+    said, command = hub_advice(folder, thing).split("save it there: ")
+    assert f"if openai/whisper-small is the name of a {thing} of the Hub" in said
+    program, option, line = shlex.split(command)
+    assert (program, option) == ("python", "-c")
+    strings = [node.value for node in ast.walk(ast.parse(line)) if isinstance(node, ast.Constant)]
+    assert {"openai/whisper-small", str(folder)} <= set(strings)
+
+
+def test_other_paths_are_no_names(tmp_path: Path) -> None:
+    (tmp_path / "models" / "here").mkdir(parents=True)
+    for path in ("models/here", "models/gone", "gone", "very/far/gone"):
+        assert hub_advice(tmp_path / path, "tokenizer") == ""
+
+
+def test_every_field_of_a_folder_gives_the_line(tmp_path: Path) -> None:
+    folder = tmp_path / "Qwen" / "Qwen3-VL-4B-Instruct"
+    with pytest.raises(ConfigError, match=r"text\.tokenizer: .* is not a folder.* AutoTokenizer .*save_pretrained"):
+        tokenizer_digest(folder)
+    with pytest.raises(
+        ConfigError, match=r"vision\.processor: .* is not a folder.* AutoImageProcessor .*save_pretrained"
+    ):
+        processor_digest(folder)
+    with pytest.raises(
+        ConfigError, match=r"train\.model: cannot read .*config\.json \(No such file.*snapshot_download"
+    ):
+        model_facts(folder)
