@@ -37,6 +37,7 @@ from benchmarks.report import arguments, machine, median, ratio, show, timed
 from forebay.config import Config, load_config
 from forebay.preprocess.pipeline import Options, build
 from forebay.preprocess.vision.processor import load_processor
+from forebay.pretrained import from_folder
 from forebay.store.cache import open_cache
 from forebay.train import make_loader
 from forebay.train.collate.expand import _gather, patch_table
@@ -113,7 +114,7 @@ class Online:
 
         self._folder, self._constants = corpus.folder, loader.source.constants
         self._processor = load_processor(corpus.folder / "processor", "pil")
-        self._tokenizer = AutoTokenizer.from_pretrained(DEMO / "model", local_files_only=True)
+        self._tokenizer = from_folder(AutoTokenizer, DEMO / "model")
         rows, order = corpus.rows(), loader.plan.order(loader.seed, 0)
         packs = (order.batch(place).tolist() for place in range(len(order)))
         self._packs = [[rows[loader.source.sample_id(index)] for index in pack] for pack in packs]

@@ -18,6 +18,7 @@ from forebay.config import Config, load_config
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
 from forebay.store.refusal import is_refusal, refusal
 from forebay.version import __version__
+from forebay.visible import json_text, one_message, printable, visible_output
 
 DONE, FAILED, BAD_CONFIG, NO_CACHE, INTERRUPTED = 0, 1, 2, 3, 130
 CLOSED = 128 + 13
@@ -29,22 +30,36 @@ _MAX_ROWS = 24
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `forebay COMMAND ...` and returns its exit code."""
-    try:
+    with visible_output():
         try:
-            return _run(arguments)
-        finally:
-            sys.stdout.flush()  # a reader that has gone is met here, not when the interpreter ends
-    except BrokenPipeError as err:
-        if not _reader_is_gone():
-            return _fail(err, FAILED)
-        _discard_output()
-        return CLOSED
+            try:
+                return _run(arguments)
+            finally:
+                sys.stdout.flush()  # a reader that has gone is met here, not when the interpreter ends
+        except BrokenPipeError as err:
+            if not _reader_is_gone():
+                return _fail(err, FAILED)
+            _discard_output()
+            return CLOSED
 
 
 def _run(arguments: Sequence[str] | None) -> int:
     options = _parser().parse_args(arguments)
-    logging.basicConfig(level=_level(options), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    _log_to_standard_error(_level(options))
     return _guarded(lambda: options.run(options))
+
+
+class _OneMessage(logging.Formatter):
+    """Keeps a record one message, whatever line ends the names in it hold."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return one_message(super().format(record))
+
+
+def _log_to_standard_error(level: int) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneMessage("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 def _reader_is_gone() -> bool:
@@ -96,7 +111,7 @@ def _guarded(action: Callable[[], int]) -> int:
 
 def _fail(message: object, code: int) -> int:
     notes = getattr(message, "__notes__", [])
-    print("\n".join([f"forebay: {message}", *notes]), file=sys.stderr)
+    print("\n".join(map(one_message, [f"forebay: {message}", *notes])), file=sys.stderr)
     return code
 
 
@@ -147,8 +162,7 @@ def _load(options: argparse.Namespace) -> Config:
 
 
 def _print_json(document: Any) -> int:
-    json.dump(document, sys.stdout, indent=1)
-    print()
+    print(json_text(document))
     return DONE
 
 
@@ -353,7 +367,6 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _dry_run(options: argparse.Namespace) -> int:
-    from forebay.inspect.units import printable
     from forebay.train.dry_run import dry_run
 
     if options.resume:

@@ -304,3 +304,29 @@ def _with_changes(document: Any, changes: list[tuple[tuple[Any, ...], Any, bool]
             elif isinstance(owner, list) and isinstance(last, int) and last < len(owner):
                 owner[last] = value
     return result
+
+
+def wicked_texts() -> st.SearchStrategy[str]:
+    """Names as a stranger writes them: terminal escapes, controls of C0 and C1, line ends, turned direction, lost bytes."""
+    pieces = st.sampled_from(
+        [
+            "\x1b[2J",
+            "\x1b]0;title\x07",
+            "\x9b31m",
+            "\r",
+            "\n",
+            "\nWARNING forebay: all is well",
+            "\b\b\b",
+            "\x7f",
+            "\x00",
+            "\u202e",
+            "\u2066",
+            "\u2028",
+            "\u200b",
+            "\udce9",
+            "\x85",
+            "नमस्ते",
+        ]
+    )
+    control = st.characters(categories=["Cc", "Cf", "Cs", "Zl", "Zp"])
+    return st.lists(st.one_of(pieces, st.text(control, max_size=4), st.text(max_size=4)), max_size=4).map("".join)

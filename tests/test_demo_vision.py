@@ -12,6 +12,8 @@ import torch
 from PIL import Image, ImageOps
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 
+from forebay.pretrained import from_folder
+
 ROOT = Path(__file__).resolve().parent.parent
 VISION = ROOT / "demo" / "vision"
 MODEL = VISION / "model"
@@ -97,8 +99,8 @@ def test_the_model_folder_holds_configuration_and_no_weights() -> None:
 
 
 def test_configuration_tokenizer_and_processor_agree() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(str(MODEL), local_files_only=True)
-    config = AutoConfig.from_pretrained(str(MODEL), local_files_only=True)
+    tokenizer = from_folder(AutoTokenizer, MODEL)
+    config = from_folder(AutoConfig, MODEL)
     processor = json.loads((MODEL / "preprocessor_config.json").read_text(encoding="utf-8"))
     tokens = {"image": "image_pad", "video": "video_pad", "vision_start": "vision_start", "vision_end": "vision_end"}
     for name, token in tokens.items():
@@ -117,7 +119,7 @@ def test_configuration_tokenizer_and_processor_agree() -> None:
 
 def test_the_model_runs_on_a_packed_image() -> None:
     torch.manual_seed(0)
-    config = AutoConfig.from_pretrained(str(MODEL), local_files_only=True)
+    config = from_folder(AutoConfig, MODEL)
     model = AutoModelForImageTextToText.from_config(config)
     ids = torch.tensor(
         [[1, config.vision_start_token_id, *[config.image_token_id] * 6, config.vision_end_token_id, 2, 3]]

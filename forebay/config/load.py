@@ -7,16 +7,20 @@ import difflib
 import json
 import math
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from forebay.config.toml import MAX_DEPTH, parse_toml
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 
 _NO_FILE = "CONFIG"
 """The name, in messages, of a config that is no file: a user who has it in a file knows which one is meant."""
+_MAX_PROBLEMS = 20
+"""Of one file that a message lists."""
+_MAX_INTEGER = 2**63
+"""What TOML's integers are below, and Python's are not."""
 
 
 def load_config(path: str | os.PathLike[str] | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Config:
@@ -50,12 +54,10 @@ def _plain(value: Any) -> Any:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8"))
+        return parse_toml(path.read_bytes().decode("utf-8"))
     except OSError as err:
-        near = difflib.get_close_matches(path.name, [other.name for other in path.parent.glob("*.toml")], n=1)
-        advice = f"did you mean {near[0]}?" if near else "name a TOML file"
-        raise ConfigError(f"cannot read config {path}: {err.strerror}; {advice}") from err
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as err:
+        raise ConfigError(f"cannot read config {path}: {err.strerror}") from err
+    except ValueError as err:
         raise ConfigError(f"{path} is not TOML: {err}") from err
 
 
@@ -70,8 +72,10 @@ def parse_config(document: Mapping[str, Any], *, path: Path) -> Config:
         # As JSON: for a dataclass in strict mode pydantic wants an instance in Python, and a list is no tuple there.
         config = TypeAdapter(Config).validate_json(json.dumps({**document, "path": str(path)}), strict=True)
     except ValidationError as err:
-        problems = "\n".join(f"  {_describe(problem)}" for problem in err.errors())
-        raise ConfigError(f"{path} is not a forebay config:\n{problems}") from err
+        found = err.errors()
+        lines = [f"  {_describe(problem)}" for problem in found[:_MAX_PROBLEMS]]
+        more = [f"  and {len(found) - _MAX_PROBLEMS} more"] if len(found) > _MAX_PROBLEMS else []
+        raise ConfigError("\n".join([f"{path} is not a forebay config:", *lines, *more])) from err
     resolved: Config = _absolute(config, path.parent)
     return resolved
 
@@ -82,8 +86,8 @@ def _apply_override(document: dict[str, Any], override: str) -> None:
     if not equals or not last or not all(sections):
         raise ConfigError(f"override {override!r} is not section.field=value")
     try:
-        parsed = tomllib.loads(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+        parsed = parse_toml(f"value = {text}")
+    except ValueError:
         parsed = {"value": text}
     # A text with line breaks can parse as several settings; it is one value.
     value = parsed["value"] if len(parsed) == 1 else text
@@ -94,14 +98,18 @@ def _apply_override(document: dict[str, Any], override: str) -> None:
     document[last] = value
 
 
-def _refuse_foreign(value: Any, name: str, path: Path) -> None:
-    """Raises ConfigError for what TOML has and no setting is: dates, times, NaN and infinity."""
+def _refuse_foreign(value: Any, name: str, path: Path, *, depth: int = 0) -> None:
+    """Raises ConfigError for what TOML has and no setting is: dates, times, NaN and infinity, tables in tables in tables."""
+    if depth > MAX_DEPTH:
+        raise ConfigError(f"{path}: {name:.60} lies more than {MAX_DEPTH} levels deep, where no setting is")
     if isinstance(value, Mapping):
         for key, part in value.items():
-            _refuse_foreign(part, f"{name}.{key}" if name else key, path)
+            _refuse_foreign(part, f"{name}.{key}" if name else key, path, depth=depth + 1)
     elif isinstance(value, list):
         for part in value:
-            _refuse_foreign(part, name, path)
+            _refuse_foreign(part, name, path, depth=depth + 1)
+    elif isinstance(value, int) and abs(value) > _MAX_INTEGER:  # Python itself refuses to write out the longest ones
+        raise ConfigError(f"{path}: {name} is an integer of {value.bit_length()} bits, which no setting can be")
     elif not isinstance(value, (str, int, float)) or (isinstance(value, float) and not math.isfinite(value)):
         raise ConfigError(f"{path}: {name} is {value}, which no setting can be")
 
@@ -122,7 +130,7 @@ def _describe(problem: Any) -> str:
     message = str(problem["msg"]).removeprefix("Value error, ")
     if problem["type"] == "value_error":
         return f"{dotted}: {message}"
-    return f"{dotted}: {message}, got {problem['input']!r}"
+    return f"{dotted}: {message}, got {problem['input']!r:.200}"
 
 
 def _is_union_tag(part: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from forebay.inspect.facts import cache_facts, unreadable_facts
 from forebay.inspect.image_facts import holds_images
 from forebay.inspect.image_sample import ImageSample, read_image_sample
 from forebay.inspect.image_sample_lines import image_sample_lines
-from forebay.inspect.layout import print_lines
+from forebay.inspect.layout import print_json, print_lines
 from forebay.inspect.sample import Sample, read_sample, sample_index, sample_lines
 from forebay.inspect.terminal import report_lines, verify_lines
 from forebay.store.cache import Cache, open_cache
@@ -137,7 +136,7 @@ def _print(
             **({"sample": sample.to_json()} if sample else {}),
             **({"written": written} if written else {}),
         }
-        print_lines([json.dumps(document, indent=1, allow_nan=False)])
+        print_json(document)
         return
     if facts.get("sealed"):
         print_lines([*report_lines(facts), ""] if "verify" in facts else report_lines(facts))

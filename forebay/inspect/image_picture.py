@@ -16,8 +16,8 @@ from forebay.inspect.fonts import fonts_for
 from forebay.inspect.image_sample import ImageSample, spoken
 from forebay.inspect.pack import Pack
 from forebay.inspect.picture import load_matplotlib
-from forebay.inspect.units import printable
 from forebay.store.files import write_bytes
+from forebay.visible import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

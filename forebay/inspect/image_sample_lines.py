@@ -10,7 +10,8 @@ from typing import Any
 from forebay.inspect.image_sample import ImageSample, StoredImage, spoken
 from forebay.inspect.layout import paragraph
 from forebay.inspect.sample import row_lines, shown_ids, tensor_lines
-from forebay.inspect.units import human_bytes, printable
+from forebay.inspect.units import human_bytes
+from forebay.visible import printable
 
 _SHOWN_APART = ("text", "images")
 """Columns of the row that are shown as a conversation and a list of images."""

@@ -11,6 +11,7 @@ import numpy as np
 from forebay.config import Config
 from forebay.config.digest import tokenizer_digest
 from forebay.errors import ConfigError
+from forebay.pretrained import from_folder
 from forebay.store.cache import Cache
 
 Array = np.ndarray[Any, Any]
@@ -77,7 +78,7 @@ def _load(folder: Path) -> Any:
     from transformers import AutoTokenizer  # not at import: it takes seconds, and only this needs it
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        tokenizer = from_folder(AutoTokenizer, folder)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as err:
         raise ConfigError(f"text.tokenizer: transformers cannot load {folder}: {err}") from err
     # The tokenizer itself, where there is one: Whisper's class drops time stamps and tidies spaces on its way.

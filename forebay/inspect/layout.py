@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from forebay.inspect.units import printable
+from forebay.visible import json_text, printable
 
 COLUMNS = 100
 LABEL = 14
@@ -67,8 +66,11 @@ def paragraph(head: str, text: str) -> list[str]:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Prints lines to standard output, whatever letters it has."""
-    # A terminal that cannot show a transcript's letters gets escapes, not a traceback.
-    encoding = sys.stdout.encoding or "utf-8"
+    """Prints lines to standard output, each on one line whatever it holds."""
     for line in lines:
-        print(line.encode(encoding, "backslashreplace").decode(encoding))
+        print(printable(line))
+
+
+def print_json(document: Any) -> None:
+    """Prints one JSON document to standard output."""
+    print(json_text(document))

@@ -10,7 +10,8 @@ from forebay.inspect.image_sample import ImageSample
 from forebay.inspect.image_sample_lines import conversation_lines, image_lines
 from forebay.inspect.layout import entry, table
 from forebay.inspect.pack import Pack
-from forebay.inspect.units import human_share, printable
+from forebay.inspect.units import human_share
+from forebay.visible import printable
 
 
 def pack_lines(pack: Pack) -> Iterator[str]:

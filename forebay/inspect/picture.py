@@ -12,8 +12,8 @@ import numpy as np
 
 from forebay.errors import MissingExtraError
 from forebay.inspect.fonts import fonts_for
-from forebay.inspect.units import printable
 from forebay.store.files import write_bytes
+from forebay.visible import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from forebay.errors import CacheCorruptError, CacheMismatchError, CacheNotFoundError, ConfigError
 from forebay.inspect.export import check_target
 from forebay.inspect.image_facts import holds_images, pack_bytes
-from forebay.inspect.layout import print_lines
+from forebay.inspect.layout import print_json, print_lines
 from forebay.inspect.pack import Pack, read_pack
 from forebay.inspect.pack_lines import pack_lines
 from forebay.inspect.plan_lines import plan_report_lines
@@ -115,7 +114,7 @@ def _draw(pack: Pack, folder: Path, path: Path) -> str:
 def _print(options: argparse.Namespace, facts: dict[str, Any], pack: Pack | None, written: list[str]) -> None:
     if options.json:
         document = {**facts, **({"pack": pack.to_json()} if pack else {}), **({"written": written} if written else {})}
-        print_lines([json.dumps(document, indent=1, allow_nan=False)])
+        print_json(document)
         return
     if pack is not None:
         print_lines(pack_lines(pack))

@@ -9,7 +9,8 @@ from typing import Any
 from forebay.inspect.image_lines import beside_float32, count_lines
 from forebay.inspect.layout import entry, settings_text, table, wrapped
 from forebay.inspect.terminal import plan_lines
-from forebay.inspect.units import human_share, printable
+from forebay.inspect.units import human_share
+from forebay.visible import printable
 
 _HELD = ("samples", "tokens", "patches", "images")
 

@@ -14,10 +14,11 @@ from forebay.config import Config
 from forebay.errors import CacheError
 from forebay.inspect.labels import labels_of
 from forebay.inspect.layout import paragraph
-from forebay.inspect.units import human_number, printable
+from forebay.inspect.units import human_number
 from forebay.store.cache import ROW_BITS, Cache
 from forebay.store.layout import GROUPS, FieldSpec
 from forebay.store.shard import Shard
+from forebay.visible import printable
 
 Array = np.ndarray[Any, Any]
 

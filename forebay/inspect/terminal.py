@@ -12,7 +12,8 @@ import numpy as np
 from forebay.inspect.histogram import bars
 from forebay.inspect.image_lines import beside_float32, histogram_lines, images_lines
 from forebay.inspect.layout import LABEL, entry, settings_text, table, wrapped
-from forebay.inspect.units import human_bytes, human_hours, human_share, printable
+from forebay.inspect.units import human_bytes, human_hours, human_share
+from forebay.visible import printable
 
 _BAR = 50
 _MAX_LANGUAGES = 24

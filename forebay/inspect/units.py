@@ -33,11 +33,3 @@ def human_number(value: float | None) -> str:
     if isinstance(value, int):
         return str(value)
     return f"{value:.4g}" if math.isfinite(value) else str(value)
-
-
-def printable(text: str) -> str:
-    """Returns a text in which nothing can move the cursor or break an encoder: what is not printable is escaped.
-
-    Sample ids and transcripts are other people's bytes; undecodable ones are lone surrogates here.
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from forebay.errors import CacheCorruptError, CacheError, ConfigError
+from forebay.inspect.layout import print_json, print_lines
 from forebay.inspect.usage_lines import usage_lines
 from forebay.store.cache import open_cache
 from forebay.store.usage_file import FILE_NAME, read_usage, unpack_ids
@@ -141,6 +141,8 @@ def _sample_ids(head: Mapping[str, Any], indices: Array) -> list[str] | None:
 def run_usage(path: Path, *, as_json: bool) -> int:
     """Prints the report on a usage log and returns the exit code, 0."""
     facts = usage_facts(path)
-    for line in [json.dumps(facts, indent=1, allow_nan=False)] if as_json else usage_lines(facts):
-        print(line)
+    if as_json:
+        print_json(facts)
+    else:
+        print_lines(usage_lines(facts))
     return 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from forebay.inspect.units import human_share, printable
+from forebay.inspect.units import human_share
+from forebay.visible import printable
 
 _MAX_LISTED = 20
 

@@ -86,7 +86,7 @@ def index_tars(
             bar.set_postfix_str(f"{report.members} members, {len(report.failed)} failed", refresh=False)
             bar.update()
             if outcome.error and progress:
-                bar.write(f"{outcome.path}: {outcome.error}", file=sys.stderr)
+                bar.write(f"failed: {outcome.path}: {outcome.error}", file=sys.stderr)
     failed = {path for path, _ in report.failed}
     for path in tars:
         if path not in failed and not is_indexed(path, cache_root=root):

@@ -9,6 +9,8 @@ import signal
 import sys
 from multiprocessing.connection import Connection
 
+from forebay.visible import visible_output
+
 _PR_SET_PDEATHSIG = 1
 _marks: mmap.mmap | None = None
 
@@ -27,7 +29,11 @@ def main(connection_fd: int, marks_fd: int, parent: int) -> None:
     if os.getppid() != parent:  # it died before the line above
         return
     _marks = mmap.mmap(marks_fd, 8)
-    connection = Connection(connection_fd)
+    with visible_output():  # what it warns of goes to the same terminal as what the parent says
+        _serve(Connection(connection_fd))
+
+
+def _serve(connection: Connection) -> None:
     while True:
         try:
             function, task = connection.recv()

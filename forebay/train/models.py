@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from forebay.config.hub import hub_advice
 from forebay.errors import CacheMismatchError, ConfigError
+from forebay.pretrained import from_folder
 
 if TYPE_CHECKING:
     from forebay.config import Config
@@ -29,6 +30,7 @@ _FEATURES = {"whisper": "log_mel", "qwen3_asr": "qwen3_asr", "qwen3_vl": "patche
 _PROMPTS = {"whisper": "whisper", "qwen3_asr": "qwen3_asr", "qwen3_vl": "chat"}
 _ID_FIELDS = {"whisper": "decoder_input_ids", "qwen3_asr": "input_ids", "qwen3_vl": "input_ids"}
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_GENERATION = "generation_config.json"
 _PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
@@ -110,7 +112,9 @@ def _transformers_config(folder: Path) -> Any:
 
     path = folder / "config.json"
     try:
-        model_type = json.loads(path.read_bytes())["model_type"]
+        document = json.loads(path.read_bytes())
+        model_type = document["model_type"]
+        kernels = list(_kernels(document))
     except OSError as err:
         raise ConfigError(
             f"train.model: cannot read {path} ({err.strerror}); name a folder with a transformers config.json"
@@ -118,12 +122,28 @@ def _transformers_config(folder: Path) -> Any:
         ) from err
     except (ValueError, KeyError, TypeError, RecursionError) as err:
         raise ConfigError(f"train.model: {path} is not a transformers config.json: {err!r}") from err
+    if kernels:
+        raise ConfigError(
+            f"train.model: {path} asks for {kernels[0]!r}, code that transformers would fetch and run; remove that entry"
+        )
     if model_type not in _CLASSES:
         raise ConfigError(f"train.model: {path} has model_type {model_type!r}, wanted one of {', '.join(_CLASSES)}")
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return from_folder(AutoConfig, folder)
     except (OSError, ValueError, TypeError, StrictDataclassError) as err:
         raise ConfigError(f"train.model: transformers refuses {path}: {err}") from err
+
+
+def _kernels(document: Any) -> Iterator[str]:
+    """Yields the implementations of attention and the like that a config.json names by a repository, at any depth."""
+    values = (
+        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    )
+    for key, value in values:
+        if "_implementation" in str(key) and "/" in json.dumps(value):
+            yield f"{key} = {json.dumps(value)}"
+        else:
+            yield from _kernels(value)
 
 
 def check_config(facts: ModelFacts, config: Config) -> None:
@@ -267,22 +287,30 @@ def load_model(folder: Path, *, seed: int) -> Any:
             torch.manual_seed(seed)
             # float(): the parts of a composite model are made in the dtype that its config.json names.
             model = model_class(config).float()
-        if (folder / "generation_config.json").exists():
-            model.generation_config = transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
+        if (folder / _GENERATION).exists():
+            model.generation_config = _generation_config(folder / _GENERATION)
     return model.train()
+
+
+def _generation_config(path: Path) -> Any:
+    from transformers import GenerationConfig
+
+    try:  # `from_folder` would write trust_remote_code into it, and with it into every checkpoint
+        return GenerationConfig.from_dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as err:
+        raise ConfigError(f"train.model: {path} is not a transformers generation_config.json: {err}") from err
 
 
 def _pretrained(model_class: Any, folder: Path) -> Any:
     from safetensors import SafetensorError
 
     try:
-        model, loading = model_class.from_pretrained(
+        model, loading = from_folder(
+            model_class,
             folder,
             # float32 also from half-precision files: AdamW on bfloat16 weights loses small updates.
             dtype=torch.float32,
-            local_files_only=True,
             use_safetensors=True,
-            trust_remote_code=False,
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as err:

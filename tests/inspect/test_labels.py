@@ -10,6 +10,7 @@ from forebay.config.digest import tokenizer_digest
 from forebay.errors import ConfigError
 from forebay.inspect.labels import labels_of
 from forebay.inspect.sample import read_sample, sample_lines
+from forebay.pretrained import from_folder
 from forebay.store.cache import open_cache
 from tests.store_factory import make_cache
 
@@ -28,7 +29,7 @@ def config_with(tokenizer: Path) -> Config:
 def encode(text: str) -> list[int]:
     from transformers import AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(TOKENIZER))
+    tokenizer: Any = from_folder(AutoTokenizer, TOKENIZER)
     start, end = tokenizer.convert_tokens_to_ids([*PREFIX, "<|endoftext|>"])
     return [start, *tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids, end]
 

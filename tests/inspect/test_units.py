@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.inspect.units import human_bytes, human_hours, human_number, human_share, printable
+from forebay.inspect.units import human_bytes, human_hours, human_number, human_share
 
 
 @pytest.mark.parametrize(
@@ -35,16 +33,3 @@ def test_hours_shares_and_numbers() -> None:
     assert human_share(0.1234) == "12.3 %"
     numbers = [None, 123_456, -1.23456, float("nan"), float("-inf")]
     assert [human_number(number) for number in numbers] == ["-", "123456", "-1.235", "nan", "-inf"]
-
-
-def test_letters_of_any_script_stay_and_control_characters_are_escaped() -> None:
-    assert printable("Привет नमस्ते 你好") == "Привет नमस्ते 你好"
-    assert printable("\x1b[2Jgone\n") == "\\x1b[2Jgone\\n"
-    assert printable(os.fsdecode(b"caf\xe9")) == "caf\\udce9"
-
-
-@given(st.text(st.characters(exclude_categories=())))
-def test_what_is_printable_can_be_printed_on_one_line(text: str) -> None:
-    shown = printable(text)
-    assert shown.isprintable()
-    assert shown.encode("utf-8").decode("utf-8") == shown

@@ -21,6 +21,7 @@ from forebay.config.digest import tokenizer_digest
 from forebay.config.steps import Chat
 from forebay.errors import ConfigError, TextError
 from forebay.preprocess.text.chat import ChatEncoder
+from forebay.pretrained import from_folder
 from tests.strategies import conversations
 
 MODEL = Path(__file__).resolve().parents[2] / "demo" / "vision" / "model"
@@ -56,7 +57,7 @@ def demo() -> ChatEncoder:
 
 @cache
 def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(str(MODEL), local_files_only=True)
+    return from_folder(AutoTokenizer, MODEL)
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from forebay.errors import ConfigError, TextError
 from forebay.preprocess.text import TextEncoder, field_specs, normalize_text
 from forebay.preprocess.text.languages import qwen3_asr_name, whisper_code
 from forebay.preprocess.text.normalize import is_unseen
+from forebay.pretrained import from_folder
 from forebay.train.audio_tokens import num_audio_tokens
 from tests.strategies import transcripts
 
@@ -55,7 +56,7 @@ def clean(text: str) -> str:
 
 
 def whisper_reference(language: str | None) -> Any:
-    tokenizer = WhisperTokenizerFast.from_pretrained(str(WHISPER), local_files_only=True)
+    tokenizer = from_folder(WhisperTokenizerFast, WHISPER)
     tokenizer.set_prefix_tokens(language=language, task="transcribe")
     return tokenizer
 
@@ -126,7 +127,7 @@ def test_whisper_unknown_language_is_counted() -> None:
 
 @pytest.fixture(scope="module")
 def processor() -> Any:
-    return AutoProcessor.from_pretrained(str(QWEN3_ASR), local_files_only=True)
+    return from_folder(AutoProcessor, QWEN3_ASR)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import torch
 from transformers import AutoConfig, AutoProcessor, Qwen3ASRForConditionalGeneration
 from transformers.models.qwen3_asr.modeling_qwen3_asr import _get_feat_extract_output_lengths
 
+from forebay.pretrained import from_folder
 from forebay.train.audio_tokens import num_audio_tokens
 
 MODEL = Path(__file__).resolve().parents[2] / "demo" / "speech" / "qwen3_asr_model"
@@ -15,7 +16,7 @@ MODEL = Path(__file__).resolve().parents[2] / "demo" / "speech" / "qwen3_asr_mod
 def test_equals_the_processor_and_the_model_for_every_length() -> None:
     frames = np.arange(3501)
     ours = num_audio_tokens(frames)
-    processor = AutoProcessor.from_pretrained(str(MODEL), local_files_only=True)
+    processor = from_folder(AutoProcessor, MODEL)
     np.testing.assert_array_equal(ours, np.asarray(processor._get_audio_token_length(torch.from_numpy(frames))))
     np.testing.assert_array_equal(ours, _get_feat_extract_output_lengths(torch.from_numpy(frames)).numpy())
 
@@ -27,7 +28,7 @@ def test_an_int_gives_the_int_that_an_array_holds() -> None:
 
 
 def test_the_encoder_fills_exactly_so_many_placeholders() -> None:
-    config = AutoConfig.from_pretrained(str(MODEL), local_files_only=True)
+    config = from_folder(AutoConfig, MODEL)
     model = Qwen3ASRForConditionalGeneration(config).eval()
     for frames in (1, 7, 50, 99, 100, 101, 333):
         padded = -(-frames // 100) * 100

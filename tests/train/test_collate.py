@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
+from forebay.pretrained import from_folder
 from forebay.train.collate import Collator
 from forebay.train.collate.convert import PIECE, copy_values, raw, raw_values
 from forebay.train.finish import padded_frames, qwen3_asr_input, whisper_input
@@ -208,7 +209,7 @@ def spoken() -> tuple[Any, list[np.ndarray[Any, Any]], list[str], FakeSource]:
     """The demo's Qwen3-ASR processor, three clips with their prompts, and a source of what it gives for each alone."""
     from transformers import AutoProcessor
 
-    processor = AutoProcessor.from_pretrained(DEMO / "qwen3_asr_model")
+    processor = from_folder(AutoProcessor, DEMO / "qwen3_asr_model")
     rng = np.random.default_rng(0)
     # Whole numbers of hops: for others the extractor counts a frame more in a batch than alone.
     clips = [rng.normal(size=size).astype(np.float32) * 0.1 for size in (8_960, 16_000, 40_000)]
@@ -246,7 +247,7 @@ def test_qwen3_asr_batches_train_a_model_alike_on_both_sides(spoken: Any) -> Non
 
     source = spoken[3]
     torch.manual_seed(0)
-    config = AutoConfig.from_pretrained(DEMO / "qwen3_asr_model")
+    config = from_folder(AutoConfig, DEMO / "qwen3_asr_model")
     model = Qwen3ASRForConditionalGeneration(config).eval()
     right = model(**Collator(source, padding_side="right")(source.samples)).loss
     left = model(**Collator(source, padding_side="left")(source.samples)).loss

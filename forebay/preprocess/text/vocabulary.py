@@ -10,6 +10,7 @@ from typing import Any
 
 from forebay.config.digest import tokenizer_digest
 from forebay.errors import ConfigError, TextError
+from forebay.pretrained import from_folder
 
 
 class Vocabulary:
@@ -118,7 +119,7 @@ def _load(folder: Path) -> Any:
     from transformers import AutoTokenizer  # not at import: most of forebay's commands need no tokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        tokenizer = from_folder(AutoTokenizer, folder)
     except Exception as err:  # not our work: tokenizers raises bare Exception for a file that it cannot read
         raise ConfigError(f"text.tokenizer: transformers cannot load {folder}: {err!r}") from err
     if getattr(tokenizer, "backend_tokenizer", None) is None:

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from forebay.config.steps import Patches
-from forebay.preprocess.vision.processor import check_processor, load_processor, patch_table, processed_patches
+from forebay.errors import ConfigError
+from forebay.preprocess.vision.processor import check_processor, make_processor, patch_table, processed_patches
 from forebay.store.image.patches import patchify, unpatchify
 from forebay.store.image.pixels import decode_image, resized
-from forebay.store.image.settings import ImageSettings, grid_thw
+from forebay.store.image.settings import ImageSettings, grid_thw, processor_document, settings_in
 
 Array = np.ndarray[Any, Any]
 
@@ -36,7 +37,10 @@ class PixelSteps:
         Raises ConfigError where it cannot be loaded, or gives what our steps and a table do not.
         """
         self._step, self._settings = step, settings
-        self._processor = load_processor(folder, step.backend)
+        path, document = processor_document(folder)
+        if settings_in(path, document) != settings:
+            raise ConfigError(f"vision.processor: {path} changed since the command began; run the command again")
+        self._processor = make_processor(path, document, step.backend)
         self.table = patch_table(self._processor, settings)
         if step.backend == "pil":
             check_processor(self._processor, settings, self.table)

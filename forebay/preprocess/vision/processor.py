@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from forebay.errors import ConfigError
 from forebay.store.image.patches import Patches, patchify
 from forebay.store.image.pixels import resized
-from forebay.store.image.settings import ImageSettings, grid_thw
+from forebay.store.image.settings import ImageSettings, grid_thw, processor_document, settings_in
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,16 +31,31 @@ _CHECKED_PIXELS = 1 << 21
 """Up to this `max_pixels` an image above it is checked too; it would cost seconds where it is tens of millions."""
 
 
-def load_processor(folder: Path, backend: Literal["pil", "torchvision"]) -> Any:
-    """Returns transformers' image processor of a folder with this backend, and no other.
+Backend = Literal["pil", "torchvision"]
+
+_CLASSES: dict[Backend, str] = {"pil": "Qwen2VLImageProcessorPil", "torchvision": "Qwen2VLImageProcessor"}
+"""Of transformers, for every `image_processor_type` that `settings_in` lets through."""
+
+
+def load_processor(folder: Path, backend: Backend) -> Any:
+    """Returns transformers' image processor of a folder with this backend: `make_processor` of its document."""
+    return make_processor(*processor_document(folder), backend)
+
+
+def make_processor(path: Path, document: Mapping[str, Any], backend: Backend) -> Any:
+    """Returns transformers' image processor of a document with this backend, and no other.
+
+    It is made of what was read and checked, without another look at the folder: transformers would ask other files there
+    (a config.json of timm, an `auto_map` that names code) which class to take. `path` names the document in messages.
 
     A torchvision that is installed but does not load (built for another torch, as a rule) makes transformers fail for every
     backend, because it looks only whether torchvision is there. For "pil" it is hidden from this process, in which nothing
     could import it anyway, and a warning says so.
 
-    Raises ConfigError where "torchvision" is not installed or does not load, or the folder's processor does not or has no
-    such backend.
+    Raises ConfigError where "torchvision" is not installed or does not load, or the document is none of the Qwen2-VL family
+    or none that its class takes.
     """
+    settings_in(path, document)
     if (problem := _torchvision_problem()) is not None:
         if backend == "torchvision":
             raise ConfigError(
@@ -52,19 +68,13 @@ def load_processor(folder: Path, backend: Literal["pil", "torchvision"]) -> Any:
         raise ConfigError(
             'vision.backend = "torchvision": torchvision is not installed; install it, or set vision.backend = "pil"'
         )
-    from transformers import AutoImageProcessor
+    import transformers
 
+    known = {name: value for name, value in document.items() if name != "auto_map"}
     try:
-        processor = AutoImageProcessor.from_pretrained(str(folder), backend=backend, local_files_only=True)
-    except (OSError, ValueError, TypeError) as err:
-        raise ConfigError(f"vision.processor: {folder} does not load as an image processor: {err}") from err
-    found = getattr(processor, "backend", None)
-    if found != backend:
-        raise ConfigError(
-            f'vision.processor: {folder} gives a {type(processor).__name__} with backend "{found}", '
-            f'wanted "{backend}"; set the other, or point it at another model'
-        )
-    return processor
+        return getattr(transformers, _CLASSES[backend]).from_dict(known)
+    except (AttributeError, KeyError, ValueError, TypeError) as err:
+        raise ConfigError(f"vision.processor: {path} does not load as a {_CLASSES[backend]}: {err!r}") from err
 
 
 def patch_table(processor: Any, settings: ImageSettings) -> Table:

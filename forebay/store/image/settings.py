@@ -14,6 +14,8 @@ from forebay.errors import ConfigError, SampleError
 _NESTED, _PLAIN = "processor_config.json", "preprocessor_config.json"
 _FAMILY = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil")
 _MAX_ASPECT_RATIO = 200
+_MAX_NUMBER = 1e300
+"""JSON holds integers that no float can."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +69,11 @@ def image_settings(folder: Path) -> ImageSettings:
 
     Raises ConfigError, naming file and field, for what is no Qwen2-VL processor or has a value of another kind.
     """
-    path, document = _document(folder)
+    return settings_in(*processor_document(folder))
+
+
+def settings_in(path: Path, document: Mapping[str, Any]) -> ImageSettings:
+    """Returns the settings in a processor's document, as `image_settings` does; `path` names it in messages."""
     kind = document.get("image_processor_type")
     if kind not in _FAMILY:
         raise ConfigError(
@@ -130,7 +136,11 @@ def grid_thw(width: int, height: int, settings: ImageSettings) -> tuple[int, int
     return 1, rows // settings.patch_size, columns // settings.patch_size
 
 
-def _document(folder: Path) -> tuple[Path, dict[str, Any]]:
+def processor_document(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Returns the file that defines a folder's image processor and what it holds, read once.
+
+    Raises ConfigError where there is none, or it is no JSON object.
+    """
     for name in (_NESTED, _PLAIN):
         path = folder / name
         if not path.is_file():
@@ -139,7 +149,7 @@ def _document(folder: Path) -> tuple[Path, dict[str, Any]]:
             document = json.loads(path.read_bytes())
         except OSError as err:
             raise ConfigError(f"vision.processor: cannot read {path}: {err.strerror}") from err
-        except ValueError as err:
+        except (ValueError, RecursionError) as err:
             raise ConfigError(f"{path} is no JSON: {err}; save the processor again") from err
         if name == _NESTED:
             document = document.get("image_processor") if isinstance(document, dict) else None
@@ -173,7 +183,7 @@ def _value(path: Path, name: str, value: Any, default: Any) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MAX_NUMBER
 
 
 def _checked(path: Path, values: dict[str, Any]) -> ImageSettings:

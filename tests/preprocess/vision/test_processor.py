@@ -139,12 +139,14 @@ def test_output_that_is_of_no_pixel_is_refused() -> None:
 
 
 def test_what_does_not_load_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"{tmp_path} does not load as an image processor"):
+    with pytest.raises(ConfigError, match=f"{tmp_path} holds no image processor"):
         load_processor(tmp_path, "pil")
     (tmp_path / "preprocessor_config.json").write_text(
         '{"image_processor_type": "VivitImageProcessor"}', encoding="utf-8"
     )
-    with pytest.raises(ConfigError, match=f"{tmp_path} gives a VivitImageProcessor with backend"):
+    with pytest.raises(
+        ConfigError, match=r'image_processor_type is "VivitImageProcessor", wanted Qwen2VLImageProcessor'
+    ):
         load_processor(tmp_path, "pil")
 
 

@@ -12,6 +12,7 @@ from transformers import AutoImageProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from forebay.errors import ConfigError, SampleError
+from forebay.pretrained import from_folder
 from forebay.store.image.settings import ImageSettings, grid_thw, image_settings
 
 KIND = {"image_processor_type": "Qwen2VLImageProcessorFast"}
@@ -34,7 +35,7 @@ def folder_of(folder: Path, document: object, name: str = "preprocessor_config.j
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_settings_are_those_of_the_loaded_processor(document: dict[str, Any], tmp_path: Path) -> None:
     found = image_settings(folder_of(tmp_path, {**KIND, **document}))
-    loaded = AutoImageProcessor.from_pretrained(str(tmp_path), backend="pil")
+    loaded = from_folder(AutoImageProcessor, tmp_path, backend="pil")
     assert found.min_pixels == loaded.size["shortest_edge"]
     assert found.max_pixels == loaded.size["longest_edge"]
     for name in (
@@ -58,7 +59,7 @@ def test_a_nested_processor_wins_as_in_transformers(tmp_path: Path) -> None:
     assert image_settings(tmp_path).patch_size == 14
     folder_of(tmp_path, {"image_processor": {**KIND, "patch_size": 16}}, "processor_config.json")
     assert image_settings(tmp_path).patch_size == 16
-    assert AutoImageProcessor.from_pretrained(str(tmp_path), backend="pil").patch_size == 16
+    assert from_folder(AutoImageProcessor, tmp_path, backend="pil").patch_size == 16
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,87 @@
+"""Other people's text where a person sees it: nothing in it moves the cursor, changes a terminal or turns a line round."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, TextIO
+
+_JOINERS = ("\u200c", "\u200d")
+"""Zero-width (non-)joiner: part of Hindi and Persian words and of emoji."""
+_WIDE_SPACE = "\u3000"
+"""The space of Chinese and Japanese text."""
+
+
+def printable(text: str) -> str:
+    """Returns a text on one line in which every character is one that is seen; the others are escaped, `\\x1b` for instance.
+
+    Escaped are control characters (line ends and tabs too), what turns the direction of writing round or is invisible,
+    and lone surrogates, which stand for bytes that are no UTF-8. Letters of any script stay, with their marks.
+    """
+    if text.isprintable():
+        return text
+    return "".join(_shown(c, before) for before, c in zip(f" {text}", text, strict=False))
+
+
+def _shown(character: str, before: str) -> str:
+    # Behind an ASCII letter a joiner joins nothing: there it would only make two names look the same.
+    is_joined = character in _JOINERS and not before.isascii() and before.isprintable()
+    if character.isprintable() or character == _WIDE_SPACE or is_joined:
+        return character
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def printable_lines(text: str) -> str:
+    """Returns a text whose lines are each as `printable` makes them."""
+    return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
+
+
+def one_message(text: str) -> str:
+    """Returns a message whose further lines are indented, so that none of them looks like a message of its own."""
+    return re.sub(r"\n(?! )", "\n  ", text)
+
+
+def json_text(document: Any) -> str:
+    """Returns a document as indented JSON in printable ASCII; NaN and infinity, which JSON has not, are null."""
+    finite = json.loads(json.dumps(document), parse_constant=lambda _: None)
+    # DEL is the one control character that json.dumps leaves as it is; it can only stand in a string.
+    return json.dumps(finite, indent=1).replace("\x7f", "\\u007f")
+
+
+class VisibleStream:
+    """A text stream that makes all text printable before it writes it, in the stream's own encoding, escaped where that lacks
+    a character.
+
+    A carriage return at the beginning of what is written stays: with it a progress bar draws itself again.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Writes the text made printable; returns the length of what was given."""
+        start = "\r" if text.startswith("\r") else ""
+        shown = start + printable_lines(text[len(start) :])
+        encoding = self._stream.encoding or "utf-8"
+        self._stream.write(shown.encode(encoding, "backslashreplace").decode(encoding))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Writes texts one after the other."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def visible_output() -> Iterator[None]:
+    """Makes printable what is written to standard output and standard error within it: prints, logs, bars, warnings."""
+    out: Any = VisibleStream(sys.stdout)
+    err: Any = VisibleStream(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        yield

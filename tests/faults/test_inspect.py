@@ -1,0 +1,176 @@
+"""Documents of a stranger, signed: every value of a cache's or plan's metadata in every other type, then `forebay inspect`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from forebay import cli
+from forebay.config import PlanConfig
+from forebay.store.canonical import canonical_json
+from forebay.store.metadata import write_metadata
+from forebay.train.plan import pack_plan, pack_statistics, save_plan, statistics
+from forebay.train.plan.bucket import bucket_plan
+from tests.faults.row import Row, made
+from tests.golden import make_v1_vision as golden
+from tests.store_factory import RATE_HZ, make_cache
+
+VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    0,
+    -1,
+    2**31,
+    10**400,
+    -0.5,
+    1e308,
+    float("nan"),
+    "",
+    "\x1b[2J\n\u202e",
+    "x" * 300,
+    [],
+    [None],
+    {},
+    {"a": {"b": 1}},
+)
+"""What stands in the place of what forebay wrote."""
+ABSENT = object()
+QUESTIONS = ([], ["--json"], ["--sample", "0"], ["--sample", "1", "--json"], ["--verify"])
+_BUCKETS = PlanConfig(edges_s=(0.5, 1.0), batch_size=2)
+_PACKS = PlanConfig(kind="pack", seq_len=64, max_patches=40, buffer_size=8)
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Folders to inspect, and every (document, place, value) to put there."""
+
+    root: Path
+    changes: tuple[tuple[str, tuple[Any, ...], Any], ...]
+
+
+@contextlib.contextmanager
+def shelf(folder: Path) -> Iterator[Shelf]:
+    """A cache of speech with a plan of buckets, and one of images with a plan of packs."""
+    speech = make_cache(folder / "speech", num_samples=5, rows_per_shard=2, max_duration_s=0.3, keep_waveform=True)
+    lengths = np.array([500, 800, 900, 2000, 700])
+    plan = bucket_plan(lengths, sample_rate_hz=RATE_HZ, settings=_BUCKETS)
+    _save(plan, folder / "speech", speech, _BUCKETS, statistics(plan, lengths))
+    vision = folder / "vision" / golden.name("raw")
+    shutil.copytree(golden.FOLDER / golden.name("raw"), vision)
+    document = _document(vision / "metadata.json")
+    write_metadata(vision, {**document, "size_bytes": 100, "made_with": {"numpy": "2"}})
+    tokens, patches, counts = np.array([3, 5, 7, 9]), np.array([8, 16, 16, 0]), np.array([1, 2, 3, 0])
+    packs = pack_plan(tokens, patches=patches, settings=_PACKS)
+    found = pack_statistics(packs, tokens, settings=_PACKS, patches=patches, images=counts)
+    _save(packs, folder / "vision", vision, _PACKS, found)
+    names = [str(path.relative_to(folder)) for path in sorted(folder.rglob("metadata.json"))]
+    names += [str(path.relative_to(folder)) for path in sorted(folder.rglob("packing_stats.json"))]
+    changes = [
+        (name, place, value)
+        for name in names
+        for place in _places(_document(folder / name), ())
+        for value in (*VALUES, ABSENT)
+    ]
+    yield Shelf(folder, tuple(changes))
+
+
+def mistyped(place: Shelf, number: int, folder: Path) -> str:
+    """Puts one value into one place, signs the document, and asks `forebay inspect` everything."""
+    # A prime step, so that a short count sees all documents and all values.
+    name, at, value = place.changes[number * 7919 % len(place.changes)]
+    shutil.copytree(place.root, folder / "root")
+    path = folder / "root" / name
+    document = _document(path)
+    *owners, last = at
+    owner = document
+    for key in owners:
+        owner = owner[key]
+    if value is ABSENT:
+        del owner[last]
+    else:
+        owner[last] = value
+    _sign(path, document)
+    codes = {ask([str(path.parent), *question]) for question in QUESTIONS}
+    assert codes <= {cli.DONE, cli.FAILED, cli.BAD_CONFIG, cli.NO_CACHE}
+    return (
+        "shown"
+        if codes == {cli.DONE}
+        else "typed error"
+        if cli.DONE not in codes
+        else "shown in part, else typed error"
+    )
+
+
+def ask(arguments: list[str]) -> int:
+    """Returns the exit code of `forebay inspect`; what it prints holds no control character, and JSON is JSON."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = cli.main(["inspect", *arguments, "--no-progress"])
+    for text in (out.getvalue(), err.getvalue()):
+        assert all(c == "\n" or c.isprintable() for c in text), text
+    if "--json" in arguments and code == cli.DONE:
+        json.loads(out.getvalue(), parse_constant=_refuse)
+    return code
+
+
+def _refuse(name: str) -> None:
+    raise AssertionError(f"{name} in JSON")
+
+
+def _save(plan: Any, root: Path, cache: Path, settings: PlanConfig, found: dict[str, Any]) -> None:
+    key = _document(cache / "metadata.json")["key"]
+    save_plan(plan, made(root / "plans") / settings.kind, cache_key=key, settings=settings, statistics=found)
+
+
+def _document(path: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(path.read_bytes())
+    return {k: v for k, v in document.items() if k != "checksum"}
+
+
+def _sign(path: Path, document: dict[str, Any]) -> None:
+    """Writes a document as forebay would, with its checksum; NaN has none, so that is written beside the old one."""
+    if path.name == "packing_stats.json":
+        content = json.dumps(document).encode()
+        path.write_bytes(content)
+        metadata = _document(path.with_name("metadata.json"))
+        metadata["statistics_xxh3_128"] = xxhash.xxh3_128_hexdigest(content)
+        _sign(path.with_name("metadata.json"), metadata)
+        return
+    try:
+        checksum = xxhash.xxh3_128_hexdigest(canonical_json(document))
+    except ValueError:
+        checksum = "0" * 32
+    text = json.dumps({**document, "checksum": checksum}, indent=1, sort_keys=True) + "\n"
+    path.write_text(text, encoding="ascii")
+
+
+def _places(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    if path:
+        yield path
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in parts:
+        yield from _places(part, (*path, key))
+
+
+ROW: Row[Any] = Row(
+    name="inspect",
+    fault="one value of a signed cache, plan or statistics in another type; five questions of `inspect` each",
+    outcome="typed error or an answer; no traceback, no control character, JSON that is JSON",
+    prepared=shelf,
+    trial=mistyped,
+    short=40,
+    long=lambda place: len(place.changes),
+)
+
+
+def test_inspect_answers_any_signed_document_or_refuses_it_by_name(tmp_path: Path) -> None:
+    assert sum(ROW.check(tmp_path).values()) == ROW.short
