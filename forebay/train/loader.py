@@ -17,6 +17,7 @@ from forebay.train.crop import CropDraws
 from forebay.train.device import Ahead, side_stream
 from forebay.train.plan import Plan, Turn, check_ranks, next_position, num_steps, turn
 from forebay.train.prefetch import Prefetch
+from forebay.train.ranks import resolve_ranks
 from forebay.train.read_ahead import ReadAhead
 from forebay.train.ring import BufferRing
 from forebay.train.source import SampleSource
@@ -44,8 +45,8 @@ class Loader:
         *,
         plan_key: str,
         seed: int,
-        dp_rank: int = 0,
-        dp_world_size: int = 1,
+        dp_rank: int | None = None,
+        dp_world_size: int | None = None,
         dtype: torch.dtype = torch.float32,
         padding_side: PaddingSide = "right",
         num_threads: int = 2,
@@ -61,7 +62,8 @@ class Loader:
     ) -> None:
         """Starts nothing yet: threads live from `iter` to the end of the iterator.
 
-        dp_rank, dp_world_size: every rank does as many steps; see `forebay.train.plan.ranks` for the epoch's end.
+        dp_rank, dp_world_size: left out, those of `resolve_ranks`. Every rank does as many steps; see
+        `forebay.train.plan.ranks` for the epoch's end.
         dtype: of floating-point fields. num_threads: that fill batches; 0: in the caller's thread, when asked.
         prefetch: batches filled ahead. pin_memory: None: where CUDA is present. as_tensordict: batches as TensorDicts.
         epochs: iterations from this epoch on are empty; None: no end.
@@ -73,6 +75,8 @@ class Loader:
         cpu: on the host.
         Raises ConfigError (also ValueError) for impossible values, PlanError where no rank has a step.
         """
+        if dp_rank is None or dp_world_size is None:
+            dp_rank, dp_world_size = resolve_ranks(dp_rank, dp_world_size)
         check_ranks(dp_rank, dp_world_size)
         if num_threads < 0 or prefetch < 1 or device_prefetch < 0:
             raise ConfigError(
