@@ -32,7 +32,7 @@ def main(config_path: str, overrides: list[str]) -> None:
         images, tokens = len(batch["image_grid_thw"]), batch["input_ids"].shape[1]
         print(f"pack {number}: {images} images, {tokens} tokens, equal: {equal}")
         if number == 0:
-            model = load_model(Path(str(config.train.model)), seed=0)
+            model = load_model(Path(str(config.train.model)), seed=0, init=config.train.init)
             # uint8 patches become pixel_values where the model is.
             loss = model(**forebay.train.to_model_inputs(batch, constants, device="cpu", dtype=torch.float32)).loss
             print(f"loss {loss.item():.2f}")
