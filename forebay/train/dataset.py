@@ -65,12 +65,14 @@ class PlanSampler:
         dp_world_size: int | None = None,
         device_mesh: DeviceMesh | None = None,
         plan_key: str = "",
+        earlier_key: str | None = None,
     ) -> None:
-        """plan_key: `plan_of(...).key`; states of another plan are then refused.
+        """plan_key, earlier_key: `key` and `earlier_key` of `plan_of`; states of any other plan are then refused.
 
         dp_rank, dp_world_size, device_mesh: see `resolve_ranks`; left out, they are found.
         """
         self.plan, self.seed, self.plan_key = plan, seed, plan_key
+        self._earlier_key = earlier_key
         self.dp_rank, self.dp_world_size = resolve_ranks(dp_rank, dp_world_size, device_mesh=device_mesh)
         self._start = self._next = self._head(0)
 
@@ -88,7 +90,9 @@ class PlanSampler:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next iteration begin at the batch that `state` names. Raises ResumeError as `Loader` does."""
-        loaded = LoaderState.from_json(state, plan_key=self.plan_key, num_batches=self.plan.num_batches)
+        loaded = LoaderState.from_json(
+            state, plan_key=self.plan_key, num_batches=self.plan.num_batches, earlier_key=self._earlier_key
+        )
         self.seed = loaded.seed
         self._start = self._next = loaded if self._steps_left(loaded) else loaded.next_epoch()
 

@@ -59,6 +59,7 @@ class Loader:
         collator: BatchMaker | None = None,
         device: torch.device | str | None = None,
         device_prefetch: int = 1,
+        earlier_key: str | None = None,
     ) -> None:
         """Starts nothing yet: threads live from `iter` to the end of the iterator.
 
@@ -73,6 +74,7 @@ class Loader:
         collator: what makes the batches, for example of packs; None: a `Collator` of dtype, padding_side and crop_s.
         device: where batches are handed out: copied to a CUDA device on a side stream, `device_prefetch` batches ahead; None or
         cpu: on the host.
+        plan_key, earlier_key: `key` and `earlier_key` of `plan_of`; states of any other plan are refused.
         Raises ConfigError (also ValueError) for impossible values, PlanError where no rank has a step.
         """
         if dp_rank is None or dp_world_size is None:
@@ -84,6 +86,7 @@ class Loader:
                 f"device_prefetch is {device_prefetch} (wanted 0 or more)"
             )
         self.source, self.plan, self.plan_key, self.seed = source, plan, plan_key, seed
+        self._earlier_key = earlier_key
         self.dp_rank, self.dp_world_size, self.epochs = dp_rank, dp_world_size, epochs
         if len(self) == 0:
             raise PlanError(
@@ -175,7 +178,9 @@ class Loader:
         Raises ResumeError, naming field and both values, for another plan, a newer version, wrong types or a place
         outside of the plan; nothing has changed then.
         """
-        loaded = LoaderState.from_json(state, plan_key=self.plan_key, num_batches=self.plan.num_batches)
+        loaded = LoaderState.from_json(
+            state, plan_key=self.plan_key, num_batches=self.plan.num_batches, earlier_key=self._earlier_key
+        )
         self.seed = loaded.seed
         self._stand_at(loaded if self._steps_left(loaded) else loaded.next_epoch())
 

@@ -19,7 +19,6 @@ from forebay.train.collate.pack_shapes import PackShapes
 from forebay.train.collate.packed import PackCollator
 from forebay.train.loader import Loader
 from forebay.train.mixture import is_mixture, mix
-from forebay.train.plan.interface import Plan
 from forebay.train.planned import plan_of
 from forebay.train.ranks import resolve_ranks
 from forebay.train.source import SampleSource
@@ -73,14 +72,12 @@ def make_loader(
     if keep:
         _by_rank_0(lambda: plan_of(config, selected.source).folder)  # on disk now; the other ranks open it
     planned = plan_of(config, selected.source, keep=keep)
-    plan: Plan = planned.plan
-    plan_key = planned.key
-    if is_mixture(config.train):
-        plan, plan_key = mix(config, selected.source, plan, plan_key=plan_key)
+    found = mix(config, selected.source, planned) if is_mixture(config.train) else planned
     return Loader(
         selected.source,
-        plan,
-        plan_key=plan_key,
+        found.plan,
+        plan_key=found.key,
+        earlier_key=found.earlier_key,
         seed=config.train.seed,
         dp_rank=ranks.dp_rank,
         dp_world_size=ranks.dp_world_size,

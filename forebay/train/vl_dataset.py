@@ -17,6 +17,7 @@ from forebay.train.loader import Loader
 from forebay.train.pack_folders import cache_and_plan_folder
 from forebay.train.plan import load_plan, next_position, num_steps, plan_key, turn
 from forebay.train.plan.disk import AnyPlan, pack_settings
+from forebay.train.planned import key_of
 from forebay.train.ranks import resolve_ranks
 from forebay.train.ring import BufferRing
 from forebay.train.select import make_loader, pack_collator
@@ -108,7 +109,8 @@ class CachedVLDataset(IterableDataset[dict[str, Any]]):
             )
         self.source, self.plan_folder = cache_and_plan_folder(Path(cache_dir).absolute())
         self.plan, settings = self._open_plan()
-        self.plan_key = plan_key(self.source.key, settings)
+        self.plan_key = key_of(self.plan, self.plan_folder, source=self.source, settings=settings)
+        self._earlier_key = plan_key(self.source.key, settings)
         self.seed, self.infinite = seed, infinite
         wanted = TrainConfig(pixels=pixels, pack_shapes=pack_shapes, patch_classes=patch_classes, varlen=varlen)
         self.collator = pack_collator(wanted, settings, self.source)
@@ -155,7 +157,9 @@ class CachedVLDataset(IterableDataset[dict[str, Any]]):
 
         Raises ResumeError as `Loader` does, and for a worker's state where there is another number of workers.
         """
-        loaded = LoaderState.from_json(state, plan_key=self.plan_key, num_batches=self.plan.num_batches)
+        loaded = LoaderState.from_json(
+            state, plan_key=self.plan_key, num_batches=self.plan.num_batches, earlier_key=self._earlier_key
+        )
         stored, worker = state.get(_NUM_WORKERS), get_worker_info()
         if stored is not None and stored != (worker.num_workers if worker else 0):
             raise ResumeError(
