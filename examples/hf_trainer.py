@@ -47,7 +47,7 @@ def main(config_path: str, overrides: list[str]) -> None:
         save_strategy="no",
         report_to=[],
     )
-    model = load_model(Path(str(config.train.model)), seed=config.train.seed)
+    model = load_model(Path(str(config.train.model)), seed=config.train.seed, init=config.train.init)
     result = ForebayTrainer(config, model=model, args=arguments).train()
     print(f"{result.global_step} steps, mean loss {result.training_loss:.3f}")
 

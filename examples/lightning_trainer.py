@@ -25,7 +25,7 @@ class SpeechModel(lightning.LightningModule):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.model = load_model(Path(str(config.train.model)), seed=config.train.seed)
+        self.model = load_model(Path(str(config.train.model)), seed=config.train.seed, init=config.train.init)
         self.learning_rate = config.train.learning_rate
 
     def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:

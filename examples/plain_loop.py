@@ -21,7 +21,9 @@ def main(config_path: str, overrides: list[str]) -> None:
     forebay.preprocess.build(config)  # a no-op when the cache is sealed
     loader = forebay.train.make_loader(config)
 
-    model = load_model(Path(str(config.train.model)), seed=config.train.seed)  # or from_pretrained of transformers
+    model = load_model(
+        Path(str(config.train.model)), seed=config.train.seed, init=config.train.init
+    )  # or from_pretrained of transformers
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.train.learning_rate)
     epochs = itertools.chain.from_iterable(loader for _ in itertools.count())  # each `iter(loader)` is the next epoch
     for step, batch in enumerate(itertools.islice(epochs, config.train.max_steps), start=1):

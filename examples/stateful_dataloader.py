@@ -21,17 +21,11 @@ from forebay.train.planned import plan_of
 from forebay.train.select import select
 
 
-def make_dataloader(config: Config, *, num_workers: int, dp_rank: int = 0, dp_world_size: int = 1) -> Any:
+def make_dataloader(config: Config, *, num_workers: int) -> Any:
     """Returns a StatefulDataLoader over this rank's batches."""
     source = select(config).source
     planned = plan_of(config, source)
-    sampler = PlanSampler(
-        planned.plan,
-        seed=config.train.seed,
-        dp_rank=dp_rank,
-        dp_world_size=dp_world_size,
-        plan_key=planned.key,
-    )
+    sampler = PlanSampler(planned.plan, seed=config.train.seed, plan_key=planned.key)
     return StatefulDataLoader(
         SampleDataset(source), batch_sampler=sampler, collate_fn=Collator(source), num_workers=num_workers
     )

@@ -24,7 +24,7 @@ def main(config_path: str, overrides: list[str]) -> None:
     loader = forebay.train.build_vl_dataloader(config)  # its plan is on disk now, beside the cache
     constants = loader.source.constants
 
-    dataset = forebay.train.CachedVLDataset(cache, dp_rank=0, dp_world_size=1, seed=config.train.seed)
+    dataset = forebay.train.CachedVLDataset(cache, seed=config.train.seed)
     dataset.set_epoch(0)  # before every epoch: the workers are copies
     batches = DataLoader(dataset, batch_size=None, num_workers=2)
     for number, (batch, same) in enumerate(zip(batches, loader, strict=True)):
@@ -32,7 +32,7 @@ def main(config_path: str, overrides: list[str]) -> None:
         images, tokens = len(batch["image_grid_thw"]), batch["input_ids"].shape[1]
         print(f"pack {number}: {images} images, {tokens} tokens, equal: {equal}")
         if number == 0:
-            model = load_model(Path(str(config.train.model)), seed=0)
+            model = load_model(Path(str(config.train.model)), seed=0, init=config.train.init)
             # uint8 patches become pixel_values where the model is.
             loss = model(**forebay.train.to_model_inputs(batch, constants, device="cpu", dtype=torch.float32)).loss
             print(f"loss {loss.item():.2f}")

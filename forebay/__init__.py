@@ -2,7 +2,7 @@
 
     config = forebay.load_config("configs/demo_speech.toml")
     forebay.preprocess.build(config)
-    loader = forebay.train.make_loader(config, dp_rank=0, dp_world_size=1)
+    loader = forebay.train.make_loader(config)
 
 Importing this loads neither torch nor pyarrow; the rooms load what they need when they are first used.
 """

@@ -343,7 +343,9 @@ class TrainConfig:
     __pydantic_config__ = STRICT
 
     model: str | None = field(default=None, metadata={"path": True})
-    """Folder of a transformers model: weights where it has them, else random ones from its config.json."""
+    """Folder of a transformers model."""
+    init: Literal["pretrained", "random"] = "pretrained"
+    """The weights in that folder, which must be there, or random ones from its config.json and `seed`."""
     cache: Literal["auto", "require", "off"] = "auto"
     cache_dir: str | None = field(default=None, metadata={"path": True})
     """A cache named outright; its recipe is still compared."""

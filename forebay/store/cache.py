@@ -324,6 +324,12 @@ class Cache:
 
         return categories(self, name)
 
+    def ids_digest(self) -> str:
+        """Returns the digest of the samples' ids in their order; reads all of them."""
+        from forebay.store.row_table import ids_digest
+
+        return ids_digest(self)
+
     def _no_such_row(self, index: int, slot: int) -> CacheCorruptError:
         return CacheCorruptError(
             f"{self.folder / 'slots.npy'}: sample {index} is said to lie in shard {slot >> ROW_BITS}, row "

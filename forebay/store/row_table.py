@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from forebay.errors import CacheCorruptError
 from forebay.store.cache import ROW_BITS, Cache
@@ -75,6 +76,27 @@ def sorted_categories(names: list[str], codes: Array) -> tuple[list[str], Array]
     moved = np.zeros(len(names), np.int32)
     moved[used] = np.arange(len(used))
     return [names[code] for code in used], moved[codes]
+
+
+def ids_digest(cache: Cache) -> str:
+    """Returns the digest of the sample ids of a cache, in sample order, see `strings_digest`; reads that field alone."""
+    field = cache.fields.get("sample_id")
+    if field is None:
+        return cache.key
+    return strings_digest(_column(cache, field).take(_slot_order(cache)))
+
+
+def strings_digest(column: pa.ChunkedArray) -> str:
+    """Returns the xxh3-128 of strings and their lengths, 32 hex digits, however they are chunked. None may be null."""
+    lengths, texts = xxhash.xxh3_128(), xxhash.xxh3_128()
+    for chunk in column.cast(pa.large_binary()).chunks:
+        offsets = np.frombuffer(chunk.buffers()[1], np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
+        lengths.update(np.ascontiguousarray(np.diff(offsets)).data)
+        data = chunk.buffers()[2]
+        if data is not None and len(offsets):
+            texts.update(memoryview(data)[int(offsets[0]) : int(offsets[-1])])
+    lengths.update(texts.digest())
+    return lengths.hexdigest()
 
 
 def _slot_order(cache: Cache) -> pa.Array:

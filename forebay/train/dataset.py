@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import Dataset
 
+from forebay.errors import ConfigError
 from forebay.train.crop import CropDraws
 from forebay.train.plan import Plan, next_position, num_steps, turn
+from forebay.train.ranks import resolve_ranks
 from forebay.train.source import SampleSource
 from forebay.train.state import LoaderState
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class SampleDataset(Dataset[dict[str, torch.Tensor]]):
@@ -51,10 +56,24 @@ class PlanSampler:
     and to another world size. torchdata's StatefulDataLoader keeps it in its own state, whatever its workers fetch ahead.
     """
 
-    def __init__(self, plan: Plan, *, seed: int, dp_rank: int = 0, dp_world_size: int = 1, plan_key: str = "") -> None:
-        """plan_key: `plan_of(...).key`; states of another plan are then refused."""
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        seed: int,
+        dp_rank: int | None = None,
+        dp_world_size: int | None = None,
+        device_mesh: DeviceMesh | None = None,
+        plan_key: str = "",
+        earlier_key: str | None = None,
+    ) -> None:
+        """plan_key, earlier_key: `key` and `earlier_key` of `plan_of`; states of any other plan are then refused.
+
+        dp_rank, dp_world_size, device_mesh: see `resolve_ranks`; left out, they are found.
+        """
         self.plan, self.seed, self.plan_key = plan, seed, plan_key
-        self.dp_rank, self.dp_world_size = dp_rank, dp_world_size
+        self._earlier_key = earlier_key
+        self.dp_rank, self.dp_world_size = resolve_ranks(dp_rank, dp_world_size, device_mesh=device_mesh)
         self._start = self._next = self._head(0)
 
     def set_epoch(self, epoch: int) -> None:
@@ -71,9 +90,24 @@ class PlanSampler:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next iteration begin at the batch that `state` names. Raises ResumeError as `Loader` does."""
-        loaded = LoaderState.from_json(state, plan_key=self.plan_key, num_batches=self.plan.num_batches)
+        loaded = LoaderState.from_json(
+            state, plan_key=self.plan_key, num_batches=self.plan.num_batches, earlier_key=self._earlier_key
+        )
         self.seed = loaded.seed
         self._start = self._next = loaded if self._steps_left(loaded) else loaded.next_epoch()
+
+    @property
+    def batch_size(self) -> None:
+        """None: batches differ in size. What asks for it wants to share the batches among ranks, which is done already.
+
+        Raises ConfigError where that would be a second time (accelerate's `prepare` of a DataLoader asks).
+        """
+        if self.dp_world_size > 1:
+            raise ConfigError(
+                f"these batches are already those of dp_rank {self.dp_rank} of {self.dp_world_size}, and sharing them again "
+                "would leave samples out; do not give this DataLoader to accelerate's prepare, or make the PlanSampler with "
+                "dp_rank=0, dp_world_size=1"
+            )
 
     def __len__(self) -> int:
         return self._steps_left(self._head(0))

@@ -66,7 +66,7 @@ def dry_run(config: Config, *, steps: int = 200) -> DryRunReport:
     """
     if steps < 1:
         raise ConfigError(f"--steps is {steps}, wanted 1 or more")
-    loader = make_loader(config)
+    loader = make_loader(config, dp_rank=0, dp_world_size=1)
     start, times_s, size_bytes = loader.state, [time.perf_counter()], 0
     with contextlib.closing(_batches(loader)) as batches:
         for batch in itertools.islice(batches, steps):

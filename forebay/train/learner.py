@@ -47,7 +47,7 @@ class Learner:
         model = (
             _checkpoint_model(self.facts, checkpoint)
             if checkpoint
-            else load_model(self.facts.folder, seed=self.settings.seed)
+            else load_model(self.facts.folder, seed=self.settings.seed, init=self.settings.init)
         )
         self._model, self._optimizer = self.accelerator.prepare(model, adamw(model, self.settings))
         if state is None or checkpoint is None:

@@ -17,6 +17,7 @@ from forebay.train.crop import CropDraws
 from forebay.train.device import Ahead, side_stream
 from forebay.train.plan import Plan, Turn, check_ranks, next_position, num_steps, turn
 from forebay.train.prefetch import Prefetch
+from forebay.train.ranks import resolve_ranks
 from forebay.train.read_ahead import ReadAhead
 from forebay.train.ring import BufferRing
 from forebay.train.source import SampleSource
@@ -44,8 +45,8 @@ class Loader:
         *,
         plan_key: str,
         seed: int,
-        dp_rank: int = 0,
-        dp_world_size: int = 1,
+        dp_rank: int | None = None,
+        dp_world_size: int | None = None,
         dtype: torch.dtype = torch.float32,
         padding_side: PaddingSide = "right",
         num_threads: int = 2,
@@ -58,10 +59,12 @@ class Loader:
         collator: BatchMaker | None = None,
         device: torch.device | str | None = None,
         device_prefetch: int = 1,
+        earlier_key: str | None = None,
     ) -> None:
         """Starts nothing yet: threads live from `iter` to the end of the iterator.
 
-        dp_rank, dp_world_size: every rank does as many steps; see `forebay.train.plan.ranks` for the epoch's end.
+        dp_rank, dp_world_size: left out, those of `resolve_ranks`. Every rank does as many steps; see
+        `forebay.train.plan.ranks` for the epoch's end.
         dtype: of floating-point fields. num_threads: that fill batches; 0: in the caller's thread, when asked.
         prefetch: batches filled ahead. pin_memory: None: where CUDA is present. as_tensordict: batches as TensorDicts.
         epochs: iterations from this epoch on are empty; None: no end.
@@ -71,8 +74,11 @@ class Loader:
         collator: what makes the batches, for example of packs; None: a `Collator` of dtype, padding_side and crop_s.
         device: where batches are handed out: copied to a CUDA device on a side stream, `device_prefetch` batches ahead; None or
         cpu: on the host.
+        plan_key, earlier_key: `key` and `earlier_key` of `plan_of`; states of any other plan are refused.
         Raises ConfigError (also ValueError) for impossible values, PlanError where no rank has a step.
         """
+        if dp_rank is None or dp_world_size is None:
+            dp_rank, dp_world_size = resolve_ranks(dp_rank, dp_world_size)
         check_ranks(dp_rank, dp_world_size)
         if num_threads < 0 or prefetch < 1 or device_prefetch < 0:
             raise ConfigError(
@@ -80,6 +86,7 @@ class Loader:
                 f"device_prefetch is {device_prefetch} (wanted 0 or more)"
             )
         self.source, self.plan, self.plan_key, self.seed = source, plan, plan_key, seed
+        self._earlier_key = earlier_key
         self.dp_rank, self.dp_world_size, self.epochs = dp_rank, dp_world_size, epochs
         if len(self) == 0:
             raise PlanError(
@@ -171,7 +178,9 @@ class Loader:
         Raises ResumeError, naming field and both values, for another plan, a newer version, wrong types or a place
         outside of the plan; nothing has changed then.
         """
-        loaded = LoaderState.from_json(state, plan_key=self.plan_key, num_batches=self.plan.num_batches)
+        loaded = LoaderState.from_json(
+            state, plan_key=self.plan_key, num_batches=self.plan.num_batches, earlier_key=self._earlier_key
+        )
         self.seed = loaded.seed
         self._stand_at(loaded if self._steps_left(loaded) else loaded.next_epoch())
 

@@ -28,7 +28,7 @@ from forebay.train.learner import Learner, lr_factor
 from forebay.train.loader import Loader
 from forebay.train.meter import StepLog
 from forebay.train.micro_batches import BatchLoader, host_sum
-from forebay.train.models import ModelFacts, check_config, check_constants, model_facts
+from forebay.train.models import ModelFacts, check_config, check_constants, check_weights, model_facts
 from forebay.train.usage_log import UsageLog
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ def run(
     from forebay.train.union import parts_of, source_kind
 
     facts = _check_settings(config)
+    if not resume:
+        check_weights(facts.folder, init=config.train.init)
     state = _process_state()
     try:
         loader = make_loader(config, dp_rank=state.process_index, dp_world_size=state.num_processes)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from forebay.config import Config, TrainConfig
 from forebay.errors import ConfigError
 from forebay.store.canonical import digest
-from forebay.train.plan import BucketPlan
-from forebay.train.plan.interface import Plan
+from forebay.train.plan import BucketPlan, with_mixture
 from forebay.train.plan.mixture import MixturePlan, mixture_plan
 from forebay.train.plan.mixture_order import MIXTURE_VERSION
 from forebay.train.plan.mixture_weights import PERIOD, tempered
+from forebay.train.planned import Planned
 from forebay.train.source import SampleSource
 from forebay.train.union import SourceUnion, has_audio, parts_of
 from forebay.train.usage import Categorised
@@ -30,20 +32,29 @@ _UNKNOWN = "unknown"
 _MAX_LOGGED = 20
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mixed:
+    """A mixture and its keys, see `Planned`."""
+
+    plan: MixturePlan
+    key: str
+    earlier_key: str
+
+
 def is_mixture(settings: TrainConfig) -> bool:
     """Returns whether a config mixes sources by weights."""
     return bool(settings.mixture) or settings.mixture_column is not None
 
 
-def mix(config: Config, source: SampleSource, plan: Plan, *, plan_key: str) -> tuple[MixturePlan, str]:
-    """Returns the mixture that a config asks for over the buckets of a plan, and its key; says the quantised weights.
+def mix(config: Config, source: SampleSource, planned: Planned) -> Mixed:
+    """Returns the mixture that a config asks for over the buckets of a plan, with its keys; says the quantised weights.
 
-    source: what is read, with the caches of `[[train.mixture]]` a `SourceUnion`. plan: of all its samples. The key is the
+    source: what is read, with the caches of `[[train.mixture]]` a `SourceUnion`. planned: of all its samples. The key is the
     plan's with names, quantised weights and rules on top: a state does not go on with other weights.
     Raises ConfigError for a column that the source lacks, weights of other values than the column has, or a plan without
     buckets; PlanError where weights and samples give no mixture.
     """
-    settings = config.train
+    settings, plan = config.train, planned.plan
     if not isinstance(plan, BucketPlan) or getattr(plan, "locality_shards", None) is not None:
         raise ConfigError(
             f'{config.path}: a mixture needs a plan of buckets over all shards; set plan.kind = "bucket" (one edge for '
@@ -60,7 +71,13 @@ def mix(config: Config, source: SampleSource, plan: Plan, *, plan_key: str) -> t
         exhausted=settings.mixture_exhausted,
     )
     _say(mixture)
-    return mixture, _key(plan_key, settings, mixture)
+    rules = _rules(settings, mixture)
+    assigned = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(source_of, np.int32).data)
+    return Mixed(
+        plan=mixture,
+        key=with_mixture(planned.key, {**rules, "source_of": assigned}),
+        earlier_key=digest({"plan_key": planned.earlier_key, **rules}),
+    )
 
 
 def _sources(config: Config, source: SampleSource) -> tuple[list[str], Array]:
@@ -154,15 +171,12 @@ def _say(mixture: MixturePlan) -> None:
         )
 
 
-def _key(plan_key: str, settings: TrainConfig, mixture: MixturePlan) -> str:
-    return digest(
-        {
-            "plan_key": plan_key,
-            "mixture_version": MIXTURE_VERSION,
-            "column": settings.mixture_column,
-            "names": list(mixture.names) if settings.mixture_column else None,
-            "weights": mixture.weights.tolist(),
-            "batches": mixture.batches,
-            "exhausted": mixture.exhausted,
-        }
-    )
+def _rules(settings: TrainConfig, mixture: MixturePlan) -> dict[str, Any]:
+    return {
+        "mixture_version": MIXTURE_VERSION,
+        "column": settings.mixture_column,
+        "names": list(mixture.names) if settings.mixture_column else None,
+        "weights": mixture.weights.tolist(),
+        "batches": mixture.batches,
+        "exhausted": mixture.exhausted,
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from forebay.pretrained import from_folder
 if TYPE_CHECKING:
     from forebay.config import Config
 
+_logger = logging.getLogger(__name__)
+
 IGNORED_LABEL = -100
 """Label of a position that is no target, as in torch and transformers."""
 
@@ -32,6 +35,9 @@ _ID_FIELDS = {"whisper": "decoder_input_ids", "qwen3_asr": "input_ids", "qwen3_v
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _GENERATION = "generation_config.json"
 _PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_MAX_LISTED = 20
+
+Init = Literal["pretrained", "random"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -266,22 +272,45 @@ def _check_ids(facts: ModelFacts, name: str, ids: torch.Tensor) -> None:
         )
 
 
-def load_model(folder: Path, *, seed: int) -> Any:
+def check_weights(folder: Path, *, init: Init) -> None:
+    """Raises ConfigError, which lists what the folder holds, where `init` wants weights and none are there.
+
+    Weights that are there and not wanted are logged: somebody may have meant them.
+    """
+    found = [name for name in (*_WEIGHTS, *_PICKLED_WEIGHTS) if (folder / name).is_file()]
+    if init == "random":
+        if found:
+            _logger.warning('train.init = "random": the weights in %s are not used (%s)', folder, ", ".join(found))
+        return
+    if not found:
+        raise ConfigError(
+            f"train.model: {folder} has no weights, neither {' nor '.join(_WEIGHTS)}; it holds {_listed(folder)}; name a folder "
+            'that save_pretrained has written, or set train.init = "random" to begin with random ones'
+        )
+    if not set(found) & set(_WEIGHTS):
+        raise ConfigError(f"train.model: {folder} has pickled weights only; save them as model.safetensors first")
+
+
+def _listed(folder: Path) -> str:
+    names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
+    shown = ", ".join(map(repr, names[:_MAX_LISTED]))
+    return shown + (f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else "")
+
+
+def load_model(folder: Path, *, seed: int, init: Init = "pretrained") -> Any:
     """Returns the float32 model of `folder` on the CPU, in training mode.
 
-    Where the folder has safetensors weights these are loaded (a missing or misfitting weight raises ConfigError);
-    otherwise the weights are random from `seed` alone: equal in every run and on every rank. The caller's random
-    state does not move.
+    init: `pretrained` loads the folder's safetensors (none, a missing or a misfitting weight raises ConfigError); `random`
+    makes weights from `seed` alone: equal in every run and on every rank. The caller's random state does not move.
     """
     import transformers
 
     config = _transformers_config(folder)
+    check_weights(folder, init=init)
     model_class = getattr(transformers, _CLASSES[config.model_type])
-    if any((folder / name).exists() for name in _WEIGHTS):
+    if init == "pretrained":
         model = _pretrained(model_class, folder)
         _freeze_as_made(model, model_class, config)
-    elif any((folder / name).exists() for name in _PICKLED_WEIGHTS):
-        raise ConfigError(f"train.model: {folder} has pickled weights only; save them as model.safetensors first")
     else:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -318,7 +347,7 @@ def _pretrained(model_class: Any, folder: Path) -> Any:
     if lost := sorted(loading["missing_keys"]):
         raise ConfigError(
             f"train.model: the weights in {folder} lack {lost[0]} (and {len(lost) - 1} more) of its config.json; "
-            "remove the weights to start from random ones"
+            'mend the folder, or set train.init = "random" to begin with random ones'
         )
     return model
 

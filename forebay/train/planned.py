@@ -13,6 +13,7 @@ import numpy as np
 from forebay.config import Config, PlanConfig
 from forebay.errors import ConfigError
 from forebay.store.cache import ROW_BITS
+from forebay.store.canonical import digest
 from forebay.train.plan import (
     AnyPlan,
     BucketPlan,
@@ -20,22 +21,29 @@ from forebay.train.plan import (
     Samples,
     make_plan,
     pack_plan,
+    plan_content,
     plan_key,
     resolve_packs,
     resolve_plan,
+    sealed_content,
+    state_key,
 )
-from forebay.train.source import SampleSource
-from forebay.train.union import without_audio
+from forebay.train.source import Identified, SampleSource
+from forebay.train.union import parts_of, without_audio
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A plan and where it is kept; `folder` is None where it is only in memory."""
+    """A plan and where it is kept; `folder` is None where it is only in memory.
+
+    key: what a loader's state is checked by. earlier_key: what it was checked by in states of before.
+    """
 
     plan: AnyPlan
     key: str
+    earlier_key: str
     folder: Path | None
 
     def summary(self) -> str:
@@ -69,7 +77,35 @@ def plan_of(config: Config, source: SampleSource, *, keep: bool = True) -> Plann
     """
     if config.plan is None:
         raise ConfigError(f"{config.path}: no [plan] section; add one, for example: {plan_example(config)}")
-    key = plan_key(source.key, config.plan)
+    plan, folder = _plan_and_folder(config, config.plan, source, keep=keep)
+    key = key_of(plan, folder, source=source, settings=config.plan)
+    return Planned(plan=plan, key=key, earlier_key=plan_key(source.key, config.plan), folder=folder)
+
+
+def key_of(plan: AnyPlan, folder: Path | None, *, source: SampleSource, settings: PlanConfig) -> str:
+    """Returns what the states of a loader over this plan are checked by: the same for a cache and for its uncached steps.
+
+    folder: of the plan, which knows the checksums of its arrays; None: they are computed.
+    """
+    content, sample_ids = (plan_content(plan), None) if folder is None else sealed_content(folder)
+    recipe, ids = _identity(source)
+    return state_key(settings, recipe=recipe, sample_ids=sample_ids or ids(), content=content)
+
+
+def _identity(source: SampleSource) -> tuple[str, Callable[[], str]]:
+    """Returns how the samples of a source are made, and what tells which they are; of a union, of all its parts."""
+    parts = parts_of(source)
+    recipes = [part.recipe_key if isinstance(part, Identified) else part.key for part in parts]
+
+    def ids() -> str:
+        return digest([part.ids_digest() if isinstance(part, Identified) else part.key for part in parts])
+
+    return digest(recipes), ids
+
+
+def _plan_and_folder(
+    config: Config, settings: PlanConfig, source: SampleSource, *, keep: bool
+) -> tuple[AnyPlan, Path | None]:
     slots = getattr(source, "slots", None)  # only what is read from a cache lies in shards
     texts = without_audio(source)
 
@@ -81,15 +117,14 @@ def plan_of(config: Config, source: SampleSource, *, keep: bool = True) -> Plann
         return stored if texts is None else np.where(texts, tokens(), stored)
 
     shards = None if slots is None else lambda: (np.asarray(slots) >> ROW_BITS).astype(np.int32)
-    if config.plan.kind == "pack":
-        plan, folder = _packs_of(config, config.plan, source, shards=shards, keep=keep)
-        return Planned(plan=plan, key=key, folder=folder)
+    if settings.kind == "pack":
+        return _packs_of(config, settings, source, shards=shards, keep=keep)
     durations = np.asarray(source.lengths["num_samples"])
     rate = int(source.constants["sample_rate_hz"])
     if not keep:
         samples = Samples(durations=durations, sample_rate_hz=rate, tokens=tokens, shards=shards, texts=texts)
-        return Planned(plan=make_plan(samples, config.plan), key=key, folder=None)
-    plan, folder = resolve_plan(
+        return make_plan(samples, settings), None
+    return resolve_plan(
         config.cache_root,
         durations,
         frames=frames,
@@ -97,12 +132,12 @@ def plan_of(config: Config, source: SampleSource, *, keep: bool = True) -> Plann
         dataset=config.name,
         split=config.source.split,
         cache_key=source.key,
-        settings=config.plan,
+        settings=settings,
         tokens=tokens,
         shards=shards,
         texts=texts,
+        sample_ids=_identity(source)[1],
     )
-    return Planned(plan=plan, key=key, folder=folder)
 
 
 def plan_example(config: Config) -> str:
@@ -134,4 +169,5 @@ def _packs_of(
         cache_key=source.key,
         settings=settings,
         shards=shards,
+        sample_ids=_identity(source)[1],
     )

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
@@ -19,10 +19,13 @@ from forebay.train.collate.pack_shapes import PackShapes
 from forebay.train.collate.packed import PackCollator
 from forebay.train.loader import Loader
 from forebay.train.mixture import is_mixture, mix
-from forebay.train.plan.interface import Plan
 from forebay.train.planned import plan_of
+from forebay.train.ranks import resolve_ranks
 from forebay.train.source import SampleSource
 from forebay.train.union import SourceUnion
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +47,9 @@ class Selected:
 def make_loader(
     config: Config,
     *,
-    dp_rank: int = 0,
-    dp_world_size: int = 1,
+    dp_rank: int | None = None,
+    dp_world_size: int | None = None,
+    device_mesh: DeviceMesh | None = None,
     as_tensordict: bool = False,
     device: torch.device | str | None = None,
     device_prefetch: int = 1,
@@ -56,27 +60,27 @@ def make_loader(
     `require` raises CacheNotFoundError; `off` goes uncached. Where torch.distributed is up, rank 0 finds cache and plan
     and the others are told. `[[train.mixture]]` reads several caches, each chosen in this way; weights are applied on top of
     the plan of all their samples.
+    dp_rank, dp_world_size, device_mesh: which batches are this process's, see `resolve_ranks`; left out, they are found.
     device, device_prefetch: where batches are handed out, and how many are copied there ahead, see `Loader`; they depend on
     the process and not on the run, so no config holds them.
-    Raises ConfigError without a `[plan]` section or for a device that is not there, CacheMismatchError for caches whose samples cannot stand in one batch,
+    Raises ConfigError without a `[plan]` section, for ranks that cannot be, or for a device that is not there, CacheMismatchError for caches whose samples cannot stand in one batch,
     where `train.mixture_batches` puts them there.
     """
+    ranks = resolve_ranks(dp_rank, dp_world_size, device_mesh=device_mesh)
     selected = select(config)
     keep = selected.kind == "cache"
     if keep:
         _by_rank_0(lambda: plan_of(config, selected.source).folder)  # on disk now; the other ranks open it
     planned = plan_of(config, selected.source, keep=keep)
-    plan: Plan = planned.plan
-    plan_key = planned.key
-    if is_mixture(config.train):
-        plan, plan_key = mix(config, selected.source, plan, plan_key=plan_key)
+    found = mix(config, selected.source, planned) if is_mixture(config.train) else planned
     return Loader(
         selected.source,
-        plan,
-        plan_key=plan_key,
+        found.plan,
+        plan_key=found.key,
+        earlier_key=found.earlier_key,
         seed=config.train.seed,
-        dp_rank=dp_rank,
-        dp_world_size=dp_world_size,
+        dp_rank=ranks.dp_rank,
+        dp_world_size=ranks.dp_world_size,
         dtype=_DTYPES[config.train.dtype],
         num_threads=config.train.num_threads,
         prefetch=config.train.prefetch,

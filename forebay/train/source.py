@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -47,4 +47,18 @@ class SampleSource(Protocol):
 
     def read(self, index: int) -> Sample:
         """Returns the sample's tensor fields, read-only; views of a mapping where the source is a cache."""
+        ...
+
+
+@runtime_checkable
+class Identified(Protocol):
+    """A source that says which samples it has, and how they are made, in words that do not depend on where they come from."""
+
+    @property
+    def recipe_key(self) -> str:
+        """Digest of how samples are made, 64 hex digits."""
+        ...
+
+    def ids_digest(self) -> str:
+        """Returns the digest of the samples' ids in their order."""
         ...

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from forebay.errors import ResumeError
+from forebay.train.plan.key import why_differ
 
 STATE_VERSION = 1
 
@@ -39,10 +40,12 @@ class LoaderState:
         }
 
     @classmethod
-    def from_json(cls, state: Mapping[str, Any], *, plan_key: str, num_batches: int) -> LoaderState:
+    def from_json(
+        cls, state: Mapping[str, Any], *, plan_key: str, num_batches: int, earlier_key: str | None = None
+    ) -> LoaderState:
         """Returns the state that `to_json` wrote, checked against the plan that is to go on.
 
-        num_batches: micro-batches of an epoch. Raises ResumeError naming the field, its value and the wanted one.
+        num_batches: micro-batches of an epoch. earlier_key: that forebay gave this plan in states of before. Raises ResumeError naming the field, its value and the wanted one.
         """
         if not isinstance(state, Mapping):
             raise ResumeError(f"loader state is a {type(state).__name__}, wanted what Loader.state_dict() returned")
@@ -53,10 +56,9 @@ class LoaderState:
                 "resume with the forebay that wrote it, or a newer one"
             )
         stored = state.get("plan_key")
-        if stored != plan_key:
+        if stored != plan_key and (earlier_key is None or stored != earlier_key):
             raise ResumeError(
-                f"loader state: plan_key is {_short(stored)}, the plan here has {_short(plan_key)}; the data, the [plan] "
-                "section or a mixture changed since: resume with the earlier config, or start anew without the state"
+                f"loader state: plan_key is {_short(stored)}, the plan here has {_short(plan_key)}; {why_differ(stored, plan_key)}"
             )
         position = _integer(state, "position", low=0)
         if position > num_batches:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -15,11 +15,16 @@ from forebay.train.collate.memory import Allocate
 from forebay.train.collate.text import IGNORED
 from forebay.train.loader import Loader
 from forebay.train.pack_folders import cache_and_plan_folder
-from forebay.train.plan import check_ranks, load_plan, next_position, num_steps, plan_key, turn
+from forebay.train.plan import load_plan, next_position, num_steps, plan_key, turn
 from forebay.train.plan.disk import AnyPlan, pack_settings
+from forebay.train.planned import key_of
+from forebay.train.ranks import resolve_ranks
 from forebay.train.ring import BufferRing
 from forebay.train.select import make_loader, pack_collator
 from forebay.train.state import LoaderState
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 _NUM_WORKERS = "num_workers"
 """In the state of a DataLoader's worker: how many there are. `position` is then that of the worker's own next batch."""
@@ -27,7 +32,12 @@ _KEPT_BUFFERS = 4
 
 
 def build_vl_dataloader(
-    config: Config, *, dp_rank: int = 0, dp_world_size: int = 1, as_tensordict: bool = False
+    config: Config,
+    *,
+    dp_rank: int | None = None,
+    dp_world_size: int | None = None,
+    device_mesh: DeviceMesh | None = None,
+    as_tensordict: bool = False,
 ) -> Loader:
     """Returns the loader of this rank's packs: `make_loader`, of a config that has `[vision]` and packs.
 
@@ -39,7 +49,13 @@ def build_vl_dataloader(
         raise ConfigError(
             f'{config.path}: {found}, wanted [vision] and plan.kind = "pack"; use forebay.train.make_loader for other configs'
         )
-    return make_loader(config, dp_rank=dp_rank, dp_world_size=dp_world_size, as_tensordict=as_tensordict)
+    return make_loader(
+        config,
+        dp_rank=dp_rank,
+        dp_world_size=dp_world_size,
+        device_mesh=device_mesh,
+        as_tensordict=as_tensordict,
+    )
 
 
 class CachedVLDataset(IterableDataset[dict[str, Any]]):
@@ -60,10 +76,11 @@ class CachedVLDataset(IterableDataset[dict[str, Any]]):
     def __init__(
         self,
         cache_dir: str | os.PathLike[str],
-        dp_rank: int = 0,
-        dp_world_size: int = 1,
+        dp_rank: int | None = None,
+        dp_world_size: int | None = None,
         infinite: bool = False,
         *,
+        device_mesh: DeviceMesh | None = None,
         seed: int = 0,
         pixels: Literal["uint8", "float32", "float16", "bfloat16"] = "uint8",
         pack_shapes: Literal["natural", "fixed"] = "natural",
@@ -75,6 +92,8 @@ class CachedVLDataset(IterableDataset[dict[str, Any]]):
 
         cache_dir: a cache's folder, whose one plan of packs under `../plans` is taken, or a plan's folder, whose cache beside
         `plans` is taken: of several codecs the one that is read the fastest.
+        dp_rank, dp_world_size, device_mesh: see `resolve_ranks`; left out, they are found, here and not in a DataLoader's
+        workers.
         infinite: the end of an epoch goes on with the next one. seed: of the order.
         pixels, pack_shapes, patch_classes, varlen: as in `[train]`.
         mask_fillers: packs of the head that fill the last step under tail "short" have all labels -100, see `Loader`.
@@ -82,7 +101,7 @@ class CachedVLDataset(IterableDataset[dict[str, Any]]):
         impossible, CacheMismatchError or CacheCorruptError for folders that are not what was sealed, PlanError where no rank
         has a step.
         """
-        check_ranks(dp_rank, dp_world_size)
+        self.dp_rank, self.dp_world_size = resolve_ranks(dp_rank, dp_world_size, device_mesh=device_mesh)
         if pixels not in ("uint8", "float32", "float16", "bfloat16") or pack_shapes not in ("natural", "fixed"):
             raise ConfigError(
                 f'pixels is "{pixels}", wanted uint8, float32, float16 or bfloat16; pack_shapes is "{pack_shapes}", wanted '
@@ -90,9 +109,9 @@ class CachedVLDataset(IterableDataset[dict[str, Any]]):
             )
         self.source, self.plan_folder = cache_and_plan_folder(Path(cache_dir).absolute())
         self.plan, settings = self._open_plan()
-        self.plan_key = plan_key(self.source.key, settings)
+        self.plan_key = key_of(self.plan, self.plan_folder, source=self.source, settings=settings)
+        self._earlier_key = plan_key(self.source.key, settings)
         self.seed, self.infinite = seed, infinite
-        self.dp_rank, self.dp_world_size = dp_rank, dp_world_size
         wanted = TrainConfig(pixels=pixels, pack_shapes=pack_shapes, patch_classes=patch_classes, varlen=varlen)
         self.collator = pack_collator(wanted, settings, self.source)
         self._mask_fillers = mask_fillers
@@ -100,7 +119,7 @@ class CachedVLDataset(IterableDataset[dict[str, Any]]):
         self._is_own = False  # whether `_start` is the next batch of this worker, not of all of them
         if not self._steps_left(self._start):
             raise PlanError(
-                f'{self.plan.num_batches} packs are no full step of {dp_world_size} ranks and plan.tail is "drop": '
+                f'{self.plan.num_batches} packs are no full step of {self.dp_world_size} ranks and plan.tail is "drop": '
                 'use fewer ranks, or plan.tail = "short"'
             )
 
@@ -138,7 +157,9 @@ class CachedVLDataset(IterableDataset[dict[str, Any]]):
 
         Raises ResumeError as `Loader` does, and for a worker's state where there is another number of workers.
         """
-        loaded = LoaderState.from_json(state, plan_key=self.plan_key, num_batches=self.plan.num_batches)
+        loaded = LoaderState.from_json(
+            state, plan_key=self.plan_key, num_batches=self.plan.num_batches, earlier_key=self._earlier_key
+        )
         stored, worker = state.get(_NUM_WORKERS), get_worker_info()
         if stored is not None and stored != (worker.num_workers if worker else 0):
             raise ResumeError(

@@ -64,7 +64,7 @@ def losses_of(config: Any, batches: list[dict[str, torch.Tensor]], **kwargs: Any
 def plain_losses(config: Any, groups: list[list[dict[str, torch.Tensor]]]) -> list[float]:
     """The oracle: one large loss a group, plain torch, no accelerate."""
     settings = config.train
-    model = load_model(Path(settings.model), seed=settings.seed)
+    model = load_model(Path(settings.model), seed=settings.seed, init=settings.init)
     optimizer = adamw(model, settings)
     losses = []
     for step, group in enumerate(groups, start=1):
@@ -158,7 +158,7 @@ def test_loss_of_the_first_step_is_that_of_transformers(tmp_path: Path, model_ty
     batch = (whisper_batch if whisper else qwen3_asr_batch)(7)
     config = config_of(tmp_path, model=folder, model_type=model_type, max_steps=1, seed=5)
     report = train(config, loader=ListLoader([batch]), source_kind="cache")
-    assert report.loss_first == pytest.approx(load_model(folder, seed=5)(**batch).loss.item(), rel=1e-5)
+    assert report.loss_first == pytest.approx(load_model(folder, seed=5, init="random")(**batch).loss.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("stop_after", [1, 2, 3, 5])
@@ -357,10 +357,19 @@ def test_run_checks_the_model_and_makes_the_loader_of_its_rank(
         run(config_of(tmp_path, model=whisper, n_mels=128))
     with pytest.raises(ConfigError, match=r"train\.model is missing"):
         run(dataclasses.replace(config, train=TrainConfig()))
+    with pytest.raises(ConfigError, match=r"has no weights, neither model\.safetensors nor"):
+        run(config_of(tmp_path, model=whisper, init="pretrained"))
     assert len(calls) == 1
     constants["n_mels"] = 128
     with pytest.raises(CacheMismatchError, match=r"n_mels: the model in .* wants 80, the cache has 128"):
         run(config)
+
+
+def test_a_resumed_run_takes_the_weights_of_its_checkpoint(tmp_path: Path, whisper: Path) -> None:
+    batches = [whisper_batch(seed) for seed in range(2)]
+    losses_of(config_of(tmp_path, model=whisper, max_steps=1), batches)
+    losses = losses_of(config_of(tmp_path, model=whisper, max_steps=2, init="pretrained"), batches, resume=True)
+    assert len(losses) == 1
 
 
 def test_accelerate_that_is_not_installed_names_the_extra(
@@ -392,7 +401,7 @@ def test_learning_rate_rises_linearly_then_follows_half_a_cosine(tmp_path: Path,
 
 
 def test_biases_and_norms_are_not_decayed(whisper: Path) -> None:
-    model = load_model(whisper, seed=0)
+    model = load_model(whisper, seed=0, init="random")
     decayed, kept = adamw(model, TrainConfig(weight_decay=0.1)).param_groups
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
     assert {p.ndim for p in kept["params"]} == {1}

@@ -54,10 +54,10 @@ def test_unusable_model_folder_is_named(tmp_path: Path, content: str | None, mes
 def test_random_weights_depend_on_the_seed_only(tmp_path: Path) -> None:
     folder = qwen3_asr_folder(tmp_path)
     state = torch.get_rng_state()
-    first = load_model(folder, seed=1)
+    first = load_model(folder, seed=1, init="random")
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(99)
-    second, third = load_model(folder, seed=1), load_model(folder, seed=2)
+    second, third = (load_model(folder, seed=seed, init="random") for seed in (1, 2))
     weights = [dict(model.named_parameters()) for model in (first, second, third)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     assert not torch.equal(
@@ -69,7 +69,7 @@ def test_random_weights_depend_on_the_seed_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make_folder", [whisper_folder, qwen3_asr_folder])
 def test_stored_weights_come_back_in_float32_and_frozen_as_made(tmp_path: Path, make_folder: Any) -> None:
-    made = load_model(make_folder(tmp_path / "config"), seed=3)
+    made = load_model(make_folder(tmp_path / "config"), seed=3, init="random")
     made.bfloat16().save_pretrained(tmp_path / "stored")
     stored = load_model(tmp_path / "stored", seed=0)
     wanted = {name: (p.float(), p.requires_grad) for name, p in made.named_parameters()}
@@ -82,7 +82,7 @@ def test_stored_weights_come_back_in_float32_and_frozen_as_made(tmp_path: Path, 
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    model = load_model(whisper_folder(tmp_path / "config"), seed=0)
+    model = load_model(whisper_folder(tmp_path / "config"), seed=0, init="random")
     model.save_pretrained(tmp_path / "wide")
     document = json.loads((tmp_path / "wide" / "config.json").read_text(encoding="utf-8"))
     (tmp_path / "wide" / "config.json").write_text(json.dumps({**document, "decoder_ffn_dim": 32}), encoding="utf-8")
@@ -100,10 +100,39 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
         load_model(folder, seed=0)
 
 
+@pytest.mark.parametrize("misnamed", [None, "model.safetensor", "model-00001-of-00002.safetensors"])
+def test_no_weights_are_an_error_that_lists_the_folder(tmp_path: Path, misnamed: str | None) -> None:
+    """A folder of which a download left the weights out, or a slip of the pen, must not train from scratch unseen."""
+    folder = whisper_folder(tmp_path)
+    if misnamed is not None:
+        (folder / misnamed).write_bytes(b"weights")
+    listed = "'config.json'" + (f", '{misnamed}'" if misnamed else "")
+    with pytest.raises(ConfigError, match=rf"has no weights, .*; it holds {listed}; .* set train.init = \"random\""):
+        load_model(folder, seed=0)
+
+
+def test_random_weights_that_leave_weights_unused_say_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = load_model(whisper_folder(tmp_path / "config"), seed=0, init="random")
+    assert "not used" not in caplog.text
+    made.save_pretrained(tmp_path / "stored")
+    again = load_model(tmp_path / "stored", seed=1, init="random")
+    assert f"the weights in {tmp_path / 'stored'} are not used (model.safetensors)" in caplog.text
+    assert not torch.equal(again.model.decoder.embed_tokens.weight, made.model.decoder.embed_tokens.weight)
+
+
+def test_weights_in_several_files_are_loaded(tmp_path: Path) -> None:
+    made = load_model(whisper_folder(tmp_path / "config"), seed=3, init="random")
+    made.save_pretrained(tmp_path / "stored", max_shard_size="200KB")
+    assert not (tmp_path / "stored" / "model.safetensors").exists()
+    assert (tmp_path / "stored" / "model.safetensors.index.json").exists()
+    stored = dict(load_model(tmp_path / "stored", seed=0).named_parameters())
+    assert all(torch.equal(stored[name], value) for name, value in made.named_parameters())
+
+
 def test_generation_config_of_the_folder_is_kept(tmp_path: Path) -> None:
     folder = whisper_folder(tmp_path)
     (folder / "generation_config.json").write_text('{"max_length": 11, "eos_token_id": 2}', encoding="utf-8")
-    assert load_model(folder, seed=0).generation_config.max_length == 11
+    assert load_model(folder, seed=0, init="random").generation_config.max_length == 11
 
 
 def test_config_that_the_model_cannot_take_is_refused(tmp_path: Path) -> None:
@@ -182,7 +211,7 @@ def test_token_id_without_an_embedding_is_refused(
 def test_summed_loss_over_targets_is_the_loss_of_transformers(tmp_path: Path, model_type: str, seed: int) -> None:
     whisper = model_type == "whisper"
     folder = (whisper_folder if whisper else qwen3_asr_folder)(tmp_path)
-    facts, model = model_facts(folder), load_model(folder, seed=seed)
+    facts, model = model_facts(folder), load_model(folder, seed=seed, init="random")
     batch = (whisper_batch if whisper else qwen3_asr_batch)(seed)
     output = model(**batch)
     total = summed_loss(output.logits, batch["labels"], labels_are_shifted=facts.labels_are_shifted)

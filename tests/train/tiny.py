@@ -98,7 +98,7 @@ def config_of(
         source=SourceConfig(kind="tar", manifest=str(folder / "train.parquet")),
         audio=AudioConfig(features="log_mel" if model_type == "whisper" else "qwen3_asr", n_mels=n_mels),  # type: ignore[arg-type]
         text=TextConfig(tokenizer=str(model), prompt=model_type),  # type: ignore[arg-type]
-        train=TrainConfig(model=str(model), output_dir=str(folder / "runs"), **train),
+        train=TrainConfig(model=str(model), output_dir=str(folder / "runs"), **{"init": "random", **train}),
         path=str(folder / "tiny.toml"),
     )
 

@@ -83,7 +83,7 @@ def qwen3_vl_folder(folder: Path, **changes: Any) -> Path:
 
 def qwen3_vl(folder: Path, *, attention: str = "sdpa") -> Any:
     """Returns the model of `qwen3_vl_folder` with large random weights, so that a leak between samples is seen, in float32."""
-    model = load_model(qwen3_vl_folder(folder), seed=0)
+    model = load_model(qwen3_vl_folder(folder), seed=0, init="random")
     model.set_attn_implementation(attention)
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)
@@ -160,6 +160,6 @@ def vl_config(folder: Path, *, model: Path, **train: Any) -> Config:
         source=SourceConfig(kind="jsonl", manifest=str(folder / "train.jsonl")),
         vision=VisionConfig(processor=str(model)),
         text=TextConfig(tokenizer=str(model), prompt="chat"),
-        train=TrainConfig(model=str(model), output_dir=str(folder / "runs"), **train),
+        train=TrainConfig(model=str(model), output_dir=str(folder / "runs"), **{"init": "random", **train}),
         path=str(folder / "tiny.toml"),
     )

@@ -1,9 +1,9 @@
 """Plans: which samples form which batch, in which order. Functions over integer lengths; only `disk` touches files."""
 
 from forebay.train.plan.bucket import BucketPlan, bucket_plan
-from forebay.train.plan.disk import AnyPlan, load_plan, plan_folder, save_plan
+from forebay.train.plan.disk import AnyPlan, load_plan, plan_content, plan_folder, save_plan, sealed_content
 from forebay.train.plan.interface import EpochOrder, Plan, Tail
-from forebay.train.plan.key import plan_document, plan_key
+from forebay.train.plan.key import plan_document, plan_key, state_key, with_mixture
 from forebay.train.plan.make import Samples, make_plan
 from forebay.train.plan.order import Order
 from forebay.train.plan.pack import PackPlan, pack_plan
@@ -35,13 +35,17 @@ __all__ = [
     "num_steps",
     "pack_plan",
     "pack_statistics",
+    "plan_content",
     "plan_document",
     "plan_folder",
     "plan_key",
     "resolve_packs",
     "resolve_plan",
     "save_plan",
+    "sealed_content",
+    "state_key",
     "statistics",
     "turn",
     "window_plan",
+    "with_mixture",
 ]

@@ -30,6 +30,8 @@ AnyPlan = BucketPlan | WindowPlan | PackPlan
 PLAN_FORMAT_VERSION = 1
 METADATA = "metadata.json"
 STATISTICS = "packing_stats.json"
+SAMPLE_IDS = "sample_ids"
+"""Digest of which samples are planned; plans of before have none."""
 SUMS = "members_sums"
 """Checksums of the pieces of a large `members`, which is then checked where it is touched and not when it is opened."""
 LAZY_BYTES = 2**25
@@ -44,11 +46,19 @@ def plan_folder(root: Path, *, dataset: str, split: str, cache_key: str, setting
     return root / "plans" / f"{dataset}_{split}_{kind}_{key[:8]}"
 
 
-def save_plan(plan: AnyPlan, folder: Path, *, cache_key: str, settings: PlanConfig, statistics: dict[str, Any]) -> None:
+def save_plan(
+    plan: AnyPlan,
+    folder: Path,
+    *,
+    cache_key: str,
+    settings: PlanConfig,
+    statistics: dict[str, Any],
+    sample_ids: str | None = None,
+) -> None:
     """Makes `folder` (of `plan_folder`) hold the plan, complete or not at all; a damaged one that is there is replaced.
 
     Two savers at once are fine: the first one's folder stays, the bytes are the same. Arrays that are mapped from a replaced
-    folder stay valid. Raises OSError where the root cannot be written, with nothing left behind, and CacheMismatchError
+    folder stay valid. sample_ids: digest of which samples these are, for `sealed_content`. Raises OSError where the root cannot be written, with nothing left behind, and CacheMismatchError
     where another plan (eight equal hex digits, or a newer format) has the folder.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -66,6 +76,7 @@ def save_plan(plan: AnyPlan, folder: Path, *, cache_key: str, settings: PlanConf
             "plan_key": digest(document),
             "plan": document,
             **_at_a_glance(plan, statistics),
+            **({} if sample_ids is None else {SAMPLE_IDS: sample_ids}),
             "statistics_xxh3_128": xxhash.xxh3_128_hexdigest(stats),
             "arrays": arrays,
             **_figures(plan, settings),
@@ -90,6 +101,21 @@ def load_plan(folder: Path, *, cache_key: str, settings: PlanConfig, num_samples
     except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError) as err:
         # Its checksum is right: somebody else wrote it.
         raise CacheCorruptError(f"{folder / METADATA} is no plan that forebay writes ({err!r:.80}); {_AGAIN}") from err
+
+
+def plan_content(plan: AnyPlan) -> dict[str, Any]:
+    """Returns what the batches of a plan are a function of, beside its settings: its arrays, by checksum."""
+    return _content({"arrays": {name: _entry(array) for name, array in _arrays(plan).items()}, **_windows(plan)})
+
+
+def sealed_content(folder: Path) -> tuple[dict[str, Any], str | None]:
+    """Returns the `plan_content` of a plan on disk, and which samples it is of, where that is known; reads no array."""
+    metadata = _read_metadata(folder)
+    return _content(metadata), metadata.get(SAMPLE_IDS)
+
+
+def _content(metadata: dict[str, Any]) -> dict[str, Any]:
+    return {name: metadata[name] for name in ("arrays", "windows") if name in metadata}
 
 
 def _loaded(
@@ -187,14 +213,18 @@ def _at_a_glance(plan: AnyPlan, statistics: dict[str, Any]) -> dict[str, Any]:
 
 def _figures(plan: AnyPlan, settings: PlanConfig) -> dict[str, Any]:
     """Returns what a plan is made of beside its settings and arrays."""
-    if isinstance(plan, WindowPlan):
-        names = ("num_windows", "batches_per_window", "last_batches", "batch_size", "budget")
-        return {"windows": {name: getattr(plan, name) for name in names}}
     if not isinstance(plan, BucketPlan):
-        return {}
+        return _windows(plan)
     if plan.edges:
         return {"edges_s": list(plan.edges_s), "edges": list(plan.edges)}
     return {"edges_s": list(plan.edges_s)} if settings.k is not None else {}
+
+
+def _windows(plan: AnyPlan) -> dict[str, Any]:
+    if not isinstance(plan, WindowPlan):
+        return {}
+    names = ("num_windows", "batches_per_window", "last_batches", "batch_size", "budget")
+    return {"windows": {name: getattr(plan, name) for name in names}}
 
 
 _AGAIN = "delete that folder and run: forebay preprocess CONFIG"
@@ -202,19 +232,30 @@ _AGAIN = "delete that folder and run: forebay preprocess CONFIG"
 
 def _write_array(path: Path, array: Array) -> dict[str, Any]:
     array = np.ascontiguousarray(array)
-    head = io.BytesIO()
-    np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(array))
-    state = xxhash.xxh3_128(head.getvalue())
-    state.update(array.data)
     with write_aside(path) as file:
-        write_all(file, head.getvalue())
+        write_all(file, _head(array))
         write_all(file, array.data)
+    return _entry(array)
+
+
+def _entry(array: Array) -> dict[str, Any]:
+    """Returns what the metadata say of an array: of the file that it is, or would be."""
+    array = np.ascontiguousarray(array)
+    head = _head(array)
+    state = xxhash.xxh3_128(head)
+    state.update(array.data)
     return {
         "dtype": array.dtype.str,
         "shape": list(array.shape),
-        "size_bytes": head.tell() + array.nbytes,
+        "size_bytes": len(head) + array.nbytes,
         "xxh3_128": state.hexdigest(),
     }
+
+
+def _head(array: Array) -> bytes:
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(array))
+    return head.getvalue()
 
 
 def _map_array(path: Path, expected: dict[str, Any], *, is_checked: bool) -> Array:

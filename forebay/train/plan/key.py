@@ -1,7 +1,8 @@
-"""The name of a plan: which cache it plans, by which settings, in which version of the order."""
+"""The names of a plan: on disk by its cache, in a loader's state by what its batches are."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +14,18 @@ from forebay.train.plan.order import ORDER_VERSION
 
 _ADDED = ("edges", "k", "batch_tokens", "calibration")
 """Settings that came later: at their default they stay out, so that plans of before keep their key."""
+_EARLIER = "resume with the earlier config, or start anew without the state"
+_CHANGES = (
+    f"the settings of [plan] or a mixture changed since: {_EARLIER}",
+    f"the recipe ([source], [audio], [text], [vision]) changed since: {_EARLIER}",
+    "the samples are others: the data changed since, or a run without the cache had samples that the build left out as bad; "
+    'resume with the earlier data, a run that had no cache with train.cache = "off"',
+    "the lengths of the samples give other batches: a run without the cache takes the manifest's durations, rounded or not, "
+    'where no header says how long the audio is; resume as the state was made, with train.cache = "off" or with the cache',
+)
+"""What it means where a part of a state key differs, in the order of the parts."""
+_PART = 16
+"""Hex digits of a state key that each part has."""
 PACKER_VERSION = 1
 """Bumped when the same lengths and settings give other packs."""
 
@@ -46,5 +59,37 @@ def plan_document(cache_key: str, settings: PlanConfig) -> dict[str, Any]:
 
 
 def plan_key(cache_key: str, settings: PlanConfig) -> str:
-    """Returns the sha256 of the plan's document, 64 hex digits; a loader's state carries it."""
+    """Returns the sha256 of the plan's document, 64 hex digits: its name on disk."""
     return digest(plan_document(cache_key, settings))
+
+
+def state_key(settings: PlanConfig, *, recipe: str, sample_ids: str, content: Mapping[str, Any]) -> str:
+    """Returns what a loader's state is checked by, 64 hex digits: 16 each of the settings, the recipe, the samples, the batches.
+
+    recipe, sample_ids: digests of how samples are made, and of which they are. content: of the plan, see `plan_content`.
+    Nothing here says whether samples are read from a cache: where their lengths put them into the same batches a state goes
+    from one to the other.
+    """
+    document = plan_document("", settings)
+    del document["cache_keys"]
+    return "".join(digest(part)[:_PART] for part in (document, recipe, sample_ids, content))
+
+
+def with_mixture(key: str, mixture: Mapping[str, Any]) -> str:
+    """Returns the state key of a mixture over the plan of `key`: it is a setting, on top of those of the plan."""
+    return digest({"plan": key[:_PART], "mixture": mixture})[:_PART] + key[_PART:]
+
+
+def why_differ(stored: Any, wanted: str) -> str:
+    """Returns for a message what it means that a state key is not the wanted one: the first part that differs."""
+    if not isinstance(stored, str) or len(stored) != len(wanted):
+        stored = ""
+    starts = range(0, _PART * len(_CHANGES), _PART)
+    changes = [
+        change
+        for change, start in zip(_CHANGES, starts, strict=True)
+        if stored[start : start + _PART] != wanted[start : start + _PART]
+    ]
+    # Nothing in common: a key of another making, or of other data altogether.
+    is_partial = 0 < len(changes) < len(_CHANGES)
+    return changes[0] if is_partial else f"the data, the [plan] section or a mixture changed since: {_EARLIER}"

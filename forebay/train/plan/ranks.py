@@ -13,6 +13,7 @@ the positions left are not a multiple of W, the end of the epoch is, by `plan.ta
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 
@@ -22,10 +23,13 @@ from forebay.train.plan.interface import Array, Tail
 
 def check_ranks(dp_rank: int, dp_world_size: int) -> None:
     """Raises ConfigError for a rank that is none of so many."""
+    for name, value in (("dp_rank", dp_rank), ("dp_world_size", dp_world_size)):
+        if not isinstance(value, Integral) or isinstance(value, bool):
+            raise ConfigError(f"{name} is {value!r}, wanted an integer; environment variables are text: int(...)")
     if dp_world_size < 1 or not 0 <= dp_rank < dp_world_size:
         raise ConfigError(
             f"dp_rank is {dp_rank} of dp_world_size {dp_world_size}, wanted 0 <= dp_rank < dp_world_size; "
-            "under torchrun pass RANK and WORLD_SIZE"
+            "leave both out, and they are found"
         )
 
 

@@ -34,12 +34,13 @@ def resolve_plan(
     tokens: Callable[[], Array] | None = None,
     shards: Callable[[], Array] | None = None,
     texts: Array | None = None,
+    sample_ids: Callable[[], str] | None = None,
 ) -> tuple[AnyPlan, Path | None]:
     """Returns the plan of a sealed cache and its folder: opened where it is under `root`, else built and saved.
 
     durations: integers [num_samples], in audio samples. The others give integers [num_samples] and are called only when a
     plan has to be made: frames, of features; tokens, of labels; shards, the number of each sample's shard. texts: see
-    `Samples`; frames are then tokens.
+    `Samples`; frames are then tokens. sample_ids: gives the digest of which samples these are, for the plan's metadata.
     Where the root cannot be written the plan stays in memory, the folder is None and one log line says why. A damaged
     plan is made again: unlike a cache it costs seconds. Raises CacheMismatchError for a plan of another cache or of a newer
     format under the same name, PlanError where no plan can be made.
@@ -51,7 +52,9 @@ def resolve_plan(
         plan = make_plan(samples, settings)
         return plan, statistics(plan, durations, frames=frames(), shards=shards() if shards is not None else None)
 
-    return _resolved(folder, make, cache_key=cache_key, settings=settings, num_samples=len(durations))
+    return _resolved(
+        folder, make, cache_key=cache_key, settings=settings, num_samples=len(durations), sample_ids=sample_ids
+    )
 
 
 def resolve_packs(
@@ -65,6 +68,7 @@ def resolve_packs(
     cache_key: str,
     settings: PlanConfig,
     shards: Callable[[], Array] | None = None,
+    sample_ids: Callable[[], str] | None = None,
 ) -> tuple[AnyPlan, Path | None]:
     """Returns the pack plan of a sealed cache and its folder: as `resolve_plan`.
 
@@ -79,7 +83,9 @@ def resolve_packs(
         numbers = shards() if shards is not None else None
         return plan, pack_statistics(plan, tokens, settings=settings, patches=found, images=images(), shards=numbers)
 
-    return _resolved(folder, make, cache_key=cache_key, settings=settings, num_samples=len(tokens))
+    return _resolved(
+        folder, make, cache_key=cache_key, settings=settings, num_samples=len(tokens), sample_ids=sample_ids
+    )
 
 
 def _resolved(
@@ -89,6 +95,7 @@ def _resolved(
     cache_key: str,
     settings: PlanConfig,
     num_samples: int,
+    sample_ids: Callable[[], str] | None,
 ) -> tuple[AnyPlan, Path | None]:
     """Returns the plan of a folder, made and saved where it is not there; `make` gives it and its statistics."""
     try:
@@ -99,7 +106,8 @@ def _resolved(
         logger.warning("making the plan again: %s", err)
     plan, found = make()
     try:
-        save_plan(plan, folder, cache_key=cache_key, settings=settings, statistics=found)
+        ids = sample_ids() if sample_ids is not None else None
+        save_plan(plan, folder, cache_key=cache_key, settings=settings, statistics=found, sample_ids=ids)
     except OSError as err:
         logger.warning("the plan stays in memory: %s cannot be written: %s", folder, err)
         return plan, None

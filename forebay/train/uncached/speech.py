@@ -24,7 +24,8 @@ from forebay.preprocess.sources import MediaReader, read_rows
 from forebay.store.canonical import digest
 from forebay.store.key import recipe_key
 from forebay.store.layout import GROUPS, FieldSpec
-from forebay.store.row_table import sorted_categories
+from forebay.store.row_table import sorted_categories, strings_digest
+from forebay.train.uncached.lengths import UNKNOWN, exact_lengths
 from forebay.train.uncached.substitutes import MAX_SUBSTITUTES, Substitutes
 
 logger = logging.getLogger(__name__)
@@ -35,8 +36,8 @@ Array = np.ndarray[Any, Any]
 class UncachedSource:
     """Reads, decodes and featurises a sample whenever it is asked for. Threads may share it.
 
-    fields, lengths, constants: as of a cache; lengths come from manifest and headers, and are those of the cache where these
-    are exact. tokenizer: its digest. A sample that turns out to be bad is replaced by the next one that is good, and counted
+    fields, lengths, constants: as of a cache. Lengths come from exact headers (FLAC, WAV) and are then those of the cache; else
+    from the manifest, which a warning says. recipe_key: digest of the steps. tokenizer: its digest. A sample that turns out to be bad is replaced by the next one that is good, and counted
     in `failed`.
     """
 
@@ -52,7 +53,7 @@ class UncachedSource:
         self._recipe, self._line = recipe.recipe, line_of(config, recipe.recipe)
         self._limits = DurationLimits.of(config.source, recipe.recipe.decode)
         manifest = read_rows(config.source, cache_root=config.cache_root)
-        self._names = [file.name for file in manifest.files]
+        self._files, self._names = manifest.files, [file.name for file in manifest.files]
         self._media = MediaReader(
             manifest.files,
             max_open=config.run.max_open_tars,
@@ -67,6 +68,7 @@ class UncachedSource:
         self.fields: Mapping[str, FieldSpec] = {spec.name: spec for spec in self._line.fields()}
         self.constants = self._line.constants()
         self.tokenizer = self._recipe.tokens.tokenizer if self._recipe.tokens else None
+        self.recipe_key = recipe.key
         self.key = digest({"uncached": recipe.key, "rows": self._rows["sample_id"].to_pylist()})
         self.lengths = self._measure(tokens)
         self._substitutes = Substitutes()
@@ -99,6 +101,10 @@ class UncachedSource:
     def sample_id(self, index: int) -> str:
         """Returns the id of one sample."""
         return str(self._rows["sample_id"][index].as_py())
+
+    def ids_digest(self) -> str:
+        """Returns the digest of the samples' ids in their order."""
+        return strings_digest(self._rows["sample_id"])
 
     def _make(self, index: int) -> dict[str, Array]:
         row = self._rows.slice(index, 1)
@@ -137,14 +143,28 @@ class UncachedSource:
         if not self._recipe.has_audio:
             nothing = np.zeros(len(tokens), np.int32)
             return {"num_samples": nothing, "num_frames": nothing, "num_tokens": tokens.astype(np.int32)}
-        rate = self._recipe.decode.sample_rate_hz
-        seconds = pc.fill_null(self._rows["duration_s"], 0.0).to_numpy()
-        if self._recipe.decode.clip_s is not None:
-            seconds = np.minimum(seconds, self._recipe.decode.clip_s)
-        samples = np.maximum(1, np.rint(np.nan_to_num(seconds) * rate)).astype(np.int64)
+        samples = self._samples()
         frames = np.asarray(num_frames(self._recipe.features, samples))
         lengths = {"num_samples": samples, "num_frames": frames, "num_tokens": tokens}
         return {name: values.astype(np.int32) for name, values in lengths.items()}
+
+    def _samples(self) -> Array:
+        """Returns the audio samples of each row; logs for how many the manifest alone says it."""
+        step = self._recipe.decode
+        exact = exact_lengths(self._rows, self._files, step)
+        seconds = pc.fill_null(self._rows["duration_s"], 0.0).to_numpy()
+        if step.clip_s is not None:
+            seconds = np.minimum(seconds, step.clip_s)
+        stated = np.maximum(1, np.rint(np.nan_to_num(seconds) * step.sample_rate_hz)).astype(np.int64)
+        is_stated = exact == UNKNOWN
+        if is_stated.any():
+            logger.warning(
+                "the lengths of %d of %d samples are the manifest's or a header's estimate, since no FLAC or WAV header says "
+                "them exactly: batches may differ from those of the cache, and a state saved here is then refused there",
+                is_stated.sum(),
+                len(exact),
+            )
+        return np.where(is_stated, stated, exact)
 
 
 def compare_probe(line: Line, stored: Mapping[str, str] | None) -> None:

@@ -23,6 +23,7 @@ class Substitutes:
     def __init__(self) -> None:
         self.failed: Counter[str] = Counter()
         self._lock = threading.Lock()
+        self._is_told = False
 
     def first_good(self, make: Callable[[int], T], candidates: Iterable[int]) -> T:
         """Returns `make` of the first candidate for which it does not raise SampleError.
@@ -34,10 +35,19 @@ class Substitutes:
             try:
                 return make(index)
             except SampleError as err:
-                with self._lock:
-                    self.failed[err.reason] += 1
-                logger.warning("reading another sample instead, %s: %s", err.reason, err)
+                self._note(err)
                 last = err
         if last is None:
             raise ValueError("no candidate to read")
         raise last
+
+    def _note(self, err: SampleError) -> None:
+        logger.warning("reading another sample instead, %s: %s", err.reason, err)
+        with self._lock:
+            self.failed[err.reason] += 1
+            is_first, self._is_told = not self._is_told, True
+        if is_first:
+            logger.warning(
+                "the cache will leave such samples out, so its batches will be others: a state saved here goes on here "
+                '(train.cache = "off"), and is refused there'
+            )

@@ -21,7 +21,7 @@ from forebay.store.image.codec import FIELDS
 from forebay.store.image.stored import StoredImages
 from forebay.store.key import recipe_key
 from forebay.store.layout import FieldSpec
-from forebay.store.row_table import sorted_categories
+from forebay.store.row_table import sorted_categories, strings_digest
 from forebay.train.uncached.listing import conversations
 from forebay.train.uncached.speech import compare_probe
 from forebay.train.uncached.substitutes import MAX_SUBSTITUTES, Substitutes
@@ -66,6 +66,7 @@ class UncachedVisionSource:
         step = recipe.recipe.patches
         self._images = StoredImages(MEDIA_ROWS, "raw", self._line.settings, step.max_pixels, step.alpha)
         self.tokenizer = recipe.recipe.chat.tokenizer
+        self.recipe_key = recipe.key
         self.key = digest({"uncached": recipe.key, "rows": found.rows["sample_id"].to_pylist()})
         self.lengths = {name: found.rows[name].to_numpy() for name in self._line.length_names}
         self._substitutes = Substitutes()
@@ -90,6 +91,10 @@ class UncachedVisionSource:
     def sample_id(self, index: int) -> str:
         """Returns the id of one sample."""
         return str(self._rows["sample_id"][index].as_py())
+
+    def ids_digest(self) -> str:
+        """Returns the digest of the samples' ids in their order."""
+        return strings_digest(self._rows["sample_id"])
 
     def _candidates(self, index: int) -> Iterator[int]:
         """The sample itself, then those behind it, around the end, that need no more room."""
