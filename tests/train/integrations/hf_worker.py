@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from forebay.train.collate.packed import PackCollator
 from forebay.train.integrations.hf import LoaderMixin
 from forebay.train.loader import Loader
 from forebay.train.models import load_model
-from forebay.train.plan import pack_plan
+from forebay.train.plan import pack_plan, plan_key
+from forebay.train.plan.interface import Tail
 from tests.train.tiny import real_loader_model, text_loader
 from tests.train.tiny_vl import FakeVlSource, conversations, qwen3_vl_folder
 
@@ -41,18 +43,15 @@ class Scenario:
     arguments: dict[str, Any]
 
 
-def pack_loader(*, dp_rank: int = 0, dp_world_size: int = 1, seed: int = 1) -> Loader:
-    """Returns a rank's loader of packs of which every world size has an odd number of steps in an epoch."""
-    source = FakeVlSource(conversations(3, 18 * dp_world_size))
-    plan = pack_plan(source.lengths["num_tokens"], settings=PlanConfig(kind="pack", seq_len=70, tail="drop"))
-    plan = pack_plan(
-        source.lengths["num_tokens"],
-        settings=PlanConfig(kind="pack", seq_len=70 if len(plan.offsets) % 2 else 60, tail="drop"),
-    )
+def pack_loader(*, dp_rank: int = 0, dp_world_size: int = 1, seed: int = 1, tail: Tail = "drop") -> Loader:
+    """Returns a rank's loader of 11 packs: for one rank and for two the steps of an epoch are odd."""
+    source = FakeVlSource(conversations(3, 38))
+    settings = PlanConfig(kind="pack", seq_len=50, tail=tail)
+    plan = pack_plan(source.lengths["num_tokens"], settings=settings)
     return Loader(
         source,
         plan,
-        plan_key="a" * 64,
+        plan_key=plan_key(source.key, settings),
         seed=seed,
         dp_rank=dp_rank,
         dp_world_size=dp_world_size,
@@ -61,9 +60,9 @@ def pack_loader(*, dp_rank: int = 0, dp_world_size: int = 1, seed: int = 1) -> L
 
 
 SCENARIOS = {
-    "packs": Scenario(loader=pack_loader, model=qwen3_vl_folder, grad_acc=2, stop_in_step=2, arguments={}),
+    "packs": Scenario(loader=pack_loader, model=qwen3_vl_folder, grad_acc=2, stop_in_step=4, arguments={}),
     "mixture": Scenario(
-        loader=text_loader,
+        loader=partial(text_loader, tail="drop"),
         model=real_loader_model,
         grad_acc=1,
         stop_in_step=7,
@@ -73,7 +72,7 @@ SCENARIOS = {
 NUM_EPOCHS = 2
 
 
-class Interrupted(Exception):
+class InterruptedRunError(Exception):
     """Ends a run as a fault of its own code would."""
 
 
@@ -89,14 +88,14 @@ class RecordingTrainer(LoaderMixin, Trainer):
         return loss
 
 
-class Faults(TrainerCallback):
-    """Ends the run in the middle of a step, after its first micro-batch where there are several."""
+class Fault(TrainerCallback):
+    """Ends the run in a step: after its first micro-batch where there are several."""
 
     def __init__(self, step: int, fault: Callable[[], None]) -> None:
         self._step, self._fault = step, fault
 
-    def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        if state.global_step == self._step:
+    def on_step_begin(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
+        if state.global_step == self._step and args.gradient_accumulation_steps == 1:
             self._fault()
 
     def on_substep_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
@@ -105,14 +104,16 @@ class Faults(TrainerCallback):
 
 
 def interrupt() -> None:
-    raise Interrupted
+    raise InterruptedRunError
 
 
 def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def run(folder: Path, name: str, run_name: str, *, fault: Callable[[], None] | None = None, resume: bool = False) -> None:
+def run(
+    folder: Path, name: str, run_name: str, *, fault: Callable[[], None] | None = None, resume: bool = False
+) -> None:
     """Trains a scenario on this rank; each line that it appends says which scenario and run it is of."""
     scenario = SCENARIOS[name]
     arguments = TrainingArguments(
@@ -137,7 +138,7 @@ def run(folder: Path, name: str, run_name: str, *, fault: Callable[[], None] | N
         args=arguments,
         train_dataset=scenario.loader(**place),
         eval_dataset=scenario.loader(**place),
-        callbacks=[Faults(scenario.stop_in_step, fault)] if fault else None,
+        callbacks=[Fault(scenario.stop_in_step, fault)] if fault else None,
     )
     lines = folder / f"rank_{arguments.process_index}.jsonl"
 
@@ -161,7 +162,7 @@ def main(part: str, folder: Path) -> None:
         run(folder, name, "whole")
         try:
             run(folder, name, "stopped", fault=kill if name == list(SCENARIOS)[-1] else interrupt)
-        except Interrupted:
+        except InterruptedRunError:
             continue
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
