@@ -1,40 +1,30 @@
-"""transformers' Trainer on forebay's loader.
+"""transformers' Trainer on forebay's loader, of speech or of packs of images and text; stopped anywhere, it goes on there.
 
-python examples/hf_trainer.py configs/demo_speech.toml [section.field=value ...]
+python examples/hf_trainer.py configs/demo_speech.toml [--resume] [section.field=value ...]
 
-`get_train_dataloader` hands the loader over as it is: it already gives each rank its share, so accelerate must not wrap it.
-On several ranks set plan.tail = "drop": the Trainer does not know of fillers with weight 0.
+`LoaderMixin` hands the loader over as it is (it already gives each rank its share, so accelerate must not wrap it) and keeps its
+state in the Trainer's checkpoints. On several ranks set plan.tail to "drop" or "pad": the Trainer does not know of fillers
+with weight 0, and the mixin says so.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
-from accelerate import PartialState
 from transformers import Trainer, TrainingArguments
 
 import forebay
-from forebay.config import Config
+from forebay.train.integrations.hf import LoaderMixin
 from forebay.train.models import load_model
 
 
-class ForebayTrainer(Trainer):
-    """A Trainer whose training batches come from a forebay config."""
-
-    def __init__(self, config: Config, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        state = PartialState()
-        self._loader = forebay.train.make_loader(config, dp_rank=state.process_index, dp_world_size=state.num_processes)
-
-    def get_train_dataloader(self) -> Any:
-        """Returns this rank's loader, not prepared by accelerate."""
-        return self._loader
+class ForebayTrainer(LoaderMixin, Trainer):
+    """A Trainer that takes forebay's loaders as its data sets."""
 
 
-def main(config_path: str, overrides: list[str]) -> None:
-    """Trains `train.max_steps` steps."""
+def main(config_path: str, overrides: list[str], *, resume: bool = False) -> list[float]:
+    """Trains up to step `train.max_steps`; returns the losses of the steps, those before a resume among them."""
     config = forebay.load_config(config_path, overrides=overrides)
     forebay.preprocess.build(config)
     arguments = TrainingArguments(
@@ -44,13 +34,20 @@ def main(config_path: str, overrides: list[str]) -> None:
         warmup_steps=config.train.warmup_steps,
         gradient_accumulation_steps=config.train.grad_acc,
         logging_steps=1,
-        save_strategy="no",
+        save_steps=config.train.checkpoint_every or config.train.max_steps,
         report_to=[],
     )
-    model = load_model(Path(str(config.train.model)), seed=config.train.seed, init=config.train.init)
-    result = ForebayTrainer(config, model=model, args=arguments).train()
+    place = {"dp_rank": arguments.process_index, "dp_world_size": arguments.world_size}
+    trainer = ForebayTrainer(
+        model=load_model(Path(str(config.train.model)), seed=config.train.seed, init=config.train.init),
+        args=arguments,
+        train_dataset=forebay.train.make_loader(config, **place),
+    )
+    result = trainer.train(resume_from_checkpoint=resume)
     print(f"{result.global_step} steps, mean loss {result.training_loss:.3f}")
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    options = [argument for argument in sys.argv[2:] if argument != "--resume"]
+    main(sys.argv[1], options, resume="--resume" in sys.argv)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import lightning
 import torch
@@ -20,17 +21,19 @@ from forebay.config import Config
 from forebay.train.models import load_model
 
 
-class SpeechModel(lightning.LightningModule):
-    """The config's model; a batch has its argument names."""
+class ConfigModel(lightning.LightningModule):
+    """The config's model, of speech or of packs; a batch has its argument names."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.model = load_model(Path(str(config.train.model)), seed=config.train.seed, init=config.train.init)
         self.learning_rate = config.train.learning_rate
+        self.losses: list[float] = []
 
-    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
         """Returns the loss of a batch."""
         loss: torch.Tensor = self.model(**batch).loss
+        self.losses.append(loss.item())
         print(f"step {self.global_step + 1}: batch {batch_idx}, loss {loss.item():.3f}")
         return loss
 
@@ -52,19 +55,22 @@ def trainer(config: Config, *, max_steps: int) -> lightning.Trainer:
     )
 
 
-def main(config_path: str, overrides: list[str]) -> None:
-    """Trains `train.max_steps` steps, saves, and goes on for as many with a new Trainer and a new loader."""
+def main(config_path: str, overrides: list[str]) -> list[float]:
+    """Trains `train.max_steps` steps, saves, and goes on for as many with a new Trainer and a new loader; returns the losses."""
     config = forebay.load_config(config_path, overrides=overrides)
     forebay.preprocess.build(config)
     first = trainer(config, max_steps=config.train.max_steps)
-    first.fit(SpeechModel(config), forebay.train.make_loader(config))
+    started = ConfigModel(config)
+    first.fit(started, forebay.train.make_loader(config))
     checkpoint = Path(config.train.output_dir) / "lightning.ckpt"
     first.save_checkpoint(checkpoint)
 
     loader = forebay.train.make_loader(config)
     second = trainer(config, max_steps=2 * config.train.max_steps)
-    second.fit(SpeechModel(config), loader, ckpt_path=str(checkpoint))
+    resumed = ConfigModel(config)
+    second.fit(resumed, loader, ckpt_path=str(checkpoint))
     print(f"{second.global_step} steps; the next batch is micro-batch {loader.state_dict()['position']}")
+    return started.losses + resumed.losses
 
 
 if __name__ == "__main__":

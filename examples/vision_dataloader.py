@@ -22,19 +22,17 @@ def main(config_path: str, overrides: list[str]) -> None:
     config = forebay.load_config(config_path, overrides=overrides)
     cache = Path(forebay.preprocess.build(config).cache)
     loader = forebay.train.build_vl_dataloader(config)  # its plan is on disk now, beside the cache
-    constants = loader.source.constants
 
     dataset = forebay.train.CachedVLDataset(cache, seed=config.train.seed)
     dataset.set_epoch(0)  # before every epoch: the workers are copies
     batches = DataLoader(dataset, batch_size=None, num_workers=2)
     for number, (batch, same) in enumerate(zip(batches, loader, strict=True)):
-        equal = all(torch.equal(batch[name], same[name]) for name in same)
+        equal = all(torch.equal(torch.as_tensor(batch[name]), torch.as_tensor(same[name])) for name in same)
         images, tokens = len(batch["image_grid_thw"]), batch["input_ids"].shape[1]
         print(f"pack {number}: {images} images, {tokens} tokens, equal: {equal}")
         if number == 0:
             model = load_model(Path(str(config.train.model)), seed=0, init=config.train.init)
-            # uint8 patches become pixel_values where the model is.
-            loss = model(**forebay.train.to_model_inputs(batch, constants, device="cpu", dtype=torch.float32)).loss
+            loss = model(**batch).loss  # a batch has the model's own argument names, and use_cache=False
             print(f"loss {loss.item():.2f}")
 
 

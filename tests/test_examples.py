@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState
+
+import forebay
+from forebay.train.collate.expand import expand_patches, patch_table
+from forebay.train.models import load_model
 
 _ROOT = Path(__file__).parents[1]
 
@@ -83,3 +92,77 @@ def test_packs_under_torch_s_dataloader_are_those_of_the_loader(folder: Path) ->
     output = output_of("vision_dataloader", folder, config="demo_vision")
     assert_equal_batches("\n".join(re.findall(r"^pack .*$", output, re.MULTILINE)), num_batches=7)
     assert re.search(r"^loss \d+\.\d\d$", output, re.MULTILINE)
+
+
+# Packs in other people's trainers: each loss is that of the pack's samples, one by one.
+
+
+@pytest.fixture
+def _own_accelerate() -> Iterator[None]:
+    """accelerate keeps its state for the life of a process."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def losses_one_by_one(config: forebay.Config, *, num_packs: int) -> list[float]:
+    """The mean loss over the learnt tokens of each pack, of forward passes of single samples as their processor gives them."""
+    model = load_model(Path(str(config.train.model)), seed=config.train.seed)
+    loader = forebay.train.make_loader(config)
+    table, image_token_id = patch_table(loader.source.constants), loader.source.constants["image_token_id"]
+    found = []
+    for indices in loader.plan.order(config.train.seed, 0).batches(range(num_packs)):
+        total, count = 0.0, 0
+        for sample in map(loader.source.read, indices.tolist()):
+            ids = torch.from_numpy(sample["input_ids"]).long()[None]
+            labels = ids.masked_fill(torch.from_numpy(sample["label_mask"] == 0)[None], -100)
+            images = {}
+            if len(sample["patches"]):
+                patches = torch.from_numpy(np.concatenate(sample["patches"]))
+                grids = torch.from_numpy(sample["image_grid_thw"]).long()
+                images = {"pixel_values": expand_patches(patches, table), "image_grid_thw": grids}
+            with torch.no_grad():
+                types = (ids == image_token_id).int()
+                logits = model(input_ids=ids, mm_token_type_ids=types, use_cache=False, **images).logits[0, :-1]
+            total += float(torch.nn.functional.cross_entropy(logits, labels[0, 1:], reduction="sum"))
+            count += int((labels[0, 1:] != -100).sum())
+        found.append(total / count)
+    return found
+
+
+@pytest.fixture(scope="module")
+def one_by_one(folder: Path) -> list[float]:
+    config = forebay.load_config(_ROOT / "configs/demo_vision.toml", overrides=[f"run.cache_root={folder}/caches"])
+    forebay.preprocess.build(config)
+    return losses_one_by_one(config, num_packs=2)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the frameworks about this machine and about each other
+@pytest.mark.usefixtures("_own_accelerate")
+@pytest.mark.parametrize(
+    ("example", "max_steps"),
+    [
+        ("plain_loop", 2),
+        ("hf_trainer", 2),
+        ("hf_seq2seq_trainer", 2),
+        ("hf_sft_trainer", 2),
+        ("lightning_trainer", 1),
+        ("accelerate_loop", 2),
+    ],
+)
+def test_packs_have_the_loss_of_their_samples_in_every_framework(
+    folder: Path, one_by_one: list[float], example: str, max_steps: int
+) -> None:
+    """In this process, at a learning rate of 0: every step then is one of the first model."""
+    spec = importlib.util.spec_from_file_location(example, _ROOT / "examples" / f"{example}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    overrides = [f"run.cache_root={folder}/caches", f"train.output_dir={folder}/runs/{example}"]
+    overrides += [f"train.max_steps={max_steps}", "train.learning_rate=0.0"]
+    losses = module.main(str(_ROOT / "configs/demo_vision.toml"), overrides)
+    assert losses == pytest.approx(one_by_one, abs=1e-5)

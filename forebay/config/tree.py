@@ -372,8 +372,8 @@ class TrainConfig:
     """Of floating-point batch fields."""
     crop_s: float | None = None
     """Seconds of a random crop of each sample, new every epoch: batches are `wav` and, of w2v_bert, `feats`."""
-    pixels: Literal["uint8", "float32", "float16", "bfloat16"] = "uint8"
-    """Of packs: patches as stored, to be expanded on the device, or `pixel_values` expanded by the loader."""
+    pixels: Literal["uint8", "float32", "float16", "bfloat16"] = "float32"
+    """Of packs: `pixel_values` in this dtype; `uint8`: patches as stored, in an object that only `to_model_inputs` takes."""
     pack_shapes: Literal["natural", "fixed"] = "natural"
     """Of packs: as long as their samples, or padded to `plan.seq_len` tokens and `patch_classes` numbers of patches."""
     patch_classes: int = 8

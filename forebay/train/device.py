@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
 
 from forebay.errors import ConfigError
+from forebay.train.collate.patch_batch import PatchBatch, fields_of, moved
 
 T = TypeVar("T")
-Batch = dict[str, Any]
+Batch = dict[str, Any] | PatchBatch
 """Tensors, and what is none of packs (`max_length_q`), which stays as it is."""
 
 
@@ -55,23 +57,25 @@ class SideStream:
     def start(self, batch: Batch) -> Callable[[], Batch]:
         """Begins to copy; the result waits, on the stream that is current then, and returns the batch on the device."""
         with torch.cuda.stream(self._stream):
-            moved = {
-                name: value.to(self._device, non_blocking=True) if isinstance(value, torch.Tensor) else value
-                for name, value in batch.items()
-            }
+            move = batch.to if isinstance(batch, PatchBatch) else partial(moved, batch)
+            copied: Batch = move(self._device, non_blocking=True)
             done = self._stream.record_event()
 
         def finish() -> Batch:
             current = torch.cuda.current_stream(self._device)
             current.wait_event(done)
-            for value in moved.values():
-                if isinstance(
-                    value, torch.Tensor
-                ):  # made on the side stream, which must not take its memory back too early
+            for value in fields_of(copied).values():
+                if isinstance(value, torch.Tensor):
+                    # Made on the side stream, which must not take its memory back too early.
                     value.record_stream(current)
-            return moved
+            return copied
 
         return finish
+
+
+def is_host(device: torch.device | str | None) -> bool:
+    """Returns whether batches for `device` stay on the host."""
+    return device is None or torch.device(device).type == "cpu"
 
 
 def side_stream(device: torch.device | str | None) -> SideStream | None:
@@ -79,7 +83,7 @@ def side_stream(device: torch.device | str | None) -> SideStream | None:
 
     Raises ConfigError for a device that is neither a CPU nor a CUDA device that torch sees.
     """
-    if device is None or torch.device(device).type == "cpu":
+    if device is None or is_host(device):
         return None
     device = torch.device(device)
     if device.type != "cuda" or not torch.cuda.is_available():

@@ -14,7 +14,8 @@ import numpy as np
 
 from forebay.config import Config
 from forebay.errors import ConfigError
-from forebay.train.collate import Batch
+from forebay.train.collate.patch_batch import fields_of
+from forebay.train.device import Batch
 from forebay.train.loader import Loader
 from forebay.train.plan import Plan
 from forebay.train.select import make_loader
@@ -71,7 +72,9 @@ def dry_run(config: Config, *, steps: int = 200) -> DryRunReport:
     with contextlib.closing(_batches(loader)) as batches:
         for batch in itertools.islice(batches, steps):
             times_s.append(time.perf_counter())
-            size_bytes += sum(getattr(value, "nbytes", 0) for value in batch.values())  # packs may hold plain numbers
+            size_bytes += sum(
+                getattr(value, "nbytes", 0) for value in fields_of(batch).values()
+            )  # packs hold plain numbers
     people = population(loader.source)
     usage = UsageCounter(people, loader.plan, dp_world_size=1).count(start, loader.state)
     elapsed_s = max(times_s[-1] - times_s[0], 1e-9)

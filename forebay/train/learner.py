@@ -16,7 +16,9 @@ import torch
 
 from forebay.errors import ConfigError, ResumeError
 from forebay.train.checkpoint import TrainState, load_optimizer, load_state, save_checkpoint
-from forebay.train.collate.expand import to_model_inputs
+from forebay.train.collate.expand import pixel_dtype, to_model_inputs
+from forebay.train.collate.patch_batch import fields_of
+from forebay.train.device import Batch
 from forebay.train.meter import Meter
 from forebay.train.micro_batches import BatchLoader, Group, host_sum, micro_batch_groups
 from forebay.train.models import ModelFacts, check_batch, count_targets, load_model, model_facts, summed_loss
@@ -133,9 +135,10 @@ class Learner:
         self._optimizer.zero_grad()
         return total, grad_norm
 
-    def _loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        check_batch(self.facts, batch)
-        inputs = to_model_inputs(batch, self._constants, device=self.accelerator.device)
+    def _loss(self, batch: Batch) -> torch.Tensor:
+        check_batch(self.facts, fields_of(batch))
+        device, dtype = self.accelerator.device, pixel_dtype(self.settings.pixels)
+        inputs = to_model_inputs(batch, self._constants, device=device, dtype=dtype)
         labels = inputs.pop("labels")
         logits = self._model(**inputs).logits
         return summed_loss(logits, labels, labels_are_shifted=self.facts.labels_are_shifted)

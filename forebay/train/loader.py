@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -31,8 +31,9 @@ _ORDER_CHUNK = 64
 class Loader:
     """Iterable over this rank's batches of one epoch; the next iteration is the next epoch.
 
-    A batch is a dict of CPU tensors with the model's argument names (see `Collator`), pinned where CUDA is present. It is
-    the user's for as long as any view of it lives: its memory is used again only when the last one is gone.
+    A batch is a dict of CPU tensors with the model's argument names (see `Collator` and `PackCollator`), right for
+    `model(**batch)`, pinned where CUDA is present; of packs with uint8 patches a `PatchBatch`, which is no mapping.
+    It is the user's for as long as any view of it lives: its memory is used again only when the last one is gone.
     Under a mixture with `per_source` each batch is of one source and has that source's own fields.
     Order and contents depend on (plan, seed, epoch, rank, world size) alone, never on threads. An epoch left before its end
     begins again, where it had begun, at the next iteration; to go on instead: `loader.load_state_dict(loader.state_dict())`.
@@ -60,6 +61,7 @@ class Loader:
         device: torch.device | str | None = None,
         device_prefetch: int = 1,
         earlier_key: str | None = None,
+        finish: Callable[[Any], Batch] | None = None,
     ) -> None:
         """Starts nothing yet: threads live from `iter` to the end of the iterator.
 
@@ -73,7 +75,7 @@ class Loader:
         crop_s: batches are of random crops of so many seconds, drawn by (seed, epoch, sample id); see `forebay.train.crop`.
         collator: what makes the batches, for example of packs; None: a `Collator` of dtype, padding_side and crop_s.
         device: where batches are handed out: copied to a CUDA device on a side stream, `device_prefetch` batches ahead; None or
-        cpu: on the host.
+        cpu: on the host. finish: what makes the batch handed out of the one that was copied to the device.
         plan_key, earlier_key: `key` and `earlier_key` of `plan_of`; states of any other plan are refused.
         Raises ConfigError (also ValueError) for impossible values, PlanError where no rank has a step.
         """
@@ -106,7 +108,7 @@ class Loader:
         pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
         # Filled ahead, being filled, in the user's hands (one, and the one before it).
         self._ring = BufferRing(max_free=prefetch + num_threads + 2, pin_memory=pinned)
-        self._side_stream, self._device_prefetch = side_stream(device), device_prefetch
+        self._side_stream, self._device_prefetch, self._finish = side_stream(device), device_prefetch, finish
         self._read_ahead = ReadAhead(source)
         self._totals = _Totals()
         self._weight = 1
@@ -116,6 +118,14 @@ class Loader:
     def __len__(self) -> int:
         """Steps of this rank, as of every other, in a whole epoch."""
         return num_steps(self.plan.num_batches, self.dp_world_size, tail=self.plan.tail)
+
+    @property
+    def dataset(self) -> NoReturn:
+        """Raises AttributeError: transformers' Trainer asks for it to read again what it had read before a checkpoint."""
+        raise AttributeError(
+            "a forebay Loader has no dataset to be read again: to resume under transformers' Trainer, mix "
+            "forebay.train.integrations.hf.LoaderMixin into it (examples/hf_trainer.py); elsewhere use load_state_dict"
+        )
 
     def __iter__(self) -> Iterator[Batch]:
         """Returns this rank's batches from where the loader stands to the end of that epoch. Starts the threads."""
@@ -273,10 +283,11 @@ class Loader:
         finally:
             filled.close()
 
-    def _on_device(self, filled: Iterator[_Filled], start: Callable[[Batch], Callable[[], Batch]]) -> Iterator[_Filled]:
+    def _on_device(self, filled: Iterator[_Filled], start: Callable[[Any], Callable[[], Any]]) -> Iterator[_Filled]:
         def started(item: _Filled) -> Callable[[], _Filled]:
             finish, counts = start(item.batch), dataclasses.replace(item, batch={})  # no name on the host's memory
-            return lambda: dataclasses.replace(counts, batch=finish())
+            # Finished when it is handed out: what waits on the device is as small as what was copied.
+            return lambda: dataclasses.replace(counts, batch=self._finish(finish()) if self._finish else finish())
 
         return Ahead(filled, started, depth=self._device_prefetch)
 
@@ -320,7 +331,7 @@ class _Work:
 class _Filled:
     """One batch and what it counts for."""
 
-    batch: Batch
+    batch: Any
     turn: Turn
     num_samples: int
     frames: int

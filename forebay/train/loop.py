@@ -77,7 +77,7 @@ def run(
         check_weights(facts.folder, init=config.train.init)
     state = _process_state()
     try:
-        loader = make_loader(config, dp_rank=state.process_index, dp_world_size=state.num_processes)
+        loader = make_loader(_as_stored(config), dp_rank=state.process_index, dp_world_size=state.num_processes)
         for part in parts_of(loader.source):
             check_constants(facts, part.constants)
         report = train(
@@ -148,6 +148,13 @@ def train(
         source=source_kind,
         checkpoint=None if checkpoint is None else str(checkpoint),
     )
+
+
+def _as_stored(config: Config) -> Config:
+    """Returns a config whose packs have uint8 patches: these cross to the device as they are, and the learner expands them there."""
+    if config.vision is None:
+        return config
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, pixels="uint8"))
 
 
 def _usage_log(config: Config, loader: BatchLoader, *, step: int, num_ranks: int) -> UsageLog | None:

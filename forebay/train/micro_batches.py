@@ -13,8 +13,8 @@ import torch
 
 from forebay.errors import PlanError
 from forebay.train.collate.text import IGNORED
+from forebay.train.device import Batch
 
-Batch = dict[str, torch.Tensor]
 SumOverRanks = Callable[[Sequence[int]], list[int]]
 
 
@@ -102,10 +102,10 @@ def micro_batch_groups(
 
 def count_samples(batch: Batch) -> int:
     """Returns the samples of a batch: its rows; of packs, the segments that hold a target (a padded tail holds none)."""
-    labels, positions = batch["labels"], batch.get("position_ids")
-    if positions is None:
+    labels = batch["labels"]
+    if "position_ids" not in batch:
         return len(labels)
-    segments = (positions[0].flatten() == 0).cumsum(0)
+    segments = (batch["position_ids"][0].flatten() == 0).cumsum(0)
     # Segments rise along the pack, so every change is a new one.
     return int((torch.diff(segments[labels.flatten() != IGNORED], prepend=segments.new_zeros(1)) != 0).sum())
 

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 
 from forebay.config import Config, MixtureSource, PlanConfig, TrainConfig, load_config
-from forebay.errors import CacheNotFoundError, ForebayError
+from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lookup import Lookup, find_cache, not_found_message
+from forebay.train.collate.expand import DeviceExpansion, pixel_dtype
 from forebay.train.collate.pack_shapes import PackShapes
 from forebay.train.collate.packed import PackCollator
+from forebay.train.device import is_host
 from forebay.train.loader import Loader
 from forebay.train.mixture import is_mixture, mix
 from forebay.train.planned import plan_of
@@ -60,6 +62,8 @@ def make_loader(
     `require` raises CacheNotFoundError; `off` goes uncached. Where torch.distributed is up, rank 0 finds cache and plan
     and the others are told. `[[train.mixture]]` reads several caches, each chosen in this way; weights are applied on top of
     the plan of all their samples.
+    Every batch is right for `model(**batch)`. Packs have `pixel_values`, expanded where the batch is handed out, and
+    `use_cache=False`; with `train.pixels = "uint8"` they are of another form, see `PatchBatch`.
     dp_rank, dp_world_size, device_mesh: which batches are this process's, see `resolve_ranks`; left out, they are found.
     device, device_prefetch: where batches are handed out, and how many are copied there ahead, see `Loader`; they depend on
     the process and not on the run, so no config holds them.
@@ -73,6 +77,9 @@ def make_loader(
         _by_rank_0(lambda: plan_of(config, selected.source).folder)  # on disk now; the other ranks open it
     planned = plan_of(config, selected.source, keep=keep)
     found = mix(config, selected.source, planned) if is_mixture(config.train) else planned
+    collator, finish = None, None
+    if config.vision is not None:
+        collator, finish = pack_forms(config, selected.source, device=device, as_tensordict=as_tensordict)
     return Loader(
         selected.source,
         found.plan,
@@ -87,9 +94,29 @@ def make_loader(
         pin_memory=config.train.pin_memory,
         as_tensordict=as_tensordict,
         crop_s=config.train.crop_s,
-        collator=None if config.vision is None else pack_collator(config.train, config.plan, selected.source),
+        collator=collator,
         device=device,
         device_prefetch=device_prefetch,
+        finish=finish,
+    )
+
+
+def pack_forms(
+    config: Config, source: SampleSource, *, device: torch.device | str | None, as_tensordict: bool
+) -> tuple[PackCollator, DeviceExpansion | None]:
+    """Returns what makes the batches of packs on the host, and what then makes `pixel_values` of them on a device."""
+    settings = config.train
+    if settings.pixels == "uint8" and as_tensordict:
+        raise ConfigError(
+            'train.pixels is "uint8" and as_tensordict is true: a model would take a TensorDict with uint8 patches and pass '
+            'over them; set train.pixels = "float32"'
+        )
+    if settings.pixels == "uint8" or is_host(device):
+        return pack_collator(settings, config.plan, source), None
+    # The patches cross over as they are, an eighth of the bytes.
+    stored = dataclasses.replace(settings, pixels="uint8")
+    return pack_collator(stored, config.plan, source), DeviceExpansion(
+        source.constants, dtype=pixel_dtype(settings.pixels)
     )
 
 
@@ -103,7 +130,7 @@ def pack_collator(settings: TrainConfig, plan: PlanConfig | None, source: Sample
             num_classes=settings.patch_classes,
             merge_size=int(source.constants["merge_size"]),
         )
-    dtype = None if settings.pixels == "uint8" else _DTYPES[settings.pixels]
+    dtype = None if settings.pixels == "uint8" else pixel_dtype(settings.pixels)
     return PackCollator(source, shapes=shapes, dtype=dtype, varlen=settings.varlen)
 
 

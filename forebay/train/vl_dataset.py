@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from forebay.config import Config, PlanConfig, TrainConfig
 from forebay.errors import ConfigError, PlanError, ResumeError
 from forebay.train.collate.memory import Allocate
 from forebay.train.collate.text import IGNORED
+from forebay.train.device import Batch
 from forebay.train.loader import Loader
 from forebay.train.pack_folders import cache_and_plan_folder
 from forebay.train.plan import load_plan, next_position, num_steps, plan_key, turn
@@ -38,6 +40,7 @@ def build_vl_dataloader(
     dp_world_size: int | None = None,
     device_mesh: DeviceMesh | None = None,
     as_tensordict: bool = False,
+    device: torch.device | str | None = None,
 ) -> Loader:
     """Returns the loader of this rank's packs: `make_loader`, of a config that has `[vision]` and packs.
 
@@ -55,11 +58,12 @@ def build_vl_dataloader(
         dp_world_size=dp_world_size,
         device_mesh=device_mesh,
         as_tensordict=as_tensordict,
+        device=device,
     )
 
 
-class CachedVLDataset(IterableDataset[dict[str, Any]]):
-    """One rank's packed batches of an epoch, in the order of `Loader`; see `PackCollator` for their fields.
+class CachedVLDataset(IterableDataset[Batch]):
+    """One rank's packed batches of an epoch, in the order of `Loader`; see `PackCollator` for their fields and form.
 
     For loops that must be given a DataLoader: `DataLoader(dataset, batch_size=None, num_workers=n)`. Workers take turns, so
     the order is the same for any number of them. `make_loader` gives equal batches with threads, without copies between
@@ -82,7 +86,7 @@ class CachedVLDataset(IterableDataset[dict[str, Any]]):
         *,
         device_mesh: DeviceMesh | None = None,
         seed: int = 0,
-        pixels: Literal["uint8", "float32", "float16", "bfloat16"] = "uint8",
+        pixels: Literal["uint8", "float32", "float16", "bfloat16"] = "float32",
         pack_shapes: Literal["natural", "fixed"] = "natural",
         patch_classes: int = 8,
         varlen: bool = False,
@@ -129,7 +133,7 @@ class CachedVLDataset(IterableDataset[dict[str, Any]]):
             raise TypeError("an infinite dataset has no length")
         return self._steps_left(self._start.at(0))
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
         stride, first = (1, 0) if worker is None else (worker.num_workers, worker.id)
         place = self._next = self._after(self._start, 0 if self._is_own else first)
@@ -183,7 +187,7 @@ class CachedVLDataset(IterableDataset[dict[str, Any]]):
         key, count = self.source.key, len(self.source)
         return load_plan(self.plan_folder, cache_key=key, settings=settings, num_samples=count), settings
 
-    def _batches(self, place: LoaderState, *, stride: int) -> Iterator[dict[str, Any]]:
+    def _batches(self, place: LoaderState, *, stride: int) -> Iterator[Batch]:
         """Yields the batch at `place` and every `stride`-th of this rank behind it."""
         allocate = BufferRing(max_free=_KEPT_BUFFERS).take
         while self._steps_left(place):
@@ -195,7 +199,7 @@ class CachedVLDataset(IterableDataset[dict[str, Any]]):
             yield self._batch(place, allocate)
             place = following
 
-    def _batch(self, place: LoaderState, allocate: Allocate) -> dict[str, Any]:
+    def _batch(self, place: LoaderState, allocate: Allocate) -> Batch:
         mine = turn(
             self.plan.num_batches,
             0,

@@ -36,7 +36,7 @@ def alone(model: Any, sample: dict[str, Any]) -> torch.Tensor:
 
 
 def packed(model: Any, batch: dict[str, Any], **changes: Any) -> torch.Tensor:
-    inputs = {name: value for name, value in to_model_inputs(batch, CONSTANTS).items() if name != "labels"}
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
     return model(**{**inputs, **changes}).logits[0]
 
 
@@ -124,7 +124,7 @@ def test_fixed_shapes_are_compiled_once_each(tmp_path: Path) -> None:
             samples = conversations(seed, 1 + seed % 5)
             batch = collator(samples)
             logits = packed(model, batch)
-            shapes.append((batch["input_ids"].shape[1], len(batch["patches"])))
+            shapes.append((batch["input_ids"].shape[1], len(batch["pixel_values"])))
             after.append(len(graphs))
             if seed in (0, 49):
                 assert torch.allclose(logits[: len(samples[0]["input_ids"])], alone(plain, samples[0]), atol=1e-5)

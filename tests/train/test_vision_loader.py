@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from forebay.preprocess.vision.processor import load_processor
 from forebay.train import CachedVLDataset, build_vl_dataloader, make_loader
 from forebay.train.collate.expand import expand_patches, patch_table
 from forebay.train.collate.pack_shapes import PackShapes
+from forebay.train.collate.patch_batch import PatchBatch, fields_of
 from forebay.train.plan import PackPlan
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO, PhotoCorpus, photo_corpus
@@ -56,7 +58,8 @@ def batches(config: Config, **options: Any) -> list[Batch]:
     return found
 
 
-def assert_equal(left: Batch, right: Batch) -> None:
+def assert_equal(left: Batch | PatchBatch, right: Batch | PatchBatch) -> None:
+    left, right = fields_of(left), fields_of(right)
     assert left.keys() == right.keys()
     for name, value in left.items():
         if isinstance(value, torch.Tensor):
@@ -64,6 +67,10 @@ def assert_equal(left: Batch, right: Batch) -> None:
             torch.testing.assert_close(value, right[name], rtol=0, atol=0)
         else:
             assert value == right[name]
+
+
+def tensors(batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:
+    return ((name, value) for name, value in batch.items() if isinstance(value, torch.Tensor))
 
 
 def assert_all_equal(left: list[Batch], right: list[Batch]) -> None:
@@ -98,7 +105,7 @@ def test_pixel_values_are_those_of_the_processor(corpus: PhotoCorpus) -> None:
     loader = make_loader(config(corpus, "train.pixels=float32"))
     order = loader.plan.order(0, 0)
     seen = 0
-    for place, (batch, stored) in enumerate(zip(loader, batches(config(corpus)), strict=True)):
+    for place, (batch, stored) in enumerate(zip(loader, batches(config(corpus, "train.pixels=uint8")), strict=True)):
         ids = [loader.source.sample_id(index) for index in order.batch(place).tolist()]
         names = [name for sample_id in ids for name in np.atleast_1d(rows[sample_id].get("image", []))]
         seen += len(names)
@@ -121,9 +128,9 @@ def test_threads_change_nothing(corpus: PhotoCorpus, num_threads: int) -> None:
 def test_kept_packs_are_not_overwritten(corpus: PhotoCorpus) -> None:
     """With fewer buffers than batches that are held, and views of them alone."""
     loader = make_loader(config(corpus, "train.prefetch=1", "train.num_threads=1"))
-    kept = [{name: value[..., :3] for name, value in batch.items()} for _ in range(3) for batch in loader]
+    kept = [{name: value[..., :3] for name, value in tensors(batch)} for _ in range(3) for batch in loader]
     again = make_loader(config(corpus, "train.num_threads=0"))
-    fresh = [{name: value[..., :3].clone() for name, value in batch.items()} for _ in range(3) for batch in again]
+    fresh = [{name: value[..., :3].clone() for name, value in tensors(batch)} for _ in range(3) for batch in again]
     assert_all_equal(kept, fresh)
 
 
@@ -158,8 +165,8 @@ def test_fixed_shapes_are_few_and_hold_the_same_packs(corpus: PhotoCorpus) -> No
     shapes = PackShapes.even(120, num_classes=3)
     for batch, same in zip(loader, natural, strict=True):
         assert batch["input_ids"].shape == batch["labels"].shape == (1, shapes.num_tokens)
-        assert len(batch["patches"]) in shapes.patch_classes
-        assert len(batch["patches"]) == int(batch["image_grid_thw"].prod(1).sum())
+        assert len(batch["pixel_values"]) in shapes.patch_classes
+        assert len(batch["pixel_values"]) == int(batch["image_grid_thw"].prod(1).sum())
         used = int((same["labels"][0] != -100).nonzero()[-1]) + 1
         for name in ("input_ids", "labels", "position_ids"):
             assert torch.equal(batch[name][..., :used], same[name][..., :used])

@@ -275,11 +275,11 @@ def test_batches_are_as_the_collator_of_the_wanted_kind_makes_them(root: Path) -
 
 def test_a_kept_batch_is_not_overwritten(root: Path) -> None:
     kept = list(dataset(root))
-    copies = [{name: value.clone() for name, value in batch.items()} for batch in kept]
+    copies = [{name: torch.as_tensor(value).clone() for name, value in batch.items()} for batch in kept]
     for _ in dataset(root, infinite=False):
         pass
     assert all(itertools.starmap(same, zip(kept, copies, strict=True)))
-    views = {batch["patches"].data_ptr() for batch in kept}
+    views = {batch["pixel_values"].data_ptr() for batch in kept}
     assert len(views) == len(kept)
 
 

@@ -12,6 +12,7 @@ import torch
 from forebay.config import AudioConfig, Config, PlanConfig, SourceConfig, TextConfig, TrainConfig
 from forebay.train.loader import Loader
 from forebay.train.plan import bucket_plan, plan_key
+from forebay.train.plan.interface import Tail
 from forebay.train.plan.mixture import mixture_plan
 from forebay.train.union import SourceUnion, without_audio
 from tests.train import fake_source
@@ -155,12 +156,12 @@ def real_loader(*, dp_rank: int = 0, dp_world_size: int = 1, num_threads: int = 
     )
 
 
-def text_loader(*, dp_rank: int = 0, dp_world_size: int = 1) -> Loader:
+def text_loader(*, dp_rank: int = 0, dp_world_size: int = 1, tail: Tail = "short") -> Loader:
     """Returns the loader of Qwen3-ASR samples and texts without audio, two micro-batches of three with audio."""
     speech = FakeSource(list(range(20, 230, 10)), features="qwen3_asr", prompt="qwen3_asr", seed=2)
     texts = FakeSource([0] * 9, features="none", prompt="plain", seed=3)
     union = SourceUnion([speech, texts], ["speech", "texts"], shares_batches=False)
-    settings = PlanConfig(edges_s=(1.0, 3.0), edges=(15, 30), batch_size=3, lockstep=1)
+    settings = PlanConfig(edges_s=(1.0, 3.0), edges=(15, 30), batch_size=3, lockstep=1, tail=tail)
     lengths = union.lengths
     plan = bucket_plan(
         lengths["num_samples"],

@@ -21,8 +21,8 @@ Batch = dict[str, torch.Tensor]
 class BatchMaker(Protocol):
     """Samples to a batch; threads share it."""
 
-    def collate(self, samples: Sequence[Sample], *, allocate: Allocate) -> dict[str, Any]:
-        """Returns the batch of these samples in tensors that `allocate` makes."""
+    def collate(self, samples: Sequence[Sample], *, allocate: Allocate) -> Any:
+        """Returns the batch of these samples in tensors that `allocate` makes: a dict, or a `PatchBatch`."""
         ...
 
     def count_frames(self, samples: Sequence[Sample]) -> tuple[int, int]:

@@ -15,6 +15,7 @@ import torch
 
 from forebay.errors import ConfigError
 from forebay.train.collate.convert import raw
+from forebay.train.collate.patch_batch import PatchBatch, fields_of, moved
 
 Array = np.ndarray[Any, Any]
 
@@ -29,8 +30,13 @@ def patch_table(constants: Mapping[str, Any]) -> torch.Tensor:
     return torch.tensor(constants["patch_table"], dtype=torch.float32)
 
 
+def pixel_dtype(name: str) -> torch.dtype:
+    """Returns the dtype of `pixel_values` under `train.pixels`; of patches that are handed out as stored: float32."""
+    return {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(name, torch.float32)
+
+
 def to_model_inputs(
-    batch: Mapping[str, Any],
+    batch: PatchBatch | Mapping[str, Any],
     constants: Mapping[str, Any],
     *,
     device: torch.device | str = "cpu",
@@ -39,24 +45,39 @@ def to_model_inputs(
     """Returns the arguments of the model for a batch of packs, on `device`: `model(**to_model_inputs(batch, constants))`.
 
     batch: of `PackCollator`; its uint8 `patches` cross over as they are and become `pixel_values` in `dtype` there.
-    constants: of the cache. `use_cache=False` is among the arguments: with a key-value cache, transformers does not look
-    for packed segments in the positions, and the samples of a pack would see each other.
+    A batch that has `pixel_values` is only moved. constants: of the cache.
     Raises ConfigError where `constants` are not those of a vision cache.
     """
-    inputs: dict[str, Any] = {
-        name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
-        for name, value in batch.items()
-    }
-    if "patches" in inputs:
+    inputs = moved(fields_of(batch), device, non_blocking=True)
+    return DeviceExpansion(constants, dtype=dtype)(inputs) if "patches" in inputs else model_inputs(inputs)
+
+
+def model_inputs(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a pack, `pixel_values` among them, as arguments of the model, `use_cache=False` with them.
+
+    With a key-value cache transformers does not look for packed segments in the positions: the samples of a pack would see
+    each other.
+    """
+    return {**fields, "use_cache": False}
+
+
+class DeviceExpansion:
+    """Makes the arguments of the model of batches whose uint8 patches lie on a device already."""
+
+    def __init__(self, constants: Mapping[str, Any], *, dtype: torch.dtype) -> None:
+        """Takes the table from the constants of a cache; ConfigError where they have none. dtype: of `pixel_values`."""
         if "patch_table" not in constants:
             raise ConfigError("patches need the patch_table of their cache; pass constants=loader.source.constants")
-        inputs["pixel_values"] = expand_patches(
-            inputs.pop("patches"),
-            patch_table(constants),
-            dtype=dtype,
-            temporal_patch_size=constants["temporal_patch_size"],
-        )
-    return {**inputs, "use_cache": False}
+        self._table = patch_table(constants)
+        self._dtype, self._copies = dtype, int(constants["temporal_patch_size"])
+
+    def __call__(self, batch: PatchBatch | Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the arguments, on the device of the patches."""
+        fields = dict(fields_of(batch))
+        patches = fields.pop("patches")
+        self._table = self._table.to(patches.device)  # once a device: a copy from the host waits for the device
+        values = expand_patches(patches, self._table, dtype=self._dtype, temporal_patch_size=self._copies)
+        return model_inputs({**fields, "pixel_values": values})
 
 
 def expand_patches(

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from forebay.errors import CacheMismatchError, ConfigError
-from forebay.train.collate.expand import HostExpansion, patch_table
+from forebay.train.collate.expand import HostExpansion, model_inputs, patch_table
 from forebay.train.collate.memory import Allocate, fresh
 from forebay.train.collate.mrope import mrope_positions
 from forebay.train.collate.pack_shapes import PackShapes
+from forebay.train.collate.patch_batch import PatchBatch
 from forebay.train.collate.text import IGNORED
 from forebay.train.source import SampleSource
 
@@ -33,12 +34,16 @@ class PackCollator:
     | `input_ids`, `labels` | int64 [1, S]; labels -100 where `label_mask` is 0, at the first token of a segment, in padding |
     | `position_ids` | int64 [4, 1, S]: a text row that counts from 0 in every segment, and three rows of mrope |
     | `image_grid_thw` | int64 [k, 3] |
-    | `patches` | uint8 [P, w]; or `pixel_values` [P, temporal_patch_size * w] in `dtype` |
+    | `pixel_values` | [P, temporal_patch_size * w] in `dtype` |
+    | `use_cache` | False |
     | `cu_seq_lens_q`, `cu_seq_lens_k` | int32 [segments + 1], under `varlen`; the same tensor |
     | `max_length_q`, `max_length_k` | Python int, under `varlen` |
 
-    `model(**to_model_inputs(batch, constants))` takes it. With no attention mask and no key-value cache, transformers reads
-    the segments from the text row: what comes out equals separate forward passes (5.23: 0.0 eager, 3e-7 sdpa).
+    `model(**batch)` takes it. With no attention mask and no key-value cache, transformers reads the segments from the text
+    row: what comes out equals separate forward passes (5.23: 0.0 eager, 3e-7 sdpa).
+
+    Without a `dtype` the batch is a `PatchBatch` with `patches`, uint8 [P, w], instead of the last two fields; then
+    `model(**to_model_inputs(batch, constants))`.
 
     Padding is a segment of its own behind the samples. Padded patches are images of zeros whose image tokens stand at the
     head of that segment, with positions as of text: nothing attends to them and no label is there, so results and gradients are
@@ -51,13 +56,13 @@ class PackCollator:
         source: SampleSource,
         *,
         shapes: PackShapes | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | None = torch.float32,
         varlen: bool = False,
     ) -> None:
         """Takes from `source` its constants only.
 
-        shapes: None: batches as long as their samples. dtype: None: `patches` as stored, to be expanded on the device; float32,
-        float16 or bfloat16: `pixel_values`, expanded here. varlen: segment lengths for flash attention, which otherwise
+        shapes: None: batches as long as their samples. dtype: float32, float16 or bfloat16: `pixel_values`, expanded here;
+        None: `patches` as stored, to be expanded on the device. varlen: segment lengths for flash attention, which otherwise
         reads them from the positions, waiting for the device. Other attentions pass over them.
         Raises ConfigError for constants that are missing or no dtype of pixels.
         """
@@ -84,11 +89,11 @@ class PackCollator:
         if dtype is not None:
             self._expansion = HostExpansion(patch_table(constants), dtype=dtype, temporal_patch_size=self._copies)
 
-    def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any] | PatchBatch:
         """Returns the batch of these samples in memory of its own; a `collate_fn` for torch's DataLoader."""
         return self.collate([{name: _as_arrays(v) for name, v in sample.items()} for sample in samples], allocate=fresh)
 
-    def collate(self, samples: Sequence[PackedSample], *, allocate: Allocate) -> dict[str, Any]:
+    def collate(self, samples: Sequence[PackedSample], *, allocate: Allocate) -> dict[str, Any] | PatchBatch:
         """Returns the batch of these samples in tensors that `allocate` makes; every element of them is written.
 
         Raises CacheMismatchError where a sample's text and images do not fit, PlanError where a pack is over the shapes.
@@ -97,8 +102,12 @@ class PackCollator:
             raise ValueError("a pack needs at least one sample")
         layout = self._layout(samples)
         grids = np.concatenate([sample["image_grid_thw"] for sample in samples])
-        batch = self._tokens(samples, layout, grids, allocate)
-        return {**batch, **self._images(samples, layout, grids, allocate), **self._lengths(layout, allocate)}
+        fields = {
+            **self._tokens(samples, layout, grids, allocate),
+            **self._images(samples, layout, grids, allocate),
+            **self._lengths(layout, allocate),
+        }
+        return PatchBatch(fields) if self._expansion is None else model_inputs(fields)
 
     def count_frames(self, samples: Sequence[PackedSample]) -> tuple[int, int]:
         """Returns (tokens of the samples, tokens of their batch); the difference is padding."""

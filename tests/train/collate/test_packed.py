@@ -17,6 +17,7 @@ from forebay.train.collate.expand import expand_patches
 from forebay.train.collate.mrope import mrope_positions
 from forebay.train.collate.pack_shapes import PackShapes
 from forebay.train.collate.packed import PackCollator
+from forebay.train.collate.patch_batch import fields_of
 from forebay.train.micro_batches import count_samples
 from forebay.train.ring import BufferRing
 from tests.train.tiny_vl import IMAGE, MERGE_SIZE, PAD, TABLE, WIDTH, FakeVlSource, conversation, conversations
@@ -58,7 +59,7 @@ def assert_samples_stand_in(batch: dict[str, Any], samples: Sequence[dict[str, A
 @given(seed=st.integers(0, 999), count=st.integers(1, 5), is_fixed=st.booleans(), varlen=st.booleans())
 def test_a_batch_holds_its_samples_and_padding_apart(seed: int, count: int, is_fixed: bool, varlen: bool) -> None:
     samples = samples_of(seed, count)
-    collator = PackCollator(FakeVlSource(), shapes=SHAPES if is_fixed else None, varlen=varlen)
+    collator = PackCollator(FakeVlSource(), shapes=SHAPES if is_fixed else None, dtype=None, varlen=varlen)
     batch = collator(samples)
     token, patch = assert_samples_stand_in(batch, samples)
     total = batch["input_ids"].shape[1]
@@ -73,7 +74,7 @@ def test_a_batch_holds_its_samples_and_padding_apart(seed: int, count: int, is_f
     assert (batch["image_grid_thw"][:, 1:] % MERGE_SIZE == 0).all()
     assert collator.count_frames(samples) == (token, total)
     assert count_samples(batch) == len(samples)
-    assert {name: value.dtype for name, value in batch.items() if isinstance(value, torch.Tensor)}.items() >= {
+    assert {name: value.dtype for name, value in batch.fields.items() if isinstance(value, torch.Tensor)}.items() >= {
         "input_ids": torch.int64,
         "labels": torch.int64,
         "position_ids": torch.int64,
@@ -81,7 +82,7 @@ def test_a_batch_holds_its_samples_and_padding_apart(seed: int, count: int, is_f
         "patches": torch.uint8,
     }.items()
     if not varlen:
-        assert not {"cu_seq_lens_q", "max_length_q"} & set(batch)
+        assert not {"cu_seq_lens_q", "max_length_q"} & set(batch.fields)
         return
     lengths = [*(len(sample["input_ids"]) for sample in samples), *([total - token] if total > token else [])]
     assert batch["cu_seq_lens_q"].dtype == torch.int32
@@ -93,7 +94,7 @@ def test_a_batch_holds_its_samples_and_padding_apart(seed: int, count: int, is_f
 @pytest.mark.parametrize("shapes", [None, SHAPES])
 def test_a_pack_without_images_has_one_of_padding(shapes: PackShapes | None) -> None:
     samples = [conversation(np.random.default_rng(i), []) for i in range(2)]
-    batch = PackCollator(FakeVlSource(), shapes=shapes)(samples)
+    batch = PackCollator(FakeVlSource(), shapes=shapes, dtype=None)(samples)
     token, _ = assert_samples_stand_in(batch, samples)
     num_patches = 4 if shapes is None else 64
     assert batch["patches"].shape == (num_patches, WIDTH)
@@ -117,10 +118,11 @@ def test_host_expansion_gives_what_the_device_would_make(
     seed: int, dtype: torch.dtype, shapes: PackShapes | None
 ) -> None:
     samples = samples_of(seed, 3)
-    stored = PackCollator(FakeVlSource(), shapes=shapes)(samples)
+    stored = PackCollator(FakeVlSource(), shapes=shapes, dtype=None)(samples).fields
     expanded = PackCollator(FakeVlSource(), shapes=shapes, dtype=dtype)(samples)
     wanted = expand_patches(stored.pop("patches"), torch.from_numpy(TABLE), dtype=dtype)
     assert torch.equal(expanded.pop("pixel_values"), wanted)
+    assert expanded.pop("use_cache") is False
     assert list(stored) == list(expanded)
     assert all(torch.equal(stored[name], expanded[name]) for name in stored)
 
@@ -137,7 +139,7 @@ def test_every_element_of_reused_memory_is_written(
 
     collator = PackCollator(FakeVlSource(), shapes=shapes, dtype=dtype, varlen=True)
     samples = samples_of(seed, 4)
-    wanted = collator(samples)
+    wanted = fields_of(collator(samples))
     for _ in range(2):
         found = collator.collate(samples, allocate=poisoned)
         for name, value in wanted.items():
@@ -153,8 +155,8 @@ def test_tensors_are_collated_as_arrays_are_and_alias_nothing() -> None:
         }
         for sample in samples
     ]
-    collator = pickle.loads(pickle.dumps(PackCollator(FakeVlSource())))  # noqa: S301 - our own bytes
-    batch, other = collator(samples), collator(tensors)
+    collator = pickle.loads(pickle.dumps(PackCollator(FakeVlSource(), dtype=None)))  # noqa: S301 - our own bytes
+    batch, other = collator(samples).fields, collator(tensors).fields
     assert all(torch.equal(batch[name], other[name]) for name in batch)
     for value in batch.values():
         assert not any(np.shares_memory(value.numpy(), part) for sample in samples for part in sample["patches"])

@@ -1,0 +1,53 @@
+"""transformers' Seq2SeqTrainer on forebay's loader: the loss of an evaluation set in mid-training, on its own loader.
+
+python examples/hf_seq2seq_trainer.py configs/demo_vision.toml [section.field=value ...]
+
+`predict_with_generate` is for batches of single samples, as of Whisper; with packs the mixin refuses it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+import forebay
+from forebay.train.integrations.hf import LoaderMixin
+from forebay.train.models import load_model
+
+
+class ForebaySeq2SeqTrainer(LoaderMixin, Seq2SeqTrainer):
+    """A Seq2SeqTrainer that takes forebay's loaders as its data sets."""
+
+
+def main(config_path: str, overrides: list[str]) -> list[float]:
+    """Trains `train.max_steps` steps and evaluates after each; returns the losses of the steps."""
+    config = forebay.load_config(config_path, overrides=overrides)
+    forebay.preprocess.build(config)
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=config.train.output_dir,
+        max_steps=config.train.max_steps,
+        learning_rate=config.train.learning_rate,
+        eval_strategy="steps",
+        eval_steps=1,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+    )
+    place = {"dp_rank": arguments.process_index, "dp_world_size": arguments.world_size}
+    trainer = ForebaySeq2SeqTrainer(
+        model=load_model(Path(str(config.train.model)), seed=config.train.seed),
+        args=arguments,
+        train_dataset=forebay.train.make_loader(config, **place),
+        eval_dataset=forebay.train.make_loader(config, **place),  # of another config, as a rule
+    )
+    trainer.train()
+    for entry in trainer.state.log_history:
+        if "eval_loss" in entry:
+            print(f"step {entry['step']}: loss of the evaluation {entry['eval_loss']:.3f}")
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,236 @@
+"""A forebay loader in transformers' Trainer: handed over as it is, its state in every checkpoint, resumed exactly."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from forebay.errors import ConfigError, MissingExtraError, ResumeError
+from forebay.train.device import Batch
+from forebay.train.loader import Loader
+from forebay.train.plan import PackPlan, num_steps
+
+try:
+    import accelerate  # noqa: F401  # transformers says so only when the first TrainingArguments are made
+    from transformers import TrainerCallback, TrainerState
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.trainer_utils import get_last_checkpoint
+except ImportError as err:
+    raise MissingExtraError("transformers' Trainer needs accelerate; run: pip install 'forebay[train]'") from err
+
+STATE_NAME = "forebay_loader"
+"""Of the loader's state in `stateful_callbacks` of a checkpoint's trainer_state.json."""
+_TRAINER_STATE = "trainer_state.json"
+
+
+class LoaderMixin:
+    """Mixed into a Trainer, makes it take forebay's loaders as its data sets: `class T(LoaderMixin, Trainer)`.
+
+    `T(train_dataset=make_loader(config), eval_dataset=make_loader(eval_config), ...)`; also a dict of loaders to evaluate on,
+    and any other data set beside them. Seq2SeqTrainer and trainers that are made of them are mixed with in the same way.
+
+    The loader already gives each rank its share, so accelerate never sees it. After every optimizer step its state is written
+    to the Trainer's state, and with it to each checkpoint: that of the batches that the model has learnt from. `train`
+    begins at the head of epoch 0; `train(resume_from_checkpoint=...)` goes on with the next batch, in mid-epoch too, and
+    reads nothing again, whatever `ignore_data_skip` says. An evaluation goes over epoch 0 of its own loader.
+    """
+
+    args: Any
+    model: Any
+    accelerator: Any
+    train_dataset: Any
+    eval_dataset: Any
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Trains as the Trainer does.
+
+        Raises ConfigError for settings under which batches would be shared out, scaled or scored wrongly; ResumeError for a
+        checkpoint without a loader's state, of another plan, or that the Trainer would go on from at another place.
+        """
+        loader = self.train_dataset
+        if not isinstance(loader, Loader):
+            return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+        self._check_training(loader)
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = str(get_last_checkpoint(self.args.output_dir) or "")
+            if not resume_from_checkpoint:
+                raise ResumeError(
+                    f"no checkpoint in {self.args.output_dir}; call train() without resume_from_checkpoint"
+                )
+        if resume_from_checkpoint:
+            self._restore(loader, Path(resume_from_checkpoint))
+        else:
+            loader.load_state_dict({**loader.state_dict(), "epoch": 0, "position": 0})
+        self.remove_callback(_KeepState)  # type: ignore[attr-defined]
+        self.add_callback(_KeepState(loader))  # type: ignore[attr-defined]
+        # Skipping costs nothing here, and without it the Trainer would count the rest of an epoch as a whole one.
+        asked, self.args.ignore_data_skip = self.args.ignore_data_skip, False
+        try:
+            return super().train(resume_from_checkpoint or None, *args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.args.ignore_data_skip = asked
+
+    def get_train_dataloader(self) -> Any:
+        """Returns this rank's loader, not prepared by accelerate."""
+        if not isinstance(self.train_dataset, Loader):
+            return super().get_train_dataloader()  # type: ignore[misc]
+        return _Handed(self.train_dataset)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Returns this rank's loader of an evaluation, at the head of its epoch 0; `eval_dataset` may be a name in a dict."""
+        found = self.eval_dataset if eval_dataset is None else eval_dataset
+        found = self.eval_dataset[found] if isinstance(found, str) else found
+        if not isinstance(found, Loader):
+            return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+        return self._from_its_head(found)
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Returns this rank's loader for `predict`, at the head of its epoch 0."""
+        if not isinstance(test_dataset, Loader):
+            return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
+        return self._from_its_head(test_dataset)
+
+    def num_examples(self, dataloader: Any) -> int:
+        """Returns the samples of a loader, of all ranks together; of another DataLoader what the Trainer says."""
+        loader = dataloader.loader if isinstance(dataloader, _Handed) else dataloader
+        if isinstance(loader, Loader):
+            return len(loader.source)
+        number: int = super().num_examples(dataloader)  # type: ignore[misc]
+        return number
+
+    def _from_its_head(self, loader: Loader) -> Loader:
+        if loader is self.train_dataset:
+            raise ConfigError(
+                "eval_dataset is the loader of the training, which it would move; make another with make_loader"
+            )
+        self._check_loader(loader)
+        if getattr(self.args, "predict_with_generate", False) and isinstance(loader.plan, PackPlan):
+            raise ConfigError(
+                "predict_with_generate is true and the batches are packs, behind whose last sample alone a model would "
+                "write; set predict_with_generate=False"
+            )
+        loader.load_state_dict({**loader.state_dict(), "epoch": 0, "position": 0})
+        return loader
+
+    def _check_training(self, loader: Loader) -> None:
+        self._check_loader(loader)
+        if self.args.auto_find_batch_size:
+            raise ConfigError("auto_find_batch_size is true, but batches are those of the plan; leave it out")
+        planned, steps = loader.plan.grad_accs, self.args.gradient_accumulation_steps
+        if planned is not None and set(planned) != {steps}:
+            raise ConfigError(
+                f"plan.calibration wants grad_acc {sorted(set(planned))}, the Trainer has gradient_accumulation_steps = {steps} "
+                "for all; take a calibration without grad_acc, or forebay train"
+            )
+
+    def _check_loader(self, loader: Loader) -> None:
+        if self.args.n_gpu > 1:
+            raise ConfigError(
+                f"the Trainer would cut each batch for {self.args.n_gpu} GPUs of one process; start a process a GPU with torchrun"
+            )
+        shards = self.get_tp_size() * self.get_cp_size() * self.get_sp_size()  # type: ignore[attr-defined]
+        rank, world = self.accelerator.process_index // shards, self.accelerator.num_processes // shards
+        if (loader.dp_rank, loader.dp_world_size) != (rank, world):
+            raise ConfigError(
+                f"the loader is that of rank {loader.dp_rank} of {loader.dp_world_size}, the Trainer's is rank {rank} of {world}; "
+                f"make it with make_loader(config, dp_rank={rank}, dp_world_size={world})"
+            )
+        if loader.plan.tail == "short" and loader.plan.num_batches % world:
+            raise ConfigError(
+                f'plan.tail is "short": the last step of an epoch of {loader.plan.num_batches} micro-batches on {world} ranks '
+                'has fillers of weight 0, which the Trainer would count; set plan.tail = "drop" or "pad"'
+            )
+        self._check_smoothing()
+
+    def _check_smoothing(self) -> None:
+        name, config = type(self.accelerator.unwrap_model(self.model)).__name__, getattr(self.model, "config", None)
+        is_shifted = not getattr(config, "is_encoder_decoder", False)
+        if self.args.label_smoothing_factor and is_shifted and name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+            raise ConfigError(
+                f"label_smoothing_factor is {self.args.label_smoothing_factor}, and the Trainer would score each token of a {name} "
+                "against itself, not the next one; set it to 0, or pass a compute_loss_func"
+            )
+
+    def _restore(self, loader: Loader, checkpoint: Path) -> None:
+        """Moves the loader to where `checkpoint` left it, after it is sure that the Trainer will go on at the same place."""
+        path = checkpoint / _TRAINER_STATE
+        try:
+            state = TrainerState.load_from_json(os.fspath(path))
+        except (OSError, ValueError, TypeError) as err:
+            raise ResumeError(f"cannot read {path}: {err}; resume from an earlier checkpoint") from err
+        stored = (state.stateful_callbacks or {}).get(STATE_NAME)
+        if stored is None:
+            raise ResumeError(
+                f"{path} has no state of a forebay loader: it was written by a Trainer without LoaderMixin, or before step 1; "
+                "resume from another checkpoint, or call train() without resume_from_checkpoint"
+            )
+        loader.load_state_dict(stored)
+        world, accumulated = loader.dp_world_size, self.args.gradient_accumulation_steps
+        per_epoch = num_steps(loader.plan.num_batches, world, tail=loader.plan.tail)
+        epoch, updates = divmod(state.global_step, math.ceil(per_epoch / accumulated))
+        place = (loader.state.epoch, loader.state.position)
+        if place != (epoch, updates * accumulated * world):
+            raise ResumeError(
+                f"{path}: step {state.global_step} stands at micro-batch {place[1]} of epoch {place[0]}; with {world} ranks and "
+                f"gradient_accumulation_steps = {accumulated} the Trainer would go on at {updates * accumulated * world} of "
+                f"epoch {epoch}; resume with as many ranks times gradient_accumulation_steps as wrote it"
+            )
+
+
+class _KeepState(TrainerCallback):  # type: ignore[misc]
+    """Writes the loader's state to the Trainer's after every optimizer step.
+
+    Not when a checkpoint is saved: a run that is stopped between two micro-batches of a step saves what it had read of the
+    step, and learnt nothing from.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """Called by the Trainer, before it saves or evaluates. It has read the micro-batches of this step and no more."""
+        state.stateful_callbacks[STATE_NAME] = self._loader.state_dict()
+
+
+class _Handed:
+    """A loader with what the Trainer asks of a DataLoader."""
+
+    batch_size = None
+    drop_last = False
+    prefetch_factor = None
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next iteration that of `epoch`."""
+        self.loader.set_epoch(epoch)
+
+    @property
+    def dataset(self) -> _Rest:
+        """What accelerate's `skip_first_batches` reads, to skip what was learnt before the checkpoint."""
+        return _Rest(self.loader)
+
+
+class _Rest(IterableDataset[Batch | None]):
+    """The epoch in which a loader stands: None for each step of this rank before that, to be skipped, then its batches."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Batch | None]:
+        done = self._loader.state.position // self._loader.dp_world_size
+        yield from itertools.repeat(None, done)
+        yield from self._loader
