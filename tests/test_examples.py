@@ -110,7 +110,7 @@ def _own_accelerate() -> Iterator[None]:
 
 def losses_one_by_one(config: forebay.Config, *, num_packs: int) -> list[float]:
     """The mean loss over the learnt tokens of each pack, of forward passes of single samples as their processor gives them."""
-    model = load_model(Path(str(config.train.model)), seed=config.train.seed)
+    model = load_model(Path(str(config.train.model)), seed=config.train.seed, init=config.train.init)
     loader = forebay.train.make_loader(config)
     table, image_token_id = patch_table(loader.source.constants), loader.source.constants["image_token_id"]
     found = []
