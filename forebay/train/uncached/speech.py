@@ -22,7 +22,7 @@ from forebay.preprocess.lines import line_of
 from forebay.preprocess.sources import MediaReader, read_rows
 from forebay.store.canonical import digest
 from forebay.store.key import recipe_key
-from forebay.store.layout import GROUPS, FieldSpec
+from forebay.store.layout import FieldSpec
 from forebay.store.row_table import sorted_categories
 from forebay.train.uncached.substitutes import MAX_SUBSTITUTES, Substitutes
 
@@ -139,7 +139,7 @@ class UncachedSource:
 
 def compare_probe(line: Line, stored: Mapping[str, str] | None) -> None:
     """Logs where the steps give other values here than where a cache was built; `stored` is its probe."""
-    for group in GROUPS if stored is not None else ():
+    for group in line.groups if stored is not None else ():
         now = line.probe(group)
         if stored is not None and now != stored.get(group):
             logger.warning(
