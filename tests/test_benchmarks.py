@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import soundfile as sf
 
@@ -154,3 +155,15 @@ def test_opening_reports_its_three_parts(bench_data: Path, capsys: pytest.Captur
     document = json.loads(capsys.readouterr().out)
     assert [row["samples"] for row in document["a large cache"]] == [1000, 3000, 30000, "slope, a million"]
     assert document["a random sample"][0]["p50 x"] == 1
+
+
+def test_the_tars_of_scale_are_what_tarfile_reads(tmp_path: Path) -> None:
+    scale = importlib.import_module("benchmarks.scale")
+    config = scale.write_source(tmp_path / "source", num_rows=2 * scale.CLIPS_PER_TAR)
+    assert config.read_text().startswith('name = "scale"')
+    manifest = pq.read_table(config.parent / "train.parquet")
+    assert manifest["tar_path"].unique().to_pylist() == ["train-00000.tar", "train-00001.tar"]
+    with tarfile.open(config.parent / "train-00001.tar") as tar:
+        members = tar.getmembers()
+    assert [member.name for member in members] == manifest["tar_member_name"].to_pylist()[: scale.CLIPS_PER_TAR]
+    assert {member.size for member in members} == {8}

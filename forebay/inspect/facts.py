@@ -13,7 +13,7 @@ from forebay.inspect.histogram import duration_histogram
 from forebay.inspect.image_facts import holds_images, image_facts, pack_bytes
 from forebay.inspect.plans import plans_of
 from forebay.store.cache import Cache
-from forebay.store.layout import GROUPS, FieldSpec, Group
+from forebay.store.layout import FieldSpec, Group
 
 _AXES: dict[str, str | int] = {
     "input_features": "frames",
@@ -82,7 +82,7 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
         "recipe": metadata["recipe"],
         "constants": dict(cache.constants),
         "rows_per_shard": metadata["rows_per_shard"],
-        "groups": {group: _group(cache, group) for group in GROUPS},
+        "groups": {group: _group(cache, group) for group in cache.groups},
         "bytes_per_hour": size_bytes / hours if hours else None,
         "clipped": metadata["clipped"],
         "longer": metadata.get("longer", 0),

@@ -16,7 +16,7 @@ from forebay.inspect.labels import labels_of
 from forebay.inspect.layout import paragraph
 from forebay.inspect.units import human_number
 from forebay.store.cache import ROW_BITS, Cache
-from forebay.store.layout import GROUPS, FieldSpec
+from forebay.store.layout import FieldSpec
 from forebay.store.shard import Shard
 from forebay.visible import printable
 
@@ -151,7 +151,7 @@ def _row(cache: Cache, index: int) -> dict[str, Any]:
     slot = int(cache.slots[index])
     number, position = slot >> ROW_BITS, slot & ((1 << ROW_BITS) - 1)
     row: dict[str, Any] = {}
-    for group in GROUPS:
+    for group in cache.groups:
         shard = cache.shard(group, number)
         for spec in shard.fields:
             if spec.role == "table" and spec.name != "failure":

@@ -13,7 +13,7 @@ import xxhash
 from forebay.config.recipe import Recipe
 from forebay.config.steps import identity
 from forebay.store.canonical import digest
-from forebay.store.layout import FORMAT_VERSION, GROUPS, Group
+from forebay.store.layout import Group, format_of
 
 Array = np.ndarray[Any, Any]
 
@@ -57,26 +57,26 @@ def name_cuts(
     hashes: Sequence[str],
     probe: Mapping[Group, str],
     rows_per_shard: int,
+    groups: Sequence[Group],
 ) -> Iterator[Cut]:
-    """Yields every shard with its keys.
+    """Yields every shard with its keys in these groups.
 
     A media key is made of the steps, the probe and, for each row, the bytes it is decoded from (its file by content and its
-    place in it); a text key of the steps, the probe, and the rows' text, language, prompt and source name. Without audio no
-    row is decoded from anything: its media key has no file in it, so that an edited text moves the text key alone.
+    place in it); a text key of the steps, the probe, and the rows' text, language, prompt and source name.
     """
     files = rows["file"].to_numpy()
     steps: dict[Group, list[dict[str, Any]]] = {
         "media": [identity(step) for step in recipe.media_steps],
         "text": [identity(step) for step in recipe.text_steps],
     }
-    by_group: dict[Group, Sequence[str]] = {"media": hashes if recipe.has_audio else [""] * len(names), "text": names}
+    by_group: dict[Group, Sequence[str]] = {"media": hashes, "text": names}
     for index, (start, stop) in enumerate(cut_rows(rows["group"].to_numpy(), rows_per_shard=rows_per_shard)):
         part = rows.slice(start, stop - start)
         keys: dict[Group, str] = {}
         used, inverse = np.unique(files[start:stop], return_inverse=True)
-        for group in GROUPS:
+        for group in groups:
             document = {
-                "format_version": FORMAT_VERSION,
+                "format_version": format_of(groups),
                 "group": group,
                 "steps": steps[group],
                 "probe": probe[group],
@@ -84,7 +84,8 @@ def name_cuts(
                 "rows": columns_digest(part.select(_ROW_COLUMNS[group]), inverse),
             }
             keys[group] = digest(document)
-        yield Cut(index=index, start=start, stop=stop, num_media=stop - start, keys=keys)
+        num_media = stop - start if "media" in groups else 0
+        yield Cut(index=index, start=start, stop=stop, num_media=num_media, keys=keys)
 
 
 def columns_digest(rows: pa.Table, files: Array) -> str:

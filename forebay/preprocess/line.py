@@ -56,6 +56,11 @@ class Line(Protocol):
         ...
 
     @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups of fields that its samples have, "text" among them."""
+        ...
+
+    @property
     def length_names(self) -> tuple[str, ...]:
         """What `lengths.npy` holds a row of."""
         ...

@@ -26,7 +26,7 @@ from forebay.preprocess.sources.naming import manifest_files
 from forebay.preprocess.sources.unused import described
 from forebay.preprocess.workspace import Workspace, find_donors
 from forebay.store.key import SHORT, codec_of, folder_name
-from forebay.store.layout import GROUPS, Group
+from forebay.store.layout import Group
 from forebay.store.lookup import Sealed, find_cache
 from forebay.store.memo import Memo
 from forebay.store.refusal import require_writable
@@ -146,7 +146,8 @@ class _Build:
         self.memo = memo
         # In workers, so that they are made under the same pinned threads as the shards; in two, because one needs torch
         # and the other transformers, and those take longer to load than a small build.
-        measured = dict(zip(GROUPS, pool.map(_measure, [(self.line, group) for group in GROUPS]), strict=True))
+        groups = self.line.groups
+        measured = dict(zip(groups, pool.map(_measure, [(self.line, group) for group in groups]), strict=True))
         self.probe = {group: digest for group, (digest, _) in measured.items()}
         self.constants = measured["text"][1]
         self.cuts = list(self.line.cuts(listing, probe=self.probe, rows_per_shard=config.layout.rows_per_shard))
@@ -173,7 +174,7 @@ class _Build:
 
     def compare_probe(self, standing: Sealed) -> None:
         """Reports where the steps give other values here than where a cache of the same key was built."""
-        for group in GROUPS:
+        for group in self.line.groups:
             stored = standing.metadata["probe"].get(group)
             if stored != self.probe[group]:
                 logger.warning(
@@ -198,11 +199,11 @@ class _Build:
         )
 
     def _all(self) -> list[Unit]:
-        return [(cut, group) for cut in self.cuts for group in GROUPS]
+        return [(cut, group) for cut in self.cuts for group in self.line.groups]
 
     def _mine(self) -> list[Unit]:
         first, step = self.options.part or (0, 1)
-        return [(cut, group) for cut in self.cuts[first::step] for group in GROUPS]
+        return [(cut, group) for cut in self.cuts[first::step] for group in self.line.groups]
 
     def _key(self, unit: Unit) -> str:
         return unit[0].keys[unit[1]]
@@ -224,9 +225,11 @@ class _Build:
 
     def _make(self, missing: Sequence[Unit]) -> None:
         missing = list({self._key(unit): unit for unit in missing}.values())  # shards of equal content are one file
-        total = sum(cut.num_media for cut, group in missing if group == "media")
+        rows: dict[Group, int] = dict.fromkeys(self.line.groups, 0)
+        for cut, group in missing:
+            rows[group] += cut.num_media if group == "media" else cut.stop - cut.start
         unit = "clip" if self.config.vision is None else "image"
-        with Progress(total=total, unit=unit, shown=self.options.progress) as progress:
+        with Progress(rows, media_unit=unit, shown=self.options.progress) as progress:
             try:
                 for task, (receipt, made) in self.pool.run(make_shard, map(self._task, _in_order(missing))):
                     self.workspace.receipts[task.key] = receipt
@@ -284,7 +287,7 @@ class _Build:
                 (self.workspace.path(group, c.keys[group]), self.workspace.receipts[c.keys[group]].entry)
                 for c in self.cuts
             ]
-            for group in GROUPS
+            for group in self.line.groups
         }
         memo = self.memo.dump([file.path for file in self.listing.files if file.path.is_file()])
         rows = self.line.read_rows(finished, self.listing)
@@ -364,7 +367,7 @@ def _standing_report(standing: Sealed, started_s: float) -> BuildReport:
         failed=metadata["failed"],
         longer=metadata.get("longer", 0),
         unused_fields=metadata.get("unused_fields", {}),  # caches of before they were counted
-        shards_kept=len(GROUPS) * metadata["num_shards"],
+        shards_kept=len(metadata["probe"]) * metadata["num_shards"],
         seconds=time.monotonic() - started_s,
         already_sealed=True,
     )

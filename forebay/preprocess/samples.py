@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,7 +52,7 @@ def sample_fields(recipe: Recipe) -> tuple[FieldSpec, ...]:
     if recipe.waveform is not None:
         specs += features.field_specs(recipe.waveform)
     tokens = token_fields(recipe.tokens) if recipe.tokens is not None else ()
-    table = (_ID, _NUM_SAMPLES) if recipe.has_audio else (_ID,)
+    table = (_ID, _NUM_SAMPLES) if recipe.has_audio else (replace(_ID, group="text"),)
     return (*specs, *table, *tokens, *_TEXT_TABLE)
 
 
@@ -91,7 +92,7 @@ def text_samples(rows: pa.Table, names: Sequence[str], encoder: TextEncoder | No
     columns = ["sample_id", "file", "text", "language", "prompt"]
     for position, row in enumerate(rows.select(columns).to_pylist()):
         mark(position)
-        values: Values = {name: row[name] or "" for name in ("text", "language", "prompt")}
+        values: Values = {name: row[name] or "" for name in ("sample_id", "text", "language", "prompt")}
         values["source"] = names[row["file"]]
         if encoder is not None:
             try:

@@ -30,7 +30,7 @@ from forebay.preprocess.samples import (
     text_samples,
 )
 from forebay.store.cache import ROW_BITS
-from forebay.store.layout import FieldSpec, Group
+from forebay.store.layout import GROUPS, FieldSpec, Group
 from forebay.store.shard import Shard, shard_fields
 from forebay.store.sources import SourceFile
 
@@ -44,6 +44,8 @@ Array = np.ndarray[Any, Any]
 _NAMED = 5
 """Ids that a warning lists."""
 
+TEXT_SHARD_ROWS = 16
+"""How many times `layout.rows_per_shard` a shard of texts without audio holds; part of where shards begin."""
 _NOT_OF: Mapping[Group, frozenset[str]] = {
     "media": frozenset(("text", "language", "prompt", "stated_s")),
     "text": frozenset(("member", "offset", "size", "duration_s", "stated_s")),
@@ -71,6 +73,11 @@ class SpeechLine:
         return self.recipe.decode.max_sample_bytes
 
     @property
+    def groups(self) -> tuple[Group, ...]:
+        """Text alone where there is no audio."""
+        return GROUPS if self.recipe.has_audio else ("text",)
+
+    @property
     def length_names(self) -> tuple[str, ...]:
         """Audio samples, feature frames, tokens."""
         return ("num_samples", "num_frames", "num_tokens")
@@ -80,14 +87,15 @@ class SpeechLine:
         return sample_fields(self.recipe)
 
     def cuts(self, listing: Listing, *, probe: Mapping[Group, str], rows_per_shard: int) -> Iterator[Cut]:
-        """See `Line`."""
+        """See `Line`. Shards of texts alone hold TEXT_SHARD_ROWS times as many rows: tokens are small."""
         return name_cuts(
             self.recipe,
             listing.rows,
             names=[file.name for file in listing.files],
             hashes=listing.hashes,
             probe=probe,
-            rows_per_shard=rows_per_shard,
+            rows_per_shard=rows_per_shard if self.recipe.has_audio else rows_per_shard * TEXT_SHARD_ROWS,
+            groups=self.groups,
         )
 
     def task_rows(self, listing: Listing, cut: Cut, group: Group) -> tuple[tuple[SourceFile, ...], pa.Table]:
@@ -127,14 +135,16 @@ class SpeechLine:
         slots, reasons, languages, lengths = [], [], [], []
         why, spoken = Coder(), Coder()
         fields = self.fields()
-        pairs = zip(finished["media"], finished["text"], strict=True)
-        for index, ((media_path, media_entry), (text_path, text_entry)) in enumerate(pairs):
-            media = Shard(media_path, media_entry, shard_fields(fields, "media"))
-            text = Shard(text_path, text_entry, shard_fields(fields, "text"))
-            slots.append((np.int64(index) << ROW_BITS) | np.arange(media_entry.rows, dtype=np.int64))
+        for index, (path, entry) in enumerate(finished["text"]):
+            text = Shard(path, entry, shard_fields(fields, "text"))
+            media = Shard(*finished["media"][index], shard_fields(fields, "media")) if "media" in finished else None
+            slots.append((np.int64(index) << ROW_BITS) | np.arange(entry.rows, dtype=np.int64))
             languages.append(spoken.column(text, "language"))
-            failed = why.column(media, "failure")
-            reasons.append(np.where(failed, failed, why.column(text, "failure")))
+            failed = why.column(text, "failure")
+            if media is not None:
+                unheard = why.column(media, "failure")
+                failed = np.where(unheard, unheard, failed)
+            reasons.append(failed)
             lengths.append(as_int32(self._lengths(media, text)))
         table = np.concatenate([np.zeros((3, 0), np.int32), *lengths], axis=1)
         codes = np.concatenate([np.zeros(0, np.int32), *reasons])
@@ -168,9 +178,9 @@ class SpeechLine:
             "languages": self._languages(rows, keep),
         }
 
-    def _lengths(self, media: Shard, text: Shard) -> Array:
-        none = np.zeros(media.entry.rows, np.int64)
-        num_samples, num_frames = _audio_lengths(media) if self.recipe.has_audio else (none, none)
+    def _lengths(self, media: Shard | None, text: Shard) -> Array:
+        none = np.zeros(text.entry.rows, np.int64)
+        num_samples, num_frames = (none, none) if media is None else _audio_lengths(media)
         num_tokens = text.lengths("input_ids") if self.recipe.tokens is not None else none
         return np.stack([num_samples, num_frames, num_tokens])
 

@@ -106,7 +106,7 @@ def find_donors(root: Path, wanted: set[str]) -> Donors:
         # A damaged cache still gives the shards that are whole; one that cannot be opened gives none.
         with contextlib.suppress(CacheError):
             cache = open_cache(sealed.folder, verify="never")
-            for group in GROUPS:
+            for group in cache.groups:
                 for path, entry in cache.shard_entries(group):
                     if entry.key in wanted:
                         donors.setdefault(entry.key, []).append((path, entry))

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 import numpy as np
 
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheReplacedError, ConfigError
-from forebay.store.cache_document import checked_fields
+from forebay.store.cache_document import checked_fields, groups_of
 from forebay.store.held import HeldFile, HeldFolder
 from forebay.store.image.stored import StoredImages
-from forebay.store.layout import FORMAT_VERSION, GROUPS, FieldSpec, Group
+from forebay.store.layout import FORMAT_VERSION, FieldSpec, Group
 from forebay.store.metadata import check_file, load_array, read_metadata
 from forebay.store.shard import OUT_OF_HANDLES, Shard, ShardEntry, TensorColumns, row_of, shard_fields
 from forebay.store.shard_table import entry_of, shard_name, table_dtype
@@ -63,7 +63,7 @@ def open_cache(path: str | os.PathLike[str], *, verify: Verify = "touch", max_op
 class Cache:
     """Samples of a sealed cache, by index. Threads may share it; a forked child may go on using it; a pickle opens it anew.
 
-    fields: specification by field name. lengths: int32 [num_samples] by name: `num_samples` (audio samples), `num_frames`
+    fields: specification by field name. groups: of fields, without "media" where the samples are texts alone. lengths: int32 [num_samples] by name: `num_samples` (audio samples), `num_frames`
     (feature frames), `num_tokens`. constants: what collating needs (feature kind, prompt kind, pad ids, tables).
 
     A rebuild puts another folder at the same path. A cache that is open goes on reading the folder that it opened, which is
@@ -81,8 +81,9 @@ class Cache:
         self.recipe_key: str = self.metadata["recipe_key"]
         self.constants: Mapping[str, Any] = self.metadata["constants"]
         self.fields: Mapping[str, FieldSpec] = {spec.name: spec for spec in specs}
-        self._group_fields = {group: shard_fields(specs, group) for group in GROUPS}
-        self._tables = {group: self._load_table(group) for group in GROUPS}
+        self.groups = groups_of(specs)
+        self._group_fields = {group: shard_fields(specs, group) for group in self.groups}
+        self._tables = {group: self._load_table(group) for group in self.groups}
         self._length: int = self.metadata["num_samples"]
         # A wrong slot would hand out another sample, whose own hash is right.
         is_checked = verify != "never"
@@ -93,7 +94,7 @@ class Cache:
         self._images = StoredImages.of(self.metadata, folder=folder)
         self._verify: Verify = verify
         self._max_open_shards = max_open_shards
-        self._is_bounded = len(GROUPS) * self.num_shards > max_open_shards
+        self._is_bounded = len(self.groups) * self.num_shards > max_open_shards
         self._open: OrderedDict[tuple[Group, int], Shard] = OrderedDict()
         self._columns: dict[int, TensorColumns] = {}
         if verify == "open":
@@ -135,7 +136,7 @@ class Cache:
                 sample = self._read_images(self._images, number, row, is_verified=bool(is_verified))
             else:
                 if not is_verified:
-                    for group in GROUPS:
+                    for group in self.groups:
                         shard = self.shard(group, number)
                         shard.check_row(row, shard.row(row))
                 sample = row_of(self._columns.get(number) or self._columns_of(number), row)
@@ -146,7 +147,7 @@ class Cache:
 
     def _columns_of(self, number: int) -> TensorColumns:
         """Returns the tensor columns of the shards of one number, media's first; kept where every shard may stay open."""
-        columns = tuple(column for group in GROUPS for column in self.shard(group, number).tensors)
+        columns = tuple(column for group in self.groups for column in self.shard(group, number).tensors)
         return columns if self._is_bounded else self._columns.setdefault(number, columns)
 
     def _read_images(self, images: StoredImages, number: int, row: int, *, is_verified: bool) -> dict[str, Any]:
@@ -178,6 +179,8 @@ class Cache:
                 slot = self._slots.at[self._position(index)]
                 number, row = slot >> ROW_BITS, slot & _ROW_MASK
                 self.shard("text", number).will_need(row)
+                if "media" not in self.groups:
+                    continue
                 media = self.shard("media", number)
                 for image in self._media_rows(number, row):
                     media.will_need(image)
@@ -293,7 +296,7 @@ class Cache:
         """Yields every file but metadata.json with its `size_bytes` and `xxh3_128`."""
         for name, entry in self.metadata["files"].items():
             yield self._held / name, entry
-        for group in GROUPS:
+        for group in self.groups:
             for index, (_, shard) in enumerate(self.shard_entries(group)):
                 sums = {"size_bytes": shard.size_bytes, "xxh3_128": shard.xxh3_128}
                 yield self._held / shard_name(group, index), sums
@@ -301,7 +304,7 @@ class Cache:
     @property
     def num_shards(self) -> int:
         """Shards of each group."""
-        return len(self._tables[GROUPS[0]])
+        return len(self._tables["text"])
 
     @property
     def slots(self) -> Array:

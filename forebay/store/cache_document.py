@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from forebay.errors import CacheCorruptError, CacheMismatchError
-from forebay.store.layout import GROUPS, FieldSpec
+from forebay.store.layout import GROUPS, FieldSpec, Group
 from forebay.store.tdz import TORCH_DTYPES
 
 _TYPES: Mapping[str, type] = {
@@ -21,7 +21,7 @@ _TYPES: Mapping[str, type] = {
     "num_shards": int,
     "recipe_key": str,
 }
-_ARRAYS = ("slots.npy", "lengths.npy", *(f"{group}.npy" for group in GROUPS))
+_ARRAYS = ("slots.npy", "lengths.npy")
 _MAX_SHARDS = 1 << 31
 
 
@@ -41,20 +41,26 @@ def checked_fields(folder: Path, metadata: Mapping[str, Any]) -> list[FieldSpec]
             raise _foreign(folder, f"{name} is {metadata[name]}, wanted 0 to {_MAX_SHARDS - 1}")
     if not all(isinstance(name, str) for name in metadata["length_names"]):
         raise _foreign(folder, "length_names holds what is no name")
-    _check_files(folder, metadata["files"])
-    return [_field(folder, document) for document in metadata["fields"]]
+    fields = [_field(folder, document) for document in metadata["fields"]]
+    _check_files(folder, metadata["files"], groups_of(fields))
+    return fields
 
 
-def _check_files(folder: Path, files: Mapping[str, Any]) -> None:
+def groups_of(fields: Iterable[FieldSpec]) -> tuple[Group, ...]:
+    """Returns the groups of a cache of these fields: there is no media where no field is of it."""
+    return GROUPS if any(field.group == "media" for field in fields) else ("text",)
+
+
+def _check_files(folder: Path, files: Mapping[str, Any], groups: Sequence[Group]) -> None:
     for name, entry in files.items():
         if name in ("", ".", "..") or os.path.basename(name) != name or "\0" in name:
             raise _foreign(folder, f"it names a file {name!r}, which is not in the cache")
         types = {"size_bytes": int, "xxh3_128": str}
         if not isinstance(entry, dict) or not all(isinstance(entry.get(k), wanted) for k, wanted in types.items()):
             raise _foreign(folder, f"the entry of {name} is {entry!r:.60}, wanted size_bytes and xxh3_128")
-    if missing := [name for name in _ARRAYS if name not in files]:
+    if missing := [name for name in (*_ARRAYS, *(f"{group}.npy" for group in groups)) if name not in files]:
         raise _foreign(folder, f"it names no {', '.join(missing)}")
-    for group in GROUPS:
+    for group in groups:
         if (folder / group).is_symlink():
             raise CacheCorruptError(f"{folder / group} is a link and leads out of its cache; put a copy in its place")
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-FORMAT_VERSION = 1
-"""Of the bytes on disk. A change is breaking: it brings a new golden cache under tests/golden."""
+FORMAT_VERSION = 2
+"""The newest form of the bytes on disk. A change is breaking: it brings a new golden cache under tests/golden."""
 
 Group = Literal["media", "text"]
 GROUPS: tuple[Group, ...] = ("media", "text")
+
+
+def format_of(groups: Collection[Group]) -> int:
+    """Returns the form of a cache with these groups: 2 where there is no media, else 1, which older readers read."""
+    return 1 if "media" in groups else 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

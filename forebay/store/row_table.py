@@ -11,7 +11,7 @@ import xxhash
 
 from forebay.errors import CacheCorruptError
 from forebay.store.cache import ROW_BITS, Cache
-from forebay.store.layout import GROUPS, FieldSpec, Group
+from forebay.store.layout import FieldSpec, Group
 
 Array = np.ndarray[Any, Any]
 
@@ -24,7 +24,7 @@ def row_table(cache: Cache) -> pa.Table:
     """
     columns: dict[str, Any] = {"index": pa.array(np.arange(len(cache)))}
     order = _slot_order(cache)
-    for group in GROUPS:
+    for group in cache.groups:
         for field in cache.fields.values():
             if (
                 field.group == group

@@ -18,7 +18,7 @@ from forebay.errors import CacheCorruptError, CacheIncompleteError
 from forebay.store import slots
 from forebay.store.files import fsync_folder, link_or_copy
 from forebay.store.held import is_held
-from forebay.store.layout import FORMAT_VERSION, GROUPS, FieldSpec, Group
+from forebay.store.layout import FORMAT_VERSION, FieldSpec, Group, format_of
 from forebay.store.metadata import check_file, read_metadata, save_array, save_file, write_metadata
 from forebay.store.shard import ShardEntry, shard_fields
 from forebay.store.shard_table import shard_name, to_table
@@ -36,7 +36,7 @@ _RENAME_EXCHANGE = 2
 class Contents:
     """What a cache is sealed from.
 
-    shards: file and entry of every shard by group. arrays, files: what stands beside metadata.json, by name.
+    shards: file and entry of every shard by group, as many of each; those of a cache without media are of text alone. arrays, files: what stands beside metadata.json, by name.
     document: the rest of metadata.json.
     """
 
@@ -66,12 +66,12 @@ def seal(folder: Path, contents: Contents, *, scratch: Path, replace: bool = Fal
 def _assemble(folder: Path, contents: Contents) -> None:
     folder.mkdir(parents=True)
     files: dict[str, Any] = {}
-    for group in GROUPS:
+    for group, shards in contents.shards.items():
         (folder / group).mkdir()
-        for index, (path, _) in enumerate(contents.shards[group]):
+        for index, (path, _) in enumerate(shards):
             link_or_copy(path, folder / shard_name(group, index))
         fsync_folder(folder / group)
-        entries = [entry for _, entry in contents.shards[group]]
+        entries = [entry for _, entry in shards]
         table = to_table(entries, len(shard_fields(contents.fields, group)))
         files[f"{group}.npy"] = save_array(folder, f"{group}.npy", table)
     files |= {name: save_array(folder, name, array) for name, array in contents.arrays.items()}
@@ -79,10 +79,10 @@ def _assemble(folder: Path, contents: Contents) -> None:
     files |= {name: save_file(folder, name, data) for name, data in contents.files.items()}
     document = {
         **contents.document,
-        "format_version": FORMAT_VERSION,
+        "format_version": format_of(contents.shards),
         "fields": [field.to_json() for field in contents.fields],
         "files": files,
-        "num_shards": len(contents.shards[GROUPS[0]]),
+        "num_shards": len(contents.shards["text"]),
     }
     write_metadata(folder, document)
 

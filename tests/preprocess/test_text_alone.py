@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from forebay.config.recipe import recipe_of
@@ -14,10 +15,13 @@ from forebay.preprocess.listing import resolve
 from forebay.preprocess.pipeline import BuildReport
 from forebay.preprocess.probe import media_probe
 from forebay.store.cache import Cache, open_cache
+from forebay.store.layout import FieldSpec, Group
 from forebay.store.lookup import find_cache
 from forebay.store.memo import Memo
+from forebay.store.seal import Contents, seal
+from forebay.store.shard import ShardEntry, shard_fields, write_shard
 from forebay.store.verify import verify_folder
-from tests.preprocess.corpus import json_lines
+from tests.preprocess.corpus import json_lines, shard_bytes
 from tests.text_corpus import demo_texts, text_config
 
 
@@ -34,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_build_stores_the_texts_and_nothing_of_audio(folder: Path) -> None:
     report, cache = make(folder)
     texts = demo_texts()
-    assert (report.num_samples, report.shards_written, report.failed) == (len(texts), 6, {})
+    assert (report.num_samples, report.shards_written, report.failed) == (len(texts), 4, {})
     assert list(cache.fields) == ["sample_id", "input_ids", "prefix_len", "text", "language", "prompt", "source"]
     assert cache.metadata["recipe"]["audio"] is None
     assert {name: int(values.max()) for name, values in cache.lengths.items() if name != "num_tokens"} == {
@@ -52,6 +56,9 @@ def test_a_build_stores_the_texts_and_nothing_of_audio(folder: Path) -> None:
         assert len(sample["input_ids"]) == cache.lengths["num_tokens"][index]
         assert sample["input_ids"][-1] == cache.constants["eos_token_id"]
     assert verify_folder(Path(report.cache)).ok
+    assert sorted(path.name for path in Path(report.cache).rglob("*.tdz")) == [f"{i:05d}.tdz" for i in range(4)]
+    assert not (Path(report.cache) / "media").exists()
+    assert (cache.groups, cache.metadata["probe"].keys()) == (("text",), {"text"})
 
 
 def test_a_second_build_does_nothing_and_an_edited_text_makes_one_text_shard(folder: Path, tmp_path: Path) -> None:
@@ -63,7 +70,7 @@ def test_a_second_build_does_nothing_and_an_edited_text_makes_one_text_shard(fol
     texts = demo_texts()
     texts[30]["text"] += " indeed"
     edited, cache = make(tmp_path / "copy", rows=texts)
-    assert (edited.shards_written, edited.shards_linked) == (1, 5)
+    assert (edited.shards_written, edited.shards_linked) == (1, 3)
     assert edited.key != report.key
     assert cache.samples["text"][30].as_py().endswith(" indeed")
 
@@ -110,3 +117,76 @@ def test_the_estimate_and_the_probe_read_no_audio(folder: Path, monkeypatch: pyt
     listing = resolve(config, Memo(config.cache_root), Here())
     _, cache = make(folder)
     assert 0.2 < estimate_bytes(recipe_of(config), listing.rows) / cache.metadata["size_bytes"] < 5
+
+
+def test_texts_that_are_added_make_the_last_shard_and_no_other(folder: Path, tmp_path: Path) -> None:
+    make(folder)
+    shutil.copytree(folder, tmp_path / "copy")
+    more = [{"id": f"new-{number}", "text": f"one more text {number}"} for number in range(3)]
+    report, cache = make(tmp_path / "copy", rows=[*demo_texts(), *more])
+    assert (report.shards_written, report.shards_linked) == (1, 3)
+    assert [cache.sample_id(index) for index in range(-3, 0)] == ["new-0", "new-1", "new-2"]
+
+
+def test_parts_of_a_build_of_texts_make_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    make(folder)
+    config = text_config(tmp_path, rows=demo_texts())
+    first = build(config, Options(progress=False, part=(0, 2)))
+    assert (first.shards_written, first.sealed) == (2, False)
+    second = build(config, Options(progress=False, part=(1, 2)))
+    assert (second.shards_written, second.sealed) == (2, True)
+    assert shard_bytes(Path(second.cache)) == shard_bytes(Path(make(folder)[0].cache))
+
+
+def test_a_damaged_shard_of_texts_is_made_again(folder: Path, tmp_path: Path) -> None:
+    report, _ = make(folder)
+    shutil.copytree(folder, tmp_path / "copy")
+    config = text_config(tmp_path / "copy")
+    damaged = next((tmp_path / "copy" / "caches").rglob("00002.tdz"))
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged.unlink()  # the copy is a file of its own already; the old bytes are not written through
+    damaged.write_bytes(data)
+    mended = build(config, Options(progress=False, verify=True))
+    assert (mended.shards_written, mended.shards_linked, mended.key) == (1, 3, report.key)
+    assert verify_folder(Path(mended.cache)).ok
+
+
+def test_a_cache_of_texts_with_media_files_is_read_and_kept(tmp_path: Path) -> None:
+    """As they were made before there were caches without media: form 1, with `sample_id` in shards of their own."""
+    config = text_config(tmp_path)
+    report = build(config, Options(progress=False))
+    made = open_cache(report.cache)
+    old = with_media(Path(report.cache), made, tmp_path / "scratch")
+    assert (old.groups, old.metadata["format_version"]) == (("media", "text"), 1)
+    for index in range(len(made)):
+        assert {name: value.tolist() for name, value in old.read(index).items()} == {
+            name: value.tolist() for name, value in made.read(index).items()
+        }
+        assert old.sample_id(index) == made.sample_id(index)
+    columns = sorted(made.samples.column_names)
+    assert old.samples.select(columns).equals(made.samples.select(columns))
+    assert build(config, Options(progress=False)).already_sealed
+
+
+def with_media(folder: Path, cache: Cache, scratch: Path) -> Cache:
+    """Returns the cache in the form before, in the place of itself."""
+    ids = FieldSpec(name="sample_id", dtype="str", role="table")
+    fields = (ids, *(spec for spec in cache.fields.values() if spec.name != "sample_id"))
+    shards: dict[Group, list[tuple[Path, ShardEntry]]] = {"media": [], "text": []}
+    for number, (_, entry) in enumerate(cache.shard_entries("text")):
+        shard = cache.shard("text", number)
+        strings = {s.name: shard.strings(s.name) for s in shard.fields if s.role == "table"}
+        rows = [{**shard.row(i), **{n: v[i] for n, v in strings.items()}} for i in range(entry.rows)]
+        for group, found in shards.items():
+            path = scratch / group / f"{number}.tdz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            found.append((path, write_shard(path, shard_fields(fields, group), rows, key=f"{number:064x}")))
+    names = ("checksum", "format_version", "fields", "files", "num_shards")
+    document = {name: value for name, value in cache.metadata.items() if name not in names}
+    arrays = {name: np.load(folder / name) for name in ("slots.npy", "lengths.npy")}
+    kept = [name for name in cache.metadata["files"] if not name.endswith(".npy")]
+    files = {name: (folder / name).read_bytes() for name in kept}
+    contents = Contents(fields=fields, shards=shards, arrays=arrays, files=files, document=document)
+    assert seal(folder, contents, scratch=scratch, replace=True)
+    return open_cache(folder)

@@ -192,7 +192,7 @@ def test_a_dry_run_and_inspect_of_a_config(folder: Path, capsys: pytest.CaptureF
     report = dry_run(config, steps=30)
     assert report.steps == 30
     assert [row["samples"] > 0 for row in report.parts.values()] == [True, True]
-    assert report.num_shards == report.shards_touched == 3 + 3
+    assert report.num_shards == report.shards_touched == 3 + 4
     alone = dry_run(text_config(folder), steps=5)
     assert (alone.steps, alone.source) == (5, "cache")
     assert cli.main(["inspect", str(folder / "texts.toml"), "--sample", "0", "--json"]) == 0

@@ -29,7 +29,7 @@ from forebay.preprocess.sources.text import list_text, locate_text
 from forebay.preprocess.sources.unused import merged
 from forebay.preprocess.sources.webdataset import list_webdataset, locate_webdataset
 
-ROWS_PER_LOOSE_TASK = 4096
+ROWS_PER_TASK = 4096
 FIRST_WAVE = 8
 """Tasks that are run at once, at first, where `max_samples` may make the rest of them needless."""
 
@@ -51,6 +51,7 @@ _LOCATES: dict[str, Callable[[LocateTask], Located]] = {
     "ljspeech": locate_loose,
     "text": locate_text,
 }
+_TARS = frozenset(("tar", "filelist"))
 _TASK_COLUMNS = ("row", "sample_id", "file", "member", "offset", "duration_s", "language")
 
 
@@ -81,12 +82,15 @@ def read_manifest(source: SourceConfig) -> Manifest:
 def locate_tasks(
     manifest: Manifest, source: SourceConfig, *, cache_root: str | os.PathLike[str]
 ) -> Iterator[LocateTask]:
-    """Yields a task for every source file that has rows left, in their order; files of their own in runs of 4096."""
+    """Yields a task for every tar that has rows left, in their order; of other kinds, for runs of 4096 rows of a file.
+
+    A tar is not divided: its index would be loaded for each run.
+    """
     rows = manifest.rows.select(_TASK_COLUMNS)
     if source.kind == "webdataset":
         cuts = [(number, 0, 0) for number in range(len(manifest.files))]
     else:
-        step = ROWS_PER_LOOSE_TASK if source.kind in ("jsonl", "ljspeech") else len(rows)
+        step = len(rows) if source.kind in _TARS else ROWS_PER_TASK
         cuts = _cuts(manifest.rows["group"].to_numpy(), step)
     for group, start, stop in cuts:
         part = rows.slice(start, stop - start)

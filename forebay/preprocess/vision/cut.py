@@ -16,7 +16,7 @@ from forebay.preprocess.listing import Listing
 from forebay.preprocess.vision.images import RowImages, image_names, images_of
 from forebay.store.canonical import digest
 from forebay.store.image.codec import Codec
-from forebay.store.layout import FORMAT_VERSION, Group
+from forebay.store.layout import GROUPS, Group, format_of
 
 Array = np.ndarray[Any, Any]
 
@@ -66,7 +66,7 @@ def name_image_cuts(
         images = RowImages.of(part)
         used = images_of(listing.manifest).take(pa.array(images.used))
         media = {
-            "format_version": FORMAT_VERSION,
+            "format_version": format_of(GROUPS),
             "group": "media",
             "steps": [identity(step) for step in recipe.media_steps],
             "probe": probe["media"],
@@ -76,7 +76,7 @@ def name_image_cuts(
         files, places = np.unique(groups[start:stop], return_inverse=True)
         tokens = used["grid_h"].to_numpy().astype(np.int64) * used["grid_w"].to_numpy() // merge_size**2
         text = {
-            "format_version": FORMAT_VERSION,
+            "format_version": format_of(GROUPS),
             "group": "text",
             "steps": [identity(step) for step in recipe.text_steps],
             "probe": probe["text"],

@@ -35,7 +35,7 @@ from forebay.preprocess.vision.samples import (
 from forebay.store.cache import ROW_BITS
 from forebay.store.image.codec import Codec
 from forebay.store.image.settings import ImageSettings, image_settings
-from forebay.store.layout import FieldSpec, Group
+from forebay.store.layout import GROUPS, FieldSpec, Group
 from forebay.store.shard import Shard, shard_fields
 from forebay.store.sources import SourceFile
 
@@ -76,6 +76,11 @@ class VisionLine:
     def max_sample_bytes(self) -> int:
         """Of one encoded image."""
         return self.recipe.patches.max_sample_bytes
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Both, also where no conversation has an image."""
+        return GROUPS
 
     @property
     def length_names(self) -> tuple[str, ...]:

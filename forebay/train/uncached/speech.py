@@ -23,7 +23,7 @@ from forebay.preprocess.lines import line_of
 from forebay.preprocess.sources import MediaReader, read_rows
 from forebay.store.canonical import digest
 from forebay.store.key import recipe_key
-from forebay.store.layout import GROUPS, FieldSpec
+from forebay.store.layout import FieldSpec
 from forebay.store.row_table import sorted_categories, strings_digest
 from forebay.train.uncached.lengths import UNKNOWN, exact_lengths
 from forebay.train.uncached.substitutes import MAX_SUBSTITUTES, Substitutes
@@ -169,7 +169,7 @@ class UncachedSource:
 
 def compare_probe(line: Line, stored: Mapping[str, str] | None) -> None:
     """Logs where the steps give other values here than where a cache was built; `stored` is its probe."""
-    for group in GROUPS if stored is not None else ():
+    for group in line.groups if stored is not None else ():
         now = line.probe(group)
         if stored is not None and now != stored.get(group):
             logger.warning(
