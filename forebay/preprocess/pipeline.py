@@ -23,8 +23,9 @@ from forebay.preprocess.progress import Progress
 from forebay.preprocess.receipt import Failure, Receipt
 from forebay.preprocess.shard_task import ShardTask, make_shard
 from forebay.preprocess.sources.naming import manifest_files
-from forebay.preprocess.workspace import Workspace, find_donors
-from forebay.store.key import SHORT, codec_of, folder_name
+from forebay.preprocess.unchanged import require_unchanged
+from forebay.preprocess.workspace import Workspace
+from forebay.store.key import SHORT, codec_of, differences, folder_name, recipe_key
 from forebay.store.layout import GROUPS, Group
 from forebay.store.lookup import Sealed, find_cache
 from forebay.store.memo import Memo
@@ -84,7 +85,7 @@ def build(config: Config, options: Options | None = None) -> BuildReport:
     A shard that is on disk and whole is kept, an equal one of any cache under the root is linked, the rest is made by
     worker processes. Interrupted at any instant, running it again goes on from the shards that were finished.
     Raises ManifestError or ConfigError where the input as a whole cannot be used, BuildError where more than
-    `run.max_failed_share` of the samples are bad or a worker keeps dying.
+    `run.max_failed_share` of the samples are bad, a source changes meanwhile or a worker keeps dying.
     """
     options = options or Options()
     started_s = time.monotonic()
@@ -155,6 +156,7 @@ class _Build:
             self._make([unit for unit in self._mine() if self._key(unit) not in self.workspace.receipts])
             if any(self.workspace.load(unit[1], self._key(unit)) is None for unit in self._all()):
                 return self._unsealed()
+            self._compare_sources()
             report = self._seal(standing)
         self.workspace.remove()
         return report
@@ -175,7 +177,11 @@ class _Build:
 
     def dry(self, standing: Sealed | None) -> BuildReport:
         """What `run` would do, and how large the cache would be."""
-        donors = {} if self.options.rebuild else find_donors(self.config.cache_root, set(map(self._key, self._all())))
+        donors = (
+            {}
+            if self.options.rebuild
+            else self.workspace.find_donors(self.config.cache_root, set(map(self._key, self._all())))
+        )
         for unit in self._mine():
             key = self._key(unit)
             kept = self.workspace.load(unit[1], key) is not None
@@ -200,7 +206,11 @@ class _Build:
 
     def _collect(self) -> None:
         """Keeps what an earlier run finished and links what other caches have, each after re-hashing it."""
-        donors = {} if self.options.rebuild else find_donors(self.config.cache_root, set(map(self._key, self._all())))
+        donors = (
+            {}
+            if self.options.rebuild
+            else self.workspace.find_donors(self.config.cache_root, set(map(self._key, self._all())))
+        )
         for unit in self._mine():
             key, group = self._key(unit), unit[1]
             receipt = self.workspace.load(group, key)
@@ -266,6 +276,17 @@ class _Build:
             f"--set run.max_failed_share={min(1.0, 2 * count / rows):.3g}"
         )
 
+    def _compare_sources(self) -> None:
+        """Raises BuildError where a source, tokenizer or processor is not what it was when it was listed."""
+        require_unchanged(self.listing.files, memo=self.memo, mapper=self.pool)
+        changed = differences(recipe_key(self.config).document, self.listing.recipe.document)
+        if changed:
+            raise BuildError(
+                f"the files that {changed[0]['field']} of {self.config.path} names changed during the build (digest "
+                f"{changed[0]['stored']}, now {changed[0]['wanted']}): nothing is sealed, finished shards are kept; run: "
+                f"forebay preprocess {self.config.path}"
+            )
+
     def _seal(self, standing: Sealed | None) -> BuildReport:
         finished: Finished = {
             group: [
@@ -274,7 +295,7 @@ class _Build:
             ]
             for group in GROUPS
         }
-        memo = self.memo.dump([file.path for file in self.listing.files if file.path.is_file()])
+        memo = self.memo.dump([file.path for file in self.listing.files])
         contents = assemble(
             self.config, self.line, self.listing, finished, probe=self.probe, constants=self.constants, memo=memo
         )
