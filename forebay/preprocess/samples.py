@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from forebay.config.digest import tokenizer_digest
 from forebay.config.recipe import Recipe
 from forebay.config.steps import LogMel, NoAudio, Qwen3Asr, W2vBert, Waveform
 from forebay.errors import SampleError
@@ -18,7 +17,6 @@ from forebay.preprocess import features
 from forebay.preprocess.decode import decode_audio
 from forebay.preprocess.text import TextEncoder
 from forebay.preprocess.text import field_specs as token_fields
-from forebay.preprocess.unchanged import require_folder
 from forebay.preprocess.worker import mark
 from forebay.store.layout import FieldSpec
 
@@ -111,14 +109,8 @@ def text_encoder(recipe: Recipe, folder: str | None) -> TextEncoder | None:
 
 @functools.lru_cache(maxsize=1)
 def loaded_encoder(recipe: Recipe, folder: str | None) -> TextEncoder | None:
-    """Returns `text_encoder`; loading a tokenizer costs more than a shard of text, so a worker keeps the last one.
-
-    Raises BuildError where the folder is not what the recipe was made of any more.
-    """
-    encoder = text_encoder(recipe, folder)
-    if recipe.tokens is not None and folder is not None:
-        require_folder(Path(folder), recipe.tokens.tokenizer, tokenizer_digest)
-    return encoder
+    """Returns `text_encoder`; loading a tokenizer costs more than a shard of text, so a worker keeps the last one."""
+    return text_encoder(recipe, folder)
 
 
 def constants(recipe: Recipe, encoder: TextEncoder | None) -> dict[str, Any]:

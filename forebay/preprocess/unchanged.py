@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from forebay.config.digest import processor_digest
 from forebay.errors import BuildError
 from forebay.preprocess.listing import Mapper
 from forebay.store.memo import Hashed, Memo, Stat, hash_now, stat_now
@@ -31,12 +32,12 @@ def unchanged_stats(files: Iterable[SourceFile]) -> list[Stat | None]:
     return [_unchanged_stat(file) for file in files]
 
 
-def require_folder(folder: Path, wanted: str, digest: Callable[[Path], str]) -> None:
-    """Raises BuildError where the files of a tokenizer or processor, which were just read, are not those of the key.
+def require_processor(folder: Path, wanted: str) -> None:
+    """Raises BuildError where the files of an image processor, which was just loaded, are not those of the key.
 
-    wanted: their digest in the key. digest: what makes it of the folder.
+    wanted: their digest in the key.
     """
-    now = digest(folder)
+    now = processor_digest(folder)
     if now != wanted:
         raise _changed(str(folder), f"its digest was {wanted[:16]} when the build began and is {now[:16]} now")
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from forebay.config.digest import processor_digest
 from forebay.config.steps import Patches
-from forebay.preprocess.unchanged import require_folder
+from forebay.preprocess.unchanged import require_processor
 from forebay.preprocess.vision.processor import check_processor, load_processor, patch_table, processed_patches
 from forebay.store.image.patches import patchify, unpatchify
 from forebay.store.image.pixels import decode_image, resized
@@ -62,5 +61,5 @@ def loaded_steps(step: Patches, folder: str, settings: ImageSettings) -> PixelSt
     Raises BuildError where the folder is not what the step was made of any more.
     """
     steps = PixelSteps(step, Path(folder), settings)
-    require_folder(Path(folder), step.processor, processor_digest)
+    require_processor(Path(folder), step.processor)
     return steps

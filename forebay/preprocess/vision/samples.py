@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from forebay.config.digest import tokenizer_digest
 from forebay.config.steps import Chat
 from forebay.errors import SampleError
 from forebay.preprocess.samples import Read, Values
 from forebay.preprocess.text.chat import ChatEncoder
-from forebay.preprocess.unchanged import require_folder
 from forebay.preprocess.vision.pixels import PixelSteps
 from forebay.preprocess.worker import mark
 from forebay.store.image.codec import FIELDS, Codec, encode
@@ -84,10 +82,5 @@ def conversation_samples(rows: pa.Table, names: Sequence[str], encoder: ChatEnco
 
 @functools.lru_cache(maxsize=1)
 def loaded_chat(step: Chat, folder: str, merge_size: int) -> ChatEncoder:
-    """Returns the encoder of a tokenizer's folder; a worker keeps the last one.
-
-    Raises BuildError where the folder is not what the step was made of any more.
-    """
-    encoder = ChatEncoder(step, Path(folder), merge_size=merge_size)
-    require_folder(Path(folder), step.tokenizer, tokenizer_digest)
-    return encoder
+    """Returns the encoder of a tokenizer's folder; a worker keeps the last one."""
+    return ChatEncoder(step, Path(folder), merge_size=merge_size)
