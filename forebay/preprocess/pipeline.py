@@ -25,6 +25,7 @@ from forebay.preprocess.shard_task import ShardTask, make_shard
 from forebay.preprocess.sources.naming import manifest_files
 from forebay.preprocess.unchanged import require_unchanged
 from forebay.preprocess.workspace import Workspace
+from forebay.store.canonical import digest
 from forebay.store.key import SHORT, codec_of, differences, folder_name, recipe_key
 from forebay.store.layout import GROUPS, Group
 from forebay.store.lookup import Sealed, find_cache
@@ -144,7 +145,8 @@ class _Build:
         self.cuts = list(self.line.cuts(listing, probe=self.probe, rows_per_shard=config.layout.rows_per_shard))
         # A rebuild must not take up what an ordinary run left, but may go on from an interrupted rebuild.
         suffix = "-rebuild" if options.rebuild else ""
-        self.workspace = Workspace(_workspace_folder(config, listing.key, suffix))
+        origin = digest({"recipe": listing.recipe.key, "manifests": list(config.source.manifests)})
+        self.workspace = Workspace(_workspace_folder(config, listing.key, suffix), origin)
         self.counts: Counter[str] = Counter()
         self.failures = [Failure(sample_id=i, reason=r, message=m) for i, r, m in listing.manifest.failed()]
         self.num_rows = len(listing.rows) + len(self.failures)
@@ -159,6 +161,7 @@ class _Build:
             self._compare_sources()
             report = self._seal(standing)
         self.workspace.remove()
+        self.workspace.remove_superseded()
         return report
 
     def compare_probe(self, standing: Sealed) -> None:

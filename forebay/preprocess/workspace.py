@@ -14,7 +14,7 @@ from pathlib import Path
 from forebay.errors import CacheError
 from forebay.preprocess.receipt import Receipt, load_receipt, read_receipt, save_receipt
 from forebay.store.cache import open_cache
-from forebay.store.files import link_or_copy
+from forebay.store.files import link_or_copy, write_bytes
 from forebay.store.layout import GROUPS, Group
 from forebay.store.lookup import sealed_caches
 from forebay.store.seal import is_whole
@@ -26,12 +26,18 @@ Donors = dict[str, list[tuple[Path, ShardEntry]]]
 
 logger = logging.getLogger(__name__)
 
+_ORIGIN = "origin"
+
 
 @dataclass
 class Workspace:
-    """Shards of one build by key. What is loaded once was whole then and is remembered."""
+    """Shards of one build by key. What is loaded once was whole then and is remembered.
+
+    origin: names what the build is of, whatever its content: recipe and manifests.
+    """
 
     folder: Path
+    origin: str = ""
     receipts: dict[str, Receipt] = field(default_factory=dict)
 
     def path(self, group: Group, key: str) -> Path:
@@ -90,9 +96,17 @@ class Workspace:
                 break
             os.close(descriptor)
         try:
+            write_bytes(self.folder / _ORIGIN, self.origin.encode("ascii"))
             yield
         finally:
             os.close(descriptor)
+
+    def remove_superseded(self) -> None:
+        """Removes what earlier builds of the same origin left, which stopped for sources that have changed since."""
+        for path in self.folder.parent.glob(f"*/{_ORIGIN}"):
+            with contextlib.suppress(OSError):
+                if path.read_text() == self.origin:
+                    Workspace(path.parent).remove()
 
     def remove(self) -> None:
         """Removes the folder unless another builder is in it; the last one out removes it."""

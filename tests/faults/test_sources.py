@@ -19,6 +19,7 @@ import soundfile
 
 from forebay.errors import BuildError, ManifestError
 from forebay.preprocess import listing, pipeline, shard_task
+from forebay.store.lookup import sealed_caches
 from tests.faults.building import build_here
 from tests.faults.children import Children
 from tests.faults.row import Row, made
@@ -78,7 +79,7 @@ def changed(place: Shelf, number: int, folder: Path) -> str:
         kinds = (BuildError, ManifestError) if change == "vanish" else BuildError
         assert isinstance(ended.error, kinds), repr(ended.error)
         assert case.target in str(ended.error)
-        assert not [path for path in root.iterdir() if (path / "metadata.json").exists()]
+        assert sealed_caches(root) == []
     if change == "vanish":
         assert ended.error is not None or window == "listed"
         return "gone: stopped, and named" if ended.error else "gone before it was hashed: counted as missing"
@@ -90,6 +91,7 @@ def changed(place: Shelf, number: int, folder: Path) -> str:
     assert honest != place.wanted[name]
     assert shard_bytes(Path(again.value["cache"])) == honest
     assert again.value["key"] == fresh.value["key"]
+    assert not (root / ".building").exists()
     if ended.error is None:
         assert window == "listed"
         assert ended.value["key"] == fresh.value["key"]

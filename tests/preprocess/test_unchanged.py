@@ -78,6 +78,7 @@ def test_a_build_that_stopped_for_a_changed_source_goes_on_with_the_shards_of_th
     report = build_here(corpus.config())
     # Three shards a group of a.tar; two of b.tar, whose texts do not depend on its bytes.
     assert (report.shards_linked, report.shards_written) == (8, 2)
+    assert not (corpus.root / ".building").exists()
     np.testing.assert_array_equal(open_cache(report.cache).read(10)["waveform"], tone(500, duration_s=0.1))
     assert find_cache(corpus.config()).state == "same"
 
@@ -89,7 +90,7 @@ def test_parts_between_which_a_source_changes_make_one_cache_of_its_last_content
     reports += [build_here(config, part=(i, 2)) for i in (1, 0)]
     assert [report.sealed for report in reports] == [False, False, True]
     assert reports[0].key != reports[1].key == reports[2].key
-    assert reports[2].shards_linked > 0
+    assert sum(report.shards_linked for report in reports) > 0
     fresh = build_here(corpus.config('run.cache_root="fresh"'))
     assert shard_bytes(Path(reports[2].cache)) == shard_bytes(Path(fresh.cache))
 
