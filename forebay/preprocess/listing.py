@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from forebay.config import Config
+from forebay.errors import BuildError
 from forebay.preprocess.sources import Manifest, read_rows
 from forebay.store.key import RecipeKey, SourceDigest, cache_key, recipe_key
-from forebay.store.memo import Memo
+from forebay.store.memo import SIZE, Memo
 from forebay.store.sources import ABSENT, SourceFile, StoredSource
+
+logger = logging.getLogger(__name__)
+
+_LISTINGS = 3
+"""Times that sources are listed where they change meanwhile."""
 
 
 class Mapper(Protocol):
@@ -47,9 +54,7 @@ class Listing:
     def sources(self) -> list[StoredSource]:
         """Returns the files as the sealed cache remembers them."""
         return [
-            StoredSource(
-                file.name, file.entry, file.listed, digest, -1 if digest == ABSENT else file.path.stat().st_size
-            )
+            StoredSource(file.name, file.entry, file.listed, digest, -1 if file.stat is None else file.stat[SIZE])
             for file, digest in zip(self.files, self.hashes, strict=True)
         ]
 
@@ -57,22 +62,54 @@ class Listing:
 def resolve(config: Config, memo: Memo, mapper: Mapper) -> Listing:
     """Returns the listing of a config; hashes the files that the memo does not know.
 
-    Raises ConfigError or ManifestError where the config or its manifest cannot be used.
+    Raises ConfigError or ManifestError where the config or its manifest cannot be used, BuildError where a file goes on
+    changing while it is read.
     """
     recipe = recipe_key(config)
-    manifest = _manifest(config, mapper)
-    hashes = _hashes(manifest, memo, mapper)
-    key = cache_key(recipe.key, _digests(manifest, hashes))
-    return Listing(recipe=recipe, manifest=manifest, hashes=hashes, key=key)
+    manifest = _hashed_manifest(config, memo, mapper)
+    hashes = [file.xxh3_128 for file in manifest.files]
+    return Listing(recipe=recipe, manifest=manifest, hashes=hashes, key=cache_key(recipe.key, _digests(manifest)))
 
 
 def known_key(config: Config, memo: Memo, mapper: Mapper, *, may_hash: bool) -> str | None:
     """Returns the key that a build would give, or None where a file would have to be hashed and may not be."""
-    manifest = _manifest(config, mapper)
-    present = [file.path for number, file in enumerate(manifest.files) if number not in manifest.absent]
-    if not may_hash and any(memo.known(path) is None for path in present):
+    if not may_hash and any(memo.known(file.path) is None for file in _present(_manifest(config, mapper))):
         return None
-    return cache_key(recipe_key(config).key, _digests(manifest, _hashes(manifest, memo, mapper)))
+    return cache_key(recipe_key(config).key, _digests(_hashed_manifest(config, memo, mapper)))
+
+
+def _hashed_manifest(config: Config, memo: Memo, mapper: Mapper) -> Manifest:
+    """Returns a manifest with the hash of every file that is there: of the very bytes that were read for it.
+
+    A file whose stat is another one when it is hashed than it was before it was read may have had other bytes then: all is
+    listed again, so that rows, places and texts are of the bytes that the key names.
+    """
+    for _ in range(_LISTINGS):
+        manifest = _manifest(config, mapper)
+        present = _present(manifest)
+        try:
+            found = memo.hashed([file.path for file in present], map_=mapper.map)
+        except FileNotFoundError as err:
+            moved = str(err.filename)
+        else:
+            hashes = dict(zip((file.path for file in present), found, strict=True))
+            differs = [file for file in present if hashes[file.path].stat != file.stat]
+            if not differs:
+                files = (
+                    replace(f, xxh3_128=hashes[f.path].xxh3_128 if f.path in hashes else ABSENT) for f in manifest.files
+                )
+                return replace(manifest, files=tuple(files))
+            moved = str(differs[0].path)
+        logger.warning("%s was changed while it was listed: it is listed again", moved)
+    raise BuildError(
+        f"{moved} changed each of {_LISTINGS} times that it was listed; wait until nothing writes to it, then run: "
+        f"forebay preprocess {config.path}"
+    )
+
+
+def _present(manifest: Manifest) -> list[SourceFile]:
+    absent = set(manifest.absent)
+    return [file for number, file in enumerate(manifest.files) if number not in absent]
 
 
 def _manifest(config: Config, mapper: Mapper) -> Manifest:
@@ -94,16 +131,6 @@ def narrow(rows: pa.Table, files: Sequence[SourceFile]) -> tuple[tuple[SourceFil
     return tuple(files[i] for i in used.tolist()), taken.set_column(index, "file", pa.array(inverse, pa.int32()))
 
 
-def _hashes(manifest: Manifest, memo: Memo, mapper: Mapper) -> list[str]:
-    absent = set(manifest.absent)
-    present = [number for number in range(len(manifest.files)) if number not in absent]
-    paths = [manifest.files[number].path for number in present]
-    hashes = [ABSENT] * len(manifest.files)
-    for number, digest in zip(present, memo.hashes(paths, map_=mapper.map), strict=True):
-        hashes[number] = digest
-    return hashes
-
-
-def _digests(manifest: Manifest, hashes: Sequence[str]) -> list[SourceDigest]:
+def _digests(manifest: Manifest) -> list[SourceDigest]:
     names = [os.fsencode(file.name).decode("utf-8", "backslashreplace") for file in manifest.files]
-    return [SourceDigest(name=name, xxh3_128=digest) for name, digest in zip(names, hashes, strict=True)]
+    return [SourceDigest(name=name, xxh3_128=file.xxh3_128) for name, file in zip(names, manifest.files, strict=True)]

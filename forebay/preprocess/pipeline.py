@@ -24,8 +24,10 @@ from forebay.preprocess.receipt import Failure, Receipt
 from forebay.preprocess.shard_task import ShardTask, make_shard
 from forebay.preprocess.sources.naming import manifest_files
 from forebay.preprocess.sources.unused import described
-from forebay.preprocess.workspace import Workspace, find_donors
-from forebay.store.key import SHORT, codec_of, folder_name
+from forebay.preprocess.unchanged import require_unchanged
+from forebay.preprocess.workspace import Workspace
+from forebay.store.canonical import digest
+from forebay.store.key import SHORT, codec_of, differences, folder_name, recipe_key
 from forebay.store.layout import Group
 from forebay.store.lookup import Sealed, find_cache
 from forebay.store.memo import Memo
@@ -91,7 +93,8 @@ def build(config: Config, options: Options | None = None) -> BuildReport:
     A shard that is on disk and whole is kept, an equal one of any cache under the root is linked, the rest is made by
     worker processes. Interrupted at any instant, running it again goes on from the shards that were finished.
     Raises ManifestError or ConfigError where the input as a whole cannot be used, BuildError where more than
-    `run.max_failed_share` of the samples are bad, a worker keeps dying, or the cache root cannot be written.
+    `run.max_failed_share` of the samples are bad, a source changes meanwhile, a worker keeps dying, or the cache root cannot
+    be written.
     """
     options = options or Options()
     started_s = time.monotonic()
@@ -153,7 +156,8 @@ class _Build:
         self.cuts = list(self.line.cuts(listing, probe=self.probe, rows_per_shard=config.layout.rows_per_shard))
         # A rebuild must not take up what an ordinary run left, but may go on from an interrupted rebuild.
         suffix = "-rebuild" if options.rebuild else ""
-        self.workspace = Workspace(_workspace_folder(config, listing.key, suffix))
+        origin = digest({"recipe": listing.recipe.key, "manifests": list(config.source.manifests)})
+        self.workspace = Workspace(_workspace_folder(config, listing.key, suffix), origin)
         self.counts: Counter[str] = Counter()
         self.failures = [Failure(sample_id=i, reason=r, message=m) for i, r, m in listing.manifest.failed()]
         self.num_rows = len(listing.rows) + len(self.failures)
@@ -168,8 +172,10 @@ class _Build:
             self._make([unit for unit in self._mine() if self._key(unit) not in self.workspace.receipts])
             if any(self.workspace.load(unit[1], self._key(unit)) is None for unit in self._all()):
                 return self._unsealed()
+            self._compare_sources()
             report = self._seal(standing)
         self.workspace.remove()
+        self.workspace.remove_superseded()
         return report
 
     def compare_probe(self, standing: Sealed) -> None:
@@ -188,7 +194,11 @@ class _Build:
 
     def dry(self, standing: Sealed | None) -> BuildReport:
         """What `run` would do, and how large the cache would be."""
-        donors = {} if self.options.rebuild else find_donors(self.config.cache_root, set(map(self._key, self._all())))
+        donors = (
+            {}
+            if self.options.rebuild
+            else self.workspace.find_donors(self.config.cache_root, set(map(self._key, self._all())))
+        )
         for unit in self._mine():
             key = self._key(unit)
             kept = self.workspace.load(unit[1], key) is not None
@@ -213,7 +223,11 @@ class _Build:
 
     def _collect(self) -> None:
         """Keeps what an earlier run finished and links what other caches have, each after re-hashing it."""
-        donors = {} if self.options.rebuild else find_donors(self.config.cache_root, set(map(self._key, self._all())))
+        donors = (
+            {}
+            if self.options.rebuild
+            else self.workspace.find_donors(self.config.cache_root, set(map(self._key, self._all())))
+        )
         for unit in self._mine():
             key, group = self._key(unit), unit[1]
             receipt = self.workspace.load(group, key)
@@ -281,6 +295,17 @@ class _Build:
             f"--set run.max_failed_share={min(1.0, 2 * count / rows):.3g}"
         )
 
+    def _compare_sources(self) -> None:
+        """Raises BuildError where a source, tokenizer or processor is not what it was when it was listed."""
+        require_unchanged(self.listing.files, memo=self.memo, mapper=self.pool)
+        changed = differences(recipe_key(self.config).document, self.listing.recipe.document)
+        if changed:
+            raise BuildError(
+                f"the files that {changed[0]['field']} of {self.config.path} names changed during the build (digest "
+                f"{changed[0]['stored']}, now {changed[0]['wanted']}): nothing is sealed, finished shards are kept; run: "
+                f"forebay preprocess {self.config.path}"
+            )
+
     def _seal(self, standing: Sealed | None) -> BuildReport:
         finished: Finished = {
             group: [
@@ -289,7 +314,7 @@ class _Build:
             ]
             for group in self.line.groups
         }
-        memo = self.memo.dump([file.path for file in self.listing.files if file.path.is_file()])
+        memo = self.memo.dump([file.path for file in self.listing.files])
         rows = self.line.read_rows(finished, self.listing)
         self.failures += rows.failures
         contents = assemble(

@@ -31,13 +31,19 @@ class Receipt:
 
 def load_receipt(path: Path, key: str) -> Receipt | None:
     """Returns the receipt of a shard that is on disk and whole, else None: a name and a size prove nothing after a crash."""
+    receipt = read_receipt(path, key)
+    return receipt if receipt is not None and is_whole(path, receipt.entry) else None
+
+
+def read_receipt(path: Path, key: str) -> Receipt | None:
+    """Returns the receipt beside a shard of this key, None where there is none; the shard is not looked at."""
     try:
         document = json.loads(path.with_suffix(".json").read_bytes())
         entry = entry_from_json(document["entry"])
         failures = tuple(Failure(**failure) for failure in document["failures"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return Receipt(entry=entry, failures=failures) if entry.key == key and is_whole(path, entry) else None
+    return Receipt(entry=entry, failures=failures) if entry.key == key else None
 
 
 def save_receipt(path: Path, receipt: Receipt) -> None:

@@ -12,13 +12,18 @@ from typing import Any
 
 import pyarrow as pa
 
+from forebay.errors import BuildError
 from forebay.preprocess.line import Line
 from forebay.preprocess.receipt import Failure, Receipt, load_receipt, save_receipt
 from forebay.preprocess.sources import MediaReader
 from forebay.preprocess.sources.task import reduced
+from forebay.preprocess.unchanged import unchanged_stats
 from forebay.store.layout import Group
 from forebay.store.shard import shard_fields, write_shard
 from forebay.store.sources import SourceFile
+
+Made = tuple[list[Any], list[Failure]]
+_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +61,36 @@ def make_shard(task: ShardTask) -> tuple[Receipt, bool]:
 
 
 def _make(task: ShardTask) -> Receipt:
-    fields = shard_fields(task.line.fields(), task.group)
+    rows, failures = _rows_of_listed_bytes(task)
+    entry = write_shard(task.path, shard_fields(task.line.fields(), task.group), rows, key=task.key)
+    receipt = Receipt(entry=entry, failures=tuple(failures))
+    save_receipt(task.path, receipt)
+    return receipt
+
+
+def _rows_of_listed_bytes(task: ShardTask) -> Made:
+    """Returns the rows of a shard, read from files that were what the shard's key says from before to after.
+
+    Rows whose files moved meanwhile, if only their times, are made again. Raises BuildError for files that changed, also
+    where that made the reading fail.
+    """
+    if task.group == "text":  # made of the listing alone
+        return _rows(task)
+    for _ in range(_ATTEMPTS):
+        before = unchanged_stats(task.files)
+        try:
+            made = _rows(task)
+        finally:
+            after = unchanged_stats(task.files)
+        if after == before:
+            return made
+    raise BuildError(
+        f"{task.files[0].path}, or another file of its shard, was touched each of {_ATTEMPTS} times that it was read; finished "
+        "shards are kept; wait until nothing writes to it, then run: forebay preprocess CONFIG"
+    )
+
+
+def _rows(task: ShardTask) -> Made:
     rows: list[Any] = []
     failures: list[Failure] = []
     for sample_id, values in zip(task.rows["sample_id"].to_pylist(), _samples(task), strict=True):
@@ -64,10 +98,7 @@ def _make(task: ShardTask) -> Receipt:
             message = values.pop("message")
             failures.append(Failure(sample_id=sample_id, reason=values["failure"], message=message))
         rows.append(values)
-    entry = write_shard(task.path, fields, rows, key=task.key)
-    receipt = Receipt(entry=entry, failures=tuple(failures))
-    save_receipt(task.path, receipt)
-    return receipt
+    return rows, failures
 
 
 def _samples(task: ShardTask) -> Iterator[dict[str, Any]]:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from forebay.errors import CacheError
-from forebay.preprocess.receipt import Receipt, load_receipt, save_receipt
+from forebay.preprocess.receipt import Receipt, load_receipt, read_receipt, save_receipt
 from forebay.store.cache import open_cache
-from forebay.store.files import link_or_copy
+from forebay.store.files import link_or_copy, write_bytes
 from forebay.store.layout import GROUPS, Group
 from forebay.store.lookup import sealed_caches
 from forebay.store.seal import is_whole
@@ -22,16 +22,22 @@ from forebay.store.shard import ShardEntry
 from forebay.store.temporary import temporary_name
 
 Donors = dict[str, list[tuple[Path, ShardEntry]]]
-"""Where the shards of these keys stand in sealed caches."""
+"""Where the shards of these keys stand, in sealed caches and in folders of builds."""
 
 logger = logging.getLogger(__name__)
+
+_ORIGIN = "origin"
 
 
 @dataclass
 class Workspace:
-    """Shards of one build by key. What is loaded once was whole then and is remembered."""
+    """Shards of one build by key. What is loaded once was whole then and is remembered.
+
+    origin: names what the build is of, whatever its content: recipe and manifests.
+    """
 
     folder: Path
+    origin: str = ""
     receipts: dict[str, Receipt] = field(default_factory=dict)
 
     def path(self, group: Group, key: str) -> Path:
@@ -58,6 +64,22 @@ class Workspace:
         save_receipt(self.path(group, key), self.receipts[key])
         return True
 
+    def find_donors(self, root: Path, wanted: set[str]) -> Donors:
+        """Returns where shards of these keys stand: in sealed caches under a root, and in the folders of other builds.
+
+        They are not re-hashed here.
+        """
+        donors = _of_other_builds(self.folder, wanted)
+        for sealed in sealed_caches(root):
+            # A damaged cache still gives the shards that are whole; one that cannot be opened gives none.
+            with contextlib.suppress(CacheError):
+                cache = open_cache(sealed.folder, verify="never")
+                for group in cache.groups:
+                    for path, entry in cache.shard_entries(group):
+                        if entry.key in wanted:
+                            donors.setdefault(entry.key, []).append((path, entry))
+        return donors
+
     @contextlib.contextmanager
     def occupied(self) -> Iterator[None]:
         """Makes the folder and holds a shared lock on it, so that no other builder removes it as left over."""
@@ -74,9 +96,17 @@ class Workspace:
                 break
             os.close(descriptor)
         try:
+            write_bytes(self.folder / _ORIGIN, self.origin.encode("ascii"))
             yield
         finally:
             os.close(descriptor)
+
+    def remove_superseded(self) -> None:
+        """Removes what earlier builds of the same origin left, which stopped for sources that have changed since."""
+        for path in self.folder.parent.glob(f"*/{_ORIGIN}"):
+            with contextlib.suppress(OSError):
+                if path.read_text() == self.origin:
+                    Workspace(path.parent).remove()
 
     def remove(self) -> None:
         """Removes the folder unless another builder is in it; the last one out removes it."""
@@ -99,17 +129,15 @@ class Workspace:
             return False
 
 
-def find_donors(root: Path, wanted: set[str]) -> Donors:
-    """Returns where shards of these keys stand in sealed caches under a root. They are not re-hashed here."""
+def _of_other_builds(own: Path, wanted: set[str]) -> Donors:
+    """Returns the shards of these keys that builds left unfinished: one whose sources have changed has another key and folder."""
     donors: Donors = {}
-    for sealed in sealed_caches(root):
-        # A damaged cache still gives the shards that are whole; one that cannot be opened gives none.
-        with contextlib.suppress(CacheError):
-            cache = open_cache(sealed.folder, verify="never")
-            for group in cache.groups:
-                for path, entry in cache.shard_entries(group):
-                    if entry.key in wanted:
-                        donors.setdefault(entry.key, []).append((path, entry))
+    for group in GROUPS:
+        for path in sorted(own.parent.glob(f"*/{group}/*.tdz")):
+            if path.stem in wanted and not path.is_relative_to(own):
+                receipt = read_receipt(path, path.stem)
+                if receipt is not None:
+                    donors.setdefault(path.stem, []).append((path, receipt.entry))
     return donors
 
 

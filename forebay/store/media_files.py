@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
-from forebay.errors import SampleError, TarError
+from forebay.errors import ManifestError, SampleError, TarError
+from forebay.store.memo import SIZE, Stat, stat_of
 
 _ABSENT = (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError)
 
@@ -39,16 +40,26 @@ class MediaFiles:
         self._open: OrderedDict[str, _Open] = OrderedDict()
 
     def read(
-        self, path: str | os.PathLike[str], offset: int = 0, size: int = -1, *, max_bytes: int | None = None
+        self,
+        path: str | os.PathLike[str],
+        offset: int = 0,
+        size: int = -1,
+        *,
+        max_bytes: int | None = None,
+        listed: Stat | None = None,
     ) -> bytes:
         """Returns `size` bytes from `offset`; a size of -1 means all up to the end of the file.
 
         Raises SampleError `too_large` where that is more than `max_bytes`, before anything is allocated. Where the
         bytes are not there: TarError for a range, SampleError `missing_file` for a whole file. EIO, ENOMEM and the
         like are no property of the file and come through as OSError.
+
+        listed: the stat that the file had when its rows were listed. ManifestError where it has another one now.
         """
         path = os.fspath(path)
         with self._acquire(path, is_whole=size < 0) as file:
+            if listed is not None:
+                require_listed(path, stat_of(os.fstat(file.descriptor)), listed)
             wanted = size if size >= 0 else max(0, file.size_bytes - offset)
             if max_bytes is not None and wanted > max_bytes:
                 raise SampleError(
@@ -109,6 +120,15 @@ class MediaFiles:
         return TarError(
             f"{path}: wanted {wanted} bytes at offset {offset}, got {got}; the file is shorter than its index says,"
             " copy it again and run `forebay index` on its manifest"
+        )
+
+
+def require_listed(path: str | os.PathLike[str], now: Stat | None, listed: Stat) -> None:
+    """Raises ManifestError where a file is not the one that was listed; a new name or other rights leave it the same."""
+    if now is None or now[:-1] != listed[:-1]:
+        raise ManifestError(
+            f"{path} was changed after it was listed: it had {listed[SIZE]} bytes, changed last at {listed[-2]} ns, and has "
+            f"{'none' if now is None else f'{now[SIZE]}, {now[-2]} ns'} now; start the run again, so that it is listed anew"
         )
 
 

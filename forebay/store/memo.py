@@ -16,17 +16,21 @@ from typing import Any
 
 import numpy as np
 
-from forebay.store.files import hash_file, write_bytes
+from forebay.store.files import hash_opened, write_bytes
 
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "hashes.memo"
 _RACY_NS = 2_000_000_000
 """The coarsest time stamps in use (FAT) tick every two seconds."""
+_READINGS = 3
 _RECORD = np.dtype([("stat", "<i8", (5,)), ("hashed_at_ns", "<i8"), ("xxh3_128", "V16")])
 
 Array = np.ndarray[Any, Any]
 Stat = tuple[int, int, int, int, int]
+"""Device, inode, size in bytes, time of the last change of the content and of anything, in ns."""
+SIZE = 2
+"""Where the size stands in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +66,8 @@ class Memo:
 
     def known(self, path: Path) -> str | None:
         """Returns the hash of a file as it is now, or None where it has to be read. Raises OSError where it is absent."""
-        status = os.stat(path)
-        entry = self._entries.get(stat_of(status))
-        if entry is None or max(status.st_mtime_ns, status.st_ctime_ns) > entry.hashed_at_ns - _RACY_NS:
-            return None
-        return entry.xxh3_128
+        found = self._known(path)
+        return None if found is None else found.xxh3_128
 
     def hashes(
         self,
@@ -76,14 +77,23 @@ class Memo:
     ) -> list[str]:
         """Returns the hash of every file, reading only those that are not known, by `map_(hash_now, paths)`.
 
-        What was learned is kept under the root where that is writable.
+        What was learned is kept under the root where that is writable. Raises OSError for a file that is absent.
         """
-        results = [self.known(path) for path in paths]
+        return [hashed.xxh3_128 for hashed in self.hashed(paths, map_=map_)]
+
+    def hashed(
+        self,
+        paths: Sequence[Path],
+        *,
+        map_: Callable[[Callable[[Path], Hashed], Sequence[Path]], Iterable[Hashed]] = map,
+    ) -> list[Hashed]:
+        """Returns the hash of every file with the stat that it is the hash of, as `hashes` does."""
+        results = [self._known(path) for path in paths]
         missing = [i for i, result in enumerate(results) if result is None]
         if missing:
             for i, hashed in zip(missing, map_(hash_now, [paths[i] for i in missing]), strict=True):
                 self._entries[hashed.stat] = _Entry(hashed.hashed_at_ns, hashed.xxh3_128)
-                results[i] = hashed.xxh3_128
+                results[i] = hashed
             self._save()
         return [result for result in results if result is not None]
 
@@ -91,7 +101,7 @@ class Memo:
         """Returns the memo file of all entries, or of those that describe these paths as they are now."""
         entries = self._entries
         if paths is not None:
-            wanted = {stat_of(os.stat(path)) for path in paths}
+            wanted = set(map(stat_now, paths))
             entries = {stat: entry for stat, entry in entries.items() if stat in wanted}
         records = np.zeros(len(entries), _RECORD)
         for record, (stat, entry) in zip(records, sorted(entries.items()), strict=True):
@@ -99,6 +109,13 @@ class Memo:
             record["xxh3_128"] = np.void(bytes.fromhex(entry.xxh3_128))
         body = records.tobytes()
         return _checksum(body) + body
+
+    def _known(self, path: Path) -> Hashed | None:
+        stat = stat_of(os.stat(path))
+        entry = self._entries.get(stat)
+        if entry is None or max(stat[-2:]) > entry.hashed_at_ns - _RACY_NS:
+            return None
+        return Hashed(stat, entry.hashed_at_ns, entry.xxh3_128)
 
     def _save(self) -> None:
         # Another builder may have saved since: take its entries in. What two writers lose to each other is hashed again.
@@ -112,7 +129,7 @@ class Memo:
 
 @dataclass(frozen=True, slots=True)
 class Hashed:
-    """The content hash of a file, with the stat it had before it was read."""
+    """The content hash of a file, with the stat that it had when it was read."""
 
     stat: Stat
     hashed_at_ns: int
@@ -120,10 +137,26 @@ class Hashed:
 
 
 def hash_now(path: Path) -> Hashed:
-    """Returns the hash of a file by reading it. A file that changes meanwhile gets an entry that never matches again."""
-    started_ns = time.time_ns()
-    before = stat_of(os.stat(path))
-    return Hashed(before, started_ns, hash_file(path))
+    """Returns the hash of a file by reading it, and the stat of the very file that was read: `path` may become another one.
+
+    A file that changes meanwhile is read again. One that goes on changing gets an entry that never matches again.
+    """
+    for _ in range(_READINGS):
+        started_ns = time.time_ns()
+        with path.open("rb", buffering=0) as file:
+            before = stat_of(os.fstat(file.fileno()))
+            digest = hash_opened(file)
+            if stat_of(os.fstat(file.fileno())) == before:
+                break
+    return Hashed(before, started_ns, digest)
+
+
+def stat_now(path: Path) -> Stat | None:
+    """Returns the stat of a file as it is now, None where there is none to be had."""
+    try:
+        return stat_of(os.stat(path))
+    except (OSError, ValueError):  # ValueError: a NUL in the path, or a surrogate that no file name holds
+        return None
 
 
 def stat_of(status: os.stat_result) -> Stat:

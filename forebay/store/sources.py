@@ -7,11 +7,12 @@ import io
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from forebay.config.tree import SourceConfig, SourceKind
 from forebay.errors import CacheCorruptError
+from forebay.store.memo import Stat
 
 _PATTERNS: dict[SourceKind, tuple[str, ...]] = {
     "tar": ("*.parquet",),
@@ -33,13 +34,16 @@ class SourceFile:
 
     name: how it enters the key: POSIX, relative to the folder of its manifest; as the manifest writes it where it lies
     outside. entry: which entry of `source.manifest` it belongs to. listed: it was found by expanding that entry (a manifest,
-    a tar of a folder), not named inside such a file.
+    a tar of a folder), not named inside such a file. stat: from before it was read; None where there was none, or nobody has
+    looked yet. xxh3_128: of the bytes that were read then; empty where they are not known. Neither says which file it is.
     """
 
     name: str
     path: Path
     entry: int = 0
     listed: bool = True
+    stat: Stat | None = field(default=None, compare=False)
+    xxh3_128: str = field(default="", compare=False)
 
 
 ABSENT = ""

@@ -53,6 +53,7 @@ _ORDER = (
     "workers",
     "two_builders",
     "swap",
+    "sources",
     "damage",
     "fuzz",
     "fuzz_vision",

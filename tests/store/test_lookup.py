@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import logging
 import os
 import shutil
@@ -21,7 +22,7 @@ from forebay.errors import (
 from forebay.store import lookup as lookup_module
 from forebay.store import memo as memo_module
 from forebay.store.cache import open_cache
-from forebay.store.files import hash_file
+from forebay.store.files import hash_file, hash_opened
 from forebay.store.key import ABSENT, SourceDigest, cache_key, differences, folder_name, recipe_key
 from forebay.store.lookup import Lookup, find_cache, not_found_message, require, sealed_caches
 from forebay.store.memo import Memo
@@ -48,11 +49,11 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files whose content was read."""
     names: list[str] = []
 
-    def noted(path: Path) -> str:
-        names.append(path.name)
-        return hash_file(path)
+    def noted(file: io.FileIO) -> str:
+        names.append(Path(os.fsdecode(file.name)).name)
+        return hash_opened(file)
 
-    monkeypatch.setattr(memo_module, "hash_file", noted)
+    monkeypatch.setattr(memo_module, "hash_opened", noted)
     return names
 
 

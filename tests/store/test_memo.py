@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import logging
 import os
 import time
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.store import memo as memo_module
-from forebay.store.files import hash_file
+from forebay.store.files import hash_file, hash_opened
 from forebay.store.memo import FILE_NAME, Hashed, Memo, hash_now
 from tests.store.trees import set_writable
 
@@ -42,11 +43,11 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files whose content was read."""
     read: list[Path] = []
 
-    def noted(path: Path) -> str:
-        read.append(path)
-        return hash_file(path)
+    def noted(file: io.FileIO) -> str:
+        read.append(Path(os.fsdecode(file.name)))
+        return hash_opened(file)
 
-    monkeypatch.setattr(memo_module, "hash_file", noted)
+    monkeypatch.setattr(memo_module, "hash_opened", noted)
     return read
 
 
@@ -107,13 +108,13 @@ def test_the_distance_of_trust_is_two_seconds(tmp_path_factory: pytest.TempPathF
 def test_a_file_that_changes_while_it_is_read_is_never_known(
     root: Path, files: list[Path], settled: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def appended_to(path: Path) -> str:
-        digest = hash_file(path)
-        with open(path, "ab") as file:
-            file.write(b"more")
+    def appended_to(file: io.FileIO) -> str:
+        digest = hash_opened(file)
+        with open(files[0], "ab") as more:
+            more.write(b"more")
         return digest
 
-    monkeypatch.setattr(memo_module, "hash_file", appended_to)
+    monkeypatch.setattr(memo_module, "hash_opened", appended_to)
     Memo(root).hashes(files[:1])
     assert Memo(root).known(files[0]) is None
 
@@ -225,3 +226,41 @@ def test_the_hash_carries_the_time_before_the_read(files: list[Path], monkeypatc
 def test_an_absent_file_raises(root: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"gone\.tar"):
         Memo(root).known(root / "gone.tar")
+
+
+def test_a_file_that_changed_once_while_it_was_read_is_read_again(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    def changed_once(file: io.FileIO) -> str:
+        digest = hash_opened(file)
+        if not read:
+            files[0].write_bytes(b"other")
+        read.append(1)
+        return digest
+
+    monkeypatch.setattr(memo_module, "hash_opened", changed_once)
+    hashed = hash_now(files[0])
+    assert len(read) == 2
+    assert (hashed.stat, hashed.xxh3_128) == (memo_module.stat_of(files[0].stat()), hash_file(files[0]))
+
+
+def test_the_stat_is_of_the_file_that_was_read_and_not_of_one_that_took_its_place(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the old bytes, so that no entry maps the stat of the new file to them."""
+    wanted = hash_file(files[0])
+
+    def replaced(file: io.FileIO) -> str:
+        digest = hash_opened(file)
+        if files[1].exists():
+            os.link(files[0], files[0].with_name("kept"))
+            files[1].replace(files[0])
+        return digest
+
+    monkeypatch.setattr(memo_module, "hash_opened", replaced)
+    hashed = hash_now(files[0])
+    old, new = files[0].with_name("kept").stat(), files[0].stat()
+    assert hashed.stat[1] in (old.st_ino, new.st_ino)
+    assert hashed.xxh3_128 == (wanted if hashed.stat[1] == old.st_ino else hash_file(files[0]))

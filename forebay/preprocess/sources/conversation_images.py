@@ -135,6 +135,7 @@ class Images:
             manifest = self.files.files[group]
             numbers = [self.files.number(path, manifest=manifest) for path in written.dictionary.to_pylist()]
             self.file[new[chosen]] = np.asarray(numbers, np.int32)[written.indices.to_numpy()]
+        self.files.stamp()
         missing = np.full(len(self.files.files) - len(self._fact_of_file), -1, np.int64)
         self._fact_of_file = np.append(self._fact_of_file, missing)
         own = new[is_file]

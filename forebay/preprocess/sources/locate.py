@@ -23,6 +23,7 @@ from forebay.preprocess.sources.jsonl import list_jsonl
 from forebay.preprocess.sources.ljspeech import list_ljspeech
 from forebay.preprocess.sources.loose import locate_loose
 from forebay.preprocess.sources.rows import ROW_SCHEMA, Manifest
+from forebay.preprocess.sources.stamp import stamped
 from forebay.preprocess.sources.tar import list_tar, locate_tar
 from forebay.preprocess.sources.task import Located, LocateTask
 from forebay.preprocess.sources.text import list_text, locate_text
@@ -118,6 +119,7 @@ def read_rows(source: SourceConfig, *, cache_root: str | os.PathLike[str], map_:
     Raises ManifestError where a manifest as a whole cannot be used, OSError or TarError where the machine fails.
     """
     listed = read_manifest(source)
+    listed = dataclasses.replace(listed, files=tuple(stamped(listed.files)))
     tasks = list(locate_tasks(listed, source, cache_root=cache_root))
     results: list[Located] = []
     wave = FIRST_WAVE if source.max_samples is not None else len(tasks)

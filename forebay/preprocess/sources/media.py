@@ -9,7 +9,8 @@ from types import TracebackType
 from forebay.errors import DecodeError
 from forebay.preprocess.sources.hf_file import HfFile, place_row
 from forebay.preprocess.sources.rows import WHOLE_FILE
-from forebay.store.media_files import MediaFiles
+from forebay.store.media_files import MediaFiles, require_listed
+from forebay.store.memo import Stat, stat_now
 from forebay.store.sources import SourceFile
 
 
@@ -17,13 +18,23 @@ class MediaReader:
     """`reader(file, offset, size)` over the files of a `Manifest` returns encoded bytes; for any number of threads."""
 
     def __init__(
-        self, files: Sequence[SourceFile], *, max_open: int, max_bytes: int | None = None, audio_column: str = "audio"
+        self,
+        files: Sequence[SourceFile],
+        *,
+        max_open: int,
+        max_bytes: int | None = None,
+        audio_column: str = "audio",
+        as_listed: bool = False,
     ) -> None:
-        """max_open: files kept open at once. max_bytes: of one sample. audio_column: of an `hf` source."""
+        """max_open: files kept open at once. max_bytes: of one sample. audio_column: of an `hf` source.
+
+        as_listed: ManifestError for a file that changed after it was listed, for readers that compare nothing later.
+        """
         self._files = files
         self._max_bytes = max_bytes
         self._media = MediaFiles(max_open)
         self._hf = _HfRows(audio_column)
+        self._as_listed = as_listed
 
     def __call__(self, file: int, offset: int, size: int) -> bytes:
         """Returns the encoded bytes of one sample; `file`, `offset` and `size` as in its row.
@@ -33,9 +44,10 @@ class MediaReader:
         """
         source = self._files[file]
         # A listed file that is media as a whole is a table of clips: manifests hold no audio.
+        listed = source.stat if self._as_listed else None
         if size == WHOLE_FILE and source.listed:
-            return self._hf.read(source, offset, self._max_bytes)
-        return self._media.read(source.path, offset, size, max_bytes=self._max_bytes)
+            return self._hf.read(source, offset, self._max_bytes, listed)
+        return self._media.read(source.path, offset, size, max_bytes=self._max_bytes, listed=listed)
 
     def close(self) -> None:
         """Closes what is open; a later call opens it again."""
@@ -59,8 +71,10 @@ class _HfRows:
         self._lock = threading.Lock()
         self._open: HfFile | None = None
 
-    def read(self, source: SourceFile, place: int, max_bytes: int | None) -> bytes:
+    def read(self, source: SourceFile, place: int, max_bytes: int | None, listed: Stat | None) -> bytes:
         with self._lock:
+            if listed is not None:
+                require_listed(source.path, stat_now(source.path), listed)
             if self._open is None or self._open.path != source.path:
                 self._open = HfFile(source.path)
             data = self._open.audio(place, self._column)

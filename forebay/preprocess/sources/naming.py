@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from forebay.config import SourceConfig
 from forebay.config.hub import hub_advice
 from forebay.errors import ManifestError
+from forebay.preprocess.sources.stamp import stamped
 from forebay.store.sources import SourceFile, anchor, hf_splits, listed_files
 
 
@@ -17,6 +18,7 @@ class NamedFiles:
 
     def __init__(self, manifests: Sequence[SourceFile], source: SourceConfig) -> None:
         self.files = list(manifests)
+        self._num_stamped = len(self.files)
         self._numbers = {str(file.path): number for number, file in enumerate(manifests)}
         self._anchors = [anchor(entry) for entry in source.manifests]
         self._is_confined = source.confined
@@ -38,6 +40,11 @@ class NamedFiles:
             self.files.append(SourceFile(name, path, manifest.entry, False))
         return known
 
+    def stamp(self) -> None:
+        """Notes the stat of the files that were added since the last call, before any of them is read."""
+        self.files[self._num_stamped :] = stamped(self.files[self._num_stamped :])
+        self._num_stamped = len(self.files)
+
     def _confine(self, path: Path, manifest: SourceFile) -> None:
         base, real = (Path(os.path.realpath(p)) for p in (self._anchors[manifest.entry], path))
         if not real.is_relative_to(base):
@@ -55,7 +62,10 @@ class NamedFiles:
 
 
 def manifest_files(source: SourceConfig) -> list[SourceFile]:
-    """Returns the files that `source.manifest` stands for. Raises ManifestError where an entry stands for none, or two for the same."""
+    """Returns the files that `source.manifest` stands for, with the stat that they have before they are read.
+
+    Raises ManifestError where an entry stands for none, or two for the same.
+    """
     files = listed_files(source)
     found = {file.entry for file in files}
     for number, entry in enumerate(source.manifests):
@@ -66,7 +76,7 @@ def manifest_files(source: SourceConfig) -> list[SourceFile]:
         if file.path in seen:
             raise ManifestError(f"source.manifest names {file.path} twice; name it once")
         seen.add(file.path)
-    return files
+    return stamped(files)
 
 
 def _nothing(entry: Path, source: SourceConfig) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from forebay.config.steps import Patches
 from forebay.errors import ConfigError
+from forebay.preprocess.unchanged import require_processor
 from forebay.preprocess.vision.processor import check_processor, make_processor, patch_table, processed_patches
 from forebay.store.image.patches import patchify, unpatchify
 from forebay.store.image.pixels import decode_image, resized
@@ -60,5 +61,10 @@ class PixelSteps:
 
 @functools.lru_cache(maxsize=1)
 def loaded_steps(step: Patches, folder: str, settings: ImageSettings) -> PixelSteps:
-    """Returns the steps of a processor's folder; a worker keeps the last ones."""
-    return PixelSteps(step, Path(folder), settings)
+    """Returns the steps of a processor's folder; a worker keeps the last ones.
+
+    Raises BuildError where the folder is not what the step was made of any more.
+    """
+    steps = PixelSteps(step, Path(folder), settings)
+    require_processor(Path(folder), step.processor)
+    return steps

@@ -32,6 +32,7 @@ from forebay.preprocess.vision.listing import list_vision
 from forebay.store.canonical import digest
 from forebay.store.files import hash_file, write_bytes
 from forebay.store.key import SHORT
+from forebay.store.memo import stat_now
 from forebay.store.sources import SourceFile
 from forebay.store.temporary import sweep, temporary_name
 
@@ -125,7 +126,7 @@ def _save(folder: Path, found: Conversations) -> None:
     try:
         sums = {name: _write_table(aside / name, getattr(found, name)) for name in _TABLES}
         document = {
-            "files": [[f.name, str(f.path), f.entry, f.listed, _stat(f.path)] for f in found.files],
+            "files": [[f.name, str(f.path), f.entry, f.listed, f.stat] for f in found.files],
             "failed": dict(found.failed),
             "sums": sums,
         }
@@ -140,12 +141,12 @@ def _load(folder: Path) -> Conversations | None:
     """Returns what was kept; None where nothing was, it is damaged, or a file has changed since."""
     try:
         document = json.loads((folder / "listing.json").read_bytes())
-        if any(_stat(Path(path)) != stat for _, path, _, _, stat in document["files"]):
+        files = tuple(_file(*values) for values in document["files"])
+        if any(stat_now(file.path) != file.stat for file in files):
             return None
         if any(hash_file(folder / name) != document["sums"][name] for name in _TABLES):
             return None
         rows, images = map(_read_table, (folder / name for name in _TABLES), _SCHEMAS)
-        files = tuple(SourceFile(name, Path(path), entry, listed) for name, path, entry, listed, _ in document["files"])
         _require_places(rows["group"], len(files))
         _require_places(pc.list_flatten(rows["images"]), len(images))
         _require_places(images["file"], len(files))
@@ -187,9 +188,8 @@ def _require_places(places: pa.ChunkedArray, count: int) -> None:
         raise ValueError(f"places of {ends} in a list of {count}")
 
 
-def _stat(path: Path) -> list[int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+def _file(name: str, path: str, entry: int, listed: bool, stat: list[int] | None) -> SourceFile:
+    if stat is None:
+        return SourceFile(name, Path(path), entry, listed)
+    device, inode, size_bytes, mtime_ns, ctime_ns = stat
+    return SourceFile(name, Path(path), entry, listed, (device, inode, size_bytes, mtime_ns, ctime_ns))

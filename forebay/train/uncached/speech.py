@@ -59,6 +59,7 @@ class UncachedSource:
             max_open=config.run.max_open_tars,
             max_bytes=config.source.max_sample_bytes,
             audio_column=config.source.audio_column,
+            as_listed=True,
         )
         tokens, self._rows = self._tokenise(manifest.rows)
         if not len(self._rows):

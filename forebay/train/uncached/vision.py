@@ -60,6 +60,7 @@ class UncachedVisionSource:
             max_open=config.run.max_open_tars,
             max_bytes=config.source.max_sample_bytes,
             audio_column=config.source.image_column,
+            as_listed=True,
         )
         self.fields: Mapping[str, FieldSpec] = {spec.name: spec for spec in self._line.fields()}
         self.constants = self._line.constants()
