@@ -223,7 +223,7 @@ class PlanConfig:
     batch_size: int | tuple[int, ...] | None = None
     """Samples a batch, one number or one a bucket."""
     calibration: str | None = field(default=None, metadata={"path": True})
-    """JSON file `{bucket: {"batch_size", "grad_acc"}}`; in the plan's key by its content."""
+    """JSON file `{bucket: {"batch_size", "grad_acc"}}`, buckets by name (`b_0_3`) or index; in the plan's key by its content."""
     lockstep: int = 8
     """Micro-batches come in groups of this many from one bucket."""
     tail: Literal["short", "drop", "pad"] = "short"
