@@ -537,10 +537,11 @@ class Config:
             raise ValueError(
                 f'{found} and audio.features is "none"; text alone is tokenised: give text.tokenizer and prompt = "plain"'
             )
-        durations = (self.source.max_duration_s, self.source.duration_tolerance)
-        if self.source.min_duration_s or any(value is not None for value in durations):
+        if self.source.duration_tolerance is not None:
+            raise ValueError('source.duration_tolerance is for audio, and audio.features is "none"; leave it out')
+        if self.source.min_duration_s or self.source.max_duration_s is not None:
             raise ValueError(
-                'source.min_duration_s, max_duration_s and duration_tolerance are for audio, and audio.features is "none"; leave them out '
+                'source.min_duration_s and max_duration_s are for audio, and audio.features is "none"; leave them out '
                 "(text.max_label_tokens limits texts)"
             )
 

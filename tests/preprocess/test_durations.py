@@ -239,5 +239,5 @@ def test_without_audio_there_is_no_tolerance(tmp_path: Path) -> None:
         'name = "t"\n[source]\nkind = "text"\nmanifest = "t.jsonl"\nduration_tolerance = 1.0\n'
         '[audio]\nfeatures = "none"\n[text]\ntokenizer = "."\n'
     )
-    with pytest.raises(ConfigError, match="duration_tolerance are for audio"):
+    with pytest.raises(ConfigError, match=r"source\.duration_tolerance is for audio"):
         load_config(tmp_path / "config.toml")
