@@ -297,6 +297,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
 def _bucket_manifests(options: argparse.Namespace) -> int:
     from forebay.inspect.bucket_manifests import CONFIG_NAME, BucketRows, write_bucket_manifests
+    from forebay.preprocess.sources.places import tar_places
     from forebay.store.cache import open_cache
     from forebay.store.lookup import find_cache, require
     from forebay.train.plan import BucketPlan
@@ -319,7 +320,8 @@ def _bucket_manifests(options: argparse.Namespace) -> int:
         BucketRows(low_s=low, high_s=high, samples=samples)
         for low, high, samples in zip(lows, plan.edges_s, shuffled_buckets(plan, seed=seed), strict=True)
     ]
-    written = write_bucket_manifests(cache, Path(options.bucket_manifests), rows, config=config, seed=seed)
+    folder = Path(options.bucket_manifests)
+    written = write_bucket_manifests(cache, folder, rows, places=tar_places(config), seed=seed)
     if options.json:
         return _print_json(
             {"written": [str(path) for path in written], CONFIG_NAME: json.loads(written[-1].read_bytes())}

@@ -231,7 +231,7 @@ class PlanConfig:
     batch_size: int | tuple[int, ...] | None = None
     """Samples a batch, one number or one a bucket."""
     calibration: str | None = field(default=None, metadata={"path": True})
-    """JSON file `{bucket: {"batch_size", "grad_acc"}}`; in the plan's key by its content."""
+    """JSON file `{bucket: {"batch_size", "grad_acc"}}`, buckets by name (`b_0_3`) or index; in the plan's key by its content."""
     lockstep: int = 8
     """Micro-batches come in groups of this many from one bucket."""
     tail: Literal["short", "drop", "pad"] = "short"
@@ -549,10 +549,11 @@ class Config:
             raise ValueError(
                 f'{found} and audio.features is "none"; text alone is tokenised: give text.tokenizer and prompt = "plain"'
             )
-        durations = (self.source.max_duration_s, self.source.duration_tolerance)
-        if self.source.min_duration_s or any(value is not None for value in durations):
+        if self.source.duration_tolerance is not None:
+            raise ValueError('source.duration_tolerance is for audio, and audio.features is "none"; leave it out')
+        if self.source.min_duration_s or self.source.max_duration_s is not None:
             raise ValueError(
-                'source.min_duration_s, max_duration_s and duration_tolerance are for audio, and audio.features is "none"; leave them out '
+                'source.min_duration_s and max_duration_s are for audio, and audio.features is "none"; leave them out '
                 "(text.max_label_tokens limits texts)"
             )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forebay.config import Config
-from forebay.errors import ConfigError
+from forebay.config.buckets import bucket_name
+from forebay.errors import ConfigError, TarError
 from forebay.store.cache import Cache
 from forebay.store.files import write_aside, write_bytes
-from forebay.store.sources import anchor, load_sources
-from forebay.store.tar_index import index_path
+from forebay.store.tar_json import json_path, load_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,24 +34,33 @@ class BucketRows:
     @property
     def file_name(self) -> str:
         """Name of its table: `b_0_3.parquet`."""
-        return f"b_{round(self.low_s, 4):.9g}_{round(self.high_s, 4):.9g}.parquet"
+        return f"{self.name}.parquet"
+
+    @property
+    def name(self) -> str:
+        """What the bucket is called: `b_0_3`."""
+        return bucket_name(self.low_s, self.high_s)
 
 
 def write_bucket_manifests(
-    cache: Cache, folder: Path, buckets: Sequence[BucketRows], *, config: Config, seed: int
+    cache: Cache, folder: Path, buckets: Sequence[BucketRows], *, places: pa.Table | None, seed: int
 ) -> list[Path]:
     """Makes `folder` hold bucket_config.json and a parquet file for each bucket; returns their paths.
 
-    The tables have the columns of `cache.samples` and `tar_path`, `tar_index_path` (of the sample's tar and its index; null
-    where it came from no tar), `bucket_id`, and `bucket_max_duration` (the upper edge, in seconds). bucket_config.json is
-    written last. seed: of the shuffle, for bucket_config.json.
-    Raises ConfigError where the folder lies inside the cache, or holds tables of other buckets.
+    The tables are manifests of `kind = "tar"`: `tar_path` (absolute), `tar_member_name`, `transcript`, and beside the columns of
+    `cache.samples`, of which `duration_s` is as decoded, `bucket_id` (the table's name without `.parquet`) and
+    `bucket_max_duration` (the upper edge, in seconds). `tar_index_path` is the JSON that `forebay index --export-json` wrote,
+    null where a tar has no current one, and left out where none has. Where samples come from no tar, `tar_path` and
+    `tar_member_name` are null. bucket_config.json is written last.
+    places: `sample_id`, `tar_path` and `tar_member_name` of all samples; None where they come from no tar. seed: of the
+    shuffle, for bucket_config.json.
+    Raises ConfigError where the folder lies inside the cache or holds tables of other buckets, or a sample has no place.
     """
     _check_folder(folder, buckets, cache_folder=cache.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    table = _with_tars(cache, config)
-    for number, bucket in enumerate(buckets):
-        _write(folder / bucket.file_name, _rows(table, bucket, number))
+    table = _with_tars(cache, places)
+    for bucket in buckets:
+        _write(folder / bucket.file_name, _rows(table, bucket))
     durations_s = np.asarray(cache.lengths["num_samples"]) / cache.constants["sample_rate_hz"]
     document = bucket_config(durations_s, buckets, seed=seed)
     write_bytes(folder / CONFIG_NAME, json.dumps(document, indent=1, allow_nan=False).encode("ascii"))
@@ -70,6 +77,7 @@ def bucket_config(durations_s: np.ndarray[Any, Any], buckets: Sequence[BucketRow
         described.append(
             {
                 "bucket_id": number,
+                "name": bucket.name,
                 "range": f"{round(float(bucket.low_s), 4)}-{round(float(bucket.high_s), 4)}s",
                 "samples": len(own),
                 "hours": round(held_s / 3600, 6),
@@ -103,30 +111,43 @@ def _check_folder(folder: Path, buckets: Sequence[BucketRows], *, cache_folder: 
         )
 
 
-def _with_tars(cache: Cache, config: Config) -> pa.Table:
-    """Returns the row table with the path of each row's tar, and of the tar's index."""
+def _with_tars(cache: Cache, places: pa.Table | None) -> pa.Table:
+    """Returns the row table with the columns that a manifest over tars has more."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    anchors = [anchor(entry) for entry in config.source.manifests]
-    sources = load_sources(cache.folder / "sources.parquet")
-    tars = {s.name: os.path.abspath(anchors[s.entry] / s.name) for s in reversed(sources) if s.name.endswith(".tar")}
-    indices = {name: str(index_path(path, cache_root=config.cache_root)) for name, path in tars.items()}
-    table = cache.samples
-    codes = table["source"].combine_chunks().dictionary_encode()
-    if isinstance(codes, pa.ChunkedArray):
-        codes = codes.combine_chunks()
-    for column, paths in (("tar_path", tars), ("tar_index_path", indices)):
-        values = pa.array([paths.get(name) for name in codes.dictionary.to_pylist()], pa.large_string())
-        table = table.append_column(column, values.take(codes.indices))
-    return table
+    table = cache.samples.append_column("transcript", cache.samples["text"])
+    if places is None:
+        nothing = pa.nulls(len(table), pa.large_string())
+        return table.append_column("tar_path", nothing).append_column("tar_member_name", nothing)
+    found = pc.index_in(table["sample_id"].cast(pa.large_string()), value_set=places["sample_id"].combine_chunks())
+    if found.null_count:
+        missing = table["sample_id"].filter(pc.is_null(found))[0].as_py()
+        raise ConfigError(
+            f"the manifest lists no sample {missing!r} of {cache.folder}; make the cache of what it lists: forebay preprocess CONFIG"
+        )
+    places = places.take(found)
+    tars = places["tar_path"].combine_chunks().dictionary_encode()
+    for name in ("tar_path", "tar_member_name"):
+        table = table.append_column(name, places[name])
+    indices = pa.array([_exported(tar) for tar in tars.dictionary.to_pylist()], pa.large_string()).take(tars.indices)
+    return table if indices.null_count == len(table) else table.append_column("tar_index_path", indices)
 
 
-def _rows(table: pa.Table, bucket: BucketRows, number: int) -> pa.Table:
+def _exported(tar: str) -> str | None:
+    """Returns the path of a tar's exported index, None where there is none that is current."""
+    try:
+        return str(json_path(tar)) if load_json(tar) is not None else None
+    except TarError:
+        return None
+
+
+def _rows(table: pa.Table, bucket: BucketRows) -> pa.Table:
     import pyarrow as pa
 
     rows = table.take(pa.array(bucket.samples))
     count = len(bucket.samples)
-    rows = rows.append_column("bucket_id", pa.array(np.full(count, number, dtype=np.int32)))
+    rows = rows.append_column("bucket_id", pa.repeat(pa.scalar(bucket.name, pa.large_string()), count))
     return rows.append_column("bucket_max_duration", pa.array(np.full(count, float(bucket.high_s))))
 
 

@@ -22,7 +22,16 @@ from tests.faults.row import Row
 from tests.faults.sandbox import confine
 from tests.faults.shim import Fault
 from tests.faults.vision import serving_vision
-from tests.preprocess.audio_files import chunk, fmt, wave, with_flac_length, with_flac_rate
+from tests.preprocess.audio_files import (
+    chunk,
+    encoded,
+    fmt,
+    mp3,
+    ogg_page,
+    wave,
+    with_flac_length,
+    with_flac_rate,
+)
 from tests.preprocess.corpus import Corpus, flac, json_lines, tone
 from tests.preprocess.vision.corpus import PhotoCorpus
 
@@ -38,6 +47,18 @@ _OURS = (
 MEMORY_BYTES = 600 << 20
 """Above what a build of these tests takes (a worker of the vision line 450 MB); far below what the headers claim."""
 
+
+def _with_frames(data: bytes, count: int) -> bytes:
+    """Returns an MP3 whose tag claims another number of frames."""
+    at = data.index(b"Xing") + 8
+    return data[:at] + count.to_bytes(4, "big") + data[at + 4 :]
+
+
+def _with_aiff_frames(data: bytes, count: int) -> bytes:
+    at = data.index(b"COMM") + 10
+    return data[:at] + count.to_bytes(4, "big") + data[at + 4 :]
+
+
 AUDIO: dict[str, Callable[[], bytes]] = {
     "FLAC of 2^36 - 1 frames": lambda: with_flac_length(flac(_SHORT), (1 << 36) - 1),
     "FLAC without a length": lambda: with_flac_length(flac(_SHORT), 0)[:300],
@@ -46,6 +67,12 @@ AUDIO: dict[str, Callable[[], bytes]] = {
     "WAV of 16,383 channels": lambda: wave(fmt(channels=16_383), chunk(b"data", _SHORT.tobytes())),
     "WAV of 2^31 Hz": lambda: wave(fmt(rate_hz=1 << 31), chunk(b"data", _SHORT.tobytes())),
     "WAV of 0 bits": lambda: wave(fmt(bits=0), chunk(b"data", _SHORT.tobytes())),
+    "Ogg cut off": lambda: encoded(_SHORT, 16_000, kind="OGG")[:3_000],
+    "Ogg that begins 10,000 times": lambda: 10_000 * ogg_page(b"OpusHead", flags=2),
+    "MP3 behind MP3": lambda: 2 * mp3(_SHORT),
+    "MP3 of 2^32 - 1 frames": lambda: _with_frames(mp3(_SHORT), (1 << 32) - 1),
+    "MP3 of ID3 tags": lambda: b"ID3\x04\0\0\0\0\0\0" * 100_000,
+    "AIFF of 2^32 - 1 frames": lambda: _with_aiff_frames(encoded(_SHORT, 16_000, kind="AIFF"), (1 << 32) - 1),
     "nothing": lambda: b"",
     "zeros": lambda: bytes(1 << 20),
     "a picture": lambda: b"\x89PNG\r\n\x1a\n" + bytes(100),

@@ -1,20 +1,22 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from forebay import cli
-from forebay.config import Config, SourceConfig
 from forebay.errors import ConfigError
 from forebay.inspect.bucket_manifests import BucketRows, write_bucket_manifests
 from forebay.store.cache import Cache, open_cache
-from forebay.store.sources import StoredSource, dump_sources
-from forebay.store.tar_index import index_path
+from forebay.store.tar_json import export_json, json_path
+from forebay.store.tar_scan import scan_tar
+from tests.preprocess.corpus import write_tar
 from tests.store_factory import RATE_HZ, make_cache
 
 ROOT = Path(__file__).parents[2]
@@ -22,16 +24,21 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Cache:
-    folder = make_cache(tmp_path / "caches", num_samples=9, max_duration_s=8.0)
-    stored = StoredSource(name="train-00000.tar", entry=0, listed=False, xxh3_128="0" * 32, size_bytes=1)
-    (folder / "sources.parquet").write_bytes(dump_sources([stored]))
-    return open_cache(folder)
+    return open_cache(make_cache(tmp_path / "caches", num_samples=9, max_duration_s=8.0))
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Config:
-    source = SourceConfig(kind="tar", manifest=str(tmp_path / "raw" / "train.parquet"))
-    return Config(name="prompts", source=source)
+def places(tmp_path: Path, cache: Cache) -> pa.Table:
+    """Of the samples of `cache`, and of another one: two tars, of which one has an exported index."""
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    ids = ["another", *reversed(cache.samples["sample_id"].to_pylist())]
+    tars = [str(folder / f"{i % 2}.tar") for i in range(len(ids))]
+    for tar in tars[:2]:
+        write_tar(Path(tar), {"x.flac": b""})
+    export_json(scan_tar(tars[0]), json_path(tars[0]))
+    names = [f"clips/{sample_id}.flac" for sample_id in ids]
+    return pa.table({"sample_id": pa.array(ids, pa.large_string()), "tar_path": tars, "tar_member_name": names})
 
 
 def halves(cache: Cache, *, edge_s: float = 3.0) -> list[BucketRows]:
@@ -43,9 +50,9 @@ def halves(cache: Cache, *, edge_s: float = 3.0) -> list[BucketRows]:
     ]
 
 
-def test_every_row_is_in_the_table_of_its_bucket(tmp_path: Path, cache: Cache, config: Config) -> None:
+def test_every_row_is_in_the_table_of_its_bucket(tmp_path: Path, cache: Cache, places: pa.Table) -> None:
     buckets = halves(cache)
-    written = write_bucket_manifests(cache, tmp_path / "out" / "new", buckets, config=config, seed=7)
+    written = write_bucket_manifests(cache, tmp_path / "out" / "new", buckets, places=places, seed=7)
     assert [path.name for path in written] == [
         "b_0_3.parquet",
         "b_3_8.5.parquet",
@@ -53,24 +60,41 @@ def test_every_row_is_in_the_table_of_its_bucket(tmp_path: Path, cache: Cache, c
         "bucket_config.json",
     ]
     tables = [pq.read_table(path) for path in written[:3]]
-    for number, (bucket, table) in enumerate(zip(buckets, tables, strict=True)):
+    for bucket, path, table in zip(buckets, written, tables, strict=False):
         assert table.column_names == [
             *cache.samples.column_names,
+            "transcript",
             "tar_path",
+            "tar_member_name",
             "tar_index_path",
             "bucket_id",
             "bucket_max_duration",
         ]
         assert table.select(cache.samples.column_names).equals(cache.samples.take(bucket.samples))
-        assert set(table["bucket_id"].to_pylist()) <= {number}
+        assert set(table["bucket_id"].to_pylist()) <= {path.stem}
+        assert table["transcript"].equals(table["text"])
         assert set(table["bucket_max_duration"].to_pylist()) <= {bucket.high_s}
-    tar = tmp_path / "raw" / "train-00000.tar"
-    assert set(tables[0]["tar_path"].to_pylist()) == {str(tar)}
-    assert set(tables[0]["tar_index_path"].to_pylist()) == {str(index_path(tar, cache_root=config.cache_root))}
+    rows = pa.concat_tables(tables).to_pylist()
+    assert {row["tar_member_name"] for row in rows} == {f"clips/{row['sample_id']}.flac" for row in rows}
+    tar, other = (str(tmp_path / "raw" / name) for name in ("0.tar", "1.tar"))
+    assert {(row["tar_path"], row["tar_index_path"]) for row in rows} == {(tar, f"{tar}.index.json"), (other, None)}
 
 
-def test_bucket_config_counts_what_is_written(tmp_path: Path, cache: Cache, config: Config) -> None:
-    written = write_bucket_manifests(cache, tmp_path / "out", halves(cache), config=config, seed=7)
+def test_indices_are_left_out_where_none_is_exported_or_current(tmp_path: Path, cache: Cache, places: pa.Table) -> None:
+    os.utime(f"{tmp_path}/raw/0.tar.index.json", ns=(0, 0))
+    written = write_bucket_manifests(cache, tmp_path / "out", halves(cache), places=places, seed=7)
+    assert "tar_index_path" not in pq.read_schema(written[0]).names
+
+
+def test_a_sample_without_a_place_is_named(tmp_path: Path, cache: Cache, places: pa.Table) -> None:
+    missing = cache.samples["sample_id"][8].as_py()
+    with pytest.raises(ConfigError, match=f"the manifest lists no sample '{missing}' of "):
+        write_bucket_manifests(cache, tmp_path / "out", halves(cache), places=places.slice(2), seed=7)
+    assert not (tmp_path / "out" / "b_0_3.parquet").exists()
+
+
+def test_bucket_config_counts_what_is_written(tmp_path: Path, cache: Cache, places: pa.Table) -> None:
+    written = write_bucket_manifests(cache, tmp_path / "out", halves(cache), places=places, seed=7)
     document = json.loads(written[-1].read_text())
     durations_s = np.asarray(cache.lengths["num_samples"]) / RATE_HZ
     assert (document["total_samples"], document["seed"]) == (9, 7)
@@ -78,6 +102,7 @@ def test_bucket_config_counts_what_is_written(tmp_path: Path, cache: Cache, conf
     first, second, empty = document["buckets"]
     assert [bucket["range"] for bucket in document["buckets"]] == ["0.0-3.0s", "3.0-8.5s", "8.5-12.0s"]
     assert [bucket["bucket_id"] for bucket in document["buckets"]] == [0, 1, 2]
+    assert [bucket["name"] for bucket in document["buckets"]] == [path.stem for path in written[:3]]
     own = durations_s[durations_s < 3]
     assert first["samples"] == len(own)
     assert first["mean_duration"] == pytest.approx(own.mean(), abs=1e-4)
@@ -87,30 +112,30 @@ def test_bucket_config_counts_what_is_written(tmp_path: Path, cache: Cache, conf
     assert (empty["samples"], empty["hours"], empty["mean_duration"], empty["max_duration"]) == (0, 0.0, 0.0, 0.0)
 
 
-def test_rows_that_came_from_no_tar_have_none(tmp_path: Path, cache: Cache, config: Config) -> None:
-    stored = StoredSource(name="train.jsonl", entry=0, listed=True, xxh3_128="0" * 32, size_bytes=1)
-    (cache.folder / "sources.parquet").write_bytes(dump_sources([stored]))
-    written = write_bucket_manifests(cache, tmp_path / "out", halves(cache), config=config, seed=7)
-    assert set(pq.read_table(written[0])["tar_index_path"].to_pylist()) == {None}
+def test_rows_that_came_from_no_tar_have_none(tmp_path: Path, cache: Cache) -> None:
+    written = write_bucket_manifests(cache, tmp_path / "out", halves(cache), places=None, seed=7)
+    table = pq.read_table(written[0])
+    assert set(table["tar_path"].to_pylist()) == set(table["tar_member_name"].to_pylist()) == {None}
+    assert "tar_index_path" not in table.column_names
 
 
-def test_writing_again_replaces_the_tables(tmp_path: Path, cache: Cache, config: Config) -> None:
-    first = write_bucket_manifests(cache, tmp_path / "out", halves(cache), config=config, seed=7)
+def test_writing_again_replaces_the_tables(tmp_path: Path, cache: Cache, places: pa.Table) -> None:
+    first = write_bucket_manifests(cache, tmp_path / "out", halves(cache), places=places, seed=7)
     content = [path.read_bytes() for path in first]
-    second = write_bucket_manifests(cache, tmp_path / "out", halves(cache), config=config, seed=7)
+    second = write_bucket_manifests(cache, tmp_path / "out", halves(cache), places=places, seed=7)
     assert [path.read_bytes() for path in second] == content
     with pytest.raises(
         ConfigError, match=r"out holds b_0_3\.parquet, which is none of the buckets .*name an empty folder"
     ):
-        write_bucket_manifests(cache, tmp_path / "out", halves(cache, edge_s=4.0), config=config, seed=7)
+        write_bucket_manifests(cache, tmp_path / "out", halves(cache, edge_s=4.0), places=places, seed=7)
 
 
-def test_folders_that_cannot_be_written_are_refused(tmp_path: Path, cache: Cache, config: Config) -> None:
+def test_folders_that_cannot_be_written_are_refused(tmp_path: Path, cache: Cache, places: pa.Table) -> None:
     with pytest.raises(ConfigError, match=r"lies inside the cache .* which is sealed"):
-        write_bucket_manifests(cache, cache.folder / "buckets", halves(cache), config=config, seed=7)
+        write_bucket_manifests(cache, cache.folder / "buckets", halves(cache), places=places, seed=7)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="file is a file; name a folder"):
-        write_bucket_manifests(cache, tmp_path / "file", halves(cache), config=config, seed=7)
+        write_bucket_manifests(cache, tmp_path / "file", halves(cache), places=places, seed=7)
 
 
 @pytest.fixture(scope="module")

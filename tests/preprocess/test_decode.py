@@ -23,6 +23,7 @@ from tests.preprocess.audio_files import (
     demo_clips,
     encoded,
     fmt,
+    mp3,
     voice,
     wave,
     with_flac_length,
@@ -141,6 +142,9 @@ def test_a_24_bit_stream_without_its_length_is_exact() -> None:
 
 FLAC = encoded(voice(20_000), 16_000)
 WAV = encoded(voice(20_000), 16_000, kind="WAV")
+AIFF = encoded(voice(20_000), 16_000, kind="AIFF")
+OGG = encoded(voice(20_000), 16_000, kind="OGG")
+MP3 = mp3(voice(20_000))
 NAN = np.where(np.arange(1_000) == 7, np.nan, 0.5).astype(np.float32)
 
 
@@ -158,6 +162,13 @@ NAN = np.where(np.arange(1_000) == 7, np.nan, 0.5).astype(np.float32)
         (with_flac_length(FLAC, 3_600 * 16_000), "header_mismatch"),
         (WAV[:-2], "header_mismatch"),
         (WAV[: len(WAV) // 2], "header_mismatch"),
+        (AIFF[: len(AIFF) // 2], "header_mismatch"),
+        (AIFF[:-2], "header_mismatch"),
+        (MP3[: len(MP3) // 2], "header_mismatch"),
+        (OGG[: len(OGG) // 2], "truncated_audio"),
+        (OGG[:-1], "truncated_audio"),
+        (OGG + OGG, "chained_audio"),
+        (MP3 + MP3, "chained_audio"),
         (wave(fmt(), chunk(b"data", bytes(200), size=3_600 * 32_000)), "header_mismatch"),
         (WAV[:30], "corrupt_audio"),
         (with_flac_length(FLAC, 2**36 - 1), "too_large"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.config import PlanConfig
+from forebay.config.buckets import bucket_names
 from forebay.errors import ConfigError, PlanError
 
 
@@ -28,15 +29,20 @@ class Limit:
     tokens: int | None = None
 
 
-def batch_sizes(settings: PlanConfig, limits: Sequence[Limit], *, sample_rate_hz: int) -> list[int]:
-    """Returns the samples a micro-batch of each bucket.
+def batch_sizes(
+    settings: PlanConfig, limits: Sequence[Limit], *, sample_rate_hz: int, edges_s: Sequence[float] = ()
+) -> list[int]:
+    """Returns the samples a micro-batch of each bucket. edges_s: the upper edges, which a calibration names them by.
 
     Under a budget floor(budget / longest), at least 1, so that only a sample that is itself over the budget exceeds it;
     under two budgets the smaller size. Many narrow buckets would have many incomplete batches: with `k` a bucket's size is
     lowered to the least that gives as many batches, so that its last one is nearly full too. Raises PlanError where a table is not one of these buckets, or tokens are missing.
     """
     if settings.calibration is not None:
-        return [entry["batch_size"] for entry in calibrated(settings.calibration, num_buckets=len(limits))]
+        return [
+            entry["batch_size"]
+            for entry in calibrated(settings.calibration, bucket_names(edges_s, num_buckets=len(limits)))
+        ]
     if isinstance(settings.batch_size, tuple):
         if len(settings.batch_size) != len(limits):
             raise PlanError(
@@ -52,27 +58,46 @@ def batch_sizes(settings: PlanConfig, limits: Sequence[Limit], *, sample_rate_hz
     return [_even(limit.samples, size) for limit, size in zip(limits, sizes, strict=True)]
 
 
-def grad_accs(settings: PlanConfig, *, num_buckets: int) -> tuple[int, ...] | None:
+def grad_accs(settings: PlanConfig, *, edges_s: Sequence[float], num_buckets: int) -> tuple[int, ...] | None:
     """Returns the micro-batches an optimizer step of each bucket, where a calibration file says so, else None."""
     if settings.calibration is None:
         return None
-    return tuple(entry["grad_acc"] for entry in calibrated(settings.calibration, num_buckets=num_buckets))
+    names = bucket_names(edges_s, num_buckets=num_buckets)
+    return tuple(entry["grad_acc"] for entry in calibrated(settings.calibration, names))
 
 
-def calibrated(path: str, *, num_buckets: int) -> list[dict[str, int]]:
-    """Returns `batch_size` and `grad_acc` of buckets 0, 1, ... of a calibration file.
+def calibrated(path: str, names: Sequence[str]) -> list[dict[str, int]]:
+    """Returns `batch_size` and `grad_acc` of every bucket of a calibration file, which calls it by name or index.
 
-    Raises PlanError, naming the file and both numbers of buckets, where it is not one of so many buckets.
+    names: of the plan's buckets. Raises PlanError, naming the file and what differs, where its buckets are not these.
     """
     table = read_calibration(path)
-    wanted = [str(bucket) for bucket in range(num_buckets)]
-    if set(table) != set(wanted):
-        different = sorted(set(table) ^ set(wanted), key=lambda name: (len(name), name))
+    found: dict[int, str] = {}
+    unknown = []
+    for written in table:
+        bucket = names.index(written) if written in names else _index(written, len(names))
+        if bucket is None:
+            unknown.append(written)
+        elif bucket in found:
+            raise PlanError(
+                f"plan.calibration {path}: {found[bucket]} and {written} are one bucket; leave one of them out"
+            )
+        else:
+            found[bucket] = written
+    missing = [name for bucket, name in enumerate(names) if bucket not in found]
+    if missing or unknown:
         raise PlanError(
-            f"plan.calibration {path} has {len(table)} buckets, the plan has {num_buckets} (0 to {num_buckets - 1}); they "
-            f"differ in {', '.join(different[:8])}: calibrate these buckets"
+            f"plan.calibration {path} is of other buckets: "
+            f"missing {', '.join(missing) or 'none'}; unknown {', '.join(map(repr, unknown)) or 'none'}; wanted "
+            f"{', '.join(names)}, or their indices 0 to {len(names) - 1}: calibrate these buckets"
         )
-    return [table[name] for name in wanted]
+    return [table[found[bucket]] for bucket in range(len(names))]
+
+
+def _index(written: str, num_buckets: int) -> int | None:
+    """Returns the bucket that an index of at most nine digits stands for, None where there is no such bucket."""
+    is_index = written.isascii() and written.isdecimal() and len(written) < 10
+    return int(written) if is_index and int(written) < num_buckets else None
 
 
 def read_calibration(path: str) -> dict[str, dict[str, int]]:
@@ -91,7 +116,7 @@ def read_calibration(path: str) -> dict[str, dict[str, int]]:
     return {bucket: _entry(path, bucket, entry) for bucket, entry in document.items()}
 
 
-_WANTED = 'wanted {"0": {"batch_size": 40, "grad_acc": 1}, "1": ...}, one entry a bucket'
+_WANTED = 'wanted {"b_0_3": {"batch_size": 40, "grad_acc": 1}, ...}, one entry a bucket, by name or index'
 
 
 def _entry(path: str, bucket: str, entry: Any) -> dict[str, int]:

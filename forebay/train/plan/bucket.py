@@ -130,15 +130,17 @@ def bucket_plan(
     if edges and counts[len(edges) - 1]:
         tops[len(edges) - 1] = int(heard.max())
     limits = _limits(tops, counts, tokens=tokens, buckets=buckets)
+    edges_s = settings.edges_s if settings.k is None and edges else tuple(edge / sample_rate_hz for edge in edges)
+    sizes = batch_sizes(settings, limits, sample_rate_hz=sample_rate_hz, edges_s=edges_s)
     plan = BucketPlan(
         members=members,
         offsets=offsets,
-        batch_sizes=np.array(batch_sizes(settings, limits, sample_rate_hz=sample_rate_hz), dtype=np.int64),
-        edges_s=settings.edges_s if settings.k is None and edges else tuple(edge / sample_rate_hz for edge in edges),
+        batch_sizes=np.array(sizes, dtype=np.int64),
+        edges_s=edges_s,
         sample_rate_hz=sample_rate_hz,
         lockstep=settings.lockstep,
         tail=settings.tail,
-        grad_accs=grad_accs(settings, num_buckets=len(counts)),
+        grad_accs=grad_accs(settings, edges_s=edges_s, num_buckets=len(counts)),
         shard_counts=_shard_counts(shards, buckets, len(counts)) if local and shards is not None else None,
         locality_shards=settings.locality_shards,
         edges=tuple(text_edges),

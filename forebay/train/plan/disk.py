@@ -139,12 +139,13 @@ def _loaded(
     rules |= {"sample_rate_hz": metadata["sample_rate_hz"], "lockstep": settings.lockstep}
     if settings.kind == "window":
         return WindowPlan(**arrays, **rules, **metadata["windows"])
+    edges_s = tuple(metadata["edges_s"]) if "edges_s" in metadata else settings.edges_s
     return BucketPlan(
         **arrays,
         **rules,
-        edges_s=tuple(metadata["edges_s"]) if "edges_s" in metadata else settings.edges_s,
+        edges_s=edges_s,
         edges=tuple(metadata.get("edges", ())),
-        grad_accs=grad_accs(settings, num_buckets=len(arrays["batch_sizes"])),
+        grad_accs=grad_accs(settings, edges_s=edges_s, num_buckets=len(arrays["batch_sizes"])),
         locality_shards=settings.locality_shards,
     )
 

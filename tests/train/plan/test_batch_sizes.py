@@ -48,7 +48,7 @@ def test_without_a_calibration_the_plan_says_nothing_about_steps() -> None:
     ("table", "message"),
     [
         ("{", r"calibration\.json is not JSON"),
-        ([], r"calibration\.json holds a list, wanted \{\"0\": \{\"batch_size\": 40"),
+        ([], r"calibration\.json holds a list, wanted \{\"b_0_3\": \{\"batch_size\": 40"),
         ({"0": 4, "1": {}}, r"bucket 0 is 4, wanted"),
         ({"0": {"grad_acc": 2}}, r"bucket 0: batch_size is None, wanted 1 or more"),
         ({"0": {"batch_size": 0}}, r"bucket 0: batch_size is 0, wanted 1 or more"),
@@ -62,10 +62,38 @@ def test_a_file_that_is_no_calibration_is_refused(tmp_path: Path, table: Any, me
         bucket_plan(LENGTHS, sample_rate_hz=RATE, settings=settings)
 
 
-def test_a_calibration_of_other_buckets_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path, {"0": {"batch_size": 3}, "7": {"batch_size": 3}})
-    with pytest.raises(PlanError, match=r"has 2 buckets, the plan has 3 \(0 to 2\); they differ in 1, 2, 7"):
+@pytest.mark.parametrize("names", [("b_0_2", "b_2_4", "b_4_6.5"), ("b_0_2", "1", "b_4_6.5")])
+def test_buckets_are_called_by_name_or_index(tmp_path: Path, names: tuple[str, ...]) -> None:
+    table = {name: {"batch_size": 8 - bucket, "grad_acc": bucket + 1} for bucket, name in enumerate(names)}
+    settings = PlanConfig(edges_s=(2, 4, 6.5), calibration=written(tmp_path, dict(reversed(table.items()))))
+    plan = bucket_plan(LENGTHS, sample_rate_hz=RATE, settings=settings)
+    assert plan.batch_sizes.tolist() == [8, 7, 6]
+    assert plan.grad_accs == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("0", "7"), r"missing b_2_4, b_4_6; unknown '7'; wanted b_0_2, b_2_4, b_4_6, or their indices 0 to 2"),
+        (("b_0_2", "b_2_4", "b_4_8"), r"missing b_4_6; unknown 'b_4_8'; wanted b_0_2, b_2_4, b_4_6"),
+        (("0", "1", "2", "b_6_8"), r"missing none; unknown 'b_6_8'; wanted"),
+        (("0", "1", "9" * 30), r"missing b_4_6; unknown '999"),
+        (("b_0_2", "0", "1"), r"b_0_2 and 0 are one bucket; leave one of them out"),
+        ((), r"missing b_0_2, b_2_4, b_4_6; unknown none"),
+    ],
+)
+def test_a_calibration_of_other_buckets_is_refused(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
+    path = written(tmp_path, {name: {"batch_size": 3} for name in names})
+    with pytest.raises(PlanError, match=message):
         bucket_plan(LENGTHS, sample_rate_hz=RATE, settings=PlanConfig(edges_s=(2, 4, 6), calibration=path))
+
+
+def test_the_buckets_of_texts_are_called_by_index(tmp_path: Path) -> None:
+    texts = np.array([False, False, True, True, False, True])
+    table = {"b_0_2": {"batch_size": 5}, "b_2_6": {"batch_size": 4}, "2": {"batch_size": 3}, "3": {"batch_size": 2}}
+    settings = PlanConfig(edges_s=(2, 6), edges=(5, 50), calibration=written(tmp_path, table))
+    plan = bucket_plan(np.where(texts, 0, LENGTHS), sample_rate_hz=RATE, settings=settings, tokens=TOKENS, texts=texts)
+    assert plan.batch_sizes.tolist() == [5, 4, 3, 2]
 
 
 def test_token_budgets_follow_the_most_tokens_of_a_bucket() -> None:
