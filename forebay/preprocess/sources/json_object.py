@@ -24,9 +24,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
     A field that stands twice in an object, at any depth, has the reason `repeated_field`: JSON does not say which counts.
     """
     try:
-        value = json.loads(
-            data.decode("utf-8-sig"), parse_constant=_refuse_constant, object_pairs_hook=_object_of_pairs
-        )
+        value = _flat.decode(data.decode("utf-8-sig"))
     except RecursionError as err:
         raise JsonError("is nested too deeply, wanted a flat object") from err
     except JsonError:
@@ -41,7 +39,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
 def parse_nested(text: str) -> Any:
     """Returns the value of JSON text inside a field. Raises JsonError for what is none, and as `parse_object` for a field twice."""
     try:
-        return json.loads(text, object_pairs_hook=_object_of_pairs)
+        return _nested.decode(text)
     except JsonError:
         raise
     except (ValueError, RecursionError) as err:
@@ -98,6 +96,11 @@ def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
+
+
+# `json.loads` would make a decoder a call, which costs as much as decoding a line.
+_flat = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_object_of_pairs)
+_nested = json.JSONDecoder(object_pairs_hook=_object_of_pairs)
 
 
 def _named(value: Any) -> str:

@@ -20,6 +20,7 @@ from forebay.preprocess.features import num_frames
 from forebay.preprocess.line import Line
 from forebay.preprocess.lines import line_of
 from forebay.preprocess.sources import MediaReader, read_rows
+from forebay.preprocess.sources.unused import described
 from forebay.store.canonical import digest
 from forebay.store.key import recipe_key
 from forebay.store.layout import GROUPS, FieldSpec
@@ -50,6 +51,8 @@ class UncachedSource:
             raise TypeError("a config with [vision] is read by UncachedVisionSource")
         self._recipe, self._line = recipe.recipe, line_of(config, recipe.recipe)
         manifest = read_rows(config.source, cache_root=config.cache_root)
+        if manifest.unused:
+            logger.warning("samples: %s", described(manifest.unused))
         self._names = [file.name for file in manifest.files]
         self._media = MediaReader(
             manifest.files,
