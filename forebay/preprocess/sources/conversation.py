@@ -39,19 +39,19 @@ def canonical(
 ) -> tuple[str, list[Image | str]]:
     """Returns a conversation as canonical JSON, and its images in the order of their parts.
 
-    fields: `messages` (or `conversations`) of `role` and `content` (or `from`: human, gpt; and `value`), or `question` and
-    `answer`; `system`, a message to put first. A content is a string, in which `<image>` (with a newline before and after
-    it) stands for an image, or parts `{"type": "text", "text"}`, `{"type": "image"}`, `{"type": "image", "image": name}`.
-    `loss` (true, false) or `weight` (1, 0) of an assistant's message says whether it is learnt. images: what tags and parts
-    without a name stand for, in order; anything, a named part gives its name. A question without a tag has them before it.
-    unknown: the names of all other fields that have a value are added to it, as `name`, `messages.name`,
-    `messages.content.name`.
+    fields: `messages` (or `conversations`) of `role` and `content` (or `from`: human, gpt; and `value`), or `question`
+    and `answer`; `system`, a message to put first. A content is a string, in which `<image>` (with a newline before
+    and after it) stands for an image, or parts `{"type": "text", "text"}`, `{"type": "image"}` and `{"type": "image",
+    "image": name}`. `loss` (true, false) or `weight` (1, 0) of an assistant's message says whether it is learnt.
+    images: what tags and parts without a name stand for, in order; anything, a named part gives its name. A question
+    without a tag has them before it. unknown: the names of all other fields that have a value are added to it, as
+    `name`, `messages.name`, `messages.content.name`.
 
-    The canonical form is a list of `{"role": "system"|"user"|"assistant", "content": [parts]}`, parts without names, and
-    `"loss": false` in messages of the assistant that are not learnt.
-    Raises TextError `image_count_mismatch` where there are more or fewer tags than images, `bad_conversation` for what is
-    none of these forms, and by the reasons of `conversation_fields` for what would lose its meaning; `two_conversations`,
-    `two_system_messages`, `loss_weight` for what contradicts itself or is no 0 or 1.
+    The canonical form is a list of `{"role": "system"|"user"|"assistant", "content": [parts]}`, parts without names,
+    and `"loss": false` in messages of the assistant that are not learnt.
+    Raises TextError `image_count_mismatch` where there are more or fewer tags than images, `bad_conversation` for what
+    is none of these forms, a reason of `conversation_fields` for what would lose its meaning, and `two_conversations`,
+    `two_system_messages` or `loss_weight` for what contradicts itself or is no 0 or 1.
     """
     unknown = set() if unknown is None else unknown
     try:

@@ -11,7 +11,7 @@ REPEATED = "repeated_field"
 
 
 class JsonError(ValueError):
-    """What is wrong with an object; the caller adds the file and the line. reason: what it is counted as, if not as usual."""
+    """What is wrong with an object; the caller adds the file and the line. reason: of its own, where it has one."""
 
     def __init__(self, message: str, *, reason: str | None = None) -> None:
         super().__init__(message)
@@ -21,7 +21,8 @@ class JsonError(ValueError):
 def parse_object(data: bytes) -> dict[str, Any]:
     """Returns a JSON object. Raises JsonError for anything else, deep nesting, NaN and infinities included.
 
-    A field that stands twice in an object, at any depth, has the reason `repeated_field`: JSON does not say which counts.
+    A field that stands twice in an object, at any depth, has the reason `repeated_field`: JSON does not say which one
+    counts.
     """
     try:
         value = _flat.decode(data.decode("utf-8-sig"))
@@ -37,7 +38,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 
 def parse_nested(text: str) -> Any:
-    """Returns the value of JSON text inside a field. Raises JsonError for what is none, and as `parse_object` for a field twice."""
+    """Returns the value of JSON text inside a field. Raises JsonError for what is none, or has a field twice."""
     try:
         return _nested.decode(text)
     except JsonError:

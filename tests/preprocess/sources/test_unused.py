@@ -1,4 +1,4 @@
-"""Fields and columns that nothing takes are counted by name, of every kind of source; a field that stands twice fails its row."""
+"""Fields and columns that nothing takes are counted by name, of every kind of source; a field twice fails its row."""
 
 from __future__ import annotations
 

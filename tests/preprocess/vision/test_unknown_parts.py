@@ -1,4 +1,4 @@
-"""Builds of conversations with parts that forebay does not take: stored with their meaning, refused by reason, or named once."""
+"""Builds of conversations with parts beside the words: stored with their meaning, refused by reason, or named once."""
 
 from __future__ import annotations
 
