@@ -27,7 +27,7 @@ from forebay.config.steps import (
 )
 from forebay.config.tree import AudioConfig, Config, SourceConfig, VisionConfig
 
-LISTING_VERSION = 1
+LISTING_VERSION = 2
 """Bumped when the same sources and filters give other rows."""
 
 WHISPER_LIMIT_S = 30.0

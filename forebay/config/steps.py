@@ -98,9 +98,9 @@ class Tokens:
 class Patches:
     """`patches` uint8 [n, 3 * patch_size^2] and `image_grid_thw` int32 [1, 3] of an image, as a Qwen2-VL processor cuts them.
 
-    Decoded, turned as its EXIF says, made RGB as the processor makes an open image RGB (`alpha = "drop"`: as its loading of a
-    path does), resized, cut into rows of (channel, y, x), one temporal copy; rows in merge order. `processor` is the digest
-    of the processor's files, never their path.
+    Decoded, turned as its EXIF says, made RGB as the processor makes an open image RGB (`alpha = "drop"`: as its
+    loading of a path does), resized, cut into rows of (channel, y, x), one temporal copy; rows in merge order.
+    `processor` is the digest of the processor's files, never their path.
     """
 
     processor: str
@@ -117,7 +117,8 @@ class Patches:
 class Chat:
     """`input_ids` int32 [tokens] and `label_mask` uint8 [tokens] of a conversation under the tokenizer's chat template.
 
-    Image tokens are expanded; the mask is 1 where a token is a target: in what the assistant says, and in what ends its turn.
+    Image tokens are expanded; the mask is 1 where a token is a target: in what the assistant says, and in what ends its
+    turn.
     """
 
     tokenizer: str

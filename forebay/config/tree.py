@@ -155,8 +155,8 @@ class VisionConfig:
     codec: Literal["raw", "zstd", "webp", "source"] = "raw"
     """How the patches lie on disk; in the folder's name and the shard keys, not in the key: the values are the same."""
     alpha: Alpha = "white"
-    """`white`: transparent images are laid on white, as the processor does with an open image. `drop`: the colours under the
-    alpha show, as where it is given a path."""
+    """`white`: transparent images are laid on white, as the processor does with an open image. `drop`: the colours
+    under the alpha show, as where it is given a path."""
 
     def __post_init__(self) -> None:
         if self.codec == "source" and self.backend != "pil":
@@ -178,7 +178,7 @@ class TextConfig:
     max_label_tokens: int | None = None
     """Longer labels exclude the sample, reason `label_too_long`. Whisper's limit is 448."""
     learn_through: LearnThrough = "end_of_turn"
-    """Of prompt `chat`: what is learnt ends with the token that ends the assistant's turn, or with the newline behind it."""
+    """Of prompt `chat`: what is learnt ends with the token that ends a turn, or with the newline behind that."""
 
     def __post_init__(self) -> None:
         if self.learn_through != "end_of_turn" and self.prompt != "chat":

@@ -147,8 +147,8 @@ def demo_through_newline() -> ChatEncoder:
 
 
 def by_the_qwen_script(ids: list[int]) -> list[int]:
-    """The rule of qwen-vl-finetune (`preprocess_qwen_visual`): behind the word `assistant` and the line end after it, all up to
-    the token that ends the turn, that token, and whatever one stands behind it.
+    """The rule of qwen-vl-finetune (`preprocess_qwen_visual`): behind the word `assistant` and the line end after it,
+    all up to the token that ends the turn, that token, and the one behind it.
 
     The header is looked for as a whole; that script takes the one token of the word wherever it is.
     """

@@ -18,6 +18,7 @@ from forebay.errors import (
     CacheIncompleteError,
     CacheMismatchError,
     CacheNotFoundError,
+    ConfigError,
 )
 from forebay.store import lookup as lookup_module
 from forebay.store import memo as memo_module
@@ -458,6 +459,16 @@ def test_every_field_that_changes_the_values_of_images_changes_the_key(
     assert name in [difference["field"] for difference in differences(other.document, base.document)]
 
 
+def test_where_what_is_learnt_ends_changes_the_key_of_conversations(tmp_path: Path) -> None:
+    chat = {"tokenizer": str(DEMO_VISION), "prompt": "chat"}
+    base = recipe_key(config_of(tmp_path, vision=VISION, text=chat))
+    assert recipe_key(config_of(tmp_path, vision=VISION)).key == base.key
+    other = recipe_key(config_of(tmp_path, vision=VISION, text={**chat, "learn_through": "newline"}))
+    assert [difference["field"] for difference in differences(other.document, base.document)] == ["text.learn_through"]
+    with pytest.raises(ConfigError, match='learn_through is "newline", which is only for prompt = "chat"'):
+        config_of(tmp_path, text={**TEXT, "learn_through": "newline"})
+
+
 def test_files_of_processor_and_tokenizer_change_the_key_of_images(tmp_path: Path) -> None:
     keys = set()
     for name in ("same", "processor", "template"):
@@ -494,7 +505,7 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
     tried |= {("source", "overlong"), ("audio", "n_mels"), ("audio", "keep_waveform"), ("text", "tokenizer")}
     tried |= {("source", f"{name}_column") for name in ("audio", "text", "language")}
     tried |= {("source", f"{name}_column") for name in ("image", "question", "answer", "messages")}
-    tried |= {(section, field) for section, field, _, _ in VISION_CHANGES}
+    tried |= {(section, field) for section, field, _, _ in VISION_CHANGES} | {("text", "learn_through")}
     config = config_of(tmp_path, text=TEXT)
     assert config.text is not None
     known = {

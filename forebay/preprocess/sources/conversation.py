@@ -39,19 +39,19 @@ def canonical(
 ) -> tuple[str, list[Image | str]]:
     """Returns a conversation as canonical JSON, and its images in the order of their parts.
 
-    fields: `messages` (or `conversations`) of `role` and `content` (or `from`: human, gpt; and `value`), or `question` and
-    `answer`; `system`, a message to put first. A content is a string, in which `<image>` (with a newline before and after
-    it) stands for an image, or parts `{"type": "text", "text"}`, `{"type": "image"}`, `{"type": "image", "image": name}`.
-    `loss` (true, false) or `weight` (1, 0) of an assistant's message says whether it is learnt. images: what tags and parts
-    without a name stand for, in order; anything, a named part gives its name. A question without a tag has them before it.
-    unknown: the names of all other fields that have a value are added to it, as `name`, `messages.name`,
-    `messages.content.name`.
+    fields: `messages` (or `conversations`) of `role` and `content` (or `from`: human, gpt; and `value`), or `question`
+    and `answer`; `system`, a message to put first. A content is a string, in which `<image>` (with a newline before
+    and after it) stands for an image, or parts `{"type": "text", "text"}`, `{"type": "image"}` and `{"type": "image",
+    "image": name}`. `loss` (true, false) or `weight` (1, 0) of an assistant's message says whether it is learnt.
+    images: what tags and parts without a name stand for, in order; anything, a named part gives its name. A question
+    without a tag has them before it. unknown: the names of all other fields that have a value are added to it, as
+    `name`, `messages.name`, `messages.content.name`.
 
-    The canonical form is a list of `{"role": "system"|"user"|"assistant", "content": [parts]}`, parts without names, and
-    `"loss": false` in messages of the assistant that are not learnt.
-    Raises TextError `image_count_mismatch` where there are more or fewer tags than images, `bad_conversation` for what is
-    none of these forms, and by the reasons of `conversation_fields` for what would lose its meaning; `two_conversations`,
-    `two_system_messages`, `loss_weight` for what contradicts itself or is no 0 or 1.
+    The canonical form is a list of `{"role": "system"|"user"|"assistant", "content": [parts]}`, parts without names,
+    and `"loss": false` in messages of the assistant that are not learnt.
+    Raises TextError `image_count_mismatch` where there are more or fewer tags than images, `bad_conversation` for what
+    is none of these forms, a reason of `conversation_fields` for what would lose its meaning, and `two_conversations`,
+    `two_system_messages` or `loss_weight` for what contradicts itself or is no 0 or 1.
     """
     unknown = set() if unknown is None else unknown
     try:
@@ -153,7 +153,8 @@ def _messages(messages: Any, name: str, unknown: set[str]) -> Iterator[dict[str,
         if not isinstance(message, dict):
             raise JsonError(f"{where} is {str(message)[:60]!r}, wanted an object")
         found = unknown_fields(message, MESSAGE, REFUSED_OF_MESSAGE, where=f"{where}: ")
-        unknown.update(f"{name}.{field}" for field in found)
+        if found:
+            unknown.update(f"{name}.{field}" for field in found)
         role = _role(message, where)
         content = message.get("content") if message.get("content") is not None else message.get("value")
         made = {"role": role, "content": list(_parts(content, where, unknown, name=name))}
@@ -171,6 +172,8 @@ def _role(message: Mapping[str, Any], where: str) -> str:
 
 def _is_learnt(message: Mapping[str, Any], role: str, where: str) -> bool:
     """Whether a message is learnt as far as its role lets it. Only an assistant's may say no; no other may say yes."""
+    if "loss" not in message and "weight" not in message:
+        return True
     given = {name: message[name] for name in ("loss", "weight") if message.get(name) is not None}
     for name, value in given.items():
         if not isinstance(value, int | float) or value not in (0, 1):
@@ -207,11 +210,15 @@ def _parts(content: Any, where: str, unknown: set[str], *, name: str = "system")
             raise refusal(REFUSED_OF_ROW[kind], f"{where}: a part is of type {kind}")
         else:
             raise JsonError(f"{where}: part {str(part)[:60]!r}, wanted one of type text or image")
-        unknown.update(f"{name}.content.{field}" for field in found)
+        if found:
+            unknown.update(f"{name}.content.{field}" for field in found)
 
 
 def _split(text: str, where: str) -> Iterator[dict[str, Any]]:
     """The parts of a string with tags."""
+    if "<" not in text:
+        yield from _text(text)
+        return
     refuse_tags(text, where=where)
     for number, piece in enumerate(_TAG.split(text)):
         if number:

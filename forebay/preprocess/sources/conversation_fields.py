@@ -84,8 +84,8 @@ def refusal(reason: str, found: str) -> JsonError:
 
 def is_given(value: Any) -> bool:
     """Says whether a field holds anything: arrow writes the fields of other rows as null, and lists of nothing."""
-    if isinstance(value, Mapping):
-        return any(map(is_given, value.values()))
     if isinstance(value, list):
         return any(map(is_given, value))
+    if isinstance(value, dict):
+        return any(map(is_given, value.values()))
     return value is not None and value != ""

@@ -66,8 +66,8 @@ def read_hf_part(task: PartTask) -> Part:
     The image column is `Image()` (bytes, path or both), binary, strings (paths relative to the data file), or a list of
     one of these; null is no image. Text by `source.messages_column` (a list, or its JSON; left at its default also
     `conversations`), else `source.question_column` and `source.answer_column`; optional `sample_id` or `id`, `system`.
-    Other columns are named, or refused row by row as `canonical` does. No image is read where parquet's statistics say that all are there. Raises ManifestError for missing columns and other
-    types.
+    Other columns are counted by name, or refused row by row as `canonical` does. No image is read where parquet's
+    statistics say that all are there. Raises ManifestError for missing columns and other types.
     """
     file = HfFile(Path(task.path))
     images = _ImageColumn(file, task)

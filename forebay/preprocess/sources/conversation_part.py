@@ -72,7 +72,10 @@ class PartTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What a task found: PART_ROWS and PART_IMAGES. absent: the file cannot be opened. unused: rows by field that none takes."""
+    """What a task found: PART_ROWS and PART_IMAGES.
+
+    absent: the file cannot be opened. unused: rows by the name of a field that nothing takes.
+    """
 
     group: int
     rows: pa.Table
@@ -83,7 +86,8 @@ class Part:
 
 @dataclass(slots=True)
 class PartRows:
-    """The rows of a part, gathered one by one; Python objects of at most 4096 rows are held, and of the different places.
+    """The rows of a part, gathered one by one; Python objects of at most 4096 rows are held, and of the different
+    places.
 
     unused: fields that no row's conversation takes; the caller adds those that it knows of a whole file.
     """

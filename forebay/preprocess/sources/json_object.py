@@ -11,7 +11,7 @@ REPEATED = "repeated_field"
 
 
 class JsonError(ValueError):
-    """What is wrong with an object; the caller adds the file and the line. reason: what it is counted as, if not as usual."""
+    """What is wrong with an object; the caller adds the file and the line. reason: of its own, where it has one."""
 
     def __init__(self, message: str, *, reason: str | None = None) -> None:
         super().__init__(message)
@@ -21,12 +21,11 @@ class JsonError(ValueError):
 def parse_object(data: bytes) -> dict[str, Any]:
     """Returns a JSON object. Raises JsonError for anything else, deep nesting, NaN and infinities included.
 
-    A field that stands twice in an object, at any depth, has the reason `repeated_field`: JSON does not say which counts.
+    A field that stands twice in an object, at any depth, has the reason `repeated_field`: JSON does not say which one
+    counts.
     """
     try:
-        value = json.loads(
-            data.decode("utf-8-sig"), parse_constant=_refuse_constant, object_pairs_hook=_object_of_pairs
-        )
+        value = _flat.decode(data.decode("utf-8-sig"))
     except RecursionError as err:
         raise JsonError("is nested too deeply, wanted a flat object") from err
     except JsonError:
@@ -39,9 +38,9 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 
 def parse_nested(text: str) -> Any:
-    """Returns the value of JSON text inside a field. Raises JsonError for what is none, and as `parse_object` for a field twice."""
+    """Returns the value of JSON text inside a field. Raises JsonError for what is none, or has a field twice."""
     try:
-        return json.loads(text, object_pairs_hook=_object_of_pairs)
+        return _nested.decode(text)
     except JsonError:
         raise
     except (ValueError, RecursionError) as err:
@@ -98,6 +97,11 @@ def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
+
+
+# `json.loads` would make a decoder a call, which costs as much as decoding a line.
+_flat = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_object_of_pairs)
+_nested = json.JSONDecoder(object_pairs_hook=_object_of_pairs)
 
 
 def _named(value: Any) -> str:

@@ -24,7 +24,7 @@ _TAKEN = frozenset({"id", "language", "prompt", *_DURATIONS})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sidecar:
-    """The fields of a clip's metadata; None where it has none. unused: the names of others that have a value."""
+    """The fields of a clip's metadata; None where it has none. unused: the names of others with a value."""
 
     sample_id: str | None = None
     language: str | None = None
@@ -81,7 +81,8 @@ def read_sidecar(descriptor: int, index: TarIndex, members: Members, stems: tupl
     """Returns the metadata of a clip from the first of `{stem}.json`, `{stem}.txt` that is there; empty where none is.
 
     JSON fields: `id`, `language`, `prompt`, `duration`, and the first of `transcription`, `text` and `transcript`.
-    Raises JsonError where it is broken, has a field twice (by its reason) or is refused. A duration that is no number counts as none: headers come first.
+    Raises JsonError where it is broken, has a field twice (by its reason) or is refused. A duration that is no number
+    counts as none: headers come first.
     """
     for stem in dict.fromkeys(stems):
         for extension, rows in ((".json", members.json), (".txt", members.txt)):

@@ -24,8 +24,8 @@ def list_text(source: SourceConfig) -> Manifest:
     """Returns the rows of JSON lines `{"text": ..., "sample_id"?, "language"?, "prompt"?}`; each manifest is its own source file.
 
     `id` is taken for `sample_id`; an id left out is the manifest's name without its extension and the line, `texts/17`.
-    Other fields, `audio` among them, are counted by name; a line with a field twice fails. Raises ManifestError, with the
-    line, for what is no such object.
+    Other fields, `audio` among them, are counted by name; a line with a field twice fails. Raises ManifestError, with
+    the line, for what is no such object.
     """
     manifests = manifest_files(source)
     columns: dict[str, list[Any]] = {name: [] for name in ("row", "sample_id", "explicit_id", "group", *_STRINGS[1:])}

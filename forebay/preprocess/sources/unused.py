@@ -26,7 +26,7 @@ class Unused:
     counts: dict[str, int] = field(default_factory=dict)
 
     def add(self, names: Iterable[str], *, rows: int = 1) -> None:
-        """Counts rows that have these fields; the names of a set come in an order of their own, so they are sorted here."""
+        """Counts rows that have these fields; sorted, because the names of a set come in another order every time."""
         for name in sorted(names):
             self._count(storable(name[:_MAX_LENGTH]), rows)
 
@@ -56,7 +56,7 @@ def merged(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def described(counts: Mapping[str, int]) -> str:
-    """Returns one line for a person: `2 fields are not used: "split" (100 rows), "source" (3 rows)`, the most frequent first."""
+    """Returns a line for a person, the most frequent first: `2 fields are not used: "a" (9 rows), "b" (1 row)`."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     # Names are a stranger's: as ASCII JSON none of their characters reaches a terminal.
     listed = ", ".join(f"{json.dumps(name)} ({_rows(rows)})" for name, rows in ordered[:_SHOWN])

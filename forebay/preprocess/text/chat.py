@@ -25,16 +25,16 @@ class ChatEncoder:
     """Writes conversations as the chat template of a local folder does, with `<|image_pad|>` repeated by grid.
 
     The ids are those of the tokenizer for the rendered and expanded string. A target is what the assistant says and the
-    control token that closes its turn; with `step.learn_through = "newline"` also the token of line ends behind that, where
-    one stands. A token that reaches out of the turn (the header's line end together with line ends that an answer begins
-    with) is none. Turns whose message has `"loss": false` have no target.
+    control token that closes its turn; with `step.learn_through = "newline"` also the token of line ends behind that,
+    where one stands. A token that reaches out of the turn (the header's line end together with line ends that an answer
+    begins with) is none. Turns whose message has `"loss": false` have no target.
     """
 
     def __init__(self, step: Chat, folder: Path, *, merge_size: int) -> None:
         """Loads the tokenizer (and with it transformers).
 
         merge_size: of the image processor; `merge_size`^2 patches become one token. Raises ConfigError where the folder's
-        files are not those of `step.tokenizer`, lack what images need, or where the template's turns cannot be found, or
+        files are not those of `step.tokenizer`, lack what images need, or where the template's turns cannot be found or
         have no newline behind them that `step.learn_through` could mean.
         """
         self._vocabulary = Vocabulary(folder, digest=step.tokenizer)
@@ -43,8 +43,8 @@ class ChatEncoder:
         self._learns_newline = step.learn_through == "newline"
         if self._learns_newline and not self._marks.behind.startswith(_LINE_ENDS):
             raise ConfigError(
-                f'text.learn_through = "newline": the chat template of {folder} writes {self._marks.behind[:40]!r} behind '
-                f'{self._marks.closing}, no newline; set text.learn_through = "end_of_turn"'
+                f'text.learn_through = "newline": the chat template of {folder} writes {self._marks.behind[:40]!r} '
+                f'behind {self._marks.closing}, no newline; set text.learn_through = "end_of_turn"'
             )
         self._reserved = _reserved(self._vocabulary, self._marks.template_ids)
         self._merge_size = merge_size
@@ -99,7 +99,10 @@ class ChatEncoder:
         return self._vocabulary.decode([int(i) for i in input_ids])
 
     def _check(self, conversation: list[Message], *, sample_id: str) -> tuple[list[bool], int]:
-        """Returns whether each assistant turn is learnt, and the number of images; raises TextError where a turn cannot be used."""
+        """Returns whether each assistant turn is learnt, and the number of images.
+
+        Raises TextError where a turn cannot be used.
+        """
         turns: list[bool] = []
         num_images = 0
         for place, message in enumerate(conversation):
@@ -132,7 +135,8 @@ class ChatEncoder:
         if not any(turns):
             raise TextError(
                 "nothing_to_learn",
-                f"{sample_id}: all {len(turns)} messages of the assistant say loss: false or weight: 0; leave the sample out",
+                f"{sample_id}: all {len(turns)} messages of the assistant say loss: false or weight: 0; "
+                "leave the sample out",
             )
         return turns, num_images
 

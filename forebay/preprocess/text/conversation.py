@@ -8,8 +8,8 @@ from typing import Any
 from forebay.errors import TextError
 
 Message = dict[str, Any]
-"""`{"role": ..., "content": [{"type": "text", "text": ...} | {"type": "image"}, ...]}`; of an assistant's that is not to be
-learnt also `"loss": False`."""
+"""`{"role": ..., "content": [{"type": "text", "text": ...} | {"type": "image"}, ...]}`; of an assistant's that is not
+to be learnt also `"loss": False`."""
 
 _ROLES = ("system", "user", "assistant")
 

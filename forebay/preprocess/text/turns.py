@@ -16,7 +16,8 @@ _QUESTION, _ANSWER = "forebay-question", "forebay-answer"
 class TurnMarks:
     """The header before what the assistant says and the control token after it; `template_ids` is all that the template writes.
 
-    behind: what stands behind the closing token of a turn that another follows. Both marks hold a control token. Control tokens cannot come from a message, so neither can the marks.
+    behind: what stands behind the closing token of a turn that another follows. Both marks hold a control token.
+    Control tokens cannot come from a message, so neither can the marks.
     """
 
     header: str

@@ -34,7 +34,7 @@ _ANY = 2**31
 
 
 def image_probe(steps: PixelSteps) -> str:
-    """Returns the xxh3-128 of the patches of four images, scaled up and down, one transparent, and of the processor's table."""
+    """Returns the xxh3-128 of the processor's table and of the patches of four images: scaled up, down, transparent."""
     images = [base64.b64decode(_JPEG), _png(40, 90, seed=1), _png(700, 300, seed=2), _png(64, 64, seed=3, channels=4)]
     made = [steps.make(data, sample_id=f"probe-{number}", max_pixels=_ANY) for number, data in enumerate(images)]
     samples: list[dict[str, Any]] = [{"patches": image.patches, "grid": np.array(image.grid)} for image in made]

@@ -19,13 +19,14 @@ Pixels = npt.NDArray[np.uint8]
 
 
 def decode_image(data: bytes, *, max_pixels: int, sample_id: str, alpha: Alpha = "white") -> Image:
-    """Returns the image of encoded bytes in mode RGB, the orientation of its EXIF applied, bit for bit as a processor's.
+    """Returns the image of encoded bytes in mode RGB, the orientation of its EXIF applied, as the processor has it.
 
-    alpha: "white" is what the processor makes of the open image (`ImageOps.exif_transpose`, then its own conversion), as
-    `datasets` hands it over: whatever is transparent (alpha channels, alphas of a palette, a PNG's tRNS) is laid on white.
-    "drop" is what it makes of the path of such a file (transformers' `load_image`: `exif_transpose`, `convert("RGB")`):
-    alphas are dropped, and the colours under them show; only a single transparent colour (a tRNS of grey or RGB, one entry of
-    a palette) becomes white. CMYK, palette, grey and 1-bit images are converted by Pillow; colour profiles are ignored.
+    alpha: "white" is, bit for bit, what the processor makes of the open image (`ImageOps.exif_transpose`, then its own conversion),
+    as `datasets` hands it over: what is transparent (alpha channels, alphas of a palette, a PNG's tRNS) is laid on
+    white. "drop" is what it makes of the path of such a file (transformers' `load_image`: `exif_transpose`,
+    `convert("RGB")`): alphas are dropped, and the colours under them show; only a single transparent colour (a tRNS of
+    grey or RGB, one entry of a palette) becomes white. CMYK, palette, grey and 1-bit images are converted by Pillow;
+    colour profiles are ignored.
 
     Safe in threads: decoding and conversion release the GIL, nothing global is touched. Raises DecodeError as `open_image`
     does, and `unreadable_image` for truncated or corrupt data.

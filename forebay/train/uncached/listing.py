@@ -26,6 +26,7 @@ from forebay.config import Config
 from forebay.preprocess.sources import Manifest
 from forebay.preprocess.sources.conversation_rows import flattened
 from forebay.preprocess.sources.rows import CONVERSATION_SCHEMA, IMAGE_SCHEMA
+from forebay.preprocess.sources.unused import described
 from forebay.preprocess.vision.images import conversation_rows, images_of
 from forebay.preprocess.vision.line import VisionLine
 from forebay.preprocess.vision.listing import list_vision
@@ -76,7 +77,10 @@ def conversations(config: Config, line: VisionLine, *, recipe_key: str) -> Conve
     if kept is not None:
         logger.info("lengths of %d samples from %s", len(kept.rows), folder)
         return kept
-    found = _measured(line, list_vision(config, map_=_with_progress))
+    manifest = list_vision(config, map_=_with_progress)
+    if manifest.unused:
+        logger.warning("conversations: %s", described(manifest.unused))
+    found = _measured(line, manifest)
     try:
         _save(folder, found)
     except OSError as err:

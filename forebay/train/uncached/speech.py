@@ -21,6 +21,7 @@ from forebay.preprocess.features import num_frames
 from forebay.preprocess.line import Line
 from forebay.preprocess.lines import line_of
 from forebay.preprocess.sources import MediaReader, read_rows
+from forebay.preprocess.sources.unused import described
 from forebay.store.canonical import digest
 from forebay.store.key import recipe_key
 from forebay.store.layout import FieldSpec
@@ -53,6 +54,8 @@ class UncachedSource:
         self._recipe, self._line = recipe.recipe, line_of(config, recipe.recipe)
         self._limits = DurationLimits.of(config.source, recipe.recipe.decode)
         manifest = read_rows(config.source, cache_root=config.cache_root)
+        if manifest.unused:
+            logger.warning("samples: %s", described(manifest.unused))
         self._files, self._names = manifest.files, [file.name for file in manifest.files]
         self._media = MediaReader(
             manifest.files,

@@ -137,18 +137,87 @@ def _listed(path: Path) -> tuple[Any, ...]:
     return source_of("hf", path), [SourceFile(path.name, path)], ""
 
 
+def messages_of(count: int, **fields: Any) -> list[Any]:
+    asked = [{"type": "image", "text": None}, {"type": "text", "text": "m"}]
+    answer = {"role": "assistant", "content": [{"type": "image", "text": None}, {"type": "text", "text": "a"}][1:]}
+    return [[{"role": "user", "content": asked}, {**answer, **fields}] for _ in range(count)]
+
+
 @pytest.mark.parametrize("as_json", [False, True])
-def test_messages_go_before_questions(tmp_path: Path, as_json: bool) -> None:
-    messages = [
-        [
-            {"role": "user", "content": [{"type": "image", "text": None}, {"type": "text", "text": f"m{n}"}]},
-            {"role": "assistant", "content": [{"type": "text", "text": "a"}]},
-        ]
-        for n in range(2)
-    ]
-    column: list[Any] = [json.dumps(m) for m in messages] if as_json else messages
-    pq.write_table(table_of(inside([1, 2]), conversations=pa.array(column)), tmp_path / "d.parquet")
-    assert questions(converse("hf", tmp_path / "d.parquet", root=tmp_path)) == ["m0", "m1"]
+def test_messages_beside_a_question_are_refused_row_by_row(tmp_path: Path, as_json: bool) -> None:
+    column = [json.dumps(m) for m in messages_of(2)] if as_json else messages_of(2)
+    table = table_of(inside([1, 2]), conversations=pa.array(column))
+    pq.write_table(table, tmp_path / "both.parquet")
+    manifest = converse("hf", tmp_path / "both.parquet", root=tmp_path)
+    assert [reason for _, _, reason in rejected(manifest)] == ["two_conversations"] * 2
+    assert "both.parquet, row 2: has both messages and question" in manifest.rejected["message"][1].as_py()
+    pq.write_table(table.drop_columns(["question", "answer"]), tmp_path / "one.parquet")
+    assert questions(converse("hf", tmp_path / "one.parquet", root=tmp_path)) == ["m", "m"]
+    empty = pa.array([None, "q"], pa.string())
+    pq.write_table(table.set_column(1, "question", empty), tmp_path / "either.parquet")
+    assert questions(converse("hf", tmp_path / "either.parquet", root=tmp_path)) == ["m"]
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "reason"),
+    [
+        ("tools", pa.array([None, [{"name": "f"}]]), "has_tools"),
+        ("tools", pa.array(["", "[...]"]), "has_tools"),
+        ("videos", pa.array([[], [{"bytes": b"v", "path": None}]]), "has_video"),
+        ("video", pa.array([None, b"v"]), "has_video"),
+        ("video", pa.array([None, {"bytes": b"v"}]), "has_video"),
+        ("videos", pa.array([None, ["v.mp4"]]), "has_video"),
+        ("audio", pa.array([None, {"bytes": None, "path": "a.wav"}]), "has_audio"),
+        ("objects", pa.array([{"ref": [], "bbox": None}, {"ref": ["x"], "bbox": [[1, 2]]}]), "has_boxes"),
+        ("rejected", pa.array([None, "no"]), "preference_data"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_column_that_would_change_the_meaning_fails_the_rows_that_have_a_value(
+    tmp_path: Path, name: str, column: pa.Array, reason: str, kind: str
+) -> None:
+    write(table_of(inside([1, 2]), **{name: column}), tmp_path / f"d.{kind}")
+    manifest = converse("hf", tmp_path / f"d.{kind}", root=tmp_path)
+    assert questions(manifest) == ["q0"]
+    assert rejected(manifest) == [("d/1", "failed", reason)]
+    assert f"d.{kind}, row 2: field {name} is given" in manifest.rejected["message"][0].as_py()
+    assert manifest.unused == {}
+
+
+def test_a_column_that_is_named_in_the_config_is_taken_whatever_its_name(tmp_path: Path) -> None:
+    table = table_of(inside([1])).rename_columns(["image", "question", "chosen"])
+    pq.write_table(table, tmp_path / "d.parquet")
+    assert questions(converse("hf", tmp_path / "d.parquet", root=tmp_path, answer_column="chosen")) == ["q0"]
+
+
+def test_a_system_column_comes_first(tmp_path: Path) -> None:
+    pq.write_table(table_of(inside([1, 2]), system=["Be kind.", None]), tmp_path / "d.parquet")
+    manifest = converse("hf", tmp_path / "d.parquet", root=tmp_path)
+    roles = [[message["role"] for message in json.loads(text)] for text in manifest.rows["text"].to_pylist()]
+    assert roles == [["system", "user", "assistant"], ["user", "assistant"]]
+
+
+@pytest.mark.parametrize("row_group_size", [1, 100])
+def test_other_columns_and_fields_are_counted_by_name(tmp_path: Path, row_group_size: int) -> None:
+    table = table_of(inside(FIVE), split=["train"] * 5, id=[*map(str, FIVE)], **{"\x1b[31mred": [1] * 5})
+    pq.write_table(
+        table.set_column(4, "id", pa.array([*"abcde"])), tmp_path / "a.parquet", row_group_size=row_group_size
+    )
+    table = pa.table({"image": inside([5]), "messages": pa.array(messages_of(1, name="Bob")), "split": ["x"]})
+    pq.write_table(table, tmp_path / "b.parquet")
+    manifest = converse("hf", tmp_path / "*.parquet", root=tmp_path)
+    assert not manifest.rejected.num_rows
+    assert manifest.unused == {"\x1b[31mred": 5, "split": 6, "messages.name": 1}
+
+
+def test_a_field_twice_in_json_of_a_column_fails_its_row(tmp_path: Path) -> None:
+    column = ['[{"role": "user", "role": "assistant", "content": "<image>"}]', json.dumps(messages_of(1)[0])]
+    pq.write_table(pa.table({"image": inside([1, 2]), "messages": column}), tmp_path / "d.parquet")
+    manifest = converse("hf", tmp_path / "d.parquet", root=tmp_path)
+    assert rejected(manifest) == [("d/0", "failed", "repeated_field")]
+    assert (
+        'd.parquet, row 1: field messages: field "role" stands there twice' in manifest.rejected["message"][0].as_py()
+    )
 
 
 def test_columns_by_other_names_and_ids(tmp_path: Path) -> None:

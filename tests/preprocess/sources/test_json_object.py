@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.preprocess.sources.json_object import JsonError, parse_object, seconds_of, string_of
+from forebay.preprocess.sources.json_object import JsonError, parse_nested, parse_object, seconds_of, string_of
 
 
 @given(data=st.binary(max_size=40) | st.text(max_size=40).map(str.encode))
@@ -23,6 +23,31 @@ def test_any_bytes_give_an_object_or_a_json_error(data: bytes) -> None:
 @given(fields=st.dictionaries(st.text(max_size=4), st.none() | st.integers() | st.text() | st.lists(st.booleans())))
 def test_an_object_comes_back_as_it_was(fields: dict[str, Any]) -> None:
     assert parse_object(json.dumps(fields).encode()) == fields
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        ('{"a": 1, "b": 2, "a": 1}', '"a"'),
+        ('{"a": [{"b": {"c": 1, "c": null}}]}', '"c"'),
+        ('{"a\\u001b[31m": 1, "a\\u001b[31m": 2}', r'"a\\u001b\[31m"'),
+        ('{"": 1, "": 2}', '""'),
+    ],
+)
+def test_a_field_that_stands_twice_is_told_from_others(data: str, name: str) -> None:
+    for parse in (lambda: parse_object(data.encode()), lambda: parse_nested(f"[{data}]")):
+        with pytest.raises(JsonError, match=f"field {name} stands there twice, wanted it once") as caught:
+            parse()
+        assert caught.value.reason == "repeated_field"
+    assert parse_object(b'{"a": {"b": 1}, "b": {"a": 1, "b": 1}}') == {"a": {"b": 1}, "b": {"a": 1, "b": 1}}
+
+
+def test_nested_json_is_any_value() -> None:
+    assert parse_nested('[1, {"a": null}]') == [1, {"a": None}]
+    for wrong in ("[", "", "[" * 10**5, "\ufeff[]"):
+        with pytest.raises(JsonError, match="is no JSON") as caught:
+            parse_nested(wrong)
+        assert caught.value.reason is None
 
 
 @pytest.mark.parametrize("data", [b"[" * 10**5, b'{"a":' * 10**5, b'{"a":' + b"[" * 10**5])

@@ -1,0 +1,153 @@
+"""Builds of conversations with parts beside the words: stored with their meaning, refused by reason, or named once."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from forebay.config import SourceConfig
+from forebay.preprocess.pool import Pool
+from forebay.preprocess.sources.conversations import read_conversations
+from forebay.store.cache import Cache, open_cache
+from forebay.train.select import select
+from tests.preprocess.corpus import json_lines, speech_corpus
+from tests.preprocess.here_pool import build_here
+from tests.preprocess.vision.corpus import DEMO, PhotoCorpus, photo
+
+QUESTION: dict[str, Any] = {"image": "p0.jpg", "question": "What?", "answer": "A wave."}
+TURNS = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "A wave."}]
+
+
+def conversation(*changes: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{**turn, **change} for turn, change in zip(TURNS, changes, strict=True)]
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "tools": ({**QUESTION, "tools": [{"name": "look"}]}, "has_tools"),
+    "calls": ({"image": "p0.jpg", "messages": conversation({}, {"tool_calls": [{"id": 1}]})}, "has_tools"),
+    "thought": ({"image": "p0.jpg", "messages": conversation({}, {"reasoning_content": "h"})}, "has_reasoning"),
+    "video": ({**QUESTION, "videos": ["v.mp4"]}, "has_video"),
+    "tag": ({**QUESTION, "question": "<image><video>What?"}, "has_video"),
+    "boxes": ({**QUESTION, "objects": {"ref": ["x"], "bbox": [[0, 0, 1, 1]]}}, "has_boxes"),
+    "rejected": ({**QUESTION, "rejected_response": "A cat."}, "preference_data"),
+    "both": ({**QUESTION, "messages": TURNS}, "two_conversations"),
+    "weight": ({"image": "p0.jpg", "messages": conversation({}, {"weight": 0.3})}, "loss_weight"),
+    "limits": (
+        {"messages": conversation({"content": [{"type": "image", "image": "p0.jpg", "max_pixels": 784}]}, {})},
+        "image_pixel_limits",
+    ),
+    "unlearnt": ({"image": "p0.jpg", "messages": conversation({}, {"loss": False})}, "nothing_to_learn"),
+}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> PhotoCorpus:
+    corpus = PhotoCorpus(tmp_path)
+    corpus.add_photo("p0.jpg")
+    corpus.add_photo("p1.jpg", seed=1)
+    return corpus
+
+
+def add(corpus: PhotoCorpus, sample_id: str, row: dict[str, Any]) -> None:
+    corpus.rows.append({"id": sample_id, **row})
+    corpus.write_manifest()
+
+
+def words(cache: Cache, sample_id: str, *, targets: bool) -> str:
+    """What a sample says, or what of it is learnt."""
+    sample = cache.read(cache.samples["sample_id"].to_pylist().index(sample_id))
+    ids = sample["input_ids"][sample["label_mask"] == 1] if targets else sample["input_ids"]
+    tokenizer = AutoTokenizer.from_pretrained(str(DEMO / "model"), local_files_only=True)
+    return str(tokenizer.decode(ids[ids != cache.constants["image_token_id"]]))
+
+
+def test_what_cannot_be_stored_is_counted_by_reason_and_named(corpus: PhotoCorpus) -> None:
+    add(corpus, "fine", QUESTION)
+    for sample_id, (row, _) in REFUSED.items():
+        add(corpus, sample_id, row)
+    with open(corpus.folder / "train.jsonl", "a") as file:
+        file.write('{"id": "twice", "image": "p0.jpg", "question": "a", "answer": "b", "answer": "c"}\n')
+    report = build_here(corpus.config())
+    assert report.num_samples == 1
+    rejected = {row["sample_id"]: row["reason"] for row in json_lines(Path(report.cache) / "rejected.jsonl")}
+    assert rejected == {**{name: reason for name, (_, reason) in REFUSED.items()}, "train/12": "repeated_field"}
+    assert sum(report.failed.values()) == len(REFUSED) + 1
+    online = select(corpus.config('train.cache="off"')).source
+    assert [online.sample_id(index) for index in range(len(online))] == ["fine"]
+
+
+def test_a_system_message_and_unlearnt_turns_reach_the_sample(corpus: PhotoCorpus) -> None:
+    add(corpus, "plain", QUESTION)
+    add(corpus, "system", {**QUESTION, "system": "Be brief."})
+    turns = [*conversation({"weight": 0}, {"loss": False}), {"role": "user", "content": "Sure?"}]
+    turns.append({"role": "assistant", "content": "Yes.", "weight": 1})
+    add(corpus, "turns", {"image": "p1.jpg", "messages": turns})
+    cache = open_cache(build_here(corpus.config()).cache)
+    assert words(cache, "system", targets=False).startswith(
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n"
+    )
+    assert "system" not in words(cache, "plain", targets=False)
+    assert words(cache, "turns", targets=True) == "Yes.<|im_end|>"
+    assert "A wave.<|im_end|>" in words(cache, "turns", targets=False)
+    through = open_cache(
+        build_here(
+            corpus.config('text={tokenizer="%s",prompt="chat",learn_through="newline"}' % (DEMO / "model"))
+        ).cache
+    )
+    assert words(through, "turns", targets=True) == "Yes.<|im_end|>\n"
+    assert through.key != cache.key
+    online = select(corpus.config('train.cache="off"')).source
+    for index in range(len(cache)):
+        for name in ("input_ids", "label_mask"):
+            np.testing.assert_array_equal(online.read(index)[name], cache.read(index)[name])
+
+
+def test_other_fields_are_named_once_a_build(corpus: PhotoCorpus, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(5):
+        add(corpus, str(number), {**QUESTION, "split": "train", **({"model\x1b[2J": "m"} if number else {})})
+    add(corpus, "5", {"image": "p1.jpg", "messages": conversation({}, {"name": "Bob"})})
+    expected = {"split": 5, "model\x1b[2J": 4, "messages.name": 1}
+    line = 'conversations: 3 fields are not used: "split" (5 rows), "model\\u001b[2J" (4 rows), "messages.name" (1 row)'
+    report = build_here(corpus.config())
+    assert (report.num_samples, report.unused_fields) == (6, expected)
+    assert [r.getMessage() for r in caplog.records if "not used" in r.getMessage()] == [line]
+    assert json.loads((Path(report.cache) / "metadata.json").read_bytes())["unused_fields"] == expected
+    caplog.clear()
+    again = build_here(corpus.config())
+    assert (again.already_sealed, again.unused_fields) == (True, expected)
+    select(corpus.config('train.cache="off"', 'run.cache_root="none"'))
+    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING].count(line) == 1
+
+
+def test_worker_processes_count_what_one_process_counts(tmp_path: Path) -> None:
+    (tmp_path / "p0.jpg").write_bytes(photo(0))
+    for number in range(4):
+        rows = [{**QUESTION, f"only{number}": 1, "all": 1}, {**QUESTION, "tools": ["f"]}] * 3
+        (tmp_path / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = SourceConfig(kind="jsonl", manifest=str(tmp_path / "*.jsonl"))
+    here = read_conversations(source, cache_root=tmp_path)
+    with Pool(2) as pool:
+        there = read_conversations(source, cache_root=tmp_path, map_=pool.map)
+    assert here.unused == {"all": 12, **{f"only{n}": 3 for n in range(4)}}
+    assert list(here.unused.items()) == list(there.unused.items())
+    assert here.rejected.equals(there.rejected)
+    assert here.counts()["failed"] == {"has_tools": 12}
+
+
+def test_columns_of_speech_are_named_once_a_build(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    corpus = speech_corpus(tmp_path)
+    corpus.rows = [{**row, "speaker": "x"} for row in corpus.rows]
+    corpus.write_manifest()
+    report = build_here(corpus.config())
+    assert report.unused_fields == {"speaker": 17}
+    lines = [r.getMessage() for r in caplog.records if "not used" in r.getMessage()]
+    assert lines == ['samples: 1 field is not used: "speaker" (17 rows)']
+    caplog.clear()
+    select(corpus.config('train.cache="off"', 'run.cache_root="none"'))
+    assert lines[0] in [r.getMessage() for r in caplog.records]
