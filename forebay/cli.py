@@ -233,6 +233,8 @@ def _print_build(report: Any, plan: str | None) -> None:
             print(f"{kind}: " + ", ".join(f"{reason} {n}" for reason, n in counts.items()))
     if report.longer:
         print(f"longer: {report.longer} kept, of more audio than their manifest says")
+    if not report.num_samples:
+        print("no sample is left: mend what was excluded or failed, or change the filters of [source]")
     if plan:
         print(plan)
 
@@ -254,7 +256,9 @@ def _add_inspect(commands: Any) -> None:
         "--usage", metavar="FILE", help="a run's logs/data_usage.jsonl: used against expected, never used"
     )
     parser.add_argument(
-        "--sample", metavar="I", help="one sample by its index or its id, its labels as text; of a plan: one pack"
+        "--sample",
+        metavar="I",
+        help="one sample by its index, or its id where it is no index; of a plan: a pack by its number or a sample's id",
     )
     parser.add_argument("--wav", metavar="FILE", help="with --sample: write its audio, where the cache keeps it")
     parser.add_argument("--png", metavar="FILE", help="with --sample: draw its features, or its images")

@@ -12,11 +12,9 @@ from typing import Any
 
 from forebay.errors import ForebayError, ManifestError, TarError
 from forebay.preprocess.pool import Pool, WorkerDied
+from forebay.store.sources import COMPRESSED_TARS
 from forebay.store.tar_index import current_index, is_indexed, json_path, load_index
 from forebay.store.tar_json import export_json as write_json
-
-_COMPRESSED = (".tgz", ".tbz2", ".txz", *(f".tar.{kind}" for kind in ("gz", "bz2", "xz", "zst", "lz4")))
-"""How names of compressed tars end."""
 
 
 @dataclass(kw_only=True)
@@ -114,7 +112,7 @@ def tars_of(manifest: str | os.PathLike[str]) -> list[str]:
 
 
 def _is_tar(path: Path) -> bool:
-    return path.name.endswith((".tar", *_COMPRESSED))
+    return path.name.endswith((".tar", *COMPRESSED_TARS))
 
 
 @dataclass(frozen=True)

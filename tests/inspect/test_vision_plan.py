@@ -66,6 +66,17 @@ def test_packs_are_those_of_the_plan(photos: Built, capsys: pytest.CaptureFixtur
     assert sorted(seen) == list(range(len(cache)))
 
 
+def test_an_id_names_the_pack_that_holds_its_sample(photos: Built, capsys: pytest.CaptureFixture[str]) -> None:
+    packs = [run_json(capsys, photos.plan, "--sample", index)["pack"] for index in (0, 1)]
+    for pack in packs:
+        for segment in pack["segments"]:
+            assert run_json(capsys, photos.plan, "--sample", segment["row"]["sample_id"])["pack"] == pack
+    code, _, err = run(capsys, photos.plan, "--sample", "nobody")
+    assert code == 1
+    assert "--sample nobody: " in err
+    assert "no sample with that id" in err
+
+
 def test_a_pack_is_listed_segment_by_segment(photos: Built, capsys: pytest.CaptureFixture[str]) -> None:
     before = [tree(photos.plan), tree(photos.folder)]
     outs = []

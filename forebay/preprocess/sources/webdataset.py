@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,10 @@ from forebay.preprocess.sources.rows import ROW_SCHEMA, Manifest, storable
 from forebay.preprocess.sources.sidecar import AUDIO, Members, clip_duration_s, members_of, read_sidecar, split_name
 from forebay.preprocess.sources.task import Failures, Located, LocateTask
 from forebay.preprocess.sources.unused import Unused
+from forebay.store.sources import COMPRESSED_TARS
 from forebay.store.tar_members import TarIndex
+
+logger = logging.getLogger(__name__)
 
 ROW_BITS = 32
 """`row` is `file number << ROW_BITS | position in the tar`."""
@@ -28,7 +33,14 @@ NAMELESS = frozenset(("bad_checksum", "bad_extended_header", "extended_header_to
 
 
 def list_webdataset(source: SourceConfig) -> Manifest:
-    """Returns the tars that a config names; which samples they hold is only known when they are read."""
+    """Returns the tars that a config names; which samples they hold is only known when they are read.
+
+    Compressed tars in a folder of tars are left out, and named in a warning.
+    """
+    for folder in map(Path, source.manifests):
+        packed = sorted(p for p in folder.glob("*") if p.name.endswith(COMPRESSED_TARS)) if folder.is_dir() else []
+        if packed:
+            logger.warning("%d compressed tars are left out, %s first; decompress them", len(packed), packed[0])
     return Manifest(files=tuple(manifest_files(source)), rows=ROW_SCHEMA.empty_table())
 
 

@@ -15,7 +15,7 @@ from forebay.preprocess.sources import Manifest, apply_filters
 from forebay.preprocess.sources.eligible import fail_impossible, take_first
 from forebay.preprocess.sources.rows import row_table
 from forebay.store.sources import SourceFile
-from tests.preprocess.sources.helpers import ids, rejected
+from tests.preprocess.sources.helpers import audio, described, ids, read, rejected, write_manifest, write_tar
 
 
 def manifest_of(rows: list[tuple[str, float, str | None]]) -> Manifest:
@@ -118,3 +118,35 @@ def test_filters_equal_a_plain_loop_and_lose_nothing(
     assert sorted(both) == list(range(len(rows)))
     assert ids(apply_filters(manifest, source)) == ids(manifest)
     np.testing.assert_array_equal(manifest.rows["duration_s"].to_numpy(), [row[1] for _, row in kept])
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [record.message for record in caplog.records if "source.languages" in record.message]
+    caplog.clear()
+    return found
+
+
+def test_languages_that_no_row_has_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"tar_member_name": f"{i}.flac", "language": tag} for i, tag in enumerate(("hi", "HI", "ta", None))]
+    write_tar(tmp_path / "a.tar", {f"{i}.flac": audio(160) for i in range(4)})
+    path = write_manifest(tmp_path / "m.parquet", rows)
+    manifest = read("tar", path, root=tmp_path, languages=("Hi", "te", "en-US"), min_duration_s=5.0)
+    assert ids(manifest) == []
+    (message,) = warnings_of(caplog)
+    assert message.endswith(f"no row of {path} has te, en-US; there are (none) (1), HI (1), hi (1), ta (1)")
+    read("tar", path, root=tmp_path, languages=("hi", "TA"))
+    read("tar", path, root=tmp_path)
+    assert warnings_of(caplog) == []
+
+
+def test_languages_of_tars_are_known_when_all_were_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(10):
+        language = "hi" if number < 9 else "ta"
+        write_tar(
+            tmp_path / f"{number}.tar", {"x.flac": audio(160), "x.json": described(id=str(number), language=language)}
+        )
+    read("webdataset", tmp_path, root=tmp_path, languages=("hi", "ta"))
+    read("webdataset", tmp_path, root=tmp_path, languages=("hi", "ta"), max_samples=1)  # ta may be in what was not read
+    assert warnings_of(caplog) == []
+    read("webdataset", tmp_path, root=tmp_path, languages=("hi", "te"))
+    assert warnings_of(caplog) == [f"source.languages: no row of {tmp_path} has te; there are hi (9), ta (1)"]

@@ -169,3 +169,13 @@ def test_every_clip_is_a_row_or_is_listed(tmp_path: Path, names: list[tuple[str,
     left_out = [reason for _, _, reason in rejected(manifest) if reason != "no_audio"]
     assert len(manifest.rows) + len(left_out) == clips
     assert len(set(ids(manifest))) == len(manifest.rows)
+
+
+def test_compressed_tars_in_a_folder_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_tar(tmp_path / "a.tar", {"x.flac": audio()})
+    assert ids(read("webdataset", tmp_path, root=tmp_path)) == ["x"]
+    assert caplog.messages == []
+    for name in ("c.tgz", "b.tar.gz"):
+        (tmp_path / name).write_bytes(b"\x1f\x8b")
+    assert ids(read("webdataset", tmp_path, root=tmp_path)) == ["x"]
+    assert caplog.messages == [f"2 compressed tars are left out, {tmp_path / 'b.tar.gz'} first; decompress them"]
