@@ -10,6 +10,7 @@ from typing import Any
 
 from forebay.config import Config
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheNotFoundError
+from forebay.store.cache_document import check_found
 from forebay.store.compare import SourceState, compare_sources, source_differences
 from forebay.store.key import SHORT, RecipeKey, codec_of, differences, recipe_key
 from forebay.store.layout import FORMAT_VERSION
@@ -85,10 +86,12 @@ def sealed_caches(root: Path) -> list[Sealed]:
             continue
         try:
             metadata = read_metadata(folder, format_version=FORMAT_VERSION)
+            if "recipe" not in metadata:
+                continue
+            check_found(folder, metadata)
         except CacheError as err:
             logger.warning("leaving out %s", err)
-            continue
-        if "recipe" in metadata:
+        else:
             found.append((path.stat().st_mtime_ns, Sealed(folder=folder, metadata=metadata)))
     return [sealed for _, sealed in sorted(found, key=lambda pair: (-pair[0], pair[1].folder.name))]
 
@@ -153,6 +156,7 @@ def _named_cache(config: Config) -> list[Sealed]:
     metadata = read_metadata(folder, format_version=FORMAT_VERSION)
     if "recipe" not in metadata:
         raise CacheMismatchError(f"train.cache_dir {folder} is not a cache: its metadata.json has no recipe")
+    check_found(folder, metadata)
     return [Sealed(folder=folder, metadata=metadata)]
 
 

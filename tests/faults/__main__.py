@@ -56,6 +56,7 @@ _ORDER = (
     "damage",
     "fuzz",
     "fuzz_vision",
+    "inspect",
     "media",
     "vision",
     "limits",
