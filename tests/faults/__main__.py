@@ -57,6 +57,7 @@ _ORDER = (
     "fuzz",
     "fuzz_vision",
     "inspect",
+    "strangers",
     "media",
     "vision",
     "limits",
