@@ -13,7 +13,7 @@ import xxhash
 
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError
 from forebay.store.metadata import FILE_NAME, checksum, read_regular
-from forebay.store.schema import COUNT, NUMBER, OBJECT, POSITIVE, TEXT, Check, list_of, map_of, or_null, record
+from forebay.store.schema import COUNT, NUMBER, OBJECT, POSITIVE, TEXT, Check, all_of, list_of, map_of, or_null, record
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def _document(kind: str) -> Check:
     cache_keys = list_of(TEXT, may_be_empty=False)
     if kind == "pack":
         settings = record({"seq_len": POSITIVE, "max_patches": or_null(COUNT)})
-        arrays = record({"members": _ARRAY, "offsets": _ARRAY})
+        arrays = all_of(map_of(_ARRAY), record({"members": _ARRAY, "offsets": _ARRAY}))
         figures: dict[str, Check] = {"num_packs": COUNT, "fill": NUMBER, "arrays": arrays}
     else:
         settings, figures = OBJECT, {"num_batches": COUNT, "padding": NUMBER}

@@ -38,6 +38,16 @@ def or_null(check: Check) -> Check:
     return lambda value, where: None if value is None else check(value, where)
 
 
+def all_of(*checks: Check) -> Check:
+    """Returns a check for values that pass each of these."""
+
+    def check(value: Any, where: str) -> None:
+        for one in checks:
+            one(value, where)
+
+    return check
+
+
 def list_of(part: Check, *, may_be_empty: bool = True) -> Check:
     """Returns a check for lists of one kind of values."""
 
