@@ -19,6 +19,7 @@ from forebay.inspect.layout import print_json, print_lines
 from forebay.inspect.sample import Sample, read_sample, sample_index, sample_lines
 from forebay.inspect.terminal import report_lines, verify_lines
 from forebay.store.cache import Cache, open_cache
+from forebay.store.cache_document import check_description, foreign_values
 
 DONE, FAILED = 0, 1
 
@@ -61,10 +62,12 @@ def run(folder: Path, config: Config | None, options: argparse.Namespace) -> int
 
 
 def _read(cache: Cache, wanted: str, config: Config | None) -> Sample | ImageSample:
-    index = sample_index(cache, wanted)
-    if holds_images(cache):
-        return read_image_sample(cache, index, config=config)
-    return read_sample(cache, index, config=config)
+    check_description(cache.folder, cache.metadata)
+    with foreign_values(cache.folder):
+        index = sample_index(cache, wanted)
+        if holds_images(cache):
+            return read_image_sample(cache, index, config=config)
+        return read_sample(cache, index, config=config)
 
 
 def _outputs(folder: Path, options: argparse.Namespace) -> _Outputs:

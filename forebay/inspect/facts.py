@@ -13,6 +13,7 @@ from forebay.inspect.histogram import duration_histogram
 from forebay.inspect.image_facts import holds_images, image_facts, pack_bytes
 from forebay.inspect.plans import plans_of
 from forebay.store.cache import Cache
+from forebay.store.cache_document import check_description
 from forebay.store.layout import FieldSpec, Group
 
 _AXES: dict[str, str | int] = {
@@ -55,9 +56,10 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
     bytes_per_hour, clipped, longer, rejected (the file that lists what was left out), histogram, probe, made_with. Sizes are those of
     the shards. Without audio histogram is null, and lengths says how long the texts are; of images there is what
     `image_facts` says too.
-    Raises CacheCorruptError where the lengths are not those that were written.
+    Raises CacheCorruptError where the metadata describes no cache, or the lengths are not those that were written.
     """
     metadata = cache.metadata
+    check_description(cache.folder, metadata)
     durations_s = _durations_s(cache)
     hours = 0.0 if durations_s is None else float(durations_s.sum()) / 3600
     size_bytes = int(metadata["size_bytes"])

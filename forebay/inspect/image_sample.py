@@ -16,8 +16,11 @@ from forebay.inspect.sample import check_index, summary
 from forebay.store.cache import ROW_BITS, Cache
 from forebay.store.image.codec import FIELDS
 from forebay.store.image.patches import unpatchify
+from forebay.store.schema import TEXT, list_of, record
 
 Array = np.ndarray[Any, Any]
+
+_CONVERSATION = list_of(record({"role": TEXT, "content": list_of(record({"type": TEXT}, {"text": TEXT}))}))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,12 +105,14 @@ def read_image_sample(cache: Cache, index: int, *, config: Config | None) -> Ima
     check_index(index, len(cache), what=f"{cache.folder} has {len(cache)} samples")
     tensors = cache.read(index)
     row = _row(cache, index)
+    conversation = json.loads(row["text"])
+    _CONVERSATION(conversation, "the conversation")
     images = _images(cache, row, tensors)
     no_patches = np.zeros((0, image_settings_of(cache).patch_bytes), np.uint8)
     return ImageSample(
         index=index,
         row=row,
-        conversation=json.loads(row["text"]),
+        conversation=conversation,
         images=images,
         tensors={**tensors, "patches": np.concatenate([no_patches, *tensors["patches"]])},
         labels=learnt_of(cache, config, tensors),
@@ -139,6 +144,8 @@ def _row(cache: Cache, index: int) -> dict[str, Any]:
 
 def _images(cache: Cache, row: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[StoredImage, ...]:
     settings, field = image_settings_of(cache), FIELDS[cache.metadata["codec"]]
+    names = json.loads(row["images"])
+    list_of(TEXT)(names, "the images")
     media = cache.shard("media", row["shard"])
     used = cache.shard("text", row["shard"]).row(row["shard_row"])[cache.metadata["media_rows"]].tolist()
     grids = [(int(t), int(h), int(w)) for t, h, w in tensors["image_grid_thw"]]
@@ -152,7 +159,7 @@ def _images(cache: Cache, row: Mapping[str, Any], tensors: Mapping[str, Any]) ->
             stored_bytes=media.row(place)[field].nbytes,
             float32_bytes=int(float32_bytes(len(patches), settings)),
         )
-        for name, place, grid, patches in zip(json.loads(row["images"]), used, grids, tensors["patches"], strict=True)
+        for name, place, grid, patches in zip(names, used, grids, tensors["patches"], strict=True)
     )
 
 

@@ -17,6 +17,7 @@ from forebay.inspect.plan_lines import plan_report_lines
 from forebay.inspect.plans import read_plan
 from forebay.inspect.terminal import verify_lines
 from forebay.store.cache import Cache, open_cache
+from forebay.store.cache_document import check_description, foreign_values
 from forebay.store.lookup import sealed_caches
 from forebay.store.metadata import check_file
 from forebay.store.verify import VerifyReport
@@ -42,8 +43,9 @@ def run_plan(folder: Path, options: argparse.Namespace) -> int:
         return FAILED
     cache = _cache(folder, plan, options)
     facts = {**facts, "cache": None if cache is None else str(cache.folder)}
-    if cache is not None and holds_images(cache):
-        facts = pack_bytes(cache, facts)
+    if cache is not None:
+        check_description(cache.folder, cache.metadata)
+        facts = pack_bytes(cache, facts) if holds_images(cache) else facts
     pack = None if options.sample is None else _pack(cache, plan, options)
     written = [] if pack is None or options.png is None else [_draw(pack, folder, Path(options.png))]
     _print(options, facts, pack, written)
@@ -100,7 +102,8 @@ def _pack(cache: Cache | None, plan: dict[str, Any], options: argparse.Namespace
             f"{folder} packs the cache with key {key}, which is not in {searched}; "
             f"run: forebay inspect {folder} --sample {options.sample} --cache-root DIR"
         )
-    return read_pack(cache, plan, options.sample)
+    with foreign_values(cache.folder):
+        return read_pack(cache, plan, options.sample)
 
 
 def _draw(pack: Pack, folder: Path, path: Path) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from forebay.inspect.histogram import bars
 from forebay.inspect.image_lines import beside_float32, histogram_lines, images_lines
 from forebay.inspect.layout import LABEL, entry, settings_text, table, wrapped
-from forebay.inspect.units import human_bytes, human_hours, human_share
+from forebay.inspect.units import human_bytes, human_hours, human_number, human_share
 from forebay.visible import printable
 
 _BAR = 50
@@ -148,8 +148,8 @@ def _skipped(facts: Mapping[str, Any]) -> Iterator[str]:
         text = ", ".join(f"{reason} {count:,}" for reason, count in reasons.items())
         yield from wrapped(f"  {kind:<{LABEL - 2}}", text)
     if facts["clipped"]:
-        clip_s = facts["recipe"]["audio"].get("clip_s")
-        yield entry("clipped", f"{facts['clipped']:,} kept for their first {clip_s:g} s")
+        clip_s = (facts["recipe"].get("audio") or {}).get("clip_s")
+        yield entry("clipped", f"{facts['clipped']:,} kept for their first {human_number(clip_s)} s")
     if facts["longer"]:
         yield entry("longer", f"{facts['longer']:,} than their manifest says, kept as they are")
     if counts:

@@ -15,6 +15,7 @@ from forebay.config import Config
 from forebay.preprocess.line import Finished, Line, Rows
 from forebay.preprocess.listing import Listing
 from forebay.store.layout import Group
+from forebay.store.lookup import CONFINED
 from forebay.store.seal import Contents
 from forebay.store.sources import dump_sources
 from forebay.version import __version__
@@ -56,6 +57,7 @@ def assemble(
         "failed": _counts(rejections, "failed"),
         "unused_fields": dict(listing.manifest.unused),
         **line.summary(listing, rows, keep),
+        **({CONFINED: True} if config.source.confined else {}),
         "size_bytes": sum(entry.size_bytes for shards in finished.values() for _, entry in shards),
         "made_with": {"forebay": __version__, "numpy": np.__version__, "python": platform.python_version()},
     }

@@ -29,7 +29,7 @@ from forebay.preprocess.workspace import Workspace
 from forebay.store.canonical import digest
 from forebay.store.key import SHORT, codec_of, differences, folder_name, recipe_key
 from forebay.store.layout import Group
-from forebay.store.lookup import Sealed, find_cache
+from forebay.store.lookup import Sealed, failures_of, find_cache
 from forebay.store.memo import Memo
 from forebay.store.refusal import require_writable
 from forebay.store.seal import seal
@@ -116,6 +116,8 @@ def build(config: Config, options: Options | None = None) -> BuildReport:
             "%s is not compared: some of its raw data is not here", lookup.found.folder if lookup.found else ""
         )
     if standing is not None and _usable(standing, options):
+        if (failures := failures_of(config, standing)) is not None:
+            raise BuildError(failures)
         if not options.dry_run:  # a builder that was killed after it had sealed left its folder
             Workspace(_workspace_folder(config, standing.key)).remove()
         return _standing_report(standing, started_s)

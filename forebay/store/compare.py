@@ -30,7 +30,7 @@ def compare_sources(
     present: list[tuple[StoredSource, Path | None]] = []
     absent: list[tuple[StoredSource, Path | None]] = []
     for source in stored:
-        path = _path_of(config, source)
+        path = path_of(config, source)
         if source.xxh3_128 == ABSENT and (path is None or not path.is_file()):
             continue  # it was not there when the cache was built either
         (present if path is not None and path.is_file() else absent).append((source, path))
@@ -58,7 +58,7 @@ def source_differences(
 
 def _source_difference(config: Config, stored: StoredSource | None, name: str, memo: Memo) -> dict[str, Any]:
     path = (
-        _path_of(config, stored)
+        path_of(config, stored)
         if stored
         else next((f.path for f in listed_files(config.source) if f.name == name), None)
     )
@@ -72,11 +72,12 @@ def _source_difference(config: Config, stored: StoredSource | None, name: str, m
     return {"field": f"sources.{name}", "wanted": wanted, "stored": kept}
 
 
-def _path_of(config: Config, source: StoredSource) -> Path | None:
+def path_of(config: Config, source: StoredSource) -> Path | None:
+    """Returns where a source of a cache would be by the config's manifests; None where those have no such entry."""
     entries = config.source.manifests
     return anchor(entries[source.entry]) / source.name if source.entry < len(entries) else None
 
 
 def _is_there(config: Config, source: StoredSource) -> bool:
-    path = _path_of(config, source)
+    path = path_of(config, source)
     return path is not None and path.is_file()

@@ -10,17 +10,20 @@ from typing import Any
 
 from forebay.config import Config
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheNotFoundError
-from forebay.store.compare import SourceState, compare_sources, source_differences
+from forebay.store.cache_document import check_found
+from forebay.store.compare import SourceState, compare_sources, path_of, source_differences
 from forebay.store.key import SHORT, RecipeKey, codec_of, differences, recipe_key
 from forebay.store.layout import FORMAT_VERSION
 from forebay.store.memo import FILE_NAME as MEMO_NAME
 from forebay.store.memo import Memo
 from forebay.store.metadata import check_file, read_metadata
-from forebay.store.sources import StoredSource, load_sources
+from forebay.store.sources import ABSENT, StoredSource, leads_out, load_sources
 from forebay.store.temporary import TEMPORARY_MARK
 
 logger = logging.getLogger(__name__)
 
+CONFINED = "confined"
+"""In the metadata of a cache that was built under `source.confined`: no source of it lay outside of its manifest's folder."""
 SOURCES_NAME = "sources.parquet"
 """The list of its source files beside a cache's metadata.json."""
 
@@ -85,10 +88,12 @@ def sealed_caches(root: Path) -> list[Sealed]:
             continue
         try:
             metadata = read_metadata(folder, format_version=FORMAT_VERSION)
+            if "recipe" not in metadata:
+                continue
+            check_found(folder, metadata)
         except CacheError as err:
             logger.warning("leaving out %s", err)
-            continue
-        if "recipe" in metadata:
+        else:
             found.append((path.stat().st_mtime_ns, Sealed(folder=folder, metadata=metadata)))
     return [sealed for _, sealed in sorted(found, key=lambda pair: (-pair[0], pair[1].folder.name))]
 
@@ -153,6 +158,7 @@ def _named_cache(config: Config) -> list[Sealed]:
     metadata = read_metadata(folder, format_version=FORMAT_VERSION)
     if "recipe" not in metadata:
         raise CacheMismatchError(f"train.cache_dir {folder} is not a cache: its metadata.json has no recipe")
+    check_found(folder, metadata)
     return [Sealed(folder=folder, metadata=metadata)]
 
 
@@ -163,12 +169,50 @@ def _candidates(config: Config, recipe: RecipeKey, sealed: Sequence[Sealed]) -> 
         if cache.metadata["recipe_key"] != recipe.key:
             continue
         try:
-            found.append((cache, cache.sources()))
-        except CacheCorruptError as err:
+            sources = cache.sources()
+            _require_confined(config, cache, sources)
+            found.append((cache, sources))
+        except (CacheCorruptError, CacheMismatchError) as err:
             if config.train.cache_dir:
                 raise
             logger.warning("leaving out %s", err)
     return found
+
+
+def _require_confined(config: Config, cache: Sealed, sources: Sequence[StoredSource]) -> None:
+    """Raises CacheMismatchError under `source.confined` for a cache that may hold what lay outside of the manifest's folder."""
+    for source in sources if config.source.confined else ():
+        path = path_of(config, source)
+        if path is None or source.xxh3_128 == ABSENT:
+            continue
+        if (real := leads_out(path, config.source.manifests[source.entry])) is not None:
+            raise CacheMismatchError(
+                f"{cache.folder}: it was made of {source.name!r}, which is {str(real)!r}; source.confined allows no place outside "
+                "of the manifest's folder: move the file there, or set source.confined = false for a cache that you trust"
+            )
+        if not path.is_file() and cache.metadata.get(CONFINED) is not True:
+            raise CacheMismatchError(
+                f"{cache.folder}: {source.name!r} is not here, and the cache was built without source.confined, so nothing "
+                "says where it lay; put the raw data back, or set source.confined = false for a cache that you trust"
+            )
+
+
+def failures_of(config: Config, cache: Sealed) -> str | None:
+    """Returns what to say of a cache more of whose samples failed than `run.max_failed_share` allows today, else None.
+
+    What the listing excluded counts as samples here, so that no cache is named that a build would seal.
+    """
+    failed, excluded = (cache.metadata.get(name, {}) for name in ("failed", "excluded"))
+    count, share = sum(failed.values()), config.run.max_failed_share
+    rows = cache.metadata["num_samples"] + count + sum(excluded.values())
+    if count <= share * rows:
+        return None
+    reasons = ", ".join(f"{reason} {number}" for reason, number in failed.items())
+    return (
+        f"{cache.folder} was sealed with {count} of {rows} samples bad ({reasons}), and run.max_failed_share = {share} allows "
+        f"{int(share * rows)}; they are listed in {cache.folder / 'rejected.jsonl'}; mend them, or allow as many: "
+        f"forebay preprocess {config.path} --set run.max_failed_share={min(1.0, 2 * count / rows):.3g}"
+    )
 
 
 def _mismatch(cache: Sealed, recipe: RecipeKey) -> str:

@@ -69,10 +69,7 @@ def read_metadata(folder: AnyFolder, *, format_version: int) -> dict[str, Any]:
 
 def _read(path: AnyFile) -> bytes:
     try:
-        size = _regular_size(path)
-        if size > _MAX_BYTES:
-            raise CacheCorruptError(f"{path} has {size} bytes, at most {_MAX_BYTES} are expected")
-        return path.read_bytes()
+        return read_regular(path)
     except (FileNotFoundError, NotADirectoryError) as err:
         if not path.parent.is_dir():
             raise CacheNotFoundError(f"{path.parent} is not a folder; run: forebay preprocess CONFIG") from err
@@ -142,7 +139,7 @@ def check_file(path: AnyFile, entry: Mapping[str, Any], *, verify: bool) -> None
     What is no regular file is refused: a link leads out of the cache, a named pipe or a device has no end.
     """
     try:
-        size = _regular_size(path)
+        size = regular_size(path)
     except (FileNotFoundError, NotADirectoryError) as err:
         raise CacheCorruptError(f"{path} is missing; run: forebay preprocess CONFIG") from err
     if size != entry["size_bytes"]:
@@ -155,10 +152,23 @@ def check_file(path: AnyFile, entry: Mapping[str, Any], *, verify: bool) -> None
         )
 
 
-def _regular_size(path: AnyFile) -> int:
+def read_regular(path: AnyFile) -> bytes:
+    """Returns the bytes of a document in a folder of ours.
+
+    Raises CacheCorruptError where it is no regular file (a pipe or a device has no end) or larger than any that is written,
+    OSError where it cannot be read.
+    """
+    size = regular_size(path)
+    if size > _MAX_BYTES:
+        raise CacheCorruptError(f"{path} has {size} bytes, at most {_MAX_BYTES} are expected")
+    return path.read_bytes()
+
+
+def regular_size(path: AnyFile) -> int:
+    """Returns the bytes of a file that is one itself, no link. Raises CacheCorruptError where it is not, OSError."""
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode):
         raise CacheCorruptError(
-            f"{path} is {stat.filemode(status.st_mode)}, no regular file, which a cache never holds; put a copy in its place"
+            f"{path} is {stat.filemode(status.st_mode)}, no regular file, which forebay never writes; put a copy in its place"
         )
     return status.st_size

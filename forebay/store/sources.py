@@ -76,6 +76,12 @@ def anchor(entry: str) -> Path:
     return path.parent
 
 
+def leads_out(path: Path, entry: str) -> Path | None:
+    """Returns where a file really lies if that is not below the folder of an entry of `source.manifest`, else None."""
+    base, real = (Path(os.path.realpath(place)) for place in (anchor(entry), path))
+    return None if real.is_relative_to(base) else real
+
+
 def listed_files(source: SourceConfig) -> list[SourceFile]:
     """Returns the files that the entries of `source.manifest` stand for, folders and globs in sorted order.
 

@@ -14,7 +14,7 @@ import torch
 from forebay.config import Config, MixtureSource, PlanConfig, TrainConfig, load_config
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
 from forebay.store.cache import Cache, open_cache
-from forebay.store.lookup import Lookup, find_cache, not_found_message
+from forebay.store.lookup import Lookup, failures_of, find_cache, not_found_message
 from forebay.train.collate.expand import DeviceExpansion, pixel_dtype
 from forebay.train.collate.pack_shapes import PackShapes
 from forebay.train.collate.packed import PackCollator
@@ -214,14 +214,16 @@ def _choose(config: Config) -> tuple[Path | None, dict[str, str] | None]:
             raise CacheNotFoundError(not_found_message(config, lookup))
         logger.warning("going uncached, which is slow: %s", not_found_message(config, lookup))
         return None, None
-    _say(lookup)
+    _say(config, lookup)
     return found.folder, None
 
 
-def _say(lookup: Lookup) -> None:
+def _say(config: Config, lookup: Lookup) -> None:
     if lookup.found is None:
         return
     if lookup.state == "absent":
         logger.warning("using %s unchecked: its raw data is not here to be compared", lookup.found.folder)
     else:
         logger.info("using %s", lookup.found.folder)
+    if (failures := failures_of(config, lookup.found)) is not None:
+        logger.warning("%s", failures)

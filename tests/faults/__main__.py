@@ -57,6 +57,8 @@ _ORDER = (
     "damage",
     "fuzz",
     "fuzz_vision",
+    "inspect",
+    "strangers",
     "media",
     "vision",
     "limits",

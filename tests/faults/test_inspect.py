@@ -7,7 +7,7 @@ import io
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ import xxhash
 from forebay import cli
 from forebay.config import PlanConfig
 from forebay.store.canonical import canonical_json
-from forebay.store.metadata import write_metadata
+from forebay.store.seal import seal
+from forebay.store.shard import shard_fields, write_shard
 from forebay.train.plan import pack_plan, pack_statistics, save_plan, statistics
 from forebay.train.plan.bucket import bucket_plan
 from tests.faults.row import Row, made
@@ -64,10 +65,7 @@ def shelf(folder: Path) -> Iterator[Shelf]:
     lengths = np.array([500, 800, 900, 2000, 700])
     plan = bucket_plan(lengths, sample_rate_hz=RATE_HZ, settings=_BUCKETS)
     _save(plan, folder / "speech", speech, _BUCKETS, statistics(plan, lengths))
-    vision = folder / "vision" / golden.name("raw")
-    shutil.copytree(golden.FOLDER / golden.name("raw"), vision)
-    document = _document(vision / "metadata.json")
-    write_metadata(vision, {**document, "size_bytes": 100, "made_with": {"numpy": "2"}})
+    vision = _images(folder)
     tokens, patches, counts = np.array([3, 5, 7, 9]), np.array([8, 16, 16, 0]), np.array([1, 2, 3, 0])
     packs = pack_plan(tokens, patches=patches, settings=_PACKS)
     found = pack_statistics(packs, tokens, settings=_PACKS, patches=patches, images=counts)
@@ -81,6 +79,23 @@ def shelf(folder: Path) -> Iterator[Shelf]:
         for value in (*VALUES, ABSENT)
     ]
     yield Shelf(folder, tuple(changes))
+
+
+def _images(folder: Path) -> Path:
+    """The golden cache of images with conversations for texts, and a description that is whole."""
+    contents = golden.contents(made(folder / "aside"), "raw")
+    part = {"type": "text", "text": "hello"}
+    rows = [golden.text_row(number) for number in range(len(golden.IMAGES))]
+    for row, images in zip(rows, golden.IMAGES, strict=True):
+        row["text"] = json.dumps([{"role": "user", "content": [*[{"type": "image"}] * len(images), part]}])
+    path = contents.shards["text"][0][0]
+    entry = write_shard(path, shard_fields(contents.fields, "text"), rows, key="ab" * 16)
+    whole = {**contents.document, "size_bytes": 100, "made_with": {"numpy": "2"}}
+    shards = {**contents.shards, "text": [(path, entry)]}
+    vision = folder / "vision" / golden.name("raw")
+    seal(vision, replace(contents, shards=shards, document=whole), scratch=folder / "aside")
+    shutil.rmtree(folder / "aside")
+    return vision
 
 
 def mistyped(place: Shelf, number: int, folder: Path) -> str:
@@ -167,9 +182,17 @@ ROW: Row[Any] = Row(
     outcome="typed error or an answer; no traceback, no control character, JSON that is JSON",
     prepared=shelf,
     trial=mistyped,
-    short=40,
+    short=24,
     long=lambda place: len(place.changes),
 )
+
+
+def test_what_forebay_wrote_is_shown(tmp_path: Path) -> None:
+    with shelf(tmp_path) as place:
+        folders = {place.root / Path(name).parent for name, _, _ in place.changes}
+        assert len(folders) == 4
+        assert {ask([str(folder), *question]) for folder in folders for question in QUESTIONS[:1]} == {cli.DONE}
+        assert {ask([str(folder), "--verify", "--json"]) for folder in folders} == {cli.DONE}
 
 
 def test_inspect_answers_any_signed_document_or_refuses_it_by_name(tmp_path: Path) -> None:

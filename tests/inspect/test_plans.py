@@ -90,7 +90,7 @@ def test_a_plan_without_its_parts_is_left_out(tmp_path: Path, cache: Cache, capl
     del document["plan_key"]
     (folder / "metadata.json").write_text(json.dumps({**document, "checksum": checksum(document)}))
     assert plans_of(cache.key, [tmp_path]) == []
-    assert "does not hold a plan: KeyError('plan_key')" in caplog.text
+    assert "is none that forebay writes: it has no plan_key" in caplog.text
 
 
 def test_a_newer_plan_is_left_out_by_its_version(

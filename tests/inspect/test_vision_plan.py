@@ -182,7 +182,7 @@ def test_a_plan_of_other_samples_is_no_key_error(
     (plan / "metadata.json").write_text(json.dumps({**document, "checksum": checksum(document)}))
     code, _, err = run(capsys, plan)
     assert code == 1
-    assert "does not hold a plan: KeyError('num_samples')" in err
+    assert "is none that forebay writes: it has no num_samples" in err
 
 
 def test_a_newer_plan_asks_for_a_newer_forebay(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 from forebay.config import SourceConfig
 from forebay.config.hub import hub_advice
 from forebay.errors import ManifestError
 from forebay.preprocess.sources.stamp import stamped
-from forebay.store.sources import SourceFile, anchor, hf_splits, listed_files
+from forebay.store.sources import SourceFile, anchor, hf_splits, leads_out, listed_files
 
 
 class NamedFiles:
@@ -21,7 +21,7 @@ class NamedFiles:
         self._num_stamped = len(self.files)
         self._numbers = {str(file.path): number for number, file in enumerate(manifests)}
         self._anchors = [anchor(entry) for entry in source.manifests]
-        self._is_confined = source.confined
+        self._source = source
 
     def number(self, written: str, *, manifest: SourceFile, folder: Path | None = None) -> int:
         """Returns the number of a file named in a manifest, added to the list where it is new.
@@ -33,25 +33,17 @@ class NamedFiles:
         path = (manifest.path.parent if folder is None else folder) / written
         known = self._numbers.get(str(path))
         if known is None:
-            if self._is_confined:
-                self._confine(path, manifest)
-            known = self._numbers[str(path)] = len(self.files)
             name = self._name(path, written, self._anchors[manifest.entry])
-            self.files.append(SourceFile(name, path, manifest.entry, False))
+            file = SourceFile(name, path, manifest.entry, False)
+            require_confined([file], self._source, named_in=manifest.path)
+            known = self._numbers[str(path)] = len(self.files)
+            self.files.append(file)
         return known
 
     def stamp(self) -> None:
         """Notes the stat of the files that were added since the last call, before any of them is read."""
         self.files[self._num_stamped :] = stamped(self.files[self._num_stamped :])
         self._num_stamped = len(self.files)
-
-    def _confine(self, path: Path, manifest: SourceFile) -> None:
-        base, real = (Path(os.path.realpath(p)) for p in (self._anchors[manifest.entry], path))
-        if not real.is_relative_to(base):
-            raise ManifestError(
-                f"{manifest.path} names {str(path)!r}, which is {str(real)!r} and not below {str(base)!r}; source.confined allows "
-                "no other place: move the file there, or set source.confined = false for a manifest that you trust"
-            )
 
     def _name(self, path: Path, written: str, base: Path) -> str:
         if path.is_relative_to(base):
@@ -64,7 +56,8 @@ class NamedFiles:
 def manifest_files(source: SourceConfig) -> list[SourceFile]:
     """Returns the files that `source.manifest` stands for, with the stat that they have before they are read.
 
-    Raises ManifestError where an entry stands for none, or two for the same.
+    Raises ManifestError where an entry stands for none, two for the same, or under `source.confined` for a file outside of
+    its folder.
     """
     files = listed_files(source)
     found = {file.entry for file in files}
@@ -76,6 +69,7 @@ def manifest_files(source: SourceConfig) -> list[SourceFile]:
         if file.path in seen:
             raise ManifestError(f"source.manifest names {file.path} twice; name it once")
         seen.add(file.path)
+    require_confined(files, source)
     return stamped(files)
 
 
@@ -89,6 +83,21 @@ def _nothing(entry: Path, source: SourceConfig) -> str:
     what = f"holds no manifest of kind {source.kind}" if entry.is_dir() else "does not exist"
     advice = hub_advice(entry, "dataset") if source.kind == "hf" else ""
     return f"{what}; correct source.manifest or source.kind in the config{advice}"
+
+
+def require_confined(files: Iterable[SourceFile], source: SourceConfig, *, named_in: Path | None = None) -> None:
+    """Returns where `source.confined` is off, or every file lies below the folder of its manifest entry, links followed.
+
+    named_in: the manifest that names the files. Raises ManifestError for the first one that lies elsewhere.
+    """
+    for file in files if source.confined else ():
+        entry = source.manifests[file.entry]
+        if (real := leads_out(file.path, entry)) is not None:
+            raise ManifestError(
+                f"{named_in or f'source.manifest {entry}'} names {str(file.path)!r}, which is {str(real)!r} and not below "
+                f"{os.path.realpath(anchor(entry))!r}; source.confined allows no other place: move the file there, or set "
+                "source.confined = false for a manifest that you trust"
+            )
 
 
 def usable_name(written: str) -> str | None:

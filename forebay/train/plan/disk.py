@@ -16,6 +16,7 @@ from forebay.config import PlanConfig
 from forebay.errors import CacheCorruptError, CacheMismatchError, CacheNotFoundError
 from forebay.store.canonical import canonical_json, digest
 from forebay.store.files import fsync_folder, hash_file, write_all, write_aside, write_bytes
+from forebay.store.metadata import read_regular, regular_size
 from forebay.store.temporary import sweep, temporary_name
 from forebay.train.plan.batch_sizes import grad_accs
 from forebay.train.plan.bucket import BucketPlan
@@ -261,7 +262,7 @@ def _head(array: Array) -> bytes:
 
 def _map_array(path: Path, expected: dict[str, Any], *, is_checked: bool) -> Array:
     try:
-        size_bytes = path.stat().st_size
+        size_bytes = regular_size(path)
         found = hash_file(path) if is_checked else expected["xxh3_128"]
     except OSError as err:
         raise CacheCorruptError(f"{path} cannot be read: {err.strerror}; {_AGAIN}") from err
@@ -285,7 +286,7 @@ def _map_array(path: Path, expected: dict[str, Any], *, is_checked: bool) -> Arr
 def _read_metadata(folder: Path) -> dict[str, Any]:
     path = folder / METADATA
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except (FileNotFoundError, NotADirectoryError) as err:
         raise CacheNotFoundError(f"no plan in {folder}: no {METADATA}; run: forebay preprocess CONFIG") from err
     try:
@@ -293,7 +294,7 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
         stored = metadata.pop("checksum")
         version = metadata["format_version"]
         computed = _checksum(metadata)
-    except (ValueError, KeyError, TypeError, AttributeError) as err:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
         raise CacheCorruptError(f"{path} is not a plan's metadata ({err}); {_AGAIN}") from err
     # Before the checksum: a newer version may compute it in another way.
     if isinstance(version, int) and version > PLAN_FORMAT_VERSION:

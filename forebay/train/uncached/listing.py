@@ -25,6 +25,7 @@ from tqdm import tqdm
 from forebay.config import Config
 from forebay.preprocess.sources import Manifest
 from forebay.preprocess.sources.conversation_rows import flattened
+from forebay.preprocess.sources.naming import require_confined
 from forebay.preprocess.sources.rows import CONVERSATION_SCHEMA, IMAGE_SCHEMA
 from forebay.preprocess.sources.unused import described
 from forebay.preprocess.vision.images import conversation_rows, images_of
@@ -75,6 +76,7 @@ def conversations(config: Config, line: VisionLine, *, recipe_key: str) -> Conve
     folder = config.cache_root / FOLDER / name[:SHORT]
     kept = _load(folder)
     if kept is not None:
+        require_confined(kept.files, config.source)
         logger.info("lengths of %d samples from %s", len(kept.rows), folder)
         return kept
     manifest = list_vision(config, map_=_with_progress)
