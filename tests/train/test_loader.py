@@ -275,7 +275,7 @@ def test_impossible_settings_are_refused() -> None:
         with pytest.raises(ConfigError, match="pin_memory is true but torch sees no CUDA device"):
             make_loader(pin_memory=True)
     with pytest.raises(PlanError, match="no full step of 1000 ranks"):
-        make_loader(plan={"tail": "drop"}, dp_world_size=1000)
+        make_loader(plan={"tail": "drop"}, dp_rank=0, dp_world_size=1000)
 
 
 # Memory
