@@ -230,6 +230,21 @@ def test_a_trainer_without_the_mixin_says_so_when_it_is_resumed(trainer: Callabl
         trainer(PlainTrainer).train(resume_from_checkpoint=True)
 
 
+def test_a_trainer_without_the_mixin_goes_on_at_the_end_of_an_epoch(trainer: Callable[..., Any]) -> None:
+    trainer(PlainTrainer, max_steps=6, save_steps=6).train()
+    resumed = trainer(PlainTrainer, max_steps=7)
+    resumed.train(resume_from_checkpoint=True)
+    assert (resumed.loader.state.epoch, resumed.loader.state.position) == (1, 2)
+
+
+def test_a_checkpoint_goes_on_with_as_many_micro_batches_a_step(trainer: Callable[..., Any], tmp_path: Path) -> None:
+    """One rank that accumulated two is followed by two ranks that accumulate none."""
+    trainer(max_steps=2).train()
+    two_ranks, made = pack_loader(dp_rank=1, dp_world_size=2), trainer(gradient_accumulation_steps=1)
+    made._restore(two_ranks, tmp_path / "run" / "checkpoint-2")
+    assert (two_ranks.state.epoch, two_ranks.state.position) == (0, 4)
+
+
 def test_without_accelerate_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "forebay.train.integrations.hf")
     monkeypatch.setitem(sys.modules, "accelerate", None)
