@@ -42,6 +42,7 @@ from forebay.store.cache import open_cache
 from forebay.train import make_loader
 from forebay.train.collate.expand import _gather, patch_table
 from forebay.train.collate.mrope import mrope_positions
+from forebay.train.collate.patch_batch import PatchBatch, fields_of
 from forebay.train.loader import Loader
 
 DEMO = Path(__file__).parents[1] / "demo" / "vision"
@@ -67,7 +68,13 @@ class Corpus:
 
     def config(self, *overrides: str) -> Config:
         """Returns the config, of the calling thread's loader; where a cache is wanted it must be there."""
-        fixed = ("train.num_threads=0", "train.prefetch=1", f"plan.seq_len={self.seq_len}", 'train.cache="require"')
+        fixed = (
+            "train.num_threads=0",
+            "train.prefetch=1",
+            "train.pixels=uint8",
+            f"plan.seq_len={self.seq_len}",
+            'train.cache="require"',
+        )
         return load_config(self.folder / "packs.toml", overrides=[*fixed, *overrides])
 
     def rows(self) -> dict[str, dict[str, str]]:
@@ -203,16 +210,21 @@ def from_loader(config: Config) -> Source:
 
     def batches() -> Iterator[Batch]:
         loader.load_state_dict(start)
-        return iter(loader)
+        return map(tensors_of, loader)
 
     return batches
+
+
+def tensors_of(batch: Batch | PatchBatch) -> Batch:
+    """Returns the tensors of a batch of any form: the other sources have nothing but these."""
+    return {name: value for name, value in fields_of(batch).items() if isinstance(value, torch.Tensor)}
 
 
 def first_read(config: Config) -> Source:
     """Returns the batches of a cache that was just opened: every sample is hashed, every page is mapped."""
 
     def batches() -> Iterator[Batch]:
-        return iter(make_loader(config))
+        return map(tensors_of, make_loader(config))
 
     return batches
 

@@ -10,10 +10,14 @@ import torch
 from forebay.config import PlanConfig
 from forebay.errors import CacheCorruptError, ConfigError
 from forebay.train import loader as loader_module
+from forebay.train.collate.expand import DeviceExpansion
+from forebay.train.collate.packed import PackCollator
+from forebay.train.collate.patch_batch import PatchBatch
 from forebay.train.device import Ahead, Batch, SideStream, side_stream
 from forebay.train.loader import Loader
-from forebay.train.plan import bucket_plan
+from forebay.train.plan import bucket_plan, pack_plan
 from tests.train.fake_source import FakeSource
+from tests.train.tiny_vl import FakeVlSource, conversations
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA; FakeStream is its twin")
 
@@ -98,6 +102,50 @@ def test_devices_that_are_not_there_are_refused() -> None:
             side_stream("cuda:1")
     with pytest.raises(ConfigError, match="device_prefetch is -1"):
         make_loader(FakeSource([200]), device_prefetch=-1)
+
+
+def pack_loader(**settings: object) -> Loader:
+    source = FakeVlSource(conversations(3, 20))
+    plan = pack_plan(source.lengths["num_tokens"], settings=PlanConfig(kind="pack", seq_len=60))
+    return Loader(source, plan, plan_key="0", seed=3, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_patches_are_copied_as_they_are_and_expanded_when_handed_out(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[object] = []
+
+    class Moving(FakeStream):
+        def start(self, batch: Batch) -> Callable[[], Batch]:
+            assert isinstance(batch, PatchBatch)
+            copied.append(batch["patches"].dtype)
+            return lambda: batch.to("cpu")
+
+    source = FakeVlSource()
+    wanted = list(pack_loader(collator=PackCollator(source, dtype=dtype)))
+    monkeypatch.setattr(loader_module, "side_stream", lambda device: Moving())
+    stored = PackCollator(source, dtype=None)
+    finish = DeviceExpansion(source.constants, dtype=dtype)
+    found = list(pack_loader(collator=stored, device="fake", finish=finish))
+    assert copied == [torch.uint8] * len(wanted)
+    assert len(found) == len(wanted) > 3
+    for one, other in zip(found, wanted, strict=True):
+        assert one.pop("use_cache") is other.pop("use_cache") is False
+        assert same(one, other)
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_packs_on_a_cuda_device_are_those_of_the_host() -> None:
+    source = FakeVlSource()
+    wanted = list(pack_loader(collator=PackCollator(source)))
+    finish = DeviceExpansion(source.constants, dtype=torch.float32)
+    loader = pack_loader(collator=PackCollator(source, dtype=None), device="cuda", finish=finish)
+    for one, other in zip(loader, wanted, strict=True):
+        assert one.pop("use_cache") is other.pop("use_cache") is False
+        assert all(tensor.is_cuda for tensor in one.values())
+        assert same(one, other)
 
 
 @pytest.mark.gpu

@@ -17,7 +17,7 @@ from forebay.config import Config, load_config
 from forebay.errors import CacheNotFoundError, ConfigError, PlanError
 from forebay.preprocess.vision.processor import load_processor
 from forebay.train import CachedVLDataset, build_vl_dataloader, make_loader
-from forebay.train.collate.expand import expand_patches, patch_table
+from forebay.train.collate.expand import DeviceExpansion, expand_patches, patch_table, to_model_inputs
 from forebay.train.collate.pack_shapes import PackShapes
 from forebay.train.collate.patch_batch import PatchBatch, fields_of
 from forebay.train.plan import PackPlan
@@ -88,6 +88,40 @@ def test_packs_of_the_cache_are_those_made_without_it(corpus: PhotoCorpus, pixel
     online = batches(config(corpus, *options, 'train.cache="off"'))
     assert ("patches" in cached[0]) is (pixels == "uint8")
     assert_all_equal(cached, online)
+
+
+def test_a_batch_is_right_for_the_model_by_default_and_no_mapping_as_uint8(corpus: PhotoCorpus) -> None:
+    [first, *_] = batches(config(corpus))
+    assert first["pixel_values"].dtype == torch.float32
+    assert first["use_cache"] is False
+    [stored, *_] = batches(config(corpus, "train.pixels=uint8"))
+    assert isinstance(stored, PatchBatch)
+    with pytest.raises(TypeError, match="to_model_inputs"):
+        dict(stored)
+    constants = make_loader(config(corpus)).source.constants
+    assert_equal(to_model_inputs(stored, constants), first)
+    with pytest.raises(
+        ConfigError, match=r'pixels is "uint8" and as_tensordict is true: .*set train\.pixels = "float32"'
+    ):
+        make_loader(config(corpus, "train.pixels=uint8"), as_tensordict=True)
+
+
+@pytest.mark.parametrize("pixels", ["float32", "bfloat16"])
+def test_a_device_gets_patches_and_hands_out_what_the_host_does(
+    corpus: PhotoCorpus, pixels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The meta device stands for CUDA: it takes the form for a device."""
+    settings = config(corpus, f"train.pixels={pixels}")
+    monkeypatch.setattr("forebay.train.loader.side_stream", lambda device: None)
+    [on_host, *_], [for_device, *_] = batches(settings), list(make_loader(settings, device="meta"))
+    finish = DeviceExpansion(make_loader(settings).source.constants, dtype=getattr(torch, pixels))
+    assert_equal(finish(for_device), on_host)
+
+
+def test_the_loop_takes_patches_as_stored_whatever_the_config_says(corpus: PhotoCorpus) -> None:
+    from forebay.train.loop import _as_stored
+
+    assert isinstance(next(iter(make_loader(_as_stored(config(corpus))))), PatchBatch)
 
 
 def test_every_codec_gives_the_same_packs(corpus: PhotoCorpus) -> None:

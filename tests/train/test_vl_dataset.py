@@ -28,11 +28,13 @@ from forebay.errors import (
 )
 from forebay.store.cache import open_cache
 from forebay.train import CachedVLDataset
+from forebay.train.collate.expand import to_model_inputs
 from forebay.train.collate.packed import PackCollator
+from forebay.train.collate.patch_batch import PatchBatch
 from forebay.train.loader import Loader
 from forebay.train.plan import num_steps
 from tests.store_factory import make_cache
-from tests.train.tiny_vl import conversations
+from tests.train.tiny_vl import CONSTANTS, conversations
 from tests.train.vl_cache import make_packs, make_vl_cache
 
 SAMPLES = conversations(3, 50)
@@ -271,6 +273,14 @@ def test_batches_are_as_the_collator_of_the_wanted_kind_makes_them(root: Path) -
     assert {len(batch["pixel_values"]) for batch in batches} <= set(shapes.patch_classes)
     assert batches[0]["pixel_values"].dtype == torch.bfloat16
     assert "max_length_q" in batches[0]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_uint8_patches_come_through_a_data_loader_as_no_mapping(root: Path, num_workers: int) -> None:
+    found = DataLoader(dataset(root, pixels="uint8"), batch_size=None, num_workers=num_workers)
+    for batch, wanted in zip(found, dataset(root), strict=True):
+        assert isinstance(batch, PatchBatch)
+        assert same(to_model_inputs(batch, CONSTANTS), wanted)
 
 
 def test_a_kept_batch_is_not_overwritten(root: Path) -> None:

@@ -44,6 +44,7 @@ class LoaderMixin:
     args: Any
     model: Any
     accelerator: Any
+    compute_loss_func: Any
     train_dataset: Any
     eval_dataset: Any
 
@@ -149,9 +150,11 @@ class LoaderMixin:
         self._check_smoothing()
 
     def _check_smoothing(self) -> None:
+        if not self.args.label_smoothing_factor or self.compute_loss_func is not None:
+            return
         name, config = type(self.accelerator.unwrap_model(self.model)).__name__, getattr(self.model, "config", None)
         is_shifted = not getattr(config, "is_encoder_decoder", False)
-        if self.args.label_smoothing_factor and is_shifted and name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        if is_shifted and name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
             raise ConfigError(
                 f"label_smoothing_factor is {self.args.label_smoothing_factor}, and the Trainer would score each token of a {name} "
                 "against itself, not the next one; set it to 0, or pass a compute_loss_func"

@@ -65,7 +65,7 @@ SCENARIOS = {
         loader=partial(text_loader, tail="drop"),
         model=real_loader_model,
         grad_acc=1,
-        stop_in_step=7,
+        stop_in_step=5,
         arguments={"ignore_data_skip": True, "ddp_find_unused_parameters": True},
     ),
 }
