@@ -389,6 +389,7 @@ KEY_CHANGES: list[tuple[str, str, Any]] = [
     ("source", "split", "test"),
     ("source", "min_duration_s", 0.5),
     ("source", "max_duration_s", 20.0),
+    ("source", "duration_tolerance", 1.0),
     ("source", "languages", ["en"]),
     ("source", "max_samples", 3),
     ("source", "exclude", ["a"]),
