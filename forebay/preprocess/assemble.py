@@ -50,7 +50,7 @@ def assemble(
         "recipe": listing.recipe.document,
         "num_samples": int(keep.sum()),
         "length_names": list(line.length_names),
-        "rows_per_shard": config.layout.rows_per_shard,
+        "rows_per_shard": line.shard_rows(config.layout.rows_per_shard),
         "probe": dict(probe),
         "constants": dict(constants),
         "excluded": _counts(rejections, "excluded"),

@@ -69,8 +69,12 @@ class Line(Protocol):
         """Returns every field, media first, without the `failure` field that shards add."""
         ...
 
+    def shard_rows(self, rows_per_shard: int) -> int:
+        """Returns how many rows a shard holds at most. rows_per_shard: `layout.rows_per_shard`."""
+        ...
+
     def cuts(self, listing: Listing, *, probe: Mapping[Group, str], rows_per_shard: int) -> Iterator[Cut]:
-        """Yields every shard with its keys."""
+        """Yields every shard with its keys. rows_per_shard: `layout.rows_per_shard`."""
         ...
 
     def task_rows(self, listing: Listing, cut: Cut, group: Group) -> tuple[tuple[SourceFile, ...], pa.Table]:

@@ -92,7 +92,7 @@ def text_samples(rows: pa.Table, names: Sequence[str], encoder: TextEncoder | No
     columns = ["sample_id", "file", "text", "language", "prompt"]
     for position, row in enumerate(rows.select(columns).to_pylist()):
         mark(position)
-        values: Values = {name: row[name] or "" for name in ("sample_id", "text", "language", "prompt")}
+        values: Values = {name: row[name] or "" for name in ("text", "language", "prompt")}
         values["source"] = names[row["file"]]
         if encoder is not None:
             try:

@@ -86,15 +86,19 @@ class SpeechLine:
         """See `Line`."""
         return sample_fields(self.recipe)
 
+    def shard_rows(self, rows_per_shard: int) -> int:
+        """See `Line`: tokens are small, so shards of texts alone hold TEXT_SHARD_ROWS times as many."""
+        return rows_per_shard if self.recipe.has_audio else rows_per_shard * TEXT_SHARD_ROWS
+
     def cuts(self, listing: Listing, *, probe: Mapping[Group, str], rows_per_shard: int) -> Iterator[Cut]:
-        """See `Line`. Shards of texts alone hold TEXT_SHARD_ROWS times as many rows: tokens are small."""
+        """See `Line`."""
         return name_cuts(
             self.recipe,
             listing.rows,
             names=[file.name for file in listing.files],
             hashes=listing.hashes,
             probe=probe,
-            rows_per_shard=rows_per_shard if self.recipe.has_audio else rows_per_shard * TEXT_SHARD_ROWS,
+            rows_per_shard=self.shard_rows(rows_per_shard),
             groups=self.groups,
         )
 
@@ -108,8 +112,11 @@ class SpeechLine:
         return media_samples(self.recipe, rows, read)
 
     def text_samples(self, rows: pa.Table, names: Sequence[str]) -> Iterator[Values]:
-        """See `Line`."""
-        return text_samples(rows, names, loaded_encoder(self.recipe, self.tokenizer))
+        """See `Line`. Without audio no other group holds the ids."""
+        made = text_samples(rows, names, loaded_encoder(self.recipe, self.tokenizer))
+        if self.recipe.has_audio:
+            return made
+        return ({"sample_id": i, **values} for i, values in zip(rows["sample_id"].to_pylist(), made, strict=True))
 
     def used_by(self, listing: Listing, task: ShardTask, position: int) -> tuple[str, list[str]]:  # noqa: ARG002
         """See `Line`: a row is a sample."""

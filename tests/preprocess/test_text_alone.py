@@ -59,6 +59,7 @@ def test_a_build_stores_the_texts_and_nothing_of_audio(folder: Path) -> None:
     assert sorted(path.name for path in Path(report.cache).rglob("*.tdz")) == [f"{i:05d}.tdz" for i in range(4)]
     assert not (Path(report.cache) / "media").exists()
     assert (cache.groups, cache.metadata["probe"].keys()) == (("text",), {"text"})
+    assert cache.metadata["rows_per_shard"] == 16
 
 
 def test_a_second_build_does_nothing_and_an_edited_text_makes_one_text_shard(folder: Path, tmp_path: Path) -> None:

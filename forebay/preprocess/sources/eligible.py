@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -77,7 +78,7 @@ def take_first(manifest: Manifest, max_samples: int | None) -> Manifest:
     """
     if max_samples is None or len(manifest.rows) <= max_samples:
         return manifest
-    rows = manifest.rows.slice(0, max_samples)
+    rows = manifest.rows.take(pa.array(np.arange(max_samples)))  # a slice would keep all of them in memory
     last = rows["row"][-1]
     rejected = manifest.rejected.filter(pc.less(manifest.rejected["row"], last))
     used = 1 + max(pc.max(rows["file"]).as_py(), pc.max(rows["group"]).as_py())

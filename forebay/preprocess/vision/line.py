@@ -91,6 +91,10 @@ class VisionLine:
         """See `Line`."""
         return vision_fields(self.codec, patch_bytes=self.settings.patch_bytes)
 
+    def shard_rows(self, rows_per_shard: int) -> int:
+        """See `Line`."""
+        return rows_per_shard
+
     def cuts(self, listing: Listing, *, probe: Mapping[Group, str], rows_per_shard: int) -> Iterator[Cut]:
         """See `Line`."""
         return name_image_cuts(
