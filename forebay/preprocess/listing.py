@@ -16,7 +16,7 @@ from forebay.errors import BuildError
 from forebay.preprocess.sources import Manifest, read_rows
 from forebay.store.key import RecipeKey, SourceDigest, cache_key, recipe_key
 from forebay.store.memo import SIZE, Memo
-from forebay.store.sources import ABSENT, SourceFile, StoredSource
+from forebay.store.sources import SourceFile, StoredSource
 
 logger = logging.getLogger(__name__)
 
@@ -73,38 +73,46 @@ def resolve(config: Config, memo: Memo, mapper: Mapper) -> Listing:
 
 def known_key(config: Config, memo: Memo, mapper: Mapper, *, may_hash: bool) -> str | None:
     """Returns the key that a build would give, or None where a file would have to be hashed and may not be."""
-    if not may_hash and any(memo.known(file.path) is None for file in _present(_manifest(config, mapper))):
+    manifest = _manifest(config, mapper)
+    if not may_hash and any(memo.known(file.path) is None for file in _present(manifest)):
         return None
-    return cache_key(recipe_key(config).key, _digests(_hashed_manifest(config, memo, mapper)))
+    return cache_key(recipe_key(config).key, _digests(_hashed_manifest(config, memo, mapper, listed=manifest)))
 
 
-def _hashed_manifest(config: Config, memo: Memo, mapper: Mapper) -> Manifest:
+def _hashed_manifest(config: Config, memo: Memo, mapper: Mapper, *, listed: Manifest | None = None) -> Manifest:
     """Returns a manifest with the hash of every file that is there: of the very bytes that were read for it.
 
     A file whose stat is another one when it is hashed than it was before it was read may have had other bytes then: all is
     listed again, so that rows, places and texts are of the bytes that the key names.
+
+    listed: the manifest, where it was listed already.
     """
     for _ in range(_LISTINGS):
-        manifest = _manifest(config, mapper)
-        present = _present(manifest)
-        try:
-            found = memo.hashed([file.path for file in present], map_=mapper.map)
-        except FileNotFoundError as err:
-            moved = str(err.filename)
-        else:
-            hashes = dict(zip((file.path for file in present), found, strict=True))
-            differs = [file for file in present if hashes[file.path].stat != file.stat]
-            if not differs:
-                files = (
-                    replace(f, xxh3_128=hashes[f.path].xxh3_128 if f.path in hashes else ABSENT) for f in manifest.files
-                )
-                return replace(manifest, files=tuple(files))
-            moved = str(differs[0].path)
+        manifest, listed = listed or _manifest(config, mapper), None
+        files, moved = _with_hashes(manifest, memo, mapper)
+        if moved is None:
+            return replace(manifest, files=files)
         logger.warning("%s was changed while it was listed: it is listed again", moved)
     raise BuildError(
         f"{moved} changed each of {_LISTINGS} times that it was listed; wait until nothing writes to it, then run: "
         f"forebay preprocess {config.path}"
     )
+
+
+def _with_hashes(manifest: Manifest, memo: Memo, mapper: Mapper) -> tuple[tuple[SourceFile, ...], str | None]:
+    """Returns the files of a manifest with their hashes, and which is not what it was before it was listed, if one is."""
+    present = _present(manifest)
+    try:
+        found = memo.hashed([file.path for file in present], map_=mapper.map)
+    except FileNotFoundError as err:
+        return (), str(err.filename)
+    files = list(manifest.files)  # those that are absent stay without a hash
+    numbers = np.setdiff1d(np.arange(len(files)), manifest.absent)
+    for number, hashed in zip(numbers.tolist(), found, strict=True):
+        if hashed.stat != files[number].stat:
+            return (), str(files[number].path)
+        files[number] = replace(files[number], xxh3_128=hashed.xxh3_128)
+    return tuple(files), None
 
 
 def _present(manifest: Manifest) -> list[SourceFile]:

@@ -158,7 +158,9 @@ class _Build:
         self.cuts = list(self.line.cuts(listing, probe=self.probe, rows_per_shard=config.layout.rows_per_shard))
         # A rebuild must not take up what an ordinary run left, but may go on from an interrupted rebuild.
         suffix = "-rebuild" if options.rebuild else ""
-        origin = digest({"recipe": listing.recipe.key, "manifests": list(config.source.manifests)})
+        origin = digest(
+            {"recipe": listing.recipe.key, "manifests": list(map(os.path.abspath, config.source.manifests))}
+        )
         self.workspace = Workspace(_workspace_folder(config, listing.key, suffix), origin)
         self.counts: Counter[str] = Counter()
         self.failures = [Failure(sample_id=i, reason=r, message=m) for i, r, m in listing.manifest.failed()]

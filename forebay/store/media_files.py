@@ -54,12 +54,13 @@ class MediaFiles:
         bytes are not there: TarError for a range, SampleError `missing_file` for a whole file. EIO, ENOMEM and the
         like are no property of the file and come through as OSError.
 
-        listed: the stat that the file had when its rows were listed. ManifestError where it has another one now.
+        listed: the stat that the file had when its rows were listed. Where it has another one now: ManifestError for a range,
+        whose place may be in another sample, SampleError `source_changed` for a whole file.
         """
         path = os.fspath(path)
         with self._acquire(path, is_whole=size < 0) as file:
             if listed is not None:
-                require_listed(path, stat_of(os.fstat(file.descriptor)), listed)
+                require_listed(path, stat_of(os.fstat(file.descriptor)), listed, is_whole=size < 0)
             wanted = size if size >= 0 else max(0, file.size_bytes - offset)
             if max_bytes is not None and wanted > max_bytes:
                 raise SampleError(
@@ -123,13 +124,18 @@ class MediaFiles:
         )
 
 
-def require_listed(path: str | os.PathLike[str], now: Stat | None, listed: Stat) -> None:
-    """Raises ManifestError where a file is not the one that was listed; a new name or other rights leave it the same."""
-    if now is None or now[:-1] != listed[:-1]:
-        raise ManifestError(
-            f"{path} was changed after it was listed: it had {listed[SIZE]} bytes, changed last at {listed[-2]} ns, and has "
-            f"{'none' if now is None else f'{now[SIZE]}, {now[-2]} ns'} now; start the run again, so that it is listed anew"
-        )
+def require_listed(path: str | os.PathLike[str], now: Stat | None, listed: Stat, *, is_whole: bool = False) -> None:
+    """Raises ManifestError where a file is not the one that was listed; a new name or other rights leave it the same.
+
+    is_whole: the file is one sample, which alone is bad then: SampleError.
+    """
+    if now is not None and now[:-1] == listed[:-1]:
+        return
+    message = (
+        f"{path} was changed after it was listed: it had {listed[SIZE]} bytes, changed last at {listed[-2]} ns, and has "
+        f"{'none' if now is None else f'{now[SIZE]}, {now[-2]} ns'} now; start the run again, so that it is listed anew"
+    )
+    raise SampleError("source_changed", message) if is_whole else ManifestError(message)
 
 
 def _close_if_unused(file: _Open) -> None:

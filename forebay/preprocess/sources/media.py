@@ -28,7 +28,7 @@ class MediaReader:
     ) -> None:
         """max_open: files kept open at once. max_bytes: of one sample. audio_column: of an `hf` source.
 
-        as_listed: ManifestError for a file that changed after it was listed, for readers that compare nothing later.
+        as_listed: a file that changed after it was listed is an error, for readers that compare nothing later; see `MediaFiles`.
         """
         self._files = files
         self._max_bytes = max_bytes

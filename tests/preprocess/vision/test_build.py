@@ -258,14 +258,23 @@ def test_kept_lengths_are_made_again_when_a_photo_changes(
 
 
 def test_a_bad_sample_gives_way_to_one_that_fits(corpus: PhotoCorpus) -> None:
-    source: Any = select(corpus.config('train.cache="off"')).source
     data = (corpus.folder / "p3.jpg").read_bytes()
     (corpus.folder / "p3.jpg").write_bytes(data[: len(data) // 2])
+    source: Any = select(corpus.config('train.cache="off"')).source
     index = int(np.argmax(source.lengths["num_patches"]))
     sample = source.read(index)
     assert source.failed["unreadable_image"] >= 1
     assert len(sample["input_ids"]) <= source.lengths["num_tokens"][index]
     assert sum(map(len, sample["patches"])) <= source.lengths["num_patches"][index]
+
+
+def test_an_image_that_changed_after_it_was_listed_gives_way_and_is_counted(corpus: PhotoCorpus) -> None:
+    source: Any = select(corpus.config('train.cache="off"')).source
+    shutil.copyfile(corpus.folder / "p1.jpg", corpus.folder / "p3.jpg")
+    for index in range(len(source)):
+        sample = source.read(index)
+        assert sum(map(len, sample["patches"])) <= source.lengths["num_patches"][index]
+    assert source.failed["source_changed"] >= 1
 
 
 def test_an_image_that_kills_a_worker_is_named_with_the_samples_to_exclude(
