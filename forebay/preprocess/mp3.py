@@ -154,13 +154,16 @@ def _mark_offset(data: Sequence[int], start: int) -> int:
 
 
 def _tag(data: bytes, start: int) -> _Tag | None:
-    """Returns the tag in a frame, None where it has none: its flags say which numbers follow them."""
+    """Returns the tag in a frame, None where it has none: its flags say which numbers follow them.
+
+    0 frames stand where an encoder did not come back to write how many there are.
+    """
     at = start + _mark_offset(data, start)
     if not data.startswith(_MARKS, at) or len(data) < at + 16:
         return None
     flags, *numbers = struct.unpack(">III", data[at + 4 : at + 16])
-    frames = numbers.pop(0) if flags & 1 else None
-    return _Tag(frames, start + numbers.pop(0) if flags & 2 else None)
+    frames = numbers.pop(0) if flags & 1 else 0
+    return _Tag(frames or None, start + numbers.pop(0) if flags & 2 else None)
 
 
 def _tagged_frame(head: bytes, frames: int) -> bytes:

@@ -49,6 +49,19 @@ def test_a_loaded_plan_has_the_same_order(tmp_path: Path) -> None:
     assert (loaded.edges_s, loaded.sample_rate_hz) == (PLAN.edges_s, 1000)
 
 
+def test_a_loaded_plan_finds_its_calibration_by_name(tmp_path: Path) -> None:
+    (tmp_path / "sizes.json").write_text(
+        json.dumps({"b_9_32": {"batch_size": 2, "grad_acc": 3}, "b_0_9": {"batch_size": 5}})
+    )
+    settings = PlanConfig(edges_s=(9, 32), calibration=str(tmp_path / "sizes.json"))
+    plan = bucket_plan(LENGTHS, sample_rate_hz=1000, settings=settings)
+    folder = plan_folder(tmp_path, dataset="prompts", split="train", cache_key=KEY, settings=settings)
+    save_plan(plan, folder, cache_key=KEY, settings=settings, statistics=statistics(plan, LENGTHS))
+    loaded = load_plan(folder, cache_key=KEY, settings=settings)
+    assert (loaded.grad_accs, plan.grad_accs) == ((1, 3), (1, 3))
+    assert loaded.batch_sizes.tolist() == [5, 2]
+
+
 def test_arrays_are_read_only_mappings(tmp_path: Path) -> None:
     loaded = load_plan(saved(tmp_path), cache_key=KEY, settings=SETTINGS)
     assert isinstance(loaded.members.base, np.memmap)
