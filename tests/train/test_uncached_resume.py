@@ -184,7 +184,9 @@ def test_lengths_that_no_header_says_are_named_and_refused_where_they_matter(
     assert f"the lengths of {NUM_CLIPS} of {NUM_CLIPS} samples are the manifest's" in caplog.text
     cached = make_loader(corpus.config(plan="window"))
     for one, other in ((online, cached), (cached, online)):
-        with pytest.raises(ResumeError, match=r"the lengths of the samples give other batches: .* where no header says"):
+        with pytest.raises(
+            ResumeError, match=r"the lengths of the samples give other batches: .* where no header says"
+        ):
             one.load_state_dict(other.state_dict())
     wide = "plan.edges_s=[9.0]"
     assert_goes_on(make_loader(corpus.config(OFF, wide)), make_loader(corpus.config(wide)), steps=2)
