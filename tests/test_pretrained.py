@@ -90,7 +90,7 @@ for given in sys.argv[1:]:
         lambda: find_turn_marks(Vocabulary(folder, digest=tokenizer_digest(folder))),
         lambda: _load(folder),
         lambda: model_facts(folder),
-        lambda: load_model(folder, seed=0),
+        lambda: load_model(folder, seed=0, init="random"),
     ):
         try:
             print("loaded", type(load()).__name__)
@@ -172,7 +172,7 @@ def test_a_kernel_that_would_be_fetched_is_refused(key: str, tmp_path: Path) -> 
     document = json.loads((folder / "config.json").read_bytes())
     document["text_config"][key] = "stranger/kernel"
     (folder / "config.json").write_text(json.dumps(document))
-    for load in (lambda: model_facts(folder), lambda: load_model(folder, seed=0)):
+    for load in (lambda: model_facts(folder), lambda: load_model(folder, seed=0, init="random")):
         with pytest.raises(ConfigError, match=r"config.json asks for .*stranger/kernel.*remove that entry"):
             load()
 
@@ -183,4 +183,4 @@ def test_a_generation_config_that_is_none_is_named(text: str, tmp_path: Path) ->
     shutil.copytree(ROOT / "demo" / "vision" / "model", folder)
     (folder / "generation_config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"generation_config.json is not a transformers generation_config.json"):
-        load_model(folder, seed=0)
+        load_model(folder, seed=0, init="random")

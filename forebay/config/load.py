@@ -56,7 +56,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return parse_toml(path.read_bytes().decode("utf-8"))
     except OSError as err:
-        raise ConfigError(f"cannot read config {path}: {err.strerror}") from err
+        near = difflib.get_close_matches(path.name, [other.name for other in path.parent.glob("*.toml")], n=1)
+        advice = f"did you mean {near[0]}?" if near else "name a TOML file"
+        raise ConfigError(f"cannot read config {path}: {err.strerror}; {advice}") from err
     except ValueError as err:
         raise ConfigError(f"{path} is not TOML: {err}") from err
 

@@ -20,6 +20,7 @@ from forebay import cli
 from forebay.config import load_config
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess import Options, build
+from forebay.preprocess.coded import Coder
 from forebay.preprocess.durations import DurationLimits
 from forebay.store.cache import open_cache
 from forebay.store.key import recipe_key
@@ -36,7 +37,9 @@ def limits(**values: Any) -> DurationLimits:
 
 
 def reason(num_samples: int, stated_s: float, **values: Any) -> str:
-    return str(limits(**values).reasons(np.array([num_samples]), np.array([stated_s]))[0])
+    reasons = Coder()
+    codes = limits(**values).refused(np.array([num_samples]), np.array([stated_s]), reasons)
+    return reasons.coded(codes).names[codes[0]]
 
 
 def is_longer(num_samples: int, stated_s: float, **values: Any) -> bool:

@@ -58,7 +58,7 @@ def test_cached_equals_uncached(path: Path, root: Path) -> None:
     assert len(loaders[0]) == len(loaders[1])
     for wanted_batch, made_batch in zip(*loaders, strict=True):
         assert wanted_batch.keys() == made_batch.keys()
-        assert all(torch.equal(wanted_batch[name], made_batch[name]) for name in wanted_batch)
+        torch.testing.assert_close(wanted_batch, made_batch, rtol=0, atol=0)
 
 
 def test_a_bad_sample_is_replaced_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

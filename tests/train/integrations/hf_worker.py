@@ -134,7 +134,9 @@ def run(
     )
     place = {"dp_rank": arguments.process_index, "dp_world_size": arguments.world_size}
     trainer = RecordingTrainer(
-        model=load_model(scenario.model(folder / f"{name}_{run_name}_{arguments.process_index}"), seed=0),
+        model=load_model(
+            scenario.model(folder / f"{name}_{run_name}_{arguments.process_index}"), seed=0, init="random"
+        ),
         args=arguments,
         train_dataset=scenario.loader(**place),
         eval_dataset=scenario.loader(**place),
