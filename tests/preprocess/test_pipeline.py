@@ -36,6 +36,12 @@ def corpus(tmp_path: Path) -> Corpus:
     return speech_corpus(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The shards of `corpus`, of a build that nothing interrupted."""
+    return shard_bytes(Path(make(speech_corpus(tmp_path_factory.mktemp("whole")).config()).cache))
+
+
 def test_a_build_stores_every_clip_as_it_was(corpus: Corpus) -> None:
     report = make(corpus.config())
     cache = open_cache(report.cache)
@@ -59,15 +65,13 @@ def test_a_second_build_does_nothing_and_says_so(corpus: Corpus) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_any_number_of_workers_gives_the_same_bytes(corpus: Corpus, workers: int) -> None:
-    wanted = shard_bytes(Path(make(corpus.config()).cache))
-    report = make(corpus.config('run.cache_root="other"', f"run.num_workers={workers}"))
+def test_any_number_of_workers_gives_the_same_bytes(corpus: Corpus, wanted: dict[str, bytes], workers: int) -> None:
+    report = make(corpus.config(f"run.num_workers={workers}"))
     assert shard_bytes(Path(report.cache)) == wanted
 
 
-def test_parts_of_a_job_array_seal_together(corpus: Corpus) -> None:
-    wanted = shard_bytes(Path(make(corpus.config()).cache))
-    config = corpus.config('run.cache_root="other"')
+def test_parts_of_a_job_array_seal_together(corpus: Corpus, wanted: dict[str, bytes]) -> None:
+    config = corpus.config()
     reports = [make(config, part=(i, 3)) for i in (2, 0, 1)]
     assert [report.sealed for report in reports] == [False, False, True]
     assert shard_bytes(Path(reports[-1].cache)) == wanted
@@ -305,8 +309,9 @@ def wait_for_shards(root: Path, count: int) -> None:
 @pytest.mark.parametrize(
     ("count", "end"), [(1, signal.SIGKILL), (4, signal.SIGKILL), (2, signal.SIGTERM), (3, signal.SIGINT)]
 )
-def test_a_killed_build_goes_on_where_it_was(corpus: Corpus, count: int, end: signal.Signals) -> None:
-    wanted = shard_bytes(Path(make(corpus.config('run.cache_root="other"')).cache))
+def test_a_killed_build_goes_on_where_it_was(
+    corpus: Corpus, wanted: dict[str, bytes], count: int, end: signal.Signals
+) -> None:
     config = corpus.config()
     with run_build(corpus.folder) as process:
         wait_for_shards(corpus.root, count)
@@ -322,8 +327,7 @@ def test_a_killed_build_goes_on_where_it_was(corpus: Corpus, count: int, end: si
     assert not list(corpus.root.glob(".building"))
 
 
-def test_two_builders_at_once_give_one_cache_and_no_error(corpus: Corpus) -> None:
-    wanted = shard_bytes(Path(make(corpus.config('run.cache_root="other"')).cache))
+def test_two_builders_at_once_give_one_cache_and_no_error(corpus: Corpus, wanted: dict[str, bytes]) -> None:
     config = corpus.config()
     builders = [run_build(corpus.folder) for _ in range(2)]
     results = [(builder.communicate()[1], builder.returncode) for builder in builders]
