@@ -1,4 +1,4 @@
-"""The bars of a build: clips or images, and texts, how many a second; hours done, failures."""
+"""The bar of a build: clips, images or texts, how many a second; hours done, failures."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from forebay.store.layout import Group
 
 
 class Progress:
-    """A tqdm bar on standard error for each group that has rows to make; a row counts when its shard is finished."""
+    """A tqdm bar on standard error; a row counts when its shard is finished.
+
+    One bar: where media are made they take the time, and a second bar would have to move the cursor of the terminal.
+    """
 
     def __init__(self, rows: Mapping[Group, int], *, media_unit: str, shown: bool) -> None:
-        """rows: how many are to be made. media_unit: what a media row is called."""
-        units: Mapping[Group, str] = {"media": media_unit, "text": "text"}
-        self._bars = {
-            group: tqdm(total=total, unit=units[group], desc="preprocess", disable=not shown, file=sys.stderr)
-            for group, total in rows.items()
-            if total
-        }
+        """rows: how many are to be made; texts are counted where no media are. media_unit: what a media row is called."""
+        self._counted: Group = "media" if rows.get("media") else "text"
+        unit = media_unit if self._counted == "media" else "text"
+        total = rows[self._counted]
+        self._bar = tqdm(total=total, unit=unit, desc="preprocess", disable=not (shown and total), file=sys.stderr)
         self._hours = 0.0
         self._failed = 0
 
@@ -34,15 +35,14 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for bar in self._bars.values():
-            bar.close()
+        self._bar.close()
 
     def shard_done(self, task: ShardTask, receipt: Receipt) -> None:
         """Counts a finished shard."""
         self._failed += len(receipt.failures)
         if task.group == "media" and "duration_s" in task.rows.column_names:
             self._hours += float(np.nansum(task.rows["duration_s"].to_numpy())) / 3600
-        bar = self._bars[task.group]
-        bar.update(len(task.rows))
-        hours = f"{self._hours:.2f} h, " if self._hours and task.group == "media" else ""
-        bar.set_postfix_str(f"{hours}{self._failed} left out", refresh=False)
+        if task.group == self._counted:
+            self._bar.update(len(task.rows))
+        hours = f"{self._hours:.2f} h, " if self._hours else ""
+        self._bar.set_postfix_str(f"{hours}{self._failed} left out", refresh=False)
