@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from forebay.visible import printable
+
 REPEATED = "repeated_field"
 
 
@@ -91,7 +93,7 @@ def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise JsonError(f"field {json.dumps(twice[:60])} stands there twice, wanted it once", reason=REPEATED)
+        raise JsonError(f'field "{printable(twice[:60])}" stands there twice, wanted it once', reason=REPEATED)
     return made
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from forebay.preprocess.sources.rows import storable
+from forebay.visible import printable
 
 OTHERS = "(others)"
 _MAX_NAMES = 100
@@ -58,8 +58,7 @@ def merged(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def described(counts: Mapping[str, int]) -> str:
     """Returns a line for a person, the most frequent first: `2 fields are not used: "a" (9 rows), "b" (1 row)`."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    # Names are a stranger's: as ASCII JSON none of their characters reaches a terminal.
-    listed = ", ".join(f"{json.dumps(name)} ({_rows(rows)})" for name, rows in ordered[:_SHOWN])
+    listed = ", ".join(f'"{printable(name)}" ({_rows(rows)})' for name, rows in ordered[:_SHOWN])
     more = f", and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else ""
     are = "fields are" if len(ordered) != 1 else "field is"
     return f"{len(ordered)} {are} not used: {listed}{more}"

@@ -30,7 +30,7 @@ def test_an_object_comes_back_as_it_was(fields: dict[str, Any]) -> None:
     [
         ('{"a": 1, "b": 2, "a": 1}', '"a"'),
         ('{"a": [{"b": {"c": 1, "c": null}}]}', '"c"'),
-        ('{"a\\u001b[31m": 1, "a\\u001b[31m": 2}', r'"a\\u001b\[31m"'),
+        ('{"a\\u001b[31m": 1, "a\\u001b[31m": 2}', r'"a\\x1b\[31m"'),
         ('{"": 1, "": 2}', '""'),
     ],
 )
