@@ -23,11 +23,17 @@ from forebay.store.lookup import find_cache, sealed_caches
 from forebay.store.temporary import TEMPORARY_MARK, temporary_name
 from forebay.store.verify import verify_folder
 from tests.preprocess.corpus import Corpus, file_bytes, flac, json_lines, shard_bytes, speech_corpus, tone
+from tests.preprocess.here_pool import build_here
 
 QUIET = Options(progress=False)
 
 
 def make(config: Config, **options: object) -> BuildReport:
+    """A build in this process: what is tested of it needs no workers, which would each load transformers."""
+    return build_here(config, **options)
+
+
+def make_by_workers(config: Config, **options: object) -> BuildReport:
     return build(config, Options(progress=False, **options))  # type: ignore[arg-type]
 
 
@@ -39,11 +45,11 @@ def corpus(tmp_path: Path) -> Corpus:
 @pytest.fixture(scope="module")
 def wanted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The shards of `corpus`, of a build that nothing interrupted."""
-    return shard_bytes(Path(make(speech_corpus(tmp_path_factory.mktemp("whole")).config()).cache))
+    return shard_bytes(Path(make_by_workers(speech_corpus(tmp_path_factory.mktemp("whole")).config()).cache))
 
 
 def test_a_build_stores_every_clip_as_it_was(corpus: Corpus) -> None:
-    report = make(corpus.config())
+    report = make_by_workers(corpus.config())
     cache = open_cache(report.cache)
     assert (report.num_samples, len(cache), report.shards_written) == (17, 17, 10)
     assert cache.samples["sample_id"].to_pylist() == list(corpus.audio)
@@ -66,13 +72,13 @@ def test_a_second_build_does_nothing_and_says_so(corpus: Corpus) -> None:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_any_number_of_workers_gives_the_same_bytes(corpus: Corpus, wanted: dict[str, bytes], workers: int) -> None:
-    report = make(corpus.config(f"run.num_workers={workers}"))
+    report = make_by_workers(corpus.config(f"run.num_workers={workers}"))
     assert shard_bytes(Path(report.cache)) == wanted
 
 
 def test_parts_of_a_job_array_seal_together(corpus: Corpus, wanted: dict[str, bytes]) -> None:
     config = corpus.config()
-    reports = [make(config, part=(i, 3)) for i in (2, 0, 1)]
+    reports = [make_by_workers(config, part=(i, 3)) for i in (2, 0, 1)]
     assert [report.sealed for report in reports] == [False, False, True]
     assert shard_bytes(Path(reports[-1].cache)) == wanted
 
@@ -284,10 +290,10 @@ def test_a_full_disk_stops_the_build_and_it_goes_on_later(corpus: Corpus, monkey
     monkeypatch.setenv("FOREBAY_TEST_NO_SPACE_AFTER", "3")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "full_disk"))
     with pytest.raises(OSError, match="No space left on device"):
-        make(corpus.config())
+        make_by_workers(corpus.config())
     monkeypatch.delenv("FOREBAY_TEST_NO_SPACE_AFTER")
     assert sealed_caches(corpus.root) == []
-    report = make(corpus.config())
+    report = make_by_workers(corpus.config())
     assert report.num_samples == 17
     assert verify_folder(Path(report.cache)).problems == []
 
@@ -321,7 +327,7 @@ def test_a_killed_build_goes_on_where_it_was(
     for folder in corpus.root.glob(".building/*"):
         with pytest.raises(CacheIncompleteError, match="not sealed"):
             open_cache(folder)
-    report = make(config)
+    report = make_by_workers(config)
     assert sealed or report.shards_kept >= count
     assert shard_bytes(Path(report.cache)) == wanted
     assert not list(corpus.root.glob(".building"))
@@ -343,9 +349,9 @@ def test_a_sample_that_kills_its_worker_is_named_with_the_line_that_excludes_it(
     monkeypatch.setenv("FOREBAY_TEST_CRASH_ON", "3")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "crashing_decoder"))
     with pytest.raises(BuildError, match=r'signal SIGSEGV.*sample .a6. .*exclude = \["a6"\]') as caught:
-        make(corpus.config("run.num_workers=1"))
+        make_by_workers(corpus.config("run.num_workers=1"))
     assert "finished shards are kept" in str(caught.value)
-    report = make(corpus.config('source.exclude=["a6"]', "run.num_workers=1"))
+    report = make_by_workers(corpus.config('source.exclude=["a6"]', "run.num_workers=1"))
     assert report.num_samples == 16
 
 
@@ -374,12 +380,12 @@ def test_a_named_cache_is_for_training_and_does_not_steer_a_build(corpus: Corpus
 def test_other_numerics_than_a_caches_are_reported_and_its_shards_not_kept(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = make(corpus.config())
+    first = make_by_workers(corpus.config())
     shard = Path(first.cache) / "media" / "00000.tdz"
     shard.unlink()
     monkeypatch.setenv("FOREBAY_TEST_OTHER_NUMERICS", "1")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "other_numerics"))
-    report = make(corpus.config())
+    report = make_by_workers(corpus.config())
     assert "the media steps give other values here" in caplog.text
     assert (report.shards_written, report.shards_linked) == (5, 5)
 
