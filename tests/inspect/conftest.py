@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forebay.preprocess.pipeline import Options, build
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.codec import FIELDS, Codec, encode
 from forebay.store.image.patches import unpatchify
@@ -17,6 +16,7 @@ from forebay.store.layout import GROUPS, FieldSpec
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import shard_fields, write_shard
 from forebay.train.planned import plan_of
+from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO, PhotoCorpus
 
 PHOTOS = ("bird.jpg", "nuthatch.jpg", "dogs.jpg")
@@ -105,7 +105,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Built:
     ]
     corpus.write_manifest()
     config = corpus.config("run.num_workers=1")
-    report = build(config, Options(progress=False))
+    report = build_here(config)
     planned = plan_of(config, open_cache(report.cache))
     assert planned.folder is not None
     return Built(corpus, Path(report.cache), planned.folder)

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from forebay import cli
 from forebay.config import load_config
 from forebay.errors import BuildError, ConfigError
-from forebay.preprocess import Options, build
 from forebay.preprocess.coded import Coder
 from forebay.preprocess.durations import DurationLimits
 from forebay.store.cache import open_cache
@@ -27,6 +26,7 @@ from forebay.store.key import recipe_key
 from forebay.train.uncached import UncachedSource
 from tests.preprocess.audio_files import encoded, mp3, voice, without_tag
 from tests.preprocess.corpus import json_lines
+from tests.preprocess.here_pool import build_here
 
 RATE_HZ = 1_000
 
@@ -193,24 +193,24 @@ def test_without_a_stated_duration_a_broken_stream_still_says_why(tmp_path: Path
     write_tar(tmp_path / "a.tar", members)
     path = write_config(tmp_path, "webdataset")
     write_tar(tmp_path / "a.tar", members)
-    report = build(load_config(path), Options(progress=False))
+    report = build_here(load_config(path))
     assert report.failed == {"truncated_audio": 3, "unknown_duration": 1}
     assert (report.num_samples, report.longer) == (1, 0)
 
 
 def test_the_tolerance_is_a_setting_that_makes_no_shard_again(tmp_path: Path) -> None:
     path = write_config(tmp_path, "jsonl")
-    first = build(load_config(path), Options(progress=False))
+    first = build_here(load_config(path))
     config = load_config(path, overrides=["source.duration_tolerance=1"])
-    second = build(config, Options(progress=False))
+    second = build_here(config)
     assert second.key != first.key
     assert (second.shards_written, second.shards_linked) == (0, 2)
     assert (second.num_samples, second.longer) == (5, 0)
     assert "duration_mismatch" not in second.failed
     assert recipe_key(config).key == recipe_key(load_config(path, overrides=["source.duration_tolerance=1.0"])).key
-    third = build(load_config(path, overrides=["source.duration_tolerance=0"]), Options(progress=False))
+    third = build_here(load_config(path, overrides=["source.duration_tolerance=0"]))
     assert third.failed["duration_mismatch"] == 2  # the one that was rounded, too
-    assert build(load_config(path), Options(progress=False)).longer == 1  # already sealed
+    assert build_here(load_config(path)).longer == 1  # already sealed
 
 
 def test_too_many_mismatches_stop_the_build_and_say_both_durations(tmp_path: Path) -> None:
@@ -218,12 +218,12 @@ def test_too_many_mismatches_stop_the_build_and_say_both_durations(tmp_path: Pat
     with pytest.raises(
         BuildError, match=r"short: duration_mismatch: sample short: 2\.00 s of audio, its manifest says 3\.00 s"
     ):
-        build(load_config(path, overrides=["run.max_failed_share=0.4"]), Options(progress=False))
+        build_here(load_config(path, overrides=["run.max_failed_share=0.4"]))
 
 
 def test_a_clipped_recording_is_as_long_as_it_should_be(tmp_path: Path) -> None:
     path = write_config(tmp_path, "jsonl", more='overlong = "clip"\nmax_duration_s = 1.5\n')
-    report = build(load_config(path), Options(progress=False))
+    report = build_here(load_config(path))
     assert "duration_mismatch" not in report.failed  # of "short" 1.5 s were wanted, and are there
     assert report.num_samples == 5
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from forebay.config.recipe import recipe_of
-from forebay.preprocess import Options, build
 from forebay.preprocess.estimate import estimate_bytes
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.pipeline import BuildReport
@@ -22,11 +21,12 @@ from forebay.store.seal import Contents, seal
 from forebay.store.shard import ShardEntry, shard_fields, write_shard
 from forebay.store.verify import verify_folder
 from tests.preprocess.corpus import json_lines, shard_bytes
+from tests.preprocess.here_pool import build_here
 from tests.text_corpus import demo_texts, text_config
 
 
 def make(folder: Path, *overrides: str, rows: list[dict[str, str]] | None = None) -> tuple[BuildReport, Cache]:
-    report = build(text_config(folder, *overrides, rows=rows), Options(progress=False))
+    report = build_here(text_config(folder, *overrides, rows=rows))
     return report, open_cache(report.cache)
 
 
@@ -132,9 +132,9 @@ def test_texts_that_are_added_make_the_last_shard_and_no_other(folder: Path, tmp
 def test_parts_of_a_build_of_texts_make_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     make(folder)
     config = text_config(tmp_path, rows=demo_texts())
-    first = build(config, Options(progress=False, part=(0, 2)))
+    first = build_here(config, part=(0, 2))
     assert (first.shards_written, first.sealed) == (2, False)
-    second = build(config, Options(progress=False, part=(1, 2)))
+    second = build_here(config, part=(1, 2))
     assert (second.shards_written, second.sealed) == (2, True)
     assert shard_bytes(Path(second.cache)) == shard_bytes(Path(make(folder)[0].cache))
 
@@ -148,7 +148,7 @@ def test_a_damaged_shard_of_texts_is_made_again(folder: Path, tmp_path: Path) ->
     data[len(data) // 2] ^= 1
     damaged.unlink()  # the copy is a file of its own already; the old bytes are not written through
     damaged.write_bytes(data)
-    mended = build(config, Options(progress=False, verify=True))
+    mended = build_here(config, verify=True)
     assert (mended.shards_written, mended.shards_linked, mended.key) == (1, 3, report.key)
     assert verify_folder(Path(mended.cache)).ok
 
@@ -156,7 +156,7 @@ def test_a_damaged_shard_of_texts_is_made_again(folder: Path, tmp_path: Path) ->
 def test_a_cache_of_texts_with_media_files_is_read_and_kept(tmp_path: Path) -> None:
     """As they were made before there were caches without media: form 1, with `sample_id` in shards of their own."""
     config = text_config(tmp_path)
-    report = build(config, Options(progress=False))
+    report = build_here(config)
     made = open_cache(report.cache)
     old = with_media(Path(report.cache), made, tmp_path / "scratch")
     assert (old.groups, old.metadata["format_version"]) == (("media", "text"), 1)
@@ -167,7 +167,7 @@ def test_a_cache_of_texts_with_media_files_is_read_and_kept(tmp_path: Path) -> N
         assert old.sample_id(index) == made.sample_id(index)
     columns = sorted(made.samples.column_names)
     assert old.samples.select(columns).equals(made.samples.select(columns))
-    assert build(config, Options(progress=False)).already_sealed
+    assert build_here(config).already_sealed
 
 
 def with_media(folder: Path, cache: Cache, scratch: Path) -> Cache:

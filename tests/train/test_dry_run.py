@@ -10,17 +10,17 @@ import pytest
 
 from forebay import cli
 from forebay.errors import CacheNotFoundError, ConfigError
-from forebay.preprocess import Options, build
 from forebay.train.dry_run import dry_run
 from forebay.train.prefetch import THREAD_NAME
 from forebay.train.select import make_loader
 from tests.preprocess.corpus import Corpus, file_bytes, speech_corpus
+from tests.preprocess.here_pool import build_here
 
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Corpus:
     made = speech_corpus(tmp_path)
-    build(made.config(), Options(progress=False))
+    build_here(made.config())
     return made
 
 

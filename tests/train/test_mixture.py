@@ -12,7 +12,6 @@ import pytest
 
 from forebay.config import Config, load_config
 from forebay.errors import CacheCorruptError, CacheMismatchError, CacheNotFoundError, ConfigError, ResumeError
-from forebay.preprocess import Options, build
 from forebay.store.cache import Cache, open_cache
 from forebay.train.loader import Loader
 from forebay.train.plan.mixture import MixturePlan
@@ -20,9 +19,9 @@ from forebay.train.select import make_loader, select
 from forebay.train.union import SourceUnion, source_kind
 from forebay.train.usage import expected_shares, population
 from tests.preprocess.corpus import Corpus, speech_corpus
+from tests.preprocess.here_pool import build_here
 from tests.store_factory import make_cache
 
-QUIET = Options(progress=False)
 HEAD = 'name = "both"\n[source]\nkind = "tar"\nmanifest = "none.parquet"\n[audio]\nfeatures = "waveform"\n'
 PLAN = (
     '[plan]\nbatch_size = 4\nlockstep = 1\nedges_s = [30.0]\n[run]\ncache_root = "caches"\n[train]\nnum_threads = 0\n'
@@ -152,7 +151,7 @@ def test_an_epoch_that_ends_with_a_source_repeats_nothing(tmp_path: Path) -> Non
 
 
 def test_languages_of_one_cache_with_weights_changed_at_train_time(corpus: Corpus) -> None:
-    report = build(corpus.config(), QUIET)
+    report = build_here(corpus.config())
     files = sorted(path for path in Path(report.cache).rglob("*"))
     column = 'train.mixture_column="language"'
     cache = open_cache(report.cache)
@@ -171,7 +170,7 @@ def test_languages_of_one_cache_with_weights_changed_at_train_time(corpus: Corpu
 
 
 def test_uncached_sources_mix_as_their_caches_do(corpus: Corpus) -> None:
-    build(corpus.config(), QUIET)
+    build_here(corpus.config())
     column = ('train.mixture_column="language"', "plan.lockstep=1")
     cached = make_loader(corpus.config(*column))
     uncached = make_loader(corpus.config(*column, 'train.cache="off"'))
@@ -237,7 +236,7 @@ def test_weight_zero_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     ],
 )
 def test_a_column_that_cannot_be_mixed(corpus: Corpus, overrides: list[str], message: str) -> None:
-    build(corpus.config(), QUIET)
+    build_here(corpus.config())
     with pytest.raises(ConfigError, match=message):
         make_loader(corpus.config(*overrides))
 

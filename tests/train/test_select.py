@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from forebay.errors import CacheMismatchError, CacheNotFoundError, ConfigError
-from forebay.preprocess import Options, build
 from forebay.store.cache import Cache
 from forebay.train.select import make_loader, select
 from tests.preprocess.corpus import Corpus, speech_corpus
-
-QUIET = Options(progress=False)
+from tests.preprocess.here_pool import build_here
 
 
 @pytest.fixture
@@ -22,7 +20,7 @@ def corpus(tmp_path: Path) -> Corpus:
 
 
 def test_auto_finds_the_cache_by_itself(corpus: Corpus) -> None:
-    build(corpus.config(), QUIET)
+    build_here(corpus.config())
     selected = select(corpus.config())
     assert selected.kind == "cache"
     assert isinstance(selected.source, Cache)
@@ -31,7 +29,7 @@ def test_auto_finds_the_cache_by_itself(corpus: Corpus) -> None:
 def test_auto_goes_uncached_with_one_warning_that_names_the_command(
     corpus: Corpus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    build(corpus.config(), QUIET)
+    build_here(corpus.config())
     caplog.clear()
     config = corpus.config("audio.sample_rate_hz=8000")
     assert select(config).kind == "uncached"
@@ -46,12 +44,12 @@ def test_require_is_an_error_instead(corpus: Corpus) -> None:
 
 
 def test_off_goes_uncached_beside_a_cache(corpus: Corpus) -> None:
-    build(corpus.config(), QUIET)
+    build_here(corpus.config())
     assert select(corpus.config('train.cache="off"')).kind == "uncached"
 
 
 def test_a_changed_source_never_hits(corpus: Corpus) -> None:
-    build(corpus.config(), QUIET)
+    build_here(corpus.config())
     corpus.rows[0]["transcript"] = "another"
     corpus.write_manifest()
     assert select(corpus.config()).kind == "uncached"
@@ -62,7 +60,7 @@ def test_a_changed_source_never_hits(corpus: Corpus) -> None:
 def test_without_the_raw_data_the_cache_serves_and_the_log_says_so(
     corpus: Corpus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    build(corpus.config(), QUIET)
+    build_here(corpus.config())
     for name in ("a.tar", "b.tar", "train.parquet"):
         (corpus.folder / name).unlink()
     assert select(corpus.config('train.cache="require"')).kind == "cache"
@@ -70,7 +68,7 @@ def test_without_the_raw_data_the_cache_serves_and_the_log_says_so(
 
 
 def test_a_cache_can_be_named_outright(corpus: Corpus, tmp_path: Path) -> None:
-    report = build(corpus.config(), QUIET)
+    report = build_here(corpus.config())
     shutil.move(report.cache, tmp_path / "elsewhere")
     named = f'train.cache_dir="{tmp_path / "elsewhere"}"'
     selected = select(corpus.config(named))
@@ -81,7 +79,7 @@ def test_a_cache_can_be_named_outright(corpus: Corpus, tmp_path: Path) -> None:
 
 
 def test_a_loader_needs_a_plan(corpus: Corpus) -> None:
-    build(corpus.config(), QUIET)
+    build_here(corpus.config())
     path = corpus.folder / "config.toml"
     text = path.read_text()
     without = text[: text.index("[plan]")] + text[text.index("[run]") :]
@@ -94,7 +92,7 @@ def test_a_loader_needs_a_plan(corpus: Corpus) -> None:
 
 
 def test_ranks_share_the_epoch(corpus: Corpus) -> None:
-    build(corpus.config(), QUIET)
+    build_here(corpus.config())
     loaders = [make_loader(corpus.config(), dp_rank=rank, dp_world_size=2) for rank in range(2)]
     assert len(loaders[0]) == len(loaders[1])
     for loader in loaders:

@@ -15,7 +15,6 @@ from accelerate.state import AcceleratorState, GradientState
 from forebay import cli
 from forebay.config import Config
 from forebay.errors import CacheMismatchError, ConfigError
-from forebay.preprocess import Options, build
 from forebay.store.cache import open_cache
 from forebay.store.usage_file import read_usage
 from forebay.train.collate import Collator
@@ -26,6 +25,7 @@ from forebay.train.meter import StepLog
 from forebay.train.plan.mixture import MixturePlan
 from forebay.train.select import make_loader, select
 from forebay.train.union import SourceUnion, without_audio
+from tests.preprocess.here_pool import build_here
 from tests.store_factory import make_cache
 from tests.text_corpus import mixed_config, speech_config, text_config
 
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Both caches of the demo recordings."""
     made = tmp_path_factory.mktemp("both")
     for config in (speech_config(made), text_config(made)):
-        build(config, Options(progress=False))
+        build_here(config)
     return made
 
 
