@@ -12,6 +12,13 @@ import pytest
 
 from forebay import cli
 from tests.preprocess.corpus import Corpus, speech_corpus
+from tests.preprocess.here_pool import HerePool
+
+
+@pytest.fixture
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds run in this process: each worker would load transformers."""
+    monkeypatch.setattr("forebay.preprocess.pipeline.Pool", HerePool)
 
 
 @pytest.fixture
@@ -62,6 +69,7 @@ def test_key_without_hashing_is_unknown_at_first(corpus: Corpus, capsys: pytest.
     assert run_json(capsys, "key", config, "--no-hash")["key"] is None
 
 
+@pytest.mark.usefixtures("_here")
 def test_key_explains_how_the_nearest_cache_differs(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
     config = corpus.folder / "config.toml"
     built = run_json(capsys, "preprocess", config, "--no-progress")
@@ -78,6 +86,7 @@ def test_key_explains_how_the_nearest_cache_differs(corpus: Corpus, capsys: pyte
     assert [row["field"] for row in differs] == ["sources.train.parquet"]
 
 
+@pytest.mark.usefixtures("_here")
 def test_overrides_enter_the_key_as_if_they_stood_in_the_file(
     corpus: Corpus, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +100,7 @@ def test_overrides_enter_the_key_as_if_they_stood_in_the_file(
     assert run_json(capsys, "key", config)["key"] != by_flag["key"]
 
 
+@pytest.mark.usefixtures("_here")
 def test_dry_run_says_what_would_be_done(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "preprocess", corpus.folder / "config.toml", "--dry-run")
     assert code == 0
@@ -162,6 +172,7 @@ def test_every_room_runs_as_a_module(room: str) -> None:
     assert f"forebay {room}" in done.stdout
 
 
+@pytest.mark.usefixtures("_here")
 def test_inspect_cache_takes_the_folder_both_ways(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
     cache = run_json(capsys, "preprocess", corpus.folder / "config.toml", "--no-progress")["cache"]
     documents = []
