@@ -33,14 +33,8 @@ from transformers import SeamlessM4TFeatureExtractor, WhisperFeatureExtractor
 from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRFeatureExtractor
 
 from forebay.config.steps import FeatureStep, LogMel, Qwen3Asr, W2vBert
-from forebay.preprocess.features import compute, num_frames
-from forebay.train.finish import (
-    output_frames,
-    padded_frames,
-    qwen3_asr_input,
-    w2v_bert_input,
-    whisper_input,
-)
+from forebay.steps.audio.features import compute, num_frames
+from forebay.train.collate.finish import output_frames, padded_frames, qwen3_asr_input, w2v_bert_input, whisper_input
 
 MANIFEST = Path(__file__).parents[1] / "demo" / "speech" / "train.parquet"
 

@@ -28,13 +28,13 @@ from benchmarks.data import BENCH_DATA, corpus
 from benchmarks.peers import forebay_cache, workloads
 from benchmarks.report import arguments, machine, median, show
 from forebay.config import Config, PlanConfig
+from forebay.plan.make import plan_of
 from forebay.preprocess.pipeline import build
 from forebay.store.cache import open_cache
 from forebay.store.lookup import find_cache
 from forebay.train.collate import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader
-from forebay.train.planned import plan_of
 from forebay.train.ring import BufferRing
 from forebay.train.uncached import UncachedSource
 

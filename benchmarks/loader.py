@@ -24,9 +24,9 @@ import torch
 
 from benchmarks.plan import usual_durations
 from forebay.config import PlanConfig
+from forebay.plan import BucketPlan, Order, bucket_plan
 from forebay.store.layout import FieldSpec
 from forebay.train.loader import Loader
-from forebay.train.plan import BucketPlan, Order, bucket_plan
 
 SAMPLES_PER_FRAME = 160
 BATCH_SIZE = 32

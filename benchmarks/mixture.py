@@ -18,10 +18,9 @@ import numpy as np
 from benchmarks.plan import SAMPLE_RATE_HZ, seconds, usual_durations
 from benchmarks.report import table
 from forebay.config import PlanConfig
-from forebay.train.plan import BucketPlan, bucket_plan
-from forebay.train.plan.mixture import Batches, MixturePlan, mixture_plan
-from forebay.train.plan.mixture_assignment import Assignment
-from forebay.train.plan.mixture_weights import PERIOD, quantise
+from forebay.plan import BucketPlan, bucket_plan
+from forebay.plan.mixture.assignment import PERIOD, Assignment, quantise
+from forebay.plan.mixture.plan import Batches, MixturePlan, mixture_plan
 
 WEIGHTS = (0.1396, 0.1273, 0.1264, 0.1245, 0.1095, 0.0960, 0.0874, 0.0725, 0.0416, 0.0360, 0.0307, 0.0086)
 EDGES_S = {1: (30.0,), 7: (3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0), 64: tuple(np.linspace(1, 30, 64).tolist())}

@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.report import table
 from forebay.config import PlanConfig
-from forebay.train.plan import (
+from forebay.plan import (
     BucketPlan,
     Samples,
     WindowPlan,
@@ -35,8 +35,8 @@ from forebay.train.plan import (
     statistics,
     turn,
 )
-from forebay.train.plan.padding import padding_in_line, padding_of
-from forebay.train.plan.permutation import Permutations, derive_key
+from forebay.plan.permutation import Permutations, derive_key
+from forebay.plan.statistics import padding_in_line, padding_of
 
 T = TypeVar("T")
 

@@ -21,8 +21,8 @@ import numpy as np
 
 from benchmarks.report import arguments, machine, median, show
 from forebay.config import PlanConfig
-from forebay.train.plan import PackPlan, pack_plan
-from forebay.train.plan.padding import padding_in_line
+from forebay.plan import PackPlan, pack_plan
+from forebay.plan.statistics import padding_in_line
 
 Array = np.ndarray[Any, Any]
 SEQ_LEN = 8192

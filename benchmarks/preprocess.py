@@ -79,7 +79,7 @@ def frames(task: ShardTask) -> Iterator[Any]:
     """Yields the features of a shard's clips, from soundfile and the feature engine in blocks."""
     import soundfile
 
-    from forebay.preprocess.features import compute
+    from forebay.steps.audio.features import compute
 
     places = zip(task.rows["offset"].to_pylist(), task.rows["size"].to_pylist(), strict=True)
     with open(task.files[0].path, "rb") as file:
@@ -147,7 +147,7 @@ def difference(task: ShardTask) -> float:
     from transformers import WhisperFeatureExtractor
 
     from forebay.store.shard import Shard, shard_fields
-    from forebay.train.finish import whisper_input
+    from forebay.train.collate.finish import whisper_input
 
     extractor = WhisperFeatureExtractor()
     clips = [(task.files[0].path, name) for name in task.rows["member"].to_pylist()[: 2 * BATCH_SIZE]]

@@ -36,9 +36,9 @@ from benchmarks.report import Cost, arguments, machine, median, show, timed
 from forebay.config import Config, load_config
 from forebay.preprocess.pipeline import BuildReport, Options, build
 from forebay.preprocess.pool import Pool
-from forebay.preprocess.samples import Read, Values
 from forebay.preprocess.shard_task import ShardTask, make_shard
-from forebay.preprocess.speech import SpeechLine
+from forebay.preprocess.speech.modality import SpeechLine
+from forebay.preprocess.speech.samples import Read, Values
 from forebay.store.layout import Group
 
 CLIPS_PER_TAR = 1000

@@ -30,11 +30,12 @@ import xxhash
 
 from benchmarks.data import BENCH_DATA, corpus, shard_tasks
 from benchmarks.report import Cost, arguments, machine, median, show, timed
-from forebay.preprocess import features, samples
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.shard_task import ShardTask, make_shard
 from forebay.preprocess.sources import MediaReader
-from forebay.preprocess.text import TextEncoder
+from forebay.preprocess.speech import samples
+from forebay.steps.audio import features
+from forebay.steps.text import TextEncoder
 from forebay.store import shard, tdz
 
 STAGES = ("read", "decode", "resample", "features", "tokens", "hash", "write", "rest")

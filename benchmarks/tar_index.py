@@ -17,7 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from forebay.store.tar_index import TarIndex, load_index, scan_tar
+from forebay.tar.index import load_index
+from forebay.tar.members import TarIndex
+from forebay.tar.scan import scan_tar
 
 GOAL = 8.0
 CLIP_BYTES, TRANSCRIPT_BYTES = 40_000, 300

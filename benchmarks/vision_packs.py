@@ -36,8 +36,8 @@ from PIL import Image
 from benchmarks.report import arguments, machine, median, ratio, show, timed
 from forebay.config import Config, load_config
 from forebay.preprocess.pipeline import Options, build
-from forebay.preprocess.vision.processor import load_processor
 from forebay.pretrained import from_folder
+from forebay.steps.image.processor import load_processor
 from forebay.store.cache import open_cache
 from forebay.train import make_loader
 from forebay.train.collate.expand import _gather, patch_table

@@ -15,9 +15,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import forebay
 from forebay.config import Config
+from forebay.plan.make import plan_of
 from forebay.train.collate import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
-from forebay.train.planned import plan_of
 from forebay.train.select import select
 
 

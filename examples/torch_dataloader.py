@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import DataLoader
 
 import forebay
+from forebay.plan.make import plan_of
 from forebay.train.collate import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
-from forebay.train.planned import plan_of
 from forebay.train.select import select
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from forebay.config import Config, load_config
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
-from forebay.store.refusal import is_refusal, refusal
+from forebay.store.schema import is_refusal, refusal
 from forebay.version import __version__
 from forebay.visible import json_text, one_message, printable, visible_output
 
@@ -240,8 +240,8 @@ def _print_build(report: Any, plan: str | None) -> None:
 
 
 def _build_plan(config: Config, folder: Path) -> str:
+    from forebay.plan.make import plan_example, plan_of
     from forebay.store.cache import open_cache
-    from forebay.train.planned import plan_example, plan_of
 
     if config.plan is None:
         return f"plan: none, {_shown(config.path)} has no [plan] section; training needs one, for example: {plan_example(config)}"
@@ -274,8 +274,7 @@ def _add_inspect(commands: Any) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    from forebay.inspect.command import run
-    from forebay.inspect.plan_command import run_plan
+    from forebay.inspect.command import run, run_plan
     from forebay.inspect.plans import is_plan
     from forebay.store.lookup import find_cache, require
 
@@ -300,13 +299,13 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _bucket_manifests(options: argparse.Namespace) -> int:
-    from forebay.inspect.bucket_manifests import CONFIG_NAME, BucketRows, write_bucket_manifests
-    from forebay.preprocess.sources.places import tar_places
+    from forebay.inspect.export import CONFIG_NAME, BucketRows, write_bucket_manifests
+    from forebay.plan import BucketPlan
+    from forebay.plan.bucket.plan import shuffled_buckets
+    from forebay.plan.make import plan_of
+    from forebay.preprocess.sources.speech.listing import tar_places
     from forebay.store.cache import open_cache
     from forebay.store.lookup import find_cache, require
-    from forebay.train.plan import BucketPlan
-    from forebay.train.plan.shuffled import shuffled_buckets
-    from forebay.train.planned import plan_of
 
     if Path(options.config).is_dir():
         raise ConfigError(f"--bucket-manifests needs a config with a [plan] section, {options.config} is a folder")
@@ -352,7 +351,7 @@ def _add_train(commands: Any) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from forebay.train.loop import run
+    from forebay.train.loop.run import run
 
     logging.getLogger("forebay.train").setLevel(min(logging.INFO, _level(options)))
     if options.dry_run:
@@ -373,7 +372,7 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _dry_run(options: argparse.Namespace) -> int:
-    from forebay.train.dry_run import dry_run
+    from forebay.train.loop.dry_run import dry_run
 
     if options.resume:
         raise ConfigError("--resume does not go with --dry-run, which has no checkpoint to go on from")
@@ -404,7 +403,7 @@ def _add_key(commands: Any) -> None:
 
 
 def _key(options: argparse.Namespace) -> int:
-    from forebay.preprocess.explain import explain
+    from forebay.preprocess.listing import explain
 
     document = explain(_load(options), may_hash=not options.no_hash)
     if options.json:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from forebay.store.canonical import digest
+from forebay.store.key import digest
 from forebay.store.layout import GROUPS, FieldSpec, Group
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import ShardEntry, shard_fields, write_shard

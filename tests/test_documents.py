@@ -12,7 +12,7 @@ import pytest
 
 from forebay import cli
 from forebay.config import tree
-from forebay.train.state import LoaderState
+from forebay.plan.cursor import LoaderState
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [

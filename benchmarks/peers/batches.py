@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from benchmarks.peers.interface import Array, Reader, Sample, Workload
+from forebay.store.layout import Ints
+from forebay.store.source import SampleSource
 from forebay.train.loader import Loader
-from forebay.train.plan.permutation import Ints
-from forebay.train.source import SampleSource
 
 BATCH_SIZE = 32
 OrderName = Literal["shuffled", "buckets", "by duration", "as written"]

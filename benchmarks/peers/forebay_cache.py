@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.peers.interface import Sample, Workload
-from forebay.store.cache import ROW_BITS, Cache, open_cache
-from forebay.store.canonical import digest
-from forebay.store.layout import GROUPS, FieldSpec, Group
+from forebay.store.cache import Cache, open_cache
+from forebay.store.key import digest
+from forebay.store.layout import GROUPS, ROW_BITS, FieldSpec, Group
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import ShardEntry, shard_fields, write_shard
 from forebay.store.shard_table import shard_name

@@ -1,18 +1,10 @@
 """The configuration tree, its loader, and the descriptions of the steps. Imports the standard library only."""
 
+from forebay.config.data import AudioConfig, LayoutConfig, SourceConfig, TextConfig, VisionConfig
 from forebay.config.load import load_config, parse_config
-from forebay.config.tree import (
-    AudioConfig,
-    Config,
-    LayoutConfig,
-    MixtureSource,
-    PlanConfig,
-    RunConfig,
-    SourceConfig,
-    TextConfig,
-    TrainConfig,
-    VisionConfig,
-)
+from forebay.config.plan import PlanConfig
+from forebay.config.train import MixtureSource, RunConfig, TrainConfig
+from forebay.config.tree import Config
 
 __all__ = [
     "AudioConfig",

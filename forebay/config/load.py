@@ -1,4 +1,7 @@
-"""TOML file and overrides to a checked `Config`; all problems are reported at once, each by its dotted name."""
+"""TOML file and overrides to a checked `Config`; all problems are reported at once, each by its dotted name.
+
+TOML of a stranger: an answer at once, whatever it is.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,23 @@ import difflib
 import json
 import math
 import os
+import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from forebay.config.toml import MAX_DEPTH, parse_toml
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 
 _NO_FILE = "CONFIG"
 """The name, in messages, of a config that is no file: a user who has it in a file knows which one is meant."""
+
+
 _MAX_PROBLEMS = 20
 """Of one file that a message lists."""
+
+
 _MAX_INTEGER = 2**63
 """What TOML's integers are below, and Python's are not."""
 
@@ -176,3 +184,32 @@ def _absolute_path(value: Any, folder: Path) -> Any:
     if isinstance(value, tuple):
         return tuple(_absolute_path(part, folder) for part in value)
     return os.path.normpath(folder / value) if isinstance(value, str) else value
+
+
+MAX_DEPTH = 16
+"""Levels of tables and lists; settings lie three deep."""
+
+
+_STRINGS = re.compile(r'''"""(?:[^\\]|\\.)*?"""|'{3}.*?'{3}|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+'|\#[^\n]*+''', re.DOTALL)
+
+
+_LONG_KEY = re.compile(rf"(?:\.[ \t]*+[\w\-\"]++[ \t]*+){{{MAX_DEPTH},}}")
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Returns the document of a TOML text.
+
+    Raises ValueError for what is no TOML, and where a key has more than `MAX_DEPTH` parts or values lie too deep to be read.
+    """
+    # tomllib takes time with the square of a key's parts: minutes for 100,000 of them.
+    if (found := _LONG_KEY.search(_STRINGS.sub(_stand_in, text))) is not None:
+        raise ValueError(f"a key has more than {MAX_DEPTH} parts, {found[0]:.40}... among them")
+    try:
+        return tomllib.loads(text)
+    except RecursionError as err:
+        raise ValueError("its values lie in one another too deep to be read") from err
+
+
+def _stand_in(found: re.Match[str]) -> str:
+    # A quoted part of a key stays a part; dots inside of strings and comments separate nothing.
+    return "" if found[0].startswith("#") else '"'

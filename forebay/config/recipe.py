@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from forebay.config.data import AudioConfig, SourceConfig, VisionConfig
 from forebay.config.digest import processor_digest, tokenizer_digest
 from forebay.config.steps import (
     Chat,
@@ -25,7 +26,7 @@ from forebay.config.steps import (
     W2vBert,
     Waveform,
 )
-from forebay.config.tree import AudioConfig, Config, SourceConfig, VisionConfig
+from forebay.config.tree import Config
 
 LISTING_VERSION = 2
 """Bumped when the same sources and filters give other rows."""

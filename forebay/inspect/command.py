@@ -1,4 +1,7 @@
-"""`forebay inspect`: what is asked for, in one document or in lines."""
+"""`forebay inspect`: what is asked for, in one document or in lines.
+
+`forebay inspect PLAN_FOLDER`: a plan's settings and statistics, or one of its packs.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay.config import Config
-from forebay.errors import CacheError, ConfigError
+from forebay.config.tree import Config
+from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheNotFoundError, ConfigError
 from forebay.inspect.export import check_target, write_table, write_wav
-from forebay.inspect.facts import cache_facts, unreadable_facts
-from forebay.inspect.image_facts import holds_images
-from forebay.inspect.image_sample import ImageSample, read_image_sample
-from forebay.inspect.image_sample_lines import image_sample_lines
-from forebay.inspect.layout import print_json, print_lines
-from forebay.inspect.sample import Sample, read_sample, sample_index, sample_lines
-from forebay.inspect.terminal import report_lines, verify_lines
+from forebay.inspect.facts import cache_facts, holds_images, pack_bytes, unreadable_facts
+from forebay.inspect.pack import Pack, read_pack
+from forebay.inspect.plans import read_plan
+from forebay.inspect.sample import ImageSample, Sample, read_image_sample, read_sample, sample_index, sample_lines
+from forebay.inspect.terminal.layout import print_json, print_lines
+from forebay.inspect.terminal.plan import plan_report_lines
+from forebay.inspect.terminal.report import report_lines, verify_lines
+from forebay.inspect.terminal.sample import image_sample_lines, pack_lines
 from forebay.store.cache import Cache, open_cache
-from forebay.store.cache_document import check_description, foreign_values
+from forebay.store.lookup import sealed_caches
+from forebay.store.metadata import check_description, check_file, foreign_values
+from forebay.store.verify import VerifyReport
 
 DONE, FAILED = 0, 1
 
@@ -119,7 +125,7 @@ def _write(cache: Cache, sample: Sample | ImageSample | None, outputs: _Outputs)
 
 def _write_png(cache: Cache, sample: Sample | ImageSample, path: Path) -> None:
     if isinstance(sample, ImageSample):
-        from forebay.inspect.image_picture import sample_tiles, sample_title, write_tiles
+        from forebay.inspect.picture import sample_tiles, sample_title, write_tiles
 
         write_tiles(sample_tiles(sample), path, title=sample_title(sample))
         return
@@ -147,4 +153,108 @@ def _print(
         print_lines(image_sample_lines(sample) if isinstance(sample, ImageSample) else sample_lines(sample))
     if "verify" in facts:
         print_lines(verify_lines(facts["verify"]))
+    print_lines(f"wrote {path}" for path in written)
+
+
+_OF_CACHES = ("wav", "export")
+
+
+def run_plan(folder: Path, options: argparse.Namespace) -> int:
+    """Prints what a plan is, or with `--sample` one pack of it, and returns the exit code as `command.run` does.
+
+    The plan's cache is looked for in the root that the plan lies in, and under `--cache-root`.
+    Raises ConfigError for options that a plan has no answer to, CacheCorruptError, CacheMismatchError where the plan cannot
+    be read, CacheNotFoundError where a pack is asked for and its cache is not there.
+    """
+    folder = Path(os.path.abspath(folder))
+    _check(folder, options)
+    plan = _read_plan(folder)
+    facts: dict[str, Any] = {**plan, "verify": _verified(folder, plan).to_json()} if options.verify else plan
+    if options.verify and not facts["verify"]["ok"]:
+        _print_plan(options, facts, None, [])
+        return FAILED
+    cache = _cache(folder, plan, options)
+    facts = {**facts, "cache": None if cache is None else str(cache.folder)}
+    if cache is not None:
+        check_description(cache.folder, cache.metadata)
+        facts = pack_bytes(cache, facts) if holds_images(cache) else facts
+    pack = None if options.sample is None else _pack(cache, plan, options)
+    written = [] if pack is None or options.png is None else [_draw(pack, folder, Path(options.png))]
+    _print_plan(options, facts, pack, written)
+    return DONE
+
+
+def _check(folder: Path, options: argparse.Namespace) -> None:
+    for name in _OF_CACHES:
+        if getattr(options, name) is not None:
+            raise ConfigError(f"--{name}: {folder} is a plan; name its cache, or a config")
+    if options.png is not None:
+        if options.sample is None:
+            raise ConfigError("--png needs --sample I, the pack to draw; for example --sample 0")
+        check_target(Path(options.png), "--png", cache_folder=folder)
+
+
+def _read_plan(folder: Path) -> dict[str, Any]:
+    try:
+        return read_plan(folder)
+    except CacheMismatchError as err:
+        raise CacheMismatchError(f"{err}; install a newer forebay") from err
+    except (CacheCorruptError, OSError) as err:
+        raise CacheCorruptError(f"{err}; delete {folder} and run: forebay preprocess CONFIG") from err
+
+
+def _verified(folder: Path, plan: dict[str, Any]) -> VerifyReport:
+    """Metadata and statistics were compared when the plan was read."""
+    report = VerifyReport()
+    for name, entry in plan["arrays"].items():
+        try:
+            check_file(folder / f"{name}.npy", entry, verify=True)
+            report.checked_bytes += int(entry["size_bytes"])
+        except CacheCorruptError as err:
+            report.problems.append(str(err))
+    return report
+
+
+def _roots(folder: Path, options: argparse.Namespace) -> list[Path]:
+    named = [] if options.cache_root is None else [Path(options.cache_root).absolute()]
+    return list(dict.fromkeys([folder.parent.parent, *named]))
+
+
+def _cache(folder: Path, plan: dict[str, Any], options: argparse.Namespace) -> Cache | None:
+    """The newest cache of the plan's key: every layout has the same samples."""
+    caches = (cache for root in _roots(folder, options) for cache in sealed_caches(root))
+    return next((open_cache(cache.folder) for cache in caches if cache.key in plan["cache_keys"]), None)
+
+
+def _pack(cache: Cache | None, plan: dict[str, Any], options: argparse.Namespace) -> Pack:
+    folder = Path(plan["folder"])
+    if cache is None:
+        key, searched = plan["cache_keys"][0][:16], ", ".join(map(str, _roots(folder, options)))
+        raise CacheNotFoundError(
+            f"{folder} packs the cache with key {key}, which is not in {searched}; "
+            f"run: forebay inspect {folder} --sample {options.sample} --cache-root DIR"
+        )
+    with foreign_values(cache.folder):
+        return read_pack(cache, plan, options.sample)
+
+
+def _draw(pack: Pack, folder: Path, path: Path) -> str:
+    from forebay.inspect.picture import pack_title, sample_tiles, write_tiles
+
+    tiles = [tile for i, sample in enumerate(pack.segments) for tile in sample_tiles(sample, mark=f"#{i} ")]
+    write_tiles(tiles, path, title=pack_title(pack, folder.name))
+    return str(path)
+
+
+def _print_plan(options: argparse.Namespace, facts: dict[str, Any], pack: Pack | None, written: list[str]) -> None:
+    if options.json:
+        document = {**facts, **({"pack": pack.to_json()} if pack else {}), **({"written": written} if written else {})}
+        print_json(document)
+        return
+    if pack is not None:
+        print_lines(pack_lines(pack))
+    elif "cache" in facts:
+        print_lines(plan_report_lines(facts))
+    if "verify" in facts:
+        print_lines(["", *verify_lines(facts["verify"])] if "cache" in facts else verify_lines(facts["verify"]))
     print_lines(f"wrote {path}" for path in written)

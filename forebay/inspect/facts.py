@@ -1,20 +1,31 @@
-"""What a cache is, as one JSON document: all that `forebay inspect` prints of it."""
+"""What a cache is, as one JSON document: all that `forebay inspect` prints of it.
+
+What a cache of images holds, and what it would take as float32 `pixel_values`.
+
+How long samples are: bins of a round width, and their bars.
+"""
 
 from __future__ import annotations
 
+import itertools
+import logging
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from forebay.inspect.histogram import duration_histogram
-from forebay.inspect.image_facts import holds_images, image_facts, pack_bytes
+from forebay.errors import CacheError
 from forebay.inspect.plans import plans_of
 from forebay.store.cache import Cache
-from forebay.store.cache_document import check_description
-from forebay.store.layout import FieldSpec, Group
+from forebay.store.image.codec import FIELDS
+from forebay.store.image.settings import ImageSettings
+from forebay.store.layout import Array, FieldSpec, Group
+from forebay.store.metadata import check_description
+from forebay.store.shard import shard_fields
 
 _AXES: dict[str, str | int] = {
     "input_features": "frames",
@@ -33,6 +44,7 @@ _AXES: dict[str, str | int] = {
     "image_file": "bytes",
 }
 """What the first axis of a tensor field counts, or its length where that is the same for all samples."""
+
 
 INTERFACE = (
     "key",
@@ -135,3 +147,168 @@ def _group(cache: Cache, group: Group) -> dict[str, int]:
         "rows": sum(entry.rows for entry in entries),
         "size_bytes": sum(entry.size_bytes for entry in entries),
     }
+
+
+logger = logging.getLogger(__name__)
+
+
+_FLOAT32_BYTES = 4
+
+
+def holds_images(cache: Cache) -> bool:
+    """Whether a cache's media rows are images."""
+    return "media_rows" in cache.metadata
+
+
+def image_facts(cache: Cache) -> dict[str, Any]:
+    """Returns the part of `forebay inspect --json` that only a cache of images has.
+
+    codec; images: `stored` (each once a shard), `distinct` (of the listed rows), `used` (in all samples together);
+    bytes_per_image: mean of what is stored of an image; float32_bytes_per_image: of the same images as the processor's
+    `pixel_values`, null where a shard cannot be read; histograms: of the `tokens` and `patches` a sample.
+    """
+    stored, size_bytes = _stored_images(cache)
+    patches = _stored_patches(cache)
+    as_float32 = None if patches is None else float32_bytes(patches, image_settings_of(cache))
+    return {
+        "codec": cache.metadata["codec"],
+        "images": {
+            "stored": stored,
+            "distinct": cache.metadata["num_images"],
+            "used": int(cache.lengths["num_images"].sum(dtype=np.int64)),
+        },
+        "bytes_per_image": size_bytes / stored if stored else None,
+        "float32_bytes_per_image": as_float32 / stored if stored and as_float32 is not None else None,
+        "histograms": {name: count_histogram(cache.lengths[f"num_{name}"]) for name in ("tokens", "patches")},
+    }
+
+
+def pack_bytes(cache: Cache, plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a plan with `bytes_per_pack`, its share of the cache, and `float32_bytes_per_pack`, if it is one of packs.
+
+    The latter is what one pack's `pixel_values` take: the images of a pack as often as its samples use them.
+    """
+    patches = plan["statistics"].get("patches")
+    if plan["kind"] != "pack" or not plan["num_packs"] or patches is None:
+        return dict(plan)
+    return {
+        **plan,
+        "bytes_per_pack": int(cache.metadata["size_bytes"]) / plan["num_packs"],
+        "float32_bytes_per_pack": float32_bytes(patches["mean"], image_settings_of(cache)),
+    }
+
+
+def image_settings_of(cache: Cache) -> ImageSettings:
+    """Returns the processor's settings that a cache of images was made with."""
+    return ImageSettings.from_json(cache.constants["image"])
+
+
+def float32_bytes(num_patches: float, settings: ImageSettings) -> float:
+    """Returns the bytes of float32 `pixel_values` [num_patches, temporal_patch_size * 3 * patch_size^2]."""
+    return num_patches * settings.temporal_patch_size * settings.patch_bytes * _FLOAT32_BYTES
+
+
+def _stored_images(cache: Cache) -> tuple[int, int]:
+    """Returns how many images are stored, and their bytes: from the shard table, no shard is opened."""
+    field = cache.fields[FIELDS[cache.metadata["codec"]]]
+    value_bytes = field.numpy_dtype.itemsize * math.prod(field.shape)
+    return _count(cache, "image_grid_thw"), _count(cache, field.name) * value_bytes
+
+
+def _stored_patches(cache: Cache) -> int | None:
+    if cache.metadata["codec"] == "raw":
+        return _count(cache, FIELDS["raw"])
+    try:
+        grids = [cache.shard("media", i).column("image_grid_thw")[0] for i in range(cache.num_shards)]
+    except CacheError as err:
+        logger.warning("the images of %s are not counted as float32: %s", cache.folder, err)
+        return None
+    return sum(int(grid.astype(np.int64).prod(axis=1).sum()) for grid in grids)
+
+
+def _count(cache: Cache, name: str) -> int:
+    """Returns the values [n, *shape] of a media field in all shards."""
+    place = [field.name for field in shard_fields(list(cache.fields.values()), "media")].index(name)
+    return sum(entry.spans[place][1] for _, entry in cache.shard_entries("media"))
+
+
+_WIDTHS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0)
+
+
+_MAX_BINS = 16
+
+
+_BODY = 0.99
+"""Share of the clips that gets bins of equal width; the last bin holds the longest ones whatever their length."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Histogram:
+    """Durations in bins [edges_s[i], edges_s[i + 1]), the last one closed. Every clip is in exactly one.
+
+    edges_s: float64 [bins + 1], rising. samples: int64 [bins]. hours: float64 [bins].
+    """
+
+    edges_s: Array
+    samples: Array
+    hours: Array
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the `histogram` part of `forebay inspect --json`."""
+        return {name: getattr(self, name).tolist() for name in ("edges_s", "samples", "hours")}
+
+
+def duration_histogram(durations_s: Array) -> Histogram:
+    """Returns at most 17 bins of a round width from 0 that hold all durations.
+
+    durations_s: float64 [num_samples], 0 or more. Bins are chosen for all but the longest hundredth of the clips, so
+    that one clip of an hour does not push all others into one bar.
+    """
+    edges_s = _edges_s(durations_s)
+    # Not np.histogram: it takes a duration on an edge of 0.1 s to either side, as the edge was rounded.
+    bins = np.clip(np.searchsorted(edges_s, durations_s, side="right") - 1, 0, len(edges_s) - 2)
+    count = len(edges_s) - 1
+    return Histogram(
+        edges_s=edges_s,
+        samples=np.bincount(bins, minlength=count),
+        hours=np.bincount(bins, weights=durations_s, minlength=count) / 3600,
+    )
+
+
+def count_histogram(lengths: Array) -> dict[str, list[int]]:
+    """Returns `edges` and `samples`: at most 18 bins [edges[i], edges[i + 1]) of a round width, the last one closed.
+
+    lengths: integers [num_samples], 0 or more. As of durations the longest hundredth shares the last bin; the first edge is
+    near the shortest one.
+    """
+    if not len(lengths):
+        return {"edges": [0, 1], "samples": [0]}
+    low, high = int(lengths.min()), int(lengths.max())
+    body = int(np.quantile(lengths, _BODY, method="higher"))
+    width = next(w for w in _round_widths() if body - low < w * _MAX_BINS)
+    edges = [*range(low // width * width, body + 1, width), body // width * width + width]
+    edges += [high] if high > edges[-1] else []
+    bins = np.clip(np.searchsorted(edges, lengths, side="right") - 1, 0, len(edges) - 2)
+    return {"edges": edges, "samples": np.bincount(bins, minlength=len(edges) - 1).tolist()}
+
+
+def bars(counts: Array, *, width: int) -> list[str]:
+    """Returns one bar of `#` a count, the largest `width` long; what is not zero has at least one."""
+    top = max(int(counts.max(initial=0)), 1)
+    return ["#" * (max(1, round(width * int(n) / top)) if n else 0) for n in counts]
+
+
+def _round_widths() -> Iterator[int]:
+    for power in itertools.count():
+        yield from (digit * 10**power for digit in (1, 2, 5))
+
+
+def _edges_s(durations_s: Array) -> Array:
+    longest_s = float(durations_s.max(initial=0.0))
+    body_s = float(np.quantile(durations_s, _BODY, method="higher")) if len(durations_s) else 0.0
+    width_s = next((w for w in _WIDTHS_S if body_s <= w * _MAX_BINS), None)
+    if width_s is None:
+        width_s = 3600.0 * np.ceil(body_s / 3600 / _MAX_BINS)
+    count = max(1, int(np.ceil(body_s / width_s)))
+    edges_s = np.round(np.arange(count + 1) * width_s, 6)
+    return np.append(edges_s, longest_s) if longest_s > edges_s[-1] else edges_s

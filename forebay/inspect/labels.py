@@ -13,8 +13,7 @@ from forebay.config.digest import tokenizer_digest
 from forebay.errors import ConfigError
 from forebay.pretrained import from_folder
 from forebay.store.cache import Cache
-
-Array = np.ndarray[Any, Any]
+from forebay.store.layout import Array
 
 
 def labels_of(cache: Cache, config: Config | None, sample: Mapping[str, Array]) -> dict[str, Any] | None:

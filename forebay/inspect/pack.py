@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 
 from forebay.errors import CacheCorruptError, CacheError, ConfigError
-from forebay.inspect.image_sample import ImageSample, StoredImage, read_image_sample
-from forebay.inspect.sample import check_index, number_of, sample_index
+from forebay.inspect.sample import ImageSample, StoredImage, check_index, number_of, read_image_sample, sample_index
 from forebay.store.cache import Cache
+from forebay.store.layout import Array
 from forebay.store.metadata import load_array
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

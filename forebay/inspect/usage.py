@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from forebay.errors import CacheCorruptError, CacheError, ConfigError
-from forebay.inspect.layout import print_json, print_lines
-from forebay.inspect.usage_lines import usage_lines
+from forebay.inspect.terminal.layout import print_json, print_lines
+from forebay.inspect.terminal.plan import usage_lines
+from forebay.plan.usage import FILE_NAME, read_usage, unpack_ids
 from forebay.store.cache import open_cache
-from forebay.store.usage_file import FILE_NAME, read_usage, unpack_ids
+from forebay.store.layout import Array
 
 _COLUMNS = ("part", "language", "source")
-
-Array = np.ndarray[Any, Any]
 
 
 def usage_facts(path: Path) -> dict[str, Any]:

@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.config import Config
-from forebay.preprocess.line import Finished, Line, Rows
 from forebay.preprocess.listing import Listing
+from forebay.preprocess.modality import Finished, Line, Rows
 from forebay.store.layout import Group
 from forebay.store.lookup import CONFINED
 from forebay.store.seal import Contents
-from forebay.store.sources import dump_sources
+from forebay.store.source_files import dump_sources
 from forebay.version import __version__
 
 EXCLUDING = frozenset({"empty_text", "label_too_long", "too_long", "too_short"})

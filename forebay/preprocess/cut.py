@@ -12,10 +12,8 @@ import xxhash
 
 from forebay.config.recipe import Recipe
 from forebay.config.steps import identity
-from forebay.store.canonical import digest
-from forebay.store.layout import Group, format_of
-
-Array = np.ndarray[Any, Any]
+from forebay.store.key import digest
+from forebay.store.layout import Array, Group, format_of
 
 _ROW_COLUMNS: Mapping[Group, tuple[str, ...]] = {
     "media": ("sample_id", "member", "offset", "size"),

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from forebay.config import SourceConfig
 from forebay.config.steps import Decode
-from forebay.preprocess.coded import Coder
-
-Array = np.ndarray[Any, Any]
+from forebay.preprocess.modality import Coder
+from forebay.store.layout import Array
 
 _SLACK_S = 0.1
 """A manifest's rounded duration passed the filter once; only a real difference is one."""

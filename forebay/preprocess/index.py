@@ -12,9 +12,10 @@ from typing import Any
 
 from forebay.errors import ForebayError, ManifestError, TarError
 from forebay.preprocess.pool import Pool, WorkerDied
-from forebay.store.sources import COMPRESSED_TARS
-from forebay.store.tar_index import current_index, is_indexed, json_path, load_index
-from forebay.store.tar_json import export_json as write_json
+from forebay.store.source_files import COMPRESSED_TARS
+from forebay.tar.index import current_index, is_indexed, load_index
+from forebay.tar.json_index import export_json as write_json
+from forebay.tar.json_index import json_path
 
 
 @dataclass(kw_only=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from forebay.config import Config
 from forebay.config.recipe import AnyRecipe, VisionRecipe
-from forebay.preprocess.line import Line
-from forebay.preprocess.speech import SpeechLine
+from forebay.preprocess.modality import Line
+from forebay.preprocess.speech.modality import SpeechLine
 
 
 def line_of(config: Config, recipe: AnyRecipe) -> Line:
     """Returns the line of a config whose recipe is known."""
     if isinstance(recipe, VisionRecipe):
-        from forebay.preprocess.vision.line import VisionLine
+        from forebay.preprocess.vision.modality import VisionLine
 
         return VisionLine.of(config, recipe)
     return SpeechLine.of(config, recipe)

@@ -1,4 +1,7 @@
-"""The raw data of a config as the build sees it: its files by content, the rows that are candidates, and the key."""
+"""The raw data of a config as the build sees it: its files by content, the rows that are candidates, and the key.
+
+What `forebay key` says: the key of a config, its cache, and how the nearest one differs.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,18 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from forebay.config import Config
+from forebay.config.tree import Config
 from forebay.errors import BuildError
-from forebay.preprocess.sources import Manifest, read_rows
+from forebay.preprocess.pool import Pool
+from forebay.preprocess.sources.rows import Manifest
+from forebay.preprocess.sources.speech.listing import read_rows
 from forebay.store.key import RecipeKey, SourceDigest, cache_key, recipe_key
+from forebay.store.lookup import find_cache
 from forebay.store.memo import SIZE, Memo
-from forebay.store.sources import SourceFile, StoredSource
+from forebay.store.source_files import SourceFile, StoredSource
 
 logger = logging.getLogger(__name__)
+
 
 _LISTINGS = 3
 """Times that sources are listed where they change meanwhile."""
@@ -123,7 +130,7 @@ def _present(manifest: Manifest) -> list[SourceFile]:
 def _manifest(config: Config, mapper: Mapper) -> Manifest:
     if config.vision is None:
         return read_rows(config.source, cache_root=config.cache_root, map_=mapper.map)
-    from forebay.preprocess.vision.listing import list_vision
+    from forebay.preprocess.vision.headers import list_vision
 
     return list_vision(config, map_=mapper.map)
 
@@ -142,3 +149,27 @@ def narrow(rows: pa.Table, files: Sequence[SourceFile]) -> tuple[tuple[SourceFil
 def _digests(manifest: Manifest) -> list[SourceDigest]:
     names = [os.fsencode(file.name).decode("utf-8", "backslashreplace") for file in manifest.files]
     return [SourceDigest(name=name, xxh3_128=file.xxh3_128) for name, file in zip(names, manifest.files, strict=True)]
+
+
+def explain(config: Config, *, may_hash: bool) -> dict[str, Any]:
+    """Returns the JSON document of `forebay key`; `key` is None where a source would have to be hashed and may not be.
+
+    Raises ConfigError or ManifestError where the config or its manifest cannot be used.
+    """
+    memo = Memo(config.cache_root)
+    lookup = find_cache(config, may_hash=may_hash, memo=memo)
+    if lookup.found is not None:
+        key: str | None = lookup.found.key
+    else:
+        with Pool(config.run.num_workers or os.cpu_count() or 1) as pool:
+            key = known_key(config, memo, pool, may_hash=may_hash)
+    nearest = None
+    if lookup.nearest is not None:
+        nearest = {"key": lookup.nearest.key, "differs": lookup.differs}
+    return {
+        "key": key,
+        "recipe_key": lookup.recipe.key,
+        "cache": str(lookup.found.folder) if lookup.found is not None else None,
+        "sealed": lookup.found is not None,
+        "nearest": nearest,
+    }

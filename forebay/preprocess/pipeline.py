@@ -15,23 +15,21 @@ from forebay.config import Config
 from forebay.errors import BuildError
 from forebay.preprocess.assemble import EXCLUDING, assemble
 from forebay.preprocess.cut import Cut
-from forebay.preprocess.line import Finished, Line
 from forebay.preprocess.lines import line_of
 from forebay.preprocess.listing import Listing, resolve
+from forebay.preprocess.modality import Finished, Line
 from forebay.preprocess.pool import Pool, WorkerDied
 from forebay.preprocess.progress import Progress
-from forebay.preprocess.receipt import Failure, Receipt
 from forebay.preprocess.shard_task import ShardTask, make_shard
 from forebay.preprocess.sources.naming import manifest_files
 from forebay.preprocess.sources.unused import described
 from forebay.preprocess.unchanged import require_unchanged
-from forebay.preprocess.workspace import Workspace
-from forebay.store.canonical import digest
-from forebay.store.key import SHORT, codec_of, differences, folder_name, recipe_key
+from forebay.preprocess.workspace import Failure, Receipt, Workspace
+from forebay.store.key import SHORT, codec_of, differences, digest, folder_name, recipe_key
 from forebay.store.layout import Group
 from forebay.store.lookup import Sealed, failures_of, find_cache
 from forebay.store.memo import Memo
-from forebay.store.refusal import require_writable
+from forebay.store.schema import require_writable
 from forebay.store.seal import seal
 from forebay.store.temporary import sweep
 from forebay.store.verify import quick_problems, verify_folder

@@ -9,8 +9,8 @@ from types import TracebackType
 import numpy as np
 from tqdm import tqdm
 
-from forebay.preprocess.receipt import Receipt
 from forebay.preprocess.shard_task import ShardTask
+from forebay.preprocess.workspace import Receipt
 from forebay.store.layout import Group
 
 

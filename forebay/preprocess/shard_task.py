@@ -13,14 +13,14 @@ from typing import Any
 import pyarrow as pa
 
 from forebay.errors import BuildError
-from forebay.preprocess.line import Line
-from forebay.preprocess.receipt import Failure, Receipt, load_receipt, save_receipt
+from forebay.preprocess.modality import Line
 from forebay.preprocess.sources import MediaReader
-from forebay.preprocess.sources.task import reduced
+from forebay.preprocess.sources.speech.task import reduced
 from forebay.preprocess.unchanged import unchanged_stats
+from forebay.preprocess.workspace import Failure, Receipt, load_receipt, save_receipt
 from forebay.store.layout import Group
 from forebay.store.shard import shard_fields, write_shard
-from forebay.store.sources import SourceFile
+from forebay.store.source_files import SourceFile
 
 Made = tuple[list[Any], list[Failure]]
 _ATTEMPTS = 3

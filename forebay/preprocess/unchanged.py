@@ -10,7 +10,7 @@ from forebay.config.digest import processor_digest
 from forebay.errors import BuildError
 from forebay.preprocess.listing import Mapper
 from forebay.store.memo import Hashed, Memo, Stat, hash_now, stat_now
-from forebay.store.sources import ABSENT, SourceFile
+from forebay.store.source_files import ABSENT, SourceFile
 
 
 def require_unchanged(files: Sequence[SourceFile], *, memo: Memo, mapper: Mapper) -> None:

@@ -1,30 +1,36 @@
-"""The folder of a build in progress: finished shards with their receipts, named by shard key, until the cache is sealed."""
+"""The folder of a build in progress: finished shards with their receipts, named by shard key, until the cache is sealed.
+
+What is kept of a finished shard beside it until the cache is sealed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import logging
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from forebay.errors import CacheError
-from forebay.preprocess.receipt import Receipt, load_receipt, read_receipt, save_receipt
 from forebay.store.cache import open_cache
 from forebay.store.files import link_or_copy, write_bytes
 from forebay.store.layout import GROUPS, Group
 from forebay.store.lookup import sealed_caches
 from forebay.store.seal import is_whole
 from forebay.store.shard import ShardEntry
+from forebay.store.shard_table import entry_from_json, entry_to_json
 from forebay.store.temporary import temporary_name
 
 Donors = dict[str, list[tuple[Path, ShardEntry]]]
 """Where the shards of these keys stand, in sealed caches and in folders of builds."""
 
+
 logger = logging.getLogger(__name__)
+
 
 _ORIGIN = "origin"
 
@@ -162,3 +168,43 @@ def _inode(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """A sample that a step refused: counted by reason, listed, never the end of a build."""
+
+    sample_id: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Receipt:
+    """What a finished shard is, kept as `<key>.json` beside it."""
+
+    entry: ShardEntry
+    failures: tuple[Failure, ...]
+
+
+def load_receipt(path: Path, key: str) -> Receipt | None:
+    """Returns the receipt of a shard that is on disk and whole, else None: a name and a size prove nothing after a crash."""
+    receipt = read_receipt(path, key)
+    return receipt if receipt is not None and is_whole(path, receipt.entry) else None
+
+
+def read_receipt(path: Path, key: str) -> Receipt | None:
+    """Returns the receipt beside a shard of this key, None where there is none; the shard is not looked at."""
+    try:
+        document = json.loads(path.with_suffix(".json").read_bytes())
+        entry = entry_from_json(document["entry"])
+        failures = tuple(Failure(**failure) for failure in document["failures"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return Receipt(entry=entry, failures=failures) if entry.key == key else None
+
+
+def save_receipt(path: Path, receipt: Receipt) -> None:
+    """Keeps the receipt beside its shard."""
+    document = {"entry": entry_to_json(receipt.entry), "failures": [asdict(failure) for failure in receipt.failures]}
+    write_bytes(path.with_suffix(".json"), json.dumps(document).encode("ascii"))

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 import numpy as np
 
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheReplacedError, ConfigError
-from forebay.store.cache_document import checked_fields, groups_of
+from forebay.store.chunked import Slots
 from forebay.store.held import HeldFile, HeldFolder
 from forebay.store.image.stored import StoredImages
-from forebay.store.layout import FORMAT_VERSION, FieldSpec, Group
-from forebay.store.metadata import check_file, load_array, read_metadata
+from forebay.store.layout import FORMAT_VERSION, ROW_BITS, ROW_MASK, Array, FieldSpec, Group
+from forebay.store.metadata import check_file, checked_fields, groups_of, load_array, read_metadata
 from forebay.store.shard import OUT_OF_HANDLES, Shard, ShardEntry, TensorColumns, row_of, shard_fields
 from forebay.store.shard_table import entry_of, shard_name, table_dtype
-from forebay.store.slots import Slots
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,15 +29,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Array = np.ndarray[Any, Any]
+
 Verify = Literal["touch", "open", "never"]
 
 
-ROW_BITS = 32
-"""A slot is `shard << ROW_BITS | row`."""
 _MAX_OPEN_SHARDS = 1_000
 """Of a process: mappings are a limited good of the kernel (`vm.max_map_count`, 65,530), and other libraries map too."""
-_ROW_MASK = (1 << ROW_BITS) - 1
 
 
 def open_cache(path: str | os.PathLike[str], *, verify: Verify = "touch", max_open_shards: int = 256) -> Cache:
@@ -130,7 +126,7 @@ class Cache:
         if not is_verified:
             self._slots.require(index)
         slot = self._slots.at[index]
-        number, row = slot >> ROW_BITS, slot & _ROW_MASK
+        number, row = slot >> ROW_BITS, slot & ROW_MASK
         try:
             if self._images is not None:
                 sample = self._read_images(self._images, number, row, is_verified=bool(is_verified))
@@ -177,7 +173,7 @@ class Cache:
         for index in indices:
             with contextlib.suppress(CacheError, IndexError):
                 slot = self._slots.at[self._position(index)]
-                number, row = slot >> ROW_BITS, slot & _ROW_MASK
+                number, row = slot >> ROW_BITS, slot & ROW_MASK
                 self.shard("text", number).will_need(row)
                 if "media" not in self.groups:
                     continue
@@ -200,7 +196,7 @@ class Cache:
         if (spec := self.fields.get("sample_id")) is None:
             raise CacheMismatchError(f"{self.folder} has no field sample_id; run: forebay preprocess CONFIG --rebuild")
         try:
-            return self.shard(spec.group, slot >> ROW_BITS).string("sample_id", slot & _ROW_MASK)
+            return self.shard(spec.group, slot >> ROW_BITS).string("sample_id", slot & ROW_MASK)
         except IndexError as err:
             raise self._no_such_row(index, slot) from err
 

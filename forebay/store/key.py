@@ -1,18 +1,26 @@
-"""The key: what a cache's values are named by."""
+"""The key: what a cache's values are named by.
+
+Canonical JSON and its digest: the form in which documents are named by content.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.config import Config
 from forebay.config.recipe import AnyRecipe, recipe_document, recipe_of
-from forebay.store.canonical import canonical_json, digest
+from forebay.config.tree import Config
 
 KEY_VERSION = 1
+
+
 SHORT = 16
 """Hex digits of a key in names and messages."""
+
+
 ABSENT = "(absent)"
 """Stands for the value of a setting that a recipe does not have."""
 
@@ -76,3 +84,29 @@ def _differences(wanted: Mapping[str, Any], stored: Mapping[str, Any], prefix: s
         # Types count: 1, 1.0 and True are different values of a setting; a tuple and a list are not.
         elif canonical_json(left) != canonical_json(right):
             yield {"field": f"{prefix}{name}", "wanted": left, "stored": right}
+
+
+def canonical_json(document: Any) -> bytes:
+    """Returns the one byte string of a document: sorted keys, no white space, ASCII, types kept (1 is not 1.0).
+
+    Raises ValueError for NaN and infinities, TypeError for what JSON cannot hold (keys that are not strings included:
+    json would turn them into strings, and two documents would share one form).
+    """
+    _refuse_foreign_keys(document)
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def digest(document: Any) -> str:
+    """Returns the sha256 of the canonical JSON, as 64 hex digits."""
+    return hashlib.sha256(canonical_json(document)).hexdigest()
+
+
+def _refuse_foreign_keys(document: Any) -> None:
+    if isinstance(document, dict):
+        for name, value in document.items():
+            if not isinstance(name, str):
+                raise TypeError(f"key {name!r} of a canonical document is {type(name).__name__}, wanted str")
+            _refuse_foreign_keys(value)
+    elif isinstance(document, (list, tuple)):
+        for value in document:
+            _refuse_foreign_keys(value)

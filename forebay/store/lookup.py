@@ -10,14 +10,21 @@ from typing import Any
 
 from forebay.config import Config
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheNotFoundError
-from forebay.store.cache_document import check_found
-from forebay.store.compare import SourceState, compare_sources, path_of, source_differences
 from forebay.store.key import SHORT, RecipeKey, codec_of, differences, recipe_key
 from forebay.store.layout import FORMAT_VERSION
 from forebay.store.memo import FILE_NAME as MEMO_NAME
 from forebay.store.memo import Memo
-from forebay.store.metadata import check_file, read_metadata
-from forebay.store.sources import ABSENT, StoredSource, leads_out, load_sources
+from forebay.store.metadata import check_file, check_found, read_metadata
+from forebay.store.source_files import (
+    ABSENT,
+    SourceState,
+    StoredSource,
+    compare_sources,
+    leads_out,
+    load_sources,
+    path_of,
+    source_differences,
+)
 from forebay.store.temporary import TEMPORARY_MARK
 
 logger = logging.getLogger(__name__)

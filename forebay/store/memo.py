@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,6 @@ _RACY_NS = 2_000_000_000
 _READINGS = 3
 _RECORD = np.dtype([("stat", "<i8", (5,)), ("hashed_at_ns", "<i8"), ("xxh3_128", "V16")])
 
-Array = np.ndarray[Any, Any]
 Stat = tuple[int, int, int, int, int]
 """Device, inode, size in bytes, time of the last change of the content and of anything, in ns."""
 SIZE = 2

@@ -10,10 +10,8 @@ import pyarrow as pa
 import xxhash
 
 from forebay.errors import CacheCorruptError
-from forebay.store.cache import ROW_BITS, Cache
-from forebay.store.layout import FieldSpec, Group
-
-Array = np.ndarray[Any, Any]
+from forebay.store.cache import Cache
+from forebay.store.layout import ROW_BITS, Array, FieldSpec, Group
 
 
 def row_table(cache: Cache) -> pa.Table:

@@ -12,21 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from forebay.errors import CacheCorruptError, CacheIncompleteError
-from forebay.store import slots
+from forebay.store import chunked as slots
 from forebay.store.files import fsync_folder, link_or_copy
 from forebay.store.held import is_held
-from forebay.store.layout import FORMAT_VERSION, FieldSpec, Group, format_of
+from forebay.store.layout import FORMAT_VERSION, Array, FieldSpec, Group, format_of
 from forebay.store.metadata import check_file, read_metadata, save_array, save_file, write_metadata
 from forebay.store.shard import ShardEntry, shard_fields
 from forebay.store.shard_table import shard_name, to_table
 from forebay.store.temporary import temporary_name
 
 logger = logging.getLogger(__name__)
-
-Array = np.ndarray[Any, Any]
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2

@@ -24,10 +24,9 @@ import xxhash
 
 from forebay.errors import CacheCorruptError, CacheError
 from forebay.store.held import AnyFile, HeldFile, open_own
-from forebay.store.layout import FieldSpec, Group
+from forebay.store.layout import Array, FieldSpec, Group
 from forebay.store.tdz import END_SIGNATURE, END_SIZE, LOCAL_SIGNATURE, Parts, stored_checksums, write_tdz
 
-Array = np.ndarray[Any, Any]
 Span = tuple[int, int, int]
 TensorColumns = tuple[tuple[str, Array, memoryview], ...]
 """Of every tensor field: name, all rows' values, int64 offsets of the rows into them."""

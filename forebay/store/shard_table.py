@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from forebay.store.layout import Array
 from forebay.store.shard import ShardEntry, Span
-
-Array = np.ndarray[Any, Any]
 
 
 def table_dtype(num_fields: int) -> np.dtype[Any]:

@@ -21,7 +21,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    # Not at import: torch takes a second to load, and `forebay.train.plan` needs none of it.
+    # Not at import: torch takes a second to load, and `forebay.plan` needs none of it.
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'forebay.train' has no attribute {name!r}")

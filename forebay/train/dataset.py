@@ -9,11 +9,11 @@ import torch
 from torch.utils.data import Dataset
 
 from forebay.errors import ConfigError
-from forebay.train.crop import CropDraws
-from forebay.train.plan import Plan, next_position, num_steps, turn
+from forebay.plan import Plan, next_position, num_steps, turn
+from forebay.plan.cursor import LoaderState
+from forebay.store.source import SampleSource
+from forebay.train.collate.crop import CropDraws
 from forebay.train.ranks import resolve_ranks
-from forebay.train.source import SampleSource
-from forebay.train.state import LoaderState
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -11,18 +11,17 @@ from typing import Any, NoReturn
 import torch
 
 from forebay.errors import ConfigError, PlanError
+from forebay.plan import Plan, Turn, check_ranks, next_position, num_steps, turn
+from forebay.plan.cursor import LoaderState
+from forebay.store.source import SampleSource, SourceUnion, parts_of
 from forebay.train.collate import Batch, BatchMaker, Collator, PaddingSide
+from forebay.train.collate.crop import CropDraws
 from forebay.train.collate.text import IGNORED
-from forebay.train.crop import CropDraws
 from forebay.train.device import Ahead, side_stream
-from forebay.train.plan import Plan, Turn, check_ranks, next_position, num_steps, turn
 from forebay.train.prefetch import Prefetch
 from forebay.train.ranks import resolve_ranks
 from forebay.train.read_ahead import ReadAhead
 from forebay.train.ring import BufferRing
-from forebay.train.source import SampleSource
-from forebay.train.state import LoaderState
-from forebay.train.union import SourceUnion, parts_of
 
 _ORDER_CHUNK = 64
 """Steps whose sample indices are computed at once: a fraction of the cost of one by one."""
@@ -66,13 +65,13 @@ class Loader:
         """Starts nothing yet: threads live from `iter` to the end of the iterator.
 
         dp_rank, dp_world_size: left out, those of `resolve_ranks`. Every rank does as many steps; see
-        `forebay.train.plan.ranks` for the epoch's end.
+        `forebay.plan.ranks` for the epoch's end.
         dtype: of floating-point fields. num_threads: that fill batches; 0: in the caller's thread, when asked.
         prefetch: batches filled ahead. pin_memory: None: where CUDA is present. as_tensordict: batches as TensorDicts.
         epochs: iterations from this epoch on are empty; None: no end.
         mask_fillers: batches of weight 0 (see `weight`) have all labels -100. A sum of token losses over ranks is then right
         by itself; a mean over the batch's own tokens is NaN.
-        crop_s: batches are of random crops of so many seconds, drawn by (seed, epoch, sample id); see `forebay.train.crop`.
+        crop_s: batches are of random crops of so many seconds, drawn by (seed, epoch, sample id); see `forebay.train.collate.crop`.
         collator: what makes the batches, for example of packs; None: a `Collator` of dtype, padding_side and crop_s.
         device: where batches are handed out: copied to a CUDA device on a side stream, `device_prefetch` batches ahead; None or
         cpu: on the host. finish: what makes the batch handed out of the one that was copied to the device.

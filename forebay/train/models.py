@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.nn import functional
 
-from forebay.config.hub import hub_advice
+from forebay.config.digest import hub_advice
 from forebay.errors import CacheMismatchError, ConfigError
 from forebay.pretrained import from_folder
 

@@ -5,19 +5,11 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, runtime_checkable
+
+from forebay.store.source import ReadsAhead
 
 _BATCHES = 256
 """For which pages are asked for ahead after one that met the disk. Asking costs microseconds a sample, also where all is in memory."""
-
-
-@runtime_checkable
-class ReadsAhead(Protocol):
-    """A source that can ask for pages ahead; caches do."""
-
-    def will_need(self, indices: Iterable[int]) -> None:
-        """Asks the kernel to read these samples' pages, without waiting for them."""
-        ...
 
 
 class ReadAhead:

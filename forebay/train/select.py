@@ -13,18 +13,16 @@ import torch
 
 from forebay.config import Config, MixtureSource, PlanConfig, TrainConfig, load_config
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
+from forebay.plan.make import plan_of
+from forebay.plan.mixture.from_config import is_mixture, mix
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lookup import Lookup, failures_of, find_cache, not_found_message
+from forebay.store.source import SampleSource, SourceUnion
 from forebay.train.collate.expand import DeviceExpansion, pixel_dtype
-from forebay.train.collate.pack_shapes import PackShapes
-from forebay.train.collate.packed import PackCollator
+from forebay.train.collate.packed import PackCollator, PackShapes
 from forebay.train.device import is_host
 from forebay.train.loader import Loader
-from forebay.train.mixture import is_mixture, mix
-from forebay.train.planned import plan_of
 from forebay.train.ranks import resolve_ranks
-from forebay.train.source import SampleSource
-from forebay.train.union import SourceUnion
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

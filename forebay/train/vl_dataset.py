@@ -1,7 +1,11 @@
-"""Packs of a sealed vision cache as an iterable dataset, for torch's DataLoader and whatever wraps it."""
+"""Packs of a sealed vision cache as an iterable dataset, for torch's DataLoader and whatever wraps it.
+
+From the folder of a vision cache to its plan of packs, and back: without a config.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,26 +14,32 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from forebay.config import Config, PlanConfig, TrainConfig
-from forebay.errors import ConfigError, PlanError, ResumeError
-from forebay.train.collate.memory import Allocate
+from forebay.config.plan import PlanConfig
+from forebay.config.train import TrainConfig
+from forebay.config.tree import Config
+from forebay.errors import CacheError, CacheNotFoundError, ConfigError, PlanError, ResumeError
+from forebay.plan.cursor import LoaderState, next_position, num_steps, turn
+from forebay.plan.disk import METADATA, STATISTICS, AnyPlan, load_plan, pack_settings, plan_key
+from forebay.plan.make import key_of
+from forebay.store.cache import Cache, open_cache
+from forebay.store.image.codec import FIELDS
+from forebay.store.lookup import sealed_caches
+from forebay.store.temporary import TEMPORARY_MARK
+from forebay.train.collate.convert import Allocate
 from forebay.train.collate.text import IGNORED
 from forebay.train.device import Batch
 from forebay.train.loader import Loader
-from forebay.train.pack_folders import cache_and_plan_folder
-from forebay.train.plan import load_plan, next_position, num_steps, plan_key, turn
-from forebay.train.plan.disk import AnyPlan, pack_settings
-from forebay.train.planned import key_of
 from forebay.train.ranks import resolve_ranks
 from forebay.train.ring import BufferRing
 from forebay.train.select import make_loader, pack_collator
-from forebay.train.state import LoaderState
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _NUM_WORKERS = "num_workers"
 """In the state of a DataLoader's worker: how many there are. `position` is then that of the worker's own next batch."""
+
+
 _KEPT_BUFFERS = 4
 
 
@@ -234,3 +244,52 @@ class CachedVLDataset(IterableDataset[Batch]):
 
     def _steps_left(self, state: LoaderState) -> int:
         return num_steps(self.plan.num_batches, self.dp_world_size, tail=self.plan.tail, start=state.position)
+
+
+logger = logging.getLogger(__name__)
+
+
+def cache_and_plan_folder(folder: Path) -> tuple[Cache, Path]:
+    """Returns the cache that `folder` is, or whose plan of packs it is, and the plan's folder.
+
+    A cache's plan is the one of packs under `../plans`; a plan's cache lies beside `plans`: of several codecs the one that
+    is read the fastest. Raises CacheNotFoundError where either is missing, ConfigError where several plans could be meant or
+    the cache holds no images, CacheMismatchError or CacheCorruptError for a folder that is not what was sealed.
+    """
+    if (folder / STATISTICS).is_file():
+        return _cache_of(folder), folder
+    cache = open_cache(folder)
+    if cache.constants.get("features") != "patches":
+        raise ConfigError(
+            f"{folder} is no cache of images: features are {cache.constants.get('features')!r}, wanted 'patches'"
+        )
+    return cache, _plan_of(cache)
+
+
+def _cache_of(plan: Path) -> Cache:
+    key, root = pack_settings(plan)[0], plan.parent.parent
+    found = [sealed for sealed in sealed_caches(root) if sealed.key == key]
+    if not found:
+        raise CacheNotFoundError(f"{plan}: its cache {key[:16]} is not in {root}; run: forebay preprocess CONFIG")
+    codecs = list(FIELDS)  # the quickest to read first
+    fastest = min(found, key=lambda sealed: codecs.index(sealed.metadata["codec"]))
+    return open_cache(fastest.folder)
+
+
+def _plan_of(cache: Cache) -> Path:
+    found = []
+    for path in sorted((cache.folder.parent / "plans").glob(f"*/{METADATA}")):
+        try:
+            if TEMPORARY_MARK not in path.parent.name and pack_settings(path.parent)[0] == cache.key:
+                found.append(path.parent)
+        except CacheError as err:  # of buckets, or damaged
+            logger.info("leaving out a plan: %s", err)
+    if not found:
+        raise CacheNotFoundError(
+            f"no plan of packs for {cache.folder} in {cache.folder.parent / 'plans'}; run: forebay preprocess CONFIG, with "
+            '[plan] kind = "pack"'
+        )
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise ConfigError(f"{cache.folder} has several plans: {names}; name one: {cache.folder.parent}/plans/...")
+    return found[0]

@@ -9,8 +9,7 @@ from typing import get_args
 
 import pytest
 
-from forebay.config.digest import processor_digest, tokenizer_digest
-from forebay.config.hub import Thing, hub_advice
+from forebay.config.digest import Thing, hub_advice, processor_digest, tokenizer_digest
 from forebay.errors import ConfigError
 from forebay.train.models import model_facts
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.config import load_config
-from forebay.config.toml import MAX_DEPTH, parse_toml
+from forebay.config.load import MAX_DEPTH, parse_toml
 from forebay.errors import ConfigError
 
 MANY = 100_000

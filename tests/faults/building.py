@@ -18,7 +18,7 @@ from forebay.config import Config, load_config
 from forebay.errors import CacheError
 from forebay.preprocess import pool, worker
 from forebay.preprocess.pipeline import Options, build
-from forebay.preprocess.receipt import load_receipt
+from forebay.preprocess.workspace import load_receipt
 from forebay.store.cache import open_cache
 from forebay.store.temporary import TEMPORARY_MARK
 from forebay.store.verify import verify_folder

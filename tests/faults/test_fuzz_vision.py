@@ -20,23 +20,23 @@ from hypothesis import strategies as st
 
 from forebay.config import PlanConfig
 from forebay.errors import SampleError
+from forebay.plan import load_plan, pack_plan, pack_statistics, save_plan
 from forebay.preprocess.sources import Manifest
-from forebay.preprocess.sources.conversations import read_conversations
+from forebay.preprocess.sources.vision.listing import read_conversations
 from forebay.store.cache import Cache, open_cache
-from forebay.store.canonical import canonical_json
 from forebay.store.files import hash_file
 from forebay.store.image.pixels import decode_image
+from forebay.store.key import canonical_json
 from forebay.store.metadata import write_metadata
 from forebay.store.seal import seal
 from forebay.store.shard import shard_fields, write_shard
 from forebay.store.verify import verify_folder
-from forebay.train.plan import load_plan, pack_plan, pack_statistics, save_plan
 from forebay.train.uncached import listing
 from tests.faults.children import Children
 from tests.faults.fuzzing import PER_TRIAL, WICKED, Fuzz, npy
 from tests.faults.row import Row, made
 from tests.golden import make_v1_vision as golden
-from tests.preprocess.sources.pictures import asked, picture, source_of, write_lines, write_picture
+from tests.preprocess.sources.vision.pictures import asked, picture, source_of, write_lines, write_picture
 from tests.strategies import changed_bytes, changed_documents
 
 _PACKS = PlanConfig(kind="pack", seq_len=64, max_patches=40, buffer_size=8)

@@ -16,11 +16,11 @@ import xxhash
 
 from forebay import cli
 from forebay.config import PlanConfig
-from forebay.store.canonical import canonical_json
+from forebay.plan import pack_plan, pack_statistics, save_plan, statistics
+from forebay.plan.bucket.make import bucket_plan
+from forebay.store.key import canonical_json
 from forebay.store.seal import seal
 from forebay.store.shard import shard_fields, write_shard
-from forebay.train.plan import pack_plan, pack_statistics, save_plan, statistics
-from forebay.train.plan.bucket import bucket_plan
 from tests.faults.row import Row, made
 from tests.golden import make_v1_vision as golden
 from tests.store_factory import RATE_HZ, make_cache

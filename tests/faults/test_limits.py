@@ -12,9 +12,9 @@ import pytest
 
 from forebay.config import PlanConfig
 from forebay.errors import BuildError
+from forebay.plan.make import resolve_plan
 from forebay.store.cache import open_cache
 from forebay.store.verify import verify_folder
-from forebay.train.plan.resolve import resolve_plan
 from tests.faults.building import Site, build_here, check_settled, site
 from tests.faults.children import Children, limit, serving
 from tests.faults.row import Row

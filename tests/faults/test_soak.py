@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from forebay.config import PlanConfig
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.disk import plan_key
 from forebay.store.cache import open_cache
-from forebay.train.plan.bucket import bucket_plan
-from forebay.train.plan.key import plan_key
 from tests.faults.children import Children, serving
 from tests.faults.row import Row, dice
 from tests.store_factory import make_cache

@@ -22,10 +22,10 @@ import pytest
 from forebay import cli
 from forebay.config import SourceConfig, load_config
 from forebay.errors import CacheError, ConfigError, ManifestError
+from forebay.plan import load_plan
+from forebay.plan.usage import to_line
 from forebay.preprocess.sources import read_rows
 from forebay.store.metadata import write_metadata
-from forebay.store.usage_file import to_line
-from forebay.train.plan import load_plan
 from tests.faults.children import Children, limit
 from tests.faults.row import Row, dice, made
 from tests.faults.sandbox import confine

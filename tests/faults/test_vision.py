@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from forebay.errors import BuildError
-from forebay.preprocess.sources import conversation_images
-from forebay.preprocess.vision import pixels
+from forebay.preprocess.sources.vision import images as conversation_images
+from forebay.preprocess.vision import decode as pixels
 from tests.faults.building import NUM_WORKERS, build_here, check_caches, check_settled, finished_shards
 from tests.faults.row import Row, dice
 from tests.faults.shim import Fault

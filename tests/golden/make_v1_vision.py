@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from forebay.preprocess.vision.samples import vision_fields
-from forebay.store.canonical import digest
 from forebay.store.image.codec import Codec, encode
-from forebay.store.image.patches import patchify
+from forebay.store.image.pixels import patchify
 from forebay.store.image.settings import ImageSettings
+from forebay.store.key import digest
 from forebay.store.layout import GROUPS, Group
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import ShardEntry, shard_fields, write_shard

@@ -12,7 +12,7 @@ import pytest
 
 from forebay.store.cache import open_cache
 from forebay.store.layout import GROUPS, format_of
-from forebay.store.sources import ABSENT, StoredSource, load_sources
+from forebay.store.source_files import ABSENT, StoredSource, load_sources
 from forebay.store.verify import verify_folder
 from tests.golden.make_v1 import FOLDER, NAME, contents, main, write_shards
 

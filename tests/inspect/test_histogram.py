@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.inspect.histogram import bars, duration_histogram
+from forebay.inspect.facts import bars, duration_histogram
 
 
 @given(st.lists(st.integers(0, 10**9), max_size=300), st.sampled_from([8_000, 16_000, 44_100]))

@@ -12,8 +12,7 @@ from matplotlib.ft2font import FT2Font
 from PIL import Image
 
 from forebay.errors import MissingExtraError
-from forebay.inspect.fonts import fonts_for
-from forebay.inspect.picture import HOP_S, draw, write_picture
+from forebay.inspect.picture import HOP_S, draw, fonts_for, write_picture
 from forebay.store.cache import open_cache
 from tests.store_factory import RATE_HZ, TEXTS, Features, make_cache
 

@@ -7,9 +7,9 @@ import pytest
 
 from forebay.config import PlanConfig
 from forebay.inspect.plans import plans_of
+from forebay.plan.make import resolve_plan
 from forebay.store.cache import Cache, open_cache
 from forebay.store.metadata import checksum
-from forebay.train.plan.resolve import resolve_plan
 from tests.store.trees import flip
 from tests.store_factory import RATE_HZ, make_cache
 

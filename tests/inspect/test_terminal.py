@@ -5,8 +5,8 @@ from typing import Any
 
 from forebay.config import PlanConfig
 from forebay.inspect.facts import cache_facts
-from forebay.inspect.layout import COLUMNS
-from forebay.inspect.terminal import report_lines, verify_lines
+from forebay.inspect.terminal.layout import COLUMNS
+from forebay.inspect.terminal.report import report_lines, verify_lines
 from forebay.store.cache import open_cache
 from tests.inspect.test_plans import save
 from tests.store_factory import make_cache

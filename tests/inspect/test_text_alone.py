@@ -11,11 +11,11 @@ import pytest
 
 from forebay import cli
 from forebay.config import PlanConfig
+from forebay.plan import bucket_plan
+from forebay.plan.disk import plan_folder, save_plan
+from forebay.plan.statistics import statistics
 from forebay.store.cache import open_cache
-from forebay.train.plan import bucket_plan
-from forebay.train.plan.disk import plan_folder, save_plan
-from forebay.train.plan.packing_stats import statistics
-from forebay.train.union import without_audio
+from forebay.store.source import without_audio
 from tests.store_factory import make_cache
 
 SETTINGS = PlanConfig(edges=(6, 12), batch_tokens=24, lockstep=1)

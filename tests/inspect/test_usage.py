@@ -13,13 +13,13 @@ import pytest
 from forebay import cli
 from forebay.config import PlanConfig
 from forebay.errors import CacheCorruptError, ConfigError
+from forebay.inspect.terminal.plan import usage_lines
 from forebay.inspect.usage import usage_facts
-from forebay.inspect.usage_lines import usage_lines
+from forebay.plan import bucket_plan
+from forebay.plan.usage import read_usage, to_line
 from forebay.store.cache import Cache, open_cache
-from forebay.store.usage_file import read_usage, to_line
 from forebay.train.loader import Loader
-from forebay.train.plan import bucket_plan
-from forebay.train.usage_log import UsageLog
+from forebay.train.loop.usage_log import UsageLog
 from tests.store_factory import make_cache
 
 

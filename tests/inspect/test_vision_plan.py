@@ -14,15 +14,15 @@ from PIL import Image
 from forebay import cli
 from forebay.config import PlanConfig
 from forebay.inspect.plans import is_plan, plans_of
+from forebay.inspect.terminal.plan import usage_lines
 from forebay.inspect.usage import usage_facts
-from forebay.inspect.usage_lines import usage_lines
+from forebay.plan import PackPlan
+from forebay.plan.disk import load_plan
 from forebay.store.cache import open_cache
 from forebay.store.metadata import checksum
 from forebay.train.collate.packed import PackCollator
 from forebay.train.loader import Loader
-from forebay.train.plan import PackPlan
-from forebay.train.plan.disk import load_plan
-from forebay.train.usage_log import UsageLog
+from forebay.train.loop.usage_log import UsageLog
 from tests.inspect.conftest import Built
 from tests.inspect.test_plans import save
 from tests.store.trees import flip, tree

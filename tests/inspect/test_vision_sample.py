@@ -13,10 +13,10 @@ from PIL import Image
 
 from forebay import cli
 from forebay.errors import CacheError
-from forebay.inspect.histogram import count_histogram
-from forebay.inspect.image_lines import count_lines
-from forebay.inspect.image_picture import Tile, draw_tiles, rows_of, sample_tiles, sample_title
-from forebay.inspect.image_sample import read_image_sample, spoken
+from forebay.inspect.facts import count_histogram
+from forebay.inspect.picture import Tile, draw_tiles, rows_of, sample_tiles, sample_title
+from forebay.inspect.sample import read_image_sample, spoken
+from forebay.inspect.terminal.report import count_lines
 from forebay.store.cache import open_cache
 from forebay.store.image.codec import Codec
 from forebay.store.image.pixels import decode_image, resized

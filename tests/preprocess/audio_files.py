@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import soundfile
 
-from forebay.store.tar_scan import scan_tar
+from forebay.tar.scan import scan_tar
 
 DEMO = Path(__file__).parents[2] / "demo" / "speech"
 LOSSLESS = ("FLAC", "WAV", "WAVEX", "RF64", "AIFF")

@@ -16,9 +16,11 @@ from forebay.errors import ManifestError
 from forebay.preprocess import index
 from forebay.preprocess.index import IndexReport, index_manifests, index_tars, tars_of
 from forebay.store import files
-from forebay.store.tar_index import index_path, is_indexed, json_path, load_index, scan_tar
+from forebay.tar.index import index_path, is_indexed, load_index
+from forebay.tar.json_index import json_path
+from forebay.tar.scan import scan_tar
 from tests.preprocess.audio_files import DEMO
-from tests.store.tar_files import clips, settle, tar_bytes
+from tests.tar.files import clips, settle, tar_bytes
 
 
 @pytest.fixture

@@ -21,7 +21,10 @@ from forebay.preprocess.lines import line_of
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.shard_task import ShardTask
-from forebay.preprocess.sources import conversation_hf, conversation_images, conversation_jsonl, locate
+from forebay.preprocess.sources.speech import listing as locate
+from forebay.preprocess.sources.vision import hf as conversation_hf
+from forebay.preprocess.sources.vision import images as conversation_images
+from forebay.preprocess.sources.vision import jsonl as conversation_jsonl
 from forebay.store.layout import GROUPS
 from forebay.store.memo import Memo
 from tests.preprocess.sources.helpers import audio

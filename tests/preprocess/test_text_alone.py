@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from forebay.config.recipe import recipe_of
-from forebay.preprocess.estimate import estimate_bytes
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.pipeline import BuildReport
-from forebay.preprocess.probe import media_probe
+from forebay.preprocess.speech.modality import estimate_bytes
+from forebay.preprocess.speech.probe import media_probe
 from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import FieldSpec, Group
 from forebay.store.lookup import find_cache
@@ -108,7 +108,7 @@ def test_the_estimate_and_the_probe_read_no_audio(folder: Path, monkeypatch: pyt
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("audio was decoded")
 
-    monkeypatch.setattr("forebay.preprocess.samples.decode_audio", refuse)
+    monkeypatch.setattr("forebay.preprocess.speech.samples.decode_audio", refuse)
     config = text_config(folder)
     assert len(media_probe(recipe_of(config))) == 32
 

@@ -21,7 +21,7 @@ from forebay.store.cache import open_cache
 from forebay.store.files import hash_file
 from forebay.store.lookup import find_cache, sealed_caches
 from forebay.store.memo import Memo, stat_now
-from forebay.store.sources import SourceFile
+from forebay.store.source_files import SourceFile
 from forebay.train.uncached import UncachedSource
 from tests.preprocess.corpus import Corpus, flac, shard_bytes, speech_corpus, tone, write_tar
 from tests.preprocess.here_pool import HerePool, build_here

@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 
 from forebay.config import Config, parse_config
-from forebay.store.canonical import digest
 from forebay.store.files import hash_file
-from forebay.store.key import SourceDigest, cache_key, folder_name, recipe_key
+from forebay.store.key import SourceDigest, cache_key, digest, folder_name, recipe_key
 from forebay.store.layout import GROUPS, FieldSpec, Group
 from forebay.store.memo import Memo
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import ShardEntry, shard_fields, write_shard
 from forebay.store.shard_table import shard_name
-from forebay.store.sources import ABSENT, SourceFile, StoredSource, dump_sources, listed_files
+from forebay.store.source_files import ABSENT, SourceFile, StoredSource, dump_sources, listed_files
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "demo" / "speech" / "model"
 DEMO_VISION = Path(__file__).resolve().parents[2] / "demo" / "vision" / "model"

@@ -28,7 +28,7 @@ from forebay.store.key import ABSENT, SourceDigest, cache_key, differences, fold
 from forebay.store.lookup import Lookup, find_cache, not_found_message, require, sealed_caches
 from forebay.store.memo import Memo
 from forebay.store.metadata import read_metadata, write_metadata
-from forebay.store.sources import SourceFile
+from forebay.store.source_files import SourceFile
 from tests.store.sealed import DEMO_MODEL, DEMO_VISION, build, config_of, contents_of, raw_data
 from tests.store.trees import flip, tree
 

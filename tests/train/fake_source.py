@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from forebay.store.layout import FieldSpec
-from forebay.train.audio_tokens import num_audio_tokens
+from forebay.train.collate.text import num_audio_tokens
 
 Array = np.ndarray[Any, Any]
 

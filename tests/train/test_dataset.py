@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader
 
 from forebay.config import PlanConfig
 from forebay.errors import ResumeError
+from forebay.plan import BucketPlan, bucket_plan
 from forebay.train.collate import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader
-from forebay.train.plan import BucketPlan, bucket_plan
 from tests.train.fake_source import FakeSource
 from tests.train.test_loader import assert_equal, copies, make_loader, make_plan, make_source
 

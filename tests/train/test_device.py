@@ -9,13 +9,13 @@ import torch
 
 from forebay.config import PlanConfig
 from forebay.errors import CacheCorruptError, ConfigError
+from forebay.plan import bucket_plan, pack_plan
 from forebay.train import loader as loader_module
 from forebay.train.collate.expand import DeviceExpansion
 from forebay.train.collate.packed import PackCollator
 from forebay.train.collate.patch_batch import PatchBatch
 from forebay.train.device import Ahead, Batch, SideStream, side_stream
 from forebay.train.loader import Loader
-from forebay.train.plan import bucket_plan, pack_plan
 from tests.train.fake_source import FakeSource
 from tests.train.tiny_vl import FakeVlSource, conversations
 

@@ -17,13 +17,13 @@ from torch.utils.data import DataLoader
 
 from forebay.config import PlanConfig
 from forebay.errors import CacheCorruptError, ConfigError, PlanError, ResumeError
+from forebay.plan import BucketPlan, Order, bucket_plan, plan_key
 from forebay.train.collate import Batch, Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader
-from forebay.train.plan import BucketPlan, Order, bucket_plan, plan_key
 from forebay.train.prefetch import THREAD_NAME
+from tests.train.collate.test_collator import assert_batches_equal
 from tests.train.fake_source import FakeSource, plain_batch
-from tests.train.test_collate import assert_batches_equal
 
 NUM_SAMPLES = 53
 

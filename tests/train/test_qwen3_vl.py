@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from forebay.train.collate.expand import to_model_inputs
-from forebay.train.collate.pack_shapes import PackShapes
-from forebay.train.collate.packed import PackCollator
+from forebay.train.collate.packed import PackCollator, PackShapes
 from forebay.train.models import summed_loss
 from tests.train.tiny_vl import CONSTANTS, IMAGE, FakeVlSource, conversation, conversations, pixel_values, qwen3_vl
 

@@ -13,8 +13,8 @@ from accelerate.state import AcceleratorState, GradientState
 
 from forebay.errors import CacheMismatchError, ConfigError
 from forebay.train.collate.packed import PackCollator
-from forebay.train.loop import train
-from forebay.train.meter import StepLog
+from forebay.train.loop.meter import StepLog
+from forebay.train.loop.run import train
 from forebay.train.models import check_batch, check_config, check_constants, load_model, model_facts
 from tests.train.tiny import ListLoader, config_of, whisper_folder
 from tests.train.tiny_vl import CONSTANTS, IMAGE, FakeVlSource, conversations, qwen3_vl_folder, vl_config
@@ -126,7 +126,7 @@ def test_training_on_packs_learns_them_from_uint8_and_from_floats_alike(tmp_path
 
 @pytest.mark.usefixtures("_fresh_accelerate")
 def test_samples_of_packs_are_counted_in_a_step(tmp_path: Path) -> None:
-    from forebay.train.micro_batches import host_sum, micro_batch_groups
+    from forebay.train.loop.micro_batches import host_sum, micro_batch_groups
 
     groups = micro_batch_groups(
         ListLoader(packs(3)), size=3, count_targets=torch.Tensor.numel, sum_over_ranks=host_sum(1)

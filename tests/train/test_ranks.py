@@ -20,12 +20,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from forebay.errors import ConfigError
+from forebay.plan import bucket_plan
 from forebay.preprocess import Options, build
 from forebay.store.cache import open_cache
 from forebay.train import CachedVLDataset, build_vl_dataloader, make_loader
 from forebay.train.dataset import PlanSampler
 from forebay.train.loader import Loader
-from forebay.train.plan import bucket_plan
 from forebay.train.ranks import resolve_ranks
 from tests.preprocess.corpus import Corpus, speech_corpus
 from tests.train.fake_source import FakeSource

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from forebay.config import PlanConfig
+from forebay.plan import bucket_plan
 from forebay.store.cache import Cache, open_cache
+from forebay.store.source import SourceUnion
 from forebay.train import read_ahead
 from forebay.train.loader import Loader
-from forebay.train.plan import bucket_plan
 from forebay.train.read_ahead import ReadAhead
-from forebay.train.union import SourceUnion
 from tests.store_factory import make_cache
 from tests.train.fake_source import FakeSource
 

@@ -15,16 +15,16 @@ from accelerate.state import AcceleratorState, GradientState
 from forebay import cli
 from forebay.config import Config
 from forebay.errors import CacheMismatchError, ConfigError
+from forebay.plan.mixture.plan import MixturePlan
+from forebay.plan.usage import read_usage
 from forebay.store.cache import open_cache
-from forebay.store.usage_file import read_usage
+from forebay.store.source import SourceUnion, without_audio
 from forebay.train.collate import Collator
-from forebay.train.dry_run import dry_run
 from forebay.train.loader import Loader
-from forebay.train.loop import run
-from forebay.train.meter import StepLog
-from forebay.train.plan.mixture import MixturePlan
+from forebay.train.loop.dry_run import dry_run
+from forebay.train.loop.meter import StepLog
+from forebay.train.loop.run import run
 from forebay.train.select import make_loader, select
-from forebay.train.union import SourceUnion, without_audio
 from tests.preprocess.here_pool import build_here
 from tests.store_factory import make_cache
 from tests.text_corpus import mixed_config, speech_config, text_config

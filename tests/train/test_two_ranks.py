@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from accelerate.state import AcceleratorState, GradientState
 
-from forebay.store.usage_file import read_usage
-from forebay.train.loop import train
+from forebay.plan.usage import read_usage
+from forebay.train.loop.run import train
 from tests.train.two_ranks_worker import NUM_STEPS, RESUME_AT, SCENARIOS, loader_of, make_models, scenario
 
 _ROOT = Path(__file__).parents[2]

@@ -20,18 +20,17 @@ from hypothesis import strategies as st
 from forebay.config import Config, load_config
 from forebay.config.steps import Decode
 from forebay.errors import ResumeError
-from forebay.preprocess.decode import decode_audio
-from forebay.preprocess.headers import parsed_header
+from forebay.plan import plan_key
+from forebay.plan.disk import METADATA, _checksum, why_differ
+from forebay.plan.make import plan_of
+from forebay.preprocess.speech.decode import decode_audio
+from forebay.preprocess.speech.headers import parsed_header
 from forebay.train import CachedVLDataset, make_loader
 from forebay.train.collate import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader
-from forebay.train.plan import plan_key
-from forebay.train.plan.disk import METADATA, _checksum
-from forebay.train.plan.key import why_differ
-from forebay.train.planned import plan_of
 from forebay.train.select import select
-from forebay.train.uncached.lengths import UNKNOWN, decoded_length
+from forebay.train.uncached.listing import UNKNOWN, decoded_length
 from tests.preprocess.corpus import tone, write_tar
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import PhotoCorpus, photo_corpus

@@ -15,12 +15,12 @@ from PIL import Image
 
 from forebay.config import Config, load_config
 from forebay.errors import CacheNotFoundError, ConfigError, PlanError
-from forebay.preprocess.vision.processor import load_processor
+from forebay.plan import PackPlan
+from forebay.steps.image.processor import load_processor
 from forebay.train import CachedVLDataset, build_vl_dataloader, make_loader
 from forebay.train.collate.expand import DeviceExpansion, expand_patches, patch_table, to_model_inputs
-from forebay.train.collate.pack_shapes import PackShapes
+from forebay.train.collate.packed import PackShapes
 from forebay.train.collate.patch_batch import PatchBatch, fields_of
-from forebay.train.plan import PackPlan
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO, PhotoCorpus, photo_corpus
 
@@ -119,7 +119,7 @@ def test_a_device_gets_patches_and_hands_out_what_the_host_does(
 
 
 def test_the_loop_takes_patches_as_stored_whatever_the_config_says(corpus: PhotoCorpus) -> None:
-    from forebay.train.loop import _as_stored
+    from forebay.train.loop.run import _as_stored
 
     assert isinstance(next(iter(make_loader(_as_stored(config(corpus))))), PatchBatch)
 

@@ -26,13 +26,13 @@ from forebay.errors import (
     PlanError,
     ResumeError,
 )
+from forebay.plan import num_steps
 from forebay.store.cache import open_cache
 from forebay.train import CachedVLDataset
 from forebay.train.collate.expand import to_model_inputs
 from forebay.train.collate.packed import PackCollator
 from forebay.train.collate.patch_batch import PatchBatch
 from forebay.train.loader import Loader
-from forebay.train.plan import num_steps
 from tests.store_factory import make_cache
 from tests.train.tiny_vl import CONSTANTS, conversations
 from tests.train.vl_cache import make_packs, make_vl_cache

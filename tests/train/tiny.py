@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from forebay.config import AudioConfig, Config, PlanConfig, SourceConfig, TextConfig, TrainConfig
+from forebay.plan import bucket_plan, plan_key
+from forebay.plan.interface import Tail
+from forebay.plan.mixture.plan import mixture_plan
+from forebay.store.source import SourceUnion, without_audio
 from forebay.train.loader import Loader
-from forebay.train.plan import bucket_plan, plan_key
-from forebay.train.plan.interface import Tail
-from forebay.train.plan.mixture import mixture_plan
-from forebay.train.union import SourceUnion, without_audio
 from tests.train import fake_source
 from tests.train.fake_source import FakeSource
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from forebay.train.loader import Loader
-from forebay.train.loop import train
+from forebay.train.loop.run import train
 from tests.train.tiny import (
     ListLoader,
     config_of,

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from forebay.config import PlanConfig
+from forebay.plan.make import resolve_packs
 from forebay.preprocess.vision.samples import MEDIA_ROWS, vision_fields
-from forebay.store.canonical import digest
 from forebay.store.image.codec import Codec, encode
-from forebay.store.image.patches import unpatchify
+from forebay.store.image.pixels import unpatchify
 from forebay.store.image.settings import ImageSettings
+from forebay.store.key import digest
 from forebay.store.layout import GROUPS, Group
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import ShardEntry, shard_fields, write_shard
 from forebay.store.shard_table import shard_name
-from forebay.train.plan.resolve import resolve_packs
 from tests.train.tiny_vl import CONSTANTS, MERGE_SIZE, PATCH_SIZE, WIDTH, FakeVlSource
 
 HALF = (0.5, 0.5, 0.5)

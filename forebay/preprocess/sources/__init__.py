@@ -3,9 +3,7 @@
 Those of conversations over images, of three kinds, in `conversations`.
 """
 
-from forebay.preprocess.sources.conversations import read_conversations
 from forebay.preprocess.sources.eligible import apply_filters
-from forebay.preprocess.sources.locate import locate_file, locate_tasks, read_manifest, read_rows
 from forebay.preprocess.sources.media import MediaReader
 from forebay.preprocess.sources.rows import (
     CONVERSATION_SCHEMA,
@@ -15,7 +13,9 @@ from forebay.preprocess.sources.rows import (
     WHOLE_FILE,
     Manifest,
 )
-from forebay.preprocess.sources.task import Located, LocateTask
+from forebay.preprocess.sources.speech.listing import locate_file, locate_tasks, read_manifest, read_rows
+from forebay.preprocess.sources.speech.task import Located, LocateTask
+from forebay.preprocess.sources.vision.listing import read_conversations
 
 __all__ = [
     "CONVERSATION_SCHEMA",

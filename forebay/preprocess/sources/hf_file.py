@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from forebay.errors import ManifestError
-
-Array = np.ndarray[Any, Any]
+from forebay.store.layout import Array
 
 _ROW_BITS = 40
 _SLICE_BYTES = 32 * 1024 * 1024

@@ -1,17 +1,24 @@
-"""Encoded bytes of a sample, by the place that its row names: a range of a tar, a file, a row of an `hf` file."""
+"""Encoded bytes of a sample, by the place that its row names: a range of a tar, a file, a row of an `hf` file.
+
+Bytes of media files by offset and size, through a bounded set of open files.
+"""
 
 from __future__ import annotations
 
+import os
+import stat
 import threading
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 
-from forebay.errors import DecodeError
+from forebay.errors import DecodeError, ManifestError, SampleError, TarError
 from forebay.preprocess.sources.hf_file import HfFile, place_row
 from forebay.preprocess.sources.rows import WHOLE_FILE
-from forebay.store.media_files import MediaFiles, require_listed
-from forebay.store.memo import Stat, stat_now
-from forebay.store.sources import SourceFile
+from forebay.store.memo import SIZE, Stat, stat_now, stat_of
+from forebay.store.source_files import SourceFile
 
 
 class MediaReader:
@@ -91,3 +98,163 @@ class _HfRows:
     def close(self) -> None:
         with self._lock:
             self._open = None
+
+
+_ABSENT = (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError)
+
+
+@dataclass(slots=True)
+class _Open:
+    descriptor: int
+    size_bytes: int
+    num_readers: int = 0
+    is_evicted: bool = False
+
+
+class MediaFiles:
+    """Reads from many files and keeps at most `max_open` of them open between reads; the least recently used goes first.
+
+    For any number of threads. A file stays open while one of them reads from it, so while `n` threads read, up to
+    `max_open + n` descriptors exist. A file that is replaced on disk is still read as it was when it was opened.
+    """
+
+    def __init__(self, max_open: int = 64) -> None:
+        if max_open < 1:
+            raise ValueError(f"max_open is {max_open}, wanted 1 or more")
+        self._max_open = max_open
+        self._lock = threading.Lock()
+        self._open: OrderedDict[str, _Open] = OrderedDict()
+
+    def read(
+        self,
+        path: str | os.PathLike[str],
+        offset: int = 0,
+        size: int = -1,
+        *,
+        max_bytes: int | None = None,
+        listed: Stat | None = None,
+    ) -> bytes:
+        """Returns `size` bytes from `offset`; a size of -1 means all up to the end of the file.
+
+        Raises SampleError `too_large` where that is more than `max_bytes`, before anything is allocated. Where the
+        bytes are not there: TarError for a range, SampleError `missing_file` for a whole file. EIO, ENOMEM and the
+        like are no property of the file and come through as OSError.
+
+        listed: the stat that the file had when its rows were listed. Where it has another one now: ManifestError for a range,
+        whose place may be in another sample, SampleError `source_changed` for a whole file.
+        """
+        path = os.fspath(path)
+        with self._acquire(path, is_whole=size < 0) as file:
+            if listed is not None:
+                require_listed(path, stat_of(os.fstat(file.descriptor)), listed, is_whole=size < 0)
+            wanted = size if size >= 0 else max(0, file.size_bytes - offset)
+            if max_bytes is not None and wanted > max_bytes:
+                raise SampleError(
+                    "too_large",
+                    f"{path}: {wanted} bytes at offset {offset}, allowed are {max_bytes}; raise source.max_sample_bytes",
+                )
+            if offset + wanted > file.size_bytes:  # before a wrong size makes pread allocate it
+                raise self._short(path, offset, wanted, max(0, file.size_bytes - offset))
+            data = _read_fully(file.descriptor, wanted, offset)
+        if len(data) < wanted:
+            raise self._short(path, offset, wanted, len(data))
+        return data
+
+    def close(self) -> None:
+        """Closes every file that no thread is reading; the others close when their read ends."""
+        with self._lock:
+            while self._open:
+                self._evict_oldest()
+
+    def __enter__(self) -> MediaFiles:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def num_open(self) -> int:
+        """Files kept open at the moment."""
+        return len(self._open)
+
+    @contextmanager
+    def _acquire(self, path: str, *, is_whole: bool) -> Iterator[_Open]:
+        with self._lock:
+            file = self._open.get(path)
+            if file is None:
+                file = self._open[path] = _open_regular(path, is_whole=is_whole)
+            else:
+                self._open.move_to_end(path)
+            file.num_readers += 1
+            while len(self._open) > self._max_open:
+                self._evict_oldest()
+        try:
+            yield file
+        finally:
+            with self._lock:
+                file.num_readers -= 1
+                _close_if_unused(file)
+
+    def _evict_oldest(self) -> None:
+        _, file = self._open.popitem(last=False)
+        file.is_evicted = True
+        _close_if_unused(file)
+
+    @staticmethod
+    def _short(path: str, offset: int, wanted: int, got: int) -> TarError:
+        return TarError(
+            f"{path}: wanted {wanted} bytes at offset {offset}, got {got}; the file is shorter than its index says,"
+            " copy it again and run `forebay index` on its manifest"
+        )
+
+
+def require_listed(path: str | os.PathLike[str], now: Stat | None, listed: Stat, *, is_whole: bool = False) -> None:
+    """Raises ManifestError where a file is not the one that was listed; a new name or other rights leave it the same.
+
+    is_whole: the file is one sample, which alone is bad then: SampleError.
+    """
+    if now is not None and now[:-1] == listed[:-1]:
+        return
+    message = (
+        f"{path} was changed after it was listed: it had {listed[SIZE]} bytes, changed last at {listed[-2]} ns, and has "
+        f"{'none' if now is None else f'{now[SIZE]}, {now[-2]} ns'} now; start the run again, so that it is listed anew"
+    )
+    raise SampleError("source_changed", message) if is_whole else ManifestError(message)
+
+
+def _close_if_unused(file: _Open) -> None:
+    # Closing under a reader would let the number name another file in the middle of its read.
+    if file.is_evicted and not file.num_readers:
+        os.close(file.descriptor)
+
+
+def _open_regular(path: str, *, is_whole: bool) -> _Open:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe would block
+    except (*_ABSENT, ValueError) as err:  # ValueError: a NUL in the path, or a surrogate that no file name holds
+        raise _missing(path, getattr(err, "strerror", None) or str(err), is_whole=is_whole) from err
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise _missing(path, "not a regular file", is_whole=is_whole)
+    return _Open(descriptor, status.st_size)
+
+
+def _missing(path: str, why: str, *, is_whole: bool) -> SampleError | TarError:
+    if is_whole:
+        return SampleError("missing_file", f"cannot read {path!r}: {why}; correct the manifest")
+    return TarError(f"cannot read {path!r}: {why}; check the path in the manifest and its permissions")
+
+
+def _read_fully(descriptor: int, size: int, offset: int) -> bytes:
+    data = os.pread(descriptor, size, offset)
+    if len(data) == size or not data:
+        return data
+    parts = [data]  # one call reads at most 2 GiB
+    done = len(data)
+    while done < size and (data := os.pread(descriptor, size - done, offset + done)):
+        parts.append(data)
+        done += len(data)
+    return b"".join(parts)

@@ -11,13 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import DecodeError, TarError
-from forebay.preprocess.sources.headers import header_duration_s, is_gone, no_duration
 from forebay.preprocess.sources.rows import storable
-from forebay.preprocess.sources.task import Failures, Located, LocateTask, all_failed
-from forebay.store.tar_index import load_index
-from forebay.store.tar_members import TarIndex
-
-Array = np.ndarray[Any, Any]
+from forebay.preprocess.sources.speech.durations import header_duration_s, is_gone, no_duration
+from forebay.preprocess.sources.speech.task import Failures, Located, LocateTask, all_failed
+from forebay.store.layout import Array
+from forebay.tar.index import load_index
+from forebay.tar.members import TarIndex
 
 NOT_FOUND = -1
 _STEM = r"([^/])\.[^./]*$"

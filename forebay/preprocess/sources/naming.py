@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 from forebay.config import SourceConfig
-from forebay.config.hub import hub_advice
+from forebay.config.digest import hub_advice
 from forebay.errors import ManifestError
 from forebay.preprocess.sources.stamp import stamped
-from forebay.store.sources import SourceFile, anchor, hf_splits, leads_out, listed_files
+from forebay.store.source_files import SourceFile, anchor, hf_splits, leads_out, listed_files
 
 
 class NamedFiles:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from forebay.store.memo import Stat, stat_now
-from forebay.store.sources import SourceFile
+from forebay.store.source_files import SourceFile
 
 _YOUNG_NS = 2_000_000_000
 _TICK_S, _COARSE_TICK_S = 0.02, 2.0

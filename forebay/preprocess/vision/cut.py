@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,12 +12,10 @@ from forebay.config.recipe import VisionRecipe
 from forebay.config.steps import identity
 from forebay.preprocess.cut import Cut, columns_digest
 from forebay.preprocess.listing import Listing
-from forebay.preprocess.vision.images import RowImages, image_names, images_of
-from forebay.store.canonical import digest
+from forebay.preprocess.vision.headers import RowImages, image_names, images_of
 from forebay.store.image.codec import Codec
-from forebay.store.layout import GROUPS, Group, format_of
-
-Array = np.ndarray[Any, Any]
+from forebay.store.key import digest
+from forebay.store.layout import GROUPS, Array, Group, format_of
 
 
 def cut_images(groups: Array, image_groups: Array, *, rows_per_shard: int) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""What the image and chat steps give for small built-in inputs, as one digest each; see `forebay.preprocess.probe`."""
+"""What the image and chat steps give for small built-in inputs, as one digest each; see `forebay.preprocess.speech.probe`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from forebay.preprocess.probe import values_digest
-from forebay.preprocess.text.chat import ChatEncoder
-from forebay.preprocess.vision.pixels import PixelSteps
+from forebay.preprocess.speech.probe import values_digest
+from forebay.preprocess.vision.decode import PixelSteps
+from forebay.steps.text.chat import ChatEncoder
 
 _JPEG = """/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAA0JCgsKCA0LCgsODg0PEyAVExISEyccHhcgLikxMC4pLSwzOko+MzZGNywtQFdBRkxOUlNSMj5aYV
 pQYEpRUk//2wBDAQ4ODhMREyYVFSZPNS01T09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT0//wAARCAAv

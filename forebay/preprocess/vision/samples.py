@@ -5,21 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from forebay.config.steps import Chat
 from forebay.errors import SampleError
-from forebay.preprocess.samples import Read, Values
-from forebay.preprocess.text.chat import ChatEncoder
-from forebay.preprocess.vision.pixels import PixelSteps
+from forebay.preprocess.speech.samples import Read, Values
+from forebay.preprocess.vision.decode import PixelSteps
 from forebay.preprocess.worker import mark
+from forebay.steps.text.chat import ChatEncoder
 from forebay.store.image.codec import FIELDS, Codec, encode
 from forebay.store.layout import FieldSpec
-
-Array = np.ndarray[Any, Any]
 
 MEDIA_ROWS = "image_rows"
 """The text field that names the media rows of a sample: its images, in the order of the conversation."""

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.config.steps import Alpha
-from forebay.store.image.patches import Patches, patchify
-from forebay.store.image.pixels import decode_image, resized
+from forebay.store.image.pixels import Patches, decode_image, patchify, resized
 from forebay.store.image.settings import ImageSettings
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from forebay.config.steps import Alpha
 from forebay.errors import CacheCorruptError, SampleError
 from forebay.store.image.codec import FIELDS, Codec, decode
 from forebay.store.image.settings import ImageSettings
-
-Array = np.ndarray[Any, Any]
+from forebay.store.layout import Array
 
 _ROUNDING = 16
 """What rounding to whole patches makes of a thin image at most: the square root of the aspect ratio allowed, 200."""

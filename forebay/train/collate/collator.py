@@ -8,12 +8,11 @@ from typing import Any, Protocol
 import torch
 
 from forebay.errors import ConfigError
+from forebay.store.source import Sample, SampleSource, SourceUnion
+from forebay.train.collate.convert import Allocate, fresh
 from forebay.train.collate.crop import Crops
 from forebay.train.collate.features import Features
-from forebay.train.collate.memory import Allocate, fresh
 from forebay.train.collate.text import PaddingSide, causal_text, plain_text, qwen3_asr_text, whisper_text
-from forebay.train.source import Sample, SampleSource
-from forebay.train.union import SourceUnion
 
 Batch = dict[str, torch.Tensor]
 

@@ -2,17 +2,19 @@
 
 numpy's float16 casts take about 20 times as long as torch's (one EPYC core, 240,000 values: 390 us against 17), so torch
 casts. It gets pieces below its parallel grain: a loader thread must not start an OpenMP team beside the training step.
+
+Where the memory of batches comes from: fresh, or a ring of reused buffers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import torch
 
-Array = np.ndarray[Any, Any]
+from forebay.store.layout import Array
 
 PIECE = 32_000
 """Elements; torch runs element-wise work of fewer than 32,768 in the calling thread."""
@@ -60,3 +62,16 @@ class _Writable:
     def alias(cls, values: Array) -> Array:
         """Returns the alias; it is to be read only, and only while `values` lives."""
         return np.asarray(cls(values))
+
+
+class Allocate(Protocol):
+    """Makes uninitialised tensors, by the name of the batch field that they are for."""
+
+    def __call__(self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype) -> torch.Tensor:
+        """Returns a contiguous CPU tensor that shares memory with no other living tensor."""
+        ...
+
+
+def fresh(name: str, shape: tuple[int, ...], *, dtype: torch.dtype) -> torch.Tensor:  # noqa: ARG001
+    """Returns newly allocated memory; `name` does not matter."""
+    return torch.empty(shape, dtype=dtype)

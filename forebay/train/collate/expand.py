@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from forebay.errors import ConfigError
+from forebay.store.layout import Array
 from forebay.train.collate.convert import raw
 from forebay.train.collate.patch_batch import PatchBatch, fields_of, moved
-
-Array = np.ndarray[Any, Any]
 
 _HOST_ROWS = 64
 """Patches at a time: their values stay in the cache."""

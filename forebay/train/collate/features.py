@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 
-from forebay.train.collate.convert import PIECE, copy_values, raw, raw_values
-from forebay.train.collate.memory import Allocate
-from forebay.train.finish import WHISPER_FRAMES, output_frames, padded_frames, w2v_bert_input, waveform_input
-from forebay.train.source import Sample
-
-Array = np.ndarray[Any, Any]
-
+from forebay.store.layout import Array
+from forebay.store.source import Sample
+from forebay.train.collate.convert import PIECE, Allocate, copy_values, raw, raw_values
+from forebay.train.collate.finish import WHISPER_FRAMES, output_frames, padded_frames, w2v_bert_input, waveform_input
 
 FeatureKind = Literal["log_mel", "qwen3_asr", "w2v_bert", "waveform"]
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from forebay.errors import CacheMismatchError
-
-Array = np.ndarray[Any, Any]
+from forebay.store.layout import Array
 
 
 def mrope_positions(

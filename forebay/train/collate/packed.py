@@ -1,4 +1,7 @@
-"""The batch of one pack: several conversations in one row, kept apart by their positions."""
+"""The batch of one pack: several conversations in one row, kept apart by their positions.
+
+How long the batches of packs are: as long as their samples, or padded to a few fixed shapes for a compiled model.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from forebay.errors import CacheMismatchError, ConfigError
+from forebay.errors import CacheMismatchError, ConfigError, PlanError
+from forebay.store.layout import Array
+from forebay.store.source import SampleSource
+from forebay.train.collate.convert import Allocate, fresh
 from forebay.train.collate.expand import HostExpansion, model_inputs, patch_table
-from forebay.train.collate.memory import Allocate, fresh
 from forebay.train.collate.mrope import mrope_positions
-from forebay.train.collate.pack_shapes import PackShapes
 from forebay.train.collate.patch_batch import PatchBatch
 from forebay.train.collate.text import IGNORED
-from forebay.train.source import SampleSource
 
-Array = np.ndarray[Any, Any]
 PackedSample = Mapping[str, Any]
 """`input_ids` int32 [n], `label_mask` uint8 [n], `image_grid_thw` int32 [k, 3], `patches`: k arrays uint8 [n_i, w]."""
+
 
 _PADDING_IMAGE = 256
 """Merged patches of the largest image of padding: attention within it stays as cheap as within an image of 512 x 512."""
@@ -225,3 +228,50 @@ def _as_arrays(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.numpy()
     return tuple(map(_as_arrays, value)) if isinstance(value, (tuple, list)) else value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackShapes:
+    """Fixed shapes: `num_tokens` tokens always, and patches up to the next of `patch_classes`.
+
+    Patches are padded by images of their own, whose image tokens stand in the padded tail of the tokens: the model wants an
+    image token for every `merge_size`^2 patches. So `num_tokens` leaves room for the widest step between two classes
+    behind `seq_len`; more classes, less room.
+    """
+
+    seq_len: int
+    """Most tokens that the samples of a pack have together."""
+    patch_classes: tuple[int, ...]
+    """Rising; the last holds the patches of any pack."""
+    merge_size: int = 2
+
+    def __post_init__(self) -> None:
+        unit = self.merge_size**2
+        classes = self.patch_classes
+        if not classes or any(size < 1 or size % unit for size in classes) or list(classes) != sorted(set(classes)):
+            raise PlanError(f"patch_classes are {classes}, wanted rising multiples of {unit}")
+
+    @classmethod
+    def even(
+        cls, seq_len: int, *, max_patches: int | None = None, num_classes: int = 8, merge_size: int = 2
+    ) -> PackShapes:
+        """Returns `num_classes` evenly spaced classes up to `max_patches` (None: as many as `seq_len` image tokens have)."""
+        unit = merge_size**2
+        most = seq_len if max_patches is None else min(-(-max_patches // unit), seq_len)
+        tokens = {-(-most * (i + 1) // num_classes) for i in range(num_classes)}
+        return cls(seq_len=seq_len, patch_classes=tuple(unit * n for n in sorted(tokens)), merge_size=merge_size)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of every batch: `seq_len` and the room for image tokens of padding."""
+        steps = [high - low for low, high in zip((0, *self.patch_classes), self.patch_classes, strict=False)]
+        return self.seq_len + max(steps) // self.merge_size**2
+
+    def num_patches(self, num_tokens: int, num_patches: int) -> int:
+        """Returns the class of a pack of so many tokens and patches. Raises PlanError where it is over the shapes."""
+        if num_tokens > self.seq_len or num_patches > self.patch_classes[-1]:
+            raise PlanError(
+                f"a pack has {num_tokens} tokens and {num_patches} patches, its batches have room for {self.seq_len} and "
+                f"{self.patch_classes[-1]}; pad to the plan's own seq_len and max_patches"
+            )
+        return next(size for size in self.patch_classes if size >= num_patches)

@@ -2,21 +2,24 @@
 
 Labels are masked by position, from the stored `prefix_len`, never by comparing ids: a pad token that is also the end of
 text stays a target, and any padding side is right.
+
+How many audio tokens a clip becomes in Qwen3-ASR.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
+import numpy as np
 import torch
 
-from forebay.train.audio_tokens import num_audio_tokens
-from forebay.train.collate.memory import Allocate
-from forebay.train.source import Sample
+from forebay.store.source import Sample
+from forebay.train.collate.convert import Allocate
 
 PaddingSide = Literal["left", "right"]
+
 
 IGNORED = -100
 """Label that torch's cross entropy passes over."""
@@ -125,3 +128,25 @@ def _filled(name: str, shape: tuple[int, int], value: int, allocate: Allocate) -
     tensor = allocate(name, shape, dtype=torch.int64)
     tensor.numpy().fill(value)
     return tensor
+
+
+FRAMES_PER_CHUNK = 100
+
+
+TOKENS_PER_CHUNK = 13
+
+
+Count = TypeVar("Count", int, np.ndarray)
+
+
+def num_audio_tokens(num_frames: Count) -> Count:
+    """Returns the number of audio tokens of clips with so many valid mel frames, as an int or elementwise.
+
+    The encoder works on chunks of 100 frames (`n_window` 50) and halves each three times, rounding up: a whole chunk
+    gives 13 tokens. Equal to `Qwen3ASRProcessor._get_audio_token_length` and to the lengths that the encoder gives.
+    """
+    tokens = num_frames % FRAMES_PER_CHUNK
+    for _ in range(3):
+        tokens = (tokens + 1) // 2
+    total: Count = num_frames // FRAMES_PER_CHUNK * TOKENS_PER_CHUNK + tokens
+    return total

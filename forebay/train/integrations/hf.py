@@ -12,9 +12,9 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from forebay.errors import ConfigError, MissingExtraError, ResumeError
+from forebay.plan import PackPlan, num_steps
 from forebay.train.device import Batch
 from forebay.train.loader import Loader
-from forebay.train.plan import PackPlan, num_steps
 
 try:
     import accelerate  # noqa: F401  # transformers says so only when the first TrainingArguments are made

@@ -2,6 +2,11 @@
 
 Packs are made of lengths, so the first batch needs those of all samples: image headers and tokens. Kept by recipe; used
 again as long as every file has the stat that it had.
+
+How long clips will be once they are decoded, from headers that say it to the sample.
+
+A manifest's durations are often rounded (two decimals in a file list), and then batches could differ from those of the
+cache, whose lengths are those of the decoded audio.
 """
 
 from __future__ import annotations
@@ -13,7 +18,10 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -22,33 +30,47 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tqdm import tqdm
 
-from forebay.config import Config
-from forebay.preprocess.sources import Manifest
-from forebay.preprocess.sources.conversation_rows import flattened
+from forebay.config.steps import Decode
+from forebay.config.tree import Config
 from forebay.preprocess.sources.naming import require_confined
-from forebay.preprocess.sources.rows import CONVERSATION_SCHEMA, IMAGE_SCHEMA
+from forebay.preprocess.sources.rows import CONVERSATION_SCHEMA, IMAGE_SCHEMA, WHOLE_FILE, Manifest
+from forebay.preprocess.sources.speech.durations import opened
 from forebay.preprocess.sources.unused import described
-from forebay.preprocess.vision.images import conversation_rows, images_of
-from forebay.preprocess.vision.line import VisionLine
-from forebay.preprocess.vision.listing import list_vision
-from forebay.store.canonical import digest
+from forebay.preprocess.sources.vision.rows import flattened
+from forebay.preprocess.speech.headers import AudioInfo, parsed_header
+from forebay.preprocess.vision.headers import conversation_rows, images_of, list_vision
+from forebay.preprocess.vision.modality import VisionLine
 from forebay.store.files import hash_file, write_bytes
-from forebay.store.key import SHORT
+from forebay.store.key import SHORT, digest
+from forebay.store.layout import Array
 from forebay.store.memo import stat_now
-from forebay.store.sources import SourceFile
+from forebay.store.source_files import SourceFile
 from forebay.store.temporary import sweep, temporary_name
 
 logger = logging.getLogger(__name__)
 
+
 FOLDER = ".listings"
+
+
 _TABLES = ("rows", "images")
+
+
 _KEPT = ("sample_id", "text", "group", "images")
+
+
 _LENGTHS = ("num_tokens", "num_patches", "num_images")
+
+
 _SCHEMAS = (
     pa.schema([*map(CONVERSATION_SCHEMA.field, _KEPT), *(pa.field(name, pa.int32()) for name in _LENGTHS)]),
     pa.schema([*IMAGE_SCHEMA, *(pa.field(name, pa.int32()) for name in ("grid_h", "grid_w"))]),
 )
+
+
 _VERSION = 1
+
+
 _PIECE = 4096
 """Rows tokenised at once."""
 
@@ -199,3 +221,73 @@ def _file(name: str, path: str, entry: int, listed: bool, stat: list[int] | None
         return SourceFile(name, Path(path), entry, listed)
     device, inode, size_bytes, mtime_ns, ctime_ns = stat
     return SourceFile(name, Path(path), entry, listed, (device, inode, size_bytes, mtime_ns, ctime_ns))
+
+
+UNKNOWN = -1
+
+
+_HEADERS_A_PIECE = 512
+"""Rows that a thread does at once."""
+
+
+_THREADS = 8
+"""Of which most wait, where the files lie on a network."""
+
+
+def exact_lengths(rows: pa.Table, files: Sequence[SourceFile], step: Decode) -> Array:
+    """Returns the audio samples of every row after decoding, int64 [num_rows]; UNKNOWN where no header says it exactly.
+
+    rows, files: as in `Manifest`. FLAC and RIFF WAVE say it, in a read of 4 KiB a clip, with a progress bar. Clips inside of
+    a table (`hf`) are UNKNOWN: reading them is reading everything. So is what cannot be opened: it will fail when it is read.
+    """
+    columns = [rows[name].to_numpy() for name in ("file", "offset", "size")]
+    pieces = [
+        [column[start : start + _HEADERS_A_PIECE].tolist() for column in columns]
+        for start in range(0, len(rows), _HEADERS_A_PIECE)
+    ]
+    found = np.full(len(rows), UNKNOWN, np.int64)
+    with ThreadPoolExecutor(_THREADS) as threads, _bar(len(rows)) as bar:
+        made = threads.map(lambda piece: list(_lengths(piece, files, step)), pieces)
+        for number, lengths in enumerate(made):
+            found[number * _HEADERS_A_PIECE : number * _HEADERS_A_PIECE + len(lengths)] = lengths
+            bar.update(len(lengths))
+    return found
+
+
+def _bar(count: int) -> Any:
+    return tqdm(total=count, desc="audio headers", file=sys.stderr, disable=None)
+
+
+def _lengths(piece: list[list[int]], files: Sequence[SourceFile], step: Decode) -> Iterator[int]:
+    for number, places in groupby(zip(*piece, strict=True), key=lambda place: place[0]):
+        file = files[number]
+        with ExitStack() as stack:
+            descriptor = None
+            for _, offset, size in places:
+                if size == WHOLE_FILE and file.listed:
+                    yield UNKNOWN
+                    continue
+                try:
+                    if descriptor is None:
+                        descriptor = stack.enter_context(opened(str(file.path)))
+                    yield _length(descriptor, offset, size, step)
+                except OSError:
+                    yield UNKNOWN
+
+
+def _length(descriptor: int, offset: int, size: int, step: Decode) -> int:
+    if size == WHOLE_FILE:
+        size = os.fstat(descriptor).st_size
+    info = parsed_header(
+        lambda start, count: os.pread(descriptor, max(0, min(count, size - start)), offset + start), size
+    )
+    return UNKNOWN if info is None else decoded_length(info, step)
+
+
+def decoded_length(info: AudioInfo, step: Decode) -> int:
+    """Returns the samples of a clip at the step's rate and no longer than it clips; UNKNOWN where its header has none."""
+    if info.num_samples <= 0 or info.sample_rate_hz <= 0:
+        return UNKNOWN
+    # soxr rounds half up.
+    length = (2 * info.num_samples * step.sample_rate_hz + info.sample_rate_hz) // (2 * info.sample_rate_hz)
+    return max(1, length if step.clip_s is None else min(length, round(step.clip_s * step.sample_rate_hz)))

@@ -17,21 +17,18 @@ from forebay.config import Config
 from forebay.config.recipe import Recipe
 from forebay.errors import ManifestError, SampleError
 from forebay.preprocess.durations import DurationLimits
-from forebay.preprocess.features import num_frames
-from forebay.preprocess.line import Line
 from forebay.preprocess.lines import line_of
+from forebay.preprocess.modality import Line
 from forebay.preprocess.sources import MediaReader, read_rows
 from forebay.preprocess.sources.unused import described
-from forebay.store.canonical import digest
-from forebay.store.key import recipe_key
-from forebay.store.layout import FieldSpec
+from forebay.steps.audio.features import num_frames
+from forebay.store.key import digest, recipe_key
+from forebay.store.layout import Array, FieldSpec
 from forebay.store.row_table import sorted_categories, strings_digest
-from forebay.train.uncached.lengths import UNKNOWN, exact_lengths
+from forebay.train.uncached.listing import UNKNOWN, exact_lengths
 from forebay.train.uncached.substitutes import MAX_SUBSTITUTES, Substitutes
 
 logger = logging.getLogger(__name__)
-
-Array = np.ndarray[Any, Any]
 
 
 class UncachedSource:

@@ -7,26 +7,21 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-import numpy as np
-
 from forebay.config import Config
 from forebay.config.recipe import VisionRecipe
 from forebay.errors import ManifestError, SampleError
 from forebay.preprocess.sources import Manifest, MediaReader
-from forebay.preprocess.vision.images import conversation_rows, media_rows
-from forebay.preprocess.vision.line import VisionLine
+from forebay.preprocess.vision.headers import conversation_rows, media_rows
+from forebay.preprocess.vision.modality import VisionLine
 from forebay.preprocess.vision.samples import MEDIA_ROWS
-from forebay.store.canonical import digest
 from forebay.store.image.codec import FIELDS
 from forebay.store.image.stored import StoredImages
-from forebay.store.key import recipe_key
-from forebay.store.layout import FieldSpec
+from forebay.store.key import digest, recipe_key
+from forebay.store.layout import Array, FieldSpec
 from forebay.store.row_table import sorted_categories, strings_digest
 from forebay.train.uncached.listing import conversations
 from forebay.train.uncached.speech import compare_probe
 from forebay.train.uncached.substitutes import MAX_SUBSTITUTES, Substitutes
-
-Array = np.ndarray[Any, Any]
 
 
 class UncachedVisionSource:

@@ -3,7 +3,7 @@
 import os
 
 if os.environ.get("FOREBAY_TEST_OTHER_NUMERICS") is not None:
-    import forebay.preprocess.features as features
+    import forebay.steps.audio.features as features
 
     real_compute = features.compute
 

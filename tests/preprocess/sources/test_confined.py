@@ -16,7 +16,7 @@ from forebay.preprocess.sources import read_conversations, read_rows
 from forebay.store.lookup import failures_of, find_cache, require
 from forebay.train.select import make_loader
 from tests.preprocess.corpus import Corpus, flac, tone
-from tests.preprocess.sources.pictures import picture
+from tests.preprocess.sources.vision.pictures import picture
 
 
 @pytest.fixture

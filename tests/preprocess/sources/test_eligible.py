@@ -14,7 +14,7 @@ from forebay.config import SourceConfig
 from forebay.preprocess.sources import Manifest, apply_filters
 from forebay.preprocess.sources.eligible import fail_impossible, take_first
 from forebay.preprocess.sources.rows import row_table
-from forebay.store.sources import SourceFile
+from forebay.store.source_files import SourceFile
 from tests.preprocess.sources.helpers import audio, described, ids, read, rejected, write_manifest, write_tar
 
 

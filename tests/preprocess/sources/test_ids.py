@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.preprocess.sources import Manifest
-from forebay.preprocess.sources.ids import unique_ids
-from forebay.preprocess.sources.rows import row_table
-from forebay.store.sources import SourceFile
+from forebay.preprocess.sources.rows import row_table, unique_ids
+from forebay.store.source_files import SourceFile
 from tests.preprocess.sources.helpers import audio, ids, read, rejected, write_manifest, write_tar
 
 _NAMES = ("en/0.tar", "fr/0.tar", "../out/1.tar")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files, path_stem, usable_name
-from forebay.store.sources import anchor
+from forebay.store.source_files import anchor
 
 
 def named(source: SourceConfig, *written: str, manifest: int = 0) -> list[str]:

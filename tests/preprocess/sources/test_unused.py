@@ -18,7 +18,7 @@ from forebay.preprocess.sources.unused import OTHERS, Unused, described, merged
 from tests.preprocess.here_pool import HerePool
 from tests.preprocess.sources.helpers import audio, ids, read, rejected, write_manifest, write_tar
 from tests.preprocess.sources.helpers import described as as_json
-from tests.preprocess.sources.pictures import asked, converse, picture, write_lines
+from tests.preprocess.sources.vision.pictures import asked, converse, picture, write_lines
 
 TWICE = b'{"text": "a", "text": "b", "audio": "x.flac"}'
 

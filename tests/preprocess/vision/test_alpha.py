@@ -19,7 +19,7 @@ import pytest
 from forebay.config import Config, load_config
 from forebay.config.recipe import recipe_of
 from forebay.errors import CacheCorruptError, ConfigError
-from forebay.preprocess.vision.processor import load_processor
+from forebay.steps.image.processor import load_processor
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.settings import ImageSettings
 from forebay.store.image.stored import StoredImages

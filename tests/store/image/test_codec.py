@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from forebay.store.image.codec import FIELDS, Codec, decode, encode
-from forebay.store.image.patches import patchify
-from forebay.store.image.pixels import decode_image, resized
+from forebay.store.image.pixels import decode_image, patchify, resized
 from forebay.store.image.settings import ImageSettings, grid_thw
 from tests.store.image.variants import photo, saved, variants
 

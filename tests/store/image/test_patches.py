@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.store.image.patches import patchify, unpatchify
+from forebay.store.image.pixels import patchify, unpatchify
 from forebay.store.image.settings import ImageSettings
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import PlanError
-from forebay.train.collate.pack_shapes import PackShapes
+from forebay.train.collate.packed import PackShapes
 
 
 @given(

@@ -21,12 +21,12 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from forebay.config import PlanConfig
+from forebay.plan import pack_plan, plan_key
+from forebay.plan.interface import Tail
 from forebay.train.collate.packed import PackCollator
 from forebay.train.integrations.hf import LoaderMixin
 from forebay.train.loader import Loader
 from forebay.train.models import load_model
-from forebay.train.plan import pack_plan, plan_key
-from forebay.train.plan.interface import Tail
 from tests.train.tiny import real_loader_model, text_loader
 from tests.train.tiny_vl import FakeVlSource, conversations, qwen3_vl_folder
 

@@ -1,0 +1,199 @@
+"""`[source]`, `[audio]`, `[vision]`, `[text]` and `[layout]`: which samples there are, and what is stored of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from forebay.config.steps import Alpha, LearnThrough
+
+STRICT = {"extra": "forbid", "strict": True}
+"""Read by pydantic when a file is loaded: unknown fields are refused, types are not coerced."""
+
+
+SourceKind = Literal["tar", "filelist", "webdataset", "jsonl", "hf", "ljspeech", "text"]
+
+
+VISION_KINDS: tuple[SourceKind, ...] = ("jsonl", "hf", "webdataset")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceConfig:
+    """Which samples: the raw data and the filters over it."""
+
+    __pydantic_config__ = STRICT
+
+    kind: SourceKind
+    manifest: str | tuple[str, ...] = field(metadata={"path": True})
+    """File, folder or glob, or a list of them; relative to the config file. Its path is not in the key, its content is."""
+    split: str = "train"
+    min_duration_s: float = 0.0
+    max_duration_s: float | None = None
+    overlong: Literal["keep", "clip", "drop"] = "keep"
+    duration_tolerance: float | None = None
+    """Seconds by which a clip may be shorter than its manifest says before it fails as `duration_mismatch`, and longer before
+    it is counted and named. None: the larger of 0.5 s and 5 % of what the manifest says."""
+    languages: tuple[str, ...] | None = None
+    max_samples: int | None = None
+    exclude: tuple[str, ...] = ()
+    """Sample ids to leave out, for example one that crashes the decoder."""
+    max_sample_bytes: int = 256 * 1024 * 1024
+    """A sample whose file, or whose decoded float32 waveform, is larger fails as `too_large` instead of filling memory."""
+    confined: bool = False
+    """Refuse a manifest that names a file outside of its folder, also by a link: for manifests of strangers. In no key: it
+    changes no value."""
+    audio_column: str = "audio"
+    text_column: str = "text"
+    language_column: str = "language"
+    image_column: str = "image"
+    question_column: str = "question"
+    answer_column: str = "answer"
+    messages_column: str = "messages"
+    """Column names of an `hf` source."""
+    rows: str | None = None
+    """Of a source with `[vision]`: the rows of its manifest to take, as a Python slice: `"0:1000"`, `"::10"`."""
+    max_pixels: int = 89_478_485
+    """An image whose header says more fails as `too_many_pixels` before a pixel is decoded. The default is Pillow's own limit."""
+
+    def __post_init__(self) -> None:
+        if not self.manifests or not all(self.manifests):
+            raise ValueError(f"manifest is {self.manifest!r}, wanted a file, a folder or a glob, or a list of them")
+        if self.min_duration_s < 0:
+            raise ValueError(f"min_duration_s is {self.min_duration_s}, wanted 0 or more")
+        if self.max_duration_s is not None and self.max_duration_s <= self.min_duration_s:
+            raise ValueError(
+                f"max_duration_s ({self.max_duration_s}) is not above min_duration_s ({self.min_duration_s})"
+            )
+        if self.overlong != "keep" and self.max_duration_s is None:
+            raise ValueError(f'overlong = "{self.overlong}" needs max_duration_s')
+        if self.duration_tolerance is not None and not 0 <= self.duration_tolerance < math.inf:
+            raise ValueError(
+                f"duration_tolerance is {self.duration_tolerance}, wanted 0 or more seconds, for example 0.5; "
+                "a day (86400) lets every clip pass"
+            )
+        if self.max_samples is not None and self.max_samples < 1:
+            raise ValueError(f"max_samples is {self.max_samples}, wanted 1 or more")
+        if self.max_sample_bytes < 1:
+            raise ValueError(f"max_sample_bytes is {self.max_sample_bytes}, wanted 1 or more")
+        if self.max_pixels < 1:
+            raise ValueError(f"max_pixels is {self.max_pixels}, wanted 1 or more")
+        if self.rows is not None:
+            row_slice(self.rows)
+
+    @property
+    def manifests(self) -> tuple[str, ...]:
+        """The manifest entries as a tuple, also where the file names just one."""
+        return (self.manifest,) if isinstance(self.manifest, str) else self.manifest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AudioConfig:
+    """What is stored of the audio."""
+
+    __pydantic_config__ = STRICT
+
+    sample_rate_hz: int = 16_000
+    features: Literal["log_mel", "qwen3_asr", "w2v_bert", "waveform", "none"] = "log_mel"
+    """`none`: samples are text alone, of a source of kind "text"."""
+    n_mels: Literal[80, 128] | None = None
+    """Bins of `log_mel` (80 when left out); the other features fix their own."""
+    dtype: Literal["float16", "float32", "int16"] | None = None
+    """Of the stored features; left out: float16, float32 for w2v_bert, int16 for waveform."""
+    keep_waveform: bool = False
+    """Also store the decoded waveform (int16) beside the features."""
+
+    def __post_init__(self) -> None:
+        if self.features == "none":
+            self._check_none()
+            return
+        if self.n_mels is not None and self.features != "log_mel":
+            raise ValueError(f'n_mels is only for features = "log_mel", not "{self.features}"')
+        if self.features != "waveform" and self.sample_rate_hz != 16_000:
+            raise ValueError(
+                f'features = "{self.features}" is defined at 16000 Hz; sample_rate_hz is {self.sample_rate_hz}'
+            )
+        if self.features == "waveform":
+            if self.dtype == "float16":
+                raise ValueError('dtype of features = "waveform" is "int16" or "float32", not "float16"')
+            if self.keep_waveform:
+                raise ValueError('keep_waveform is only for features other than "waveform"')
+        elif self.dtype == "int16":
+            raise ValueError(f'dtype of features = "{self.features}" is "float16" or "float32", not "int16"')
+        if not 1_000 <= self.sample_rate_hz <= 384_000:
+            raise ValueError(f"sample_rate_hz is {self.sample_rate_hz}, wanted 1000 to 384000")
+
+    def _check_none(self) -> None:
+        for name, default in {"sample_rate_hz": 16_000, "n_mels": None, "dtype": None, "keep_waveform": False}.items():
+            if getattr(self, name) != default:
+                raise ValueError(f'{name} is {getattr(self, name)!r} and features = "none" has no audio; leave it out')
+
+
+def row_slice(text: str) -> slice:
+    """Returns the slice that `source.rows` says, for example of "0:1000" or "::10". Raises ValueError for anything else."""
+    parts = text.split(":")
+    try:
+        numbers = [int(part) if part.strip() else None for part in parts]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (2, 3) or (len(numbers) == 3 and (numbers[2] is not None and numbers[2] < 1)):
+        raise ValueError(f'rows is {text!r}, wanted start:stop or start:stop:step with a step above 0, as "0:1000"')
+    return slice(*numbers)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VisionConfig:
+    """What is stored of the images; a config with this section is one of the vision-language line."""
+
+    __pydantic_config__ = STRICT
+
+    processor: str = field(metadata={"path": True})
+    """Folder with the preprocessor_config.json of a Qwen2-VL family image processor; in the key by content."""
+    backend: Literal["pil", "torchvision"] = "pil"
+    """Of the processor. The two give different pixels for some images, so it is in the key."""
+    codec: Literal["raw", "zstd", "webp", "source"] = "raw"
+    """How the patches lie on disk; in the folder's name and the shard keys, not in the key: the values are the same."""
+    alpha: Alpha = "white"
+    """`white`: transparent images are laid on white, as the processor does with an open image. `drop`: the colours
+    under the alpha show, as where it is given a path."""
+
+    def __post_init__(self) -> None:
+        if self.codec == "source" and self.backend != "pil":
+            raise ValueError(f'codec = "source" decodes at load with backend "pil"; backend is "{self.backend}"')
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextConfig:
+    """How transcripts become tokens."""
+
+    __pydantic_config__ = STRICT
+
+    tokenizer: str = field(metadata={"path": True})
+    """Folder with the tokenizer's files; in the key by their content."""
+    prompt: Literal["whisper", "qwen3_asr", "plain", "chat"] = "plain"
+    """`chat`: the folder's chat template over a conversation; the prompt of `[vision]`, and only of it."""
+    language_tag_mode: Literal["auto", "always", "none"] = "auto"
+    normalize: Literal["nfkc", "none"] = "nfkc"
+    max_label_tokens: int | None = None
+    """Longer labels exclude the sample, reason `label_too_long`. Whisper's limit is 448."""
+    learn_through: LearnThrough = "end_of_turn"
+    """Of prompt `chat`: what is learnt ends with the token that ends a turn, or with the newline behind that."""
+
+    def __post_init__(self) -> None:
+        if self.learn_through != "end_of_turn" and self.prompt != "chat":
+            raise ValueError(f'learn_through is "{self.learn_through}", which is only for prompt = "chat"')
+        if self.max_label_tokens is not None and self.max_label_tokens < 1:
+            raise ValueError(f"max_label_tokens is {self.max_label_tokens}, wanted 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayoutConfig:
+    """How the bytes are cut. In the shard keys, not in the key: the values are the same."""
+
+    __pydantic_config__ = STRICT
+
+    rows_per_shard: int = 512
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rows_per_shard <= 1_000_000:
+            raise ValueError(f"rows_per_shard is {self.rows_per_shard}, wanted 1 to 1000000")

@@ -1,0 +1,114 @@
+"""Lines of a report: entries, wrapped text, tables.
+
+Numbers and names as a terminal shows them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from forebay.visible import json_text, printable
+
+COLUMNS = 100
+
+
+LABEL = 14
+"""Where what is said of a label begins."""
+
+
+_HELD = "\x00"
+"""A space at which no line is broken, until it is printed."""
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Returns settings as `name = value` pairs, without those that are None, for `wrapped`."""
+    return ", ".join(
+        f"{name}{_HELD}={_HELD}{printable(_value(value))}" for name, value in settings.items() if value is not None
+    )
+
+
+def _value(value: Any) -> str:
+    # A digest of 64 digits says no more to a reader than its first 16.
+    if isinstance(value, str) and len(value) == 64:
+        value = f"{value[:16]}..."
+    return json.dumps(value, ensure_ascii=False)
+
+
+def entry(name: str, text: str) -> str:
+    """Returns a label and what is said of it."""
+    return f"  {name:<{LABEL - 2}}{text}"
+
+
+def wrapped(head: str, text: str) -> list[str]:
+    """Returns a text behind its head, words never broken."""
+    indent = " " * len(head)
+    # Neither hyphens nor long words break: names and digests stay whole for copying.
+    lines = textwrap.wrap(text, COLUMNS - len(head), break_long_words=False, break_on_hyphens=False)
+    return [f"{head if not i else indent}{line.replace(_HELD, ' ')}" for i, line in enumerate(lines or ["none"])]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int, last_left: bool = False) -> list[str]:
+    """Aligned columns: the first `left` ones to the left, and the last one where `last_left` says so."""
+    indented = [list(head), *([f"  {row[0]}" if left else row[0], *row[1:]] for row in rows)]
+    widths = [max(len(row[column]) for row in indented) for column in range(len(head))]
+    widths[0] = max(widths[0], LABEL)
+
+    def line(row: Sequence[str]) -> str:
+        cells = [
+            f"{cell:<{width}}" if i < left or (last_left and i == len(row) - 1) else f"{cell:>{width}}"
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        return "  ".join(cells).rstrip()
+
+    return [line(row) for row in indented]
+
+
+def paragraph(head: str, text: str) -> list[str]:
+    """Returns other people's text behind its head: words that are longer than a line are broken."""
+    lines = textwrap.wrap(text, COLUMNS - len(head), break_on_hyphens=False) or [""]
+    return [f"{head if not i else ' ' * len(head)}{line}".rstrip() for i, line in enumerate(lines)]
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Prints lines to standard output, each on one line whatever it holds."""
+    for line in lines:
+        print(printable(line))
+
+
+def print_json(document: Any) -> None:
+    """Prints one JSON document to standard output."""
+    print(json_text(document))
+
+
+def human_bytes(size_bytes: float) -> str:
+    """Returns a size in decimal units, three digits: `12.3 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 999.5:
+            return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.3g} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.3g} TB" if size_bytes < 999.5 else f"{size_bytes:,.0f} TB"
+
+
+def human_hours(hours: float) -> str:
+    """Returns hours with as many places as tell something: `12,345.6`, `1.23`, `0.0123`."""
+    if hours >= 100:
+        return f"{hours:,.1f}"
+    return f"{hours:.2f}" if hours >= 1 else f"{hours:.4f}"
+
+
+def human_share(share: float) -> str:
+    """Returns a share of 1 in percent: `12.3 %`."""
+    return f"{100 * share:.1f} %"
+
+
+def human_number(value: float | None) -> str:
+    """Returns an integer whole, another number in four digits; `-` for None."""
+    if value is None:
+        return "-"
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.4g}" if math.isfinite(value) else str(value)

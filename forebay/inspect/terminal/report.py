@@ -1,0 +1,231 @@
+"""The report on a cache as lines for a terminal: plain text, at most 100 columns where paths allow it.
+
+The parts of the report that only a cache of images has.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forebay.inspect.facts import bars
+from forebay.inspect.terminal.layout import (
+    LABEL,
+    entry,
+    human_bytes,
+    human_hours,
+    human_number,
+    human_share,
+    settings_text,
+    table,
+    wrapped,
+)
+from forebay.visible import printable
+
+_BAR = 50
+
+
+_MAX_LANGUAGES = 24
+
+
+def report_lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the report on an opened cache; `facts` is the document of `cache_facts`."""
+    yield from _identity(facts)
+    about = (images_lines, _fields, histogram_lines) if "images" in facts else (_languages, _fields, _durations)
+    for section in (*about, _plans, _skipped, _recipe):
+        yield ""
+        yield from section(facts)
+
+
+def verify_lines(verify: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what verifying found; `verify` is the document of a `VerifyReport`."""
+    checked = human_bytes(verify["checked_bytes"])
+    if verify["ok"]:
+        yield f"verify: ok, {checked} are the bytes that were sealed"
+        return
+    yield f"verify: {len(verify['problems'])} problems, {checked} are the bytes that were sealed"
+    yield from (f"  {printable(problem)}" for problem in verify["problems"])
+
+
+def _identity(facts: Mapping[str, Any]) -> Iterator[str]:
+    groups = facts["groups"]
+    parts = ", ".join(f"{name} {human_bytes(group['size_bytes'])}" for name, group in groups.items())
+    per_hour = "" if facts["bytes_per_hour"] is None else f"; {human_bytes(facts['bytes_per_hour'])} an hour"
+    shards = " + ".join(f"{group['num_shards']} {name}" for name, group in groups.items())
+    made_with = ", ".join(f"{name} {version}" for name, version in facts["made_with"].items())
+    yield f"{Path(facts['folder']).name}: a sealed cache, format {facts['format_version']}"
+    yield entry("name", f"{facts['name']}, split {facts['split']}")
+    yield entry("folder", printable(facts["folder"]))
+    yield entry("key", facts["key"])
+    yield entry("recipe key", facts["recipe_key"])
+    yield entry("samples", f"{facts['num_samples']:,}, {_held(facts)}")
+    yield entry("shards", f"{shards}, at most {facts['rows_per_shard']:,} rows each")
+    yield entry("size", f"{human_bytes(facts['size_bytes'])} ({parts}){per_hour}")
+    yield entry("made with", made_with)
+
+
+def _held(facts: Mapping[str, Any]) -> str:
+    if facts["histogram"] is not None:
+        return f"{human_hours(facts['hours'])} hours"
+    return f"{facts['num_tokens']:,} tokens{'' if 'images' in facts else ', no audio'}"
+
+
+def _languages(facts: Mapping[str, Any]) -> Iterator[str]:
+    languages = sorted(facts["languages"].items(), key=lambda item: (-item[1]["hours"], -item[1]["samples"], item[0]))
+    shown = languages[:_MAX_LANGUAGES]
+    if facts["histogram"] is None:
+        rows = [[printable(n), f"{e['samples']:,}", _share_of(e["samples"], facts["num_samples"])] for n, e in shown]
+        yield from table(["languages", "samples", "share"], rows, left=1)
+    else:
+        rows = [
+            [printable(name), f"{e['samples']:,}", human_hours(e["hours"]), _share_of(e["hours"], facts["hours"])]
+            for name, e in shown
+        ]
+        yield from table(["languages", "samples", "hours", "share"], rows, left=1)
+    if len(languages) > _MAX_LANGUAGES:
+        yield f"  and {len(languages) - _MAX_LANGUAGES} more (--json lists them all)"
+
+
+def _fields(facts: Mapping[str, Any]) -> Iterator[str]:
+    fields = facts["fields"]
+    tensors = {name: field for name, field in fields.items() if field["role"] == "tensor"}
+    rows = [[n, f["dtype"], f"[{', '.join(map(str, f['shape']))}]", f["group"]] for n, f in tensors.items()]
+    yield from table(["fields", "dtype", "shape", "group"], rows, left=4)
+    columns = ", ".join(f"{name} ({field['dtype']})" for name, field in fields.items() if field["role"] == "table")
+    yield from wrapped("  row table: ", columns)
+
+
+def _durations(facts: Mapping[str, Any]) -> Iterator[str]:
+    if facts["histogram"] is None:
+        lengths = facts["lengths"]
+        yield f"tokens a sample: {lengths['min']:,} to {lengths['max']:,}, mean {lengths['mean']:.1f}"
+        return
+    edges, counts = facts["histogram"]["edges_s"], facts["histogram"]["samples"]
+    places = 1 if any(edge % 1 for edge in edges[:-1]) else 0
+    names = [f"{low:.{places}f} - {high:.{places}f}" for low, high in itertools.pairwise(edges)]
+    if round(edges[-1] - edges[-2], 6) > round(edges[1] - edges[0], 6):
+        names[-1] = f"{edges[-2]:.{places}f} - {edges[-1]:.1f}"
+    rows = zip(names, counts, facts["histogram"]["hours"], bars(np.array(counts), width=_BAR), strict=True)
+    cells = [[name, f"{count:,}", human_hours(hours), bar] for name, count, hours, bar in rows]
+    yield from table(["durations (s)", "samples", "hours", ""], cells, left=0, last_left=True)
+
+
+def _plans(facts: Mapping[str, Any]) -> Iterator[str]:
+    if not facts["plans"]:
+        yield "plans: none yet (forebay preprocess CONFIG makes the one of its [plan])"
+        return
+    yield "plans"
+    for plan in facts["plans"]:
+        yield from plan_lines(plan)
+
+
+def plan_lines(plan: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a plan in a few lines; `plan` is one of `plans_of`."""
+    statistics = plan["statistics"]
+    parts = [f"{plan[name]:,} {name.removeprefix('num_')}" for name in ("num_batches", "num_packs") if name in plan]
+    parts += [f"{human_share(plan[name])} {name}" for name in ("padding", "fill") if name in plan]
+    if "padding_random_order" in statistics:
+        parts.append(f"{human_share(statistics['padding_random_order'])} in random order")
+    parts += [f"{statistics[name]:,} samples {name}" for name in ("dropped", "repeated") if statistics.get(name)]
+    yield f"  {plan['kind']} {plan['key'][:16]}: {', '.join(parts)}"
+    rows = [
+        [
+            f"  {b['range']}",
+            f"{b['samples']:,}",
+            human_hours(b["hours"]),
+            f"{b['batch_size']:,}",
+            f"{b['batches']:,}",
+            human_share(b["padding"]),
+        ]
+        for b in statistics.get("buckets", ())
+    ]
+    if rows:
+        yield from table(["    bucket", "samples", "hours", "batch size", "batches", "padding"], rows, left=1)
+    if "bytes_per_pack" in plan:
+        held = beside_float32(plan["bytes_per_pack"], plan["float32_bytes_per_pack"], where="of the cache")
+        yield f"    a pack: {held}"
+    yield from wrapped("    settings: ", settings_text(plan["settings"]))
+
+
+def _skipped(facts: Mapping[str, Any]) -> Iterator[str]:
+    counts = {kind: facts[kind] for kind in ("excluded", "failed") if facts[kind]}
+    if not counts and not facts["clipped"] and not facts["longer"]:
+        yield "skipped: nothing"
+        return
+    yield "skipped"
+    for kind, reasons in counts.items():
+        text = ", ".join(f"{reason} {count:,}" for reason, count in reasons.items())
+        yield from wrapped(f"  {kind:<{LABEL - 2}}", text)
+    if facts["clipped"]:
+        clip_s = (facts["recipe"].get("audio") or {}).get("clip_s")
+        yield entry("clipped", f"{facts['clipped']:,} kept for their first {human_number(clip_s)} s")
+    if facts["longer"]:
+        yield entry("longer", f"{facts['longer']:,} than their manifest says, kept as they are")
+    if counts:
+        yield entry("list", printable(facts["rejected"]))
+
+
+def _recipe(facts: Mapping[str, Any]) -> Iterator[str]:
+    yield "recipe"
+    for section, settings in facts["recipe"].items():
+        text = settings_text(settings) if isinstance(settings, Mapping) else "none"
+        yield from wrapped(f"  {section:<{LABEL - 2}}", text)
+
+
+def _share_of(part: float, whole: float) -> str:
+    return human_share(part / whole) if whole else "-"
+
+
+_CODECS = {
+    "raw": "uint8 patches, read as they are",
+    "zstd": "uint8 patches, compressed",
+    "webp": "lossless WebP of the resized image",
+    "source": "the source file, decoded and resized at load",
+}
+
+
+def images_lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields how many images there are and how large; `facts` is the document of `cache_facts`."""
+    images = facts["images"]
+    yield "images"
+    yield entry("stored", f"{images['stored']:,}, each once a shard; {images['distinct']:,} different ones")
+    yield entry("used", f"{images['used']:,} times in {facts['num_samples']:,} samples")
+    yield entry("codec", f"{facts['codec']}: {_CODECS[facts['codec']]}")
+    if facts["bytes_per_image"] is not None:
+        yield entry("an image", beside_float32(facts["bytes_per_image"], facts["float32_bytes_per_image"]))
+
+
+def histogram_lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the histograms of tokens and patches a sample."""
+    for number, (name, histogram) in enumerate(facts["histograms"].items()):
+        if number:
+            yield ""
+        yield from count_lines(f"{name} a sample", histogram["edges"], histogram["samples"], of="samples")
+
+
+def count_lines(head: str, edges: Sequence[int], counts: Sequence[int], *, of: str) -> Iterator[str]:
+    """Yields a histogram: bins [edges[i], edges[i + 1]), the last one closed, and how many there are `of` in each."""
+    bins = list(_bins(edges, counts))
+    drawn = bars(np.array([count for _, count in bins]), width=_BAR)
+    rows = [[name, f"{count:,}", bar] for (name, count), bar in zip(bins, drawn, strict=True)]
+    yield from table([head, of, ""], rows, left=0, last_left=True)
+
+
+def _bins(edges: Sequence[int], counts: Sequence[int]) -> Iterator[tuple[str, int]]:
+    """Yields the range and the count of every bin, empty neighbours as one."""
+    for is_empty, places in itertools.groupby(range(len(counts)), key=lambda i: counts[i] == 0):
+        numbers = list(places)
+        groups = [numbers] if is_empty else [[number] for number in numbers]
+        yield from ((f"{edges[g[0]]:,} - {edges[g[-1] + 1]:,}", counts[g[0]]) for g in groups)
+
+
+def beside_float32(stored: float, as_float32: float | None, *, where: str = "stored") -> str:
+    """Returns bytes as stored, `where` says where, beside what float32 `pixel_values` would take."""
+    if as_float32 is None:
+        return f"{human_bytes(stored)} {where}; the grids cannot be read (--verify says why)"
+    ratio = f", {as_float32 / stored:.3g} times as much" if stored else ""
+    return f"{human_bytes(stored)} {where}; as float32 pixel_values {human_bytes(as_float32)}{ratio}"

@@ -1,0 +1,128 @@
+"""A sample of a cache of images as lines for a terminal.
+
+A pack as lines for a terminal.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from forebay.inspect.pack import Pack
+from forebay.inspect.sample import ImageSample, StoredImage, row_lines, shown_ids, spoken, tensor_lines
+from forebay.inspect.terminal.layout import entry, human_bytes, human_share, paragraph, table
+from forebay.inspect.terminal.report import beside_float32
+from forebay.visible import printable
+
+_SHOWN_APART = ("text", "images")
+"""Columns of the row that are shown as a conversation and a list of images."""
+
+
+_REPEATED = re.compile(r"(<\|[^|<>]+\|>)\1{3,}")
+
+
+_ROLE = 11
+
+
+def image_sample_lines(sample: ImageSample) -> Iterator[str]:
+    """Yields a sample for a terminal."""
+    yield f"sample {sample.index}"
+    yield from row_lines({name: value for name, value in sample.row.items() if name not in _SHOWN_APART})
+    yield ""
+    yield from tensor_lines(sample.tensors)
+    yield ""
+    yield from image_lines(sample.images)
+    yield ""
+    yield "conversation"
+    yield from conversation_lines(sample.conversation)
+    yield ""
+    yield from _label_lines(sample.labels, learnt=sample.num_learnt)
+
+
+def image_lines(images: Sequence[StoredImage], *, indent: str = "") -> Iterator[str]:
+    """Yields the images of a sample as a table."""
+    if not images:
+        yield f"{indent}images: none"
+        return
+    head = f"{'grid':<14}{'pixels':<13}{'patches':>8}{'stored':>10}{'float32':>10}"
+    yield f"{indent}{'images':<8}{head}  name"
+    for number, image in enumerate(images):
+        sizes = f"{human_bytes(image.stored_bytes):>10}{human_bytes(image.float32_bytes):>10}"
+        cells = f"{list(image.grid)!s:<14}{image.size:<13}{image.num_patches:>8,}{sizes}"
+        yield f"{indent}  {number:<6}{cells}  {printable(image.name)}"
+
+
+def conversation_lines(messages: Sequence[Mapping[str, Any]], *, indent: str = "") -> Iterator[str]:
+    """Yields who says what; an image stands where it was shown, by its number."""
+    for role, text in spoken(messages):
+        head = f"{indent}  {role:<{_ROLE}}"
+        for line in text.splitlines() or [""]:
+            yield from paragraph(head, printable(line))
+            head = " " * len(head)
+
+
+def _label_lines(labels: Mapping[str, Any], *, learnt: int) -> Iterator[str]:
+    yield f"labels: {len(labels['ids']):,} tokens, {learnt:,} of them are learnt"
+    yield from paragraph("  ids      ", shown_ids(_grouped(labels["ids"])))
+    if labels["note"]:
+        yield from paragraph("  text     ", printable(labels["note"]))
+        return
+    for run in labels["learnt"]:
+        yield from paragraph("  learnt   ", f"{run['start']}:{run['end']} {printable(run['text'])}")
+    yield from paragraph("  special  ", printable(_without_repeats(labels["with_special_tokens"])))
+
+
+def _grouped(ids: Sequence[int]) -> list[str]:
+    """Returns ids, equal neighbours as one with how many they are: an image is hundreds of them."""
+    runs = [(token, sum(1 for _ in same)) for token, same in itertools.groupby(ids)]
+    return [str(token) if count == 1 else f"{token} x {count}" for token, count in runs]
+
+
+def _without_repeats(text: str) -> str:
+    """Returns a text in which a control token that is repeated stands once, with how often."""
+    return _REPEATED.sub(lambda found: f"{found[1]} x {len(found[0]) // len(found[1])} ", text)
+
+
+def pack_lines(pack: Pack) -> Iterator[str]:
+    """Yields a pack: what it holds in all, its segments as a table, then their images and texts one by one."""
+    facts = pack.to_json()
+    yield f"pack {pack.index} of {pack.num_packs:,}"
+    yield entry("segments", f"{len(pack.segments):,}")
+    fill = f"{human_share(facts['fill'])} fill, {facts['pad_tokens']:,} left over"
+    yield entry("tokens", f"{pack.num_tokens:,} of {pack.seq_len:,}: {fill}; {facts['num_learnt']:,} are learnt")
+    limit = "" if pack.max_patches is None else f" of {pack.max_patches:,}"
+    yield entry("images", f"{facts['num_images']:,}, {facts['num_patches']:,}{limit} patches")
+    if pack.images:
+        yield entry("bytes", beside_float32(facts["stored_bytes"], facts["float32_bytes"]))
+    yield ""
+    yield from _segment_table(facts["segments"])
+    for number, sample in enumerate(pack.segments):
+        yield ""
+        yield from _segment(number, sample)
+
+
+def _segment_table(segments: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    rows = [
+        [
+            str(number),
+            f"{segment['start']:,} - {segment['end']:,}",
+            f"{segment['row']['num_tokens']:,}",
+            f"{segment['num_learnt']:,}",
+            str(len(segment["images"])),
+            f"{segment['row']['num_patches']:,}",
+            str(segment["index"]),
+            printable(segment["row"]["sample_id"]),
+        ]
+        for number, segment in enumerate(segments)
+    ]
+    head = ["segments", "places", "tokens", "learnt", "images", "patches", "sample", "id"]
+    yield from table(head, rows, left=1, last_left=True)
+
+
+def _segment(number: int, sample: ImageSample) -> Iterator[str]:
+    yield f"segment {number}: {printable(sample.row['sample_id'])}"
+    if sample.images:
+        yield from image_lines(sample.images, indent="  ")
+    yield from conversation_lines(sample.conversation)

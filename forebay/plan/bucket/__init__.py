@@ -1,0 +1,1 @@
+"""Plans of buckets: batches of samples of like length."""

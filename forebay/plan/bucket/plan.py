@@ -1,0 +1,292 @@
+"""Lengths to buckets: which samples share a length range, and how many of them form a micro-batch.
+
+Each bucket's samples in one shuffle of all of them: for tables that other trainers read.
+
+Position to micro-batch: the order of one epoch, computed at any place without replaying what came before.
+
+The epoch is one sequence of micro-batches, the same for every world size. Its first part are the full lockstep groups
+(`lockstep` batches of one bucket each) of all buckets under one keyed permutation: at every place the next group falls
+to a bucket in proportion to the full groups that the bucket still has. Its last part are the incomplete groups, at most
+one a bucket, in keyed order. They stand last because a shorter group anywhere else would shift all later ones against
+the ranks' steps: so a world size that divides `lockstep` never mixes buckets before that last part.
+
+The order of an epoch whose shuffle stays within a moving window of shards, for disks where every new shard is slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from forebay.plan.interface import Tail, check_epoch
+from forebay.plan.permutation import Permutations, derive_key
+from forebay.store.layout import Array, Ints
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BucketPlan:
+    """Samples in buckets, and the rules by which `Order` makes micro-batches of them. No seed, no epoch: one for all.
+
+    members: int32 (int64 from 2^31 samples on) [num_samples], sample indices bucket by bucket, rising inside one; under
+    `locality_shards` shard by shard inside a bucket.
+    offsets: int64 [num_buckets + 1]; bucket b holds members[offsets[b] : offsets[b + 1]].
+    batch_sizes: int64 [num_buckets], samples a micro-batch. grad_accs: micro-batches an optimizer step, where a
+    calibration says so.
+    edges_s: the upper edges; sample_rate_hz: of the durations that the plan was made from.
+    edges: upper edges, in tokens, of the buckets of samples without audio, which come behind the others.
+    shard_counts: int32 [num_shards, num_buckets], samples of each, with `locality_shards`, the shards of the moving window.
+    check: called with the places of `members` that are about to be read, where they are checked at first touch.
+    """
+
+    members: Array
+    offsets: Array
+    batch_sizes: Array
+    edges_s: tuple[float, ...]
+    sample_rate_hz: int
+    lockstep: int
+    tail: Tail
+    grad_accs: tuple[int, ...] | None = None
+    shard_counts: Array | None = None
+    locality_shards: int | None = None
+    edges: tuple[int, ...] = ()
+    check: Callable[[Ints], None] | None = None
+
+    def order(self, seed: int, epoch: int) -> Order:
+        """Returns epoch `epoch` (0 or more) under `seed` (any integer)."""
+        kind = Order if self.shard_counts is None else ShardOrder
+        return kind(self, seed=seed, epoch=epoch)
+
+    def members_at(self, places: Ints) -> Ints:
+        """Returns the sample indices, int64, that stand at `places` of `members`."""
+        if self.check is not None:
+            self.check(places)
+        found: Ints = self.members[places].astype(np.int64)
+        return found
+
+    @property
+    def bucket_sizes(self) -> Array:
+        """int64 [num_buckets], samples a bucket."""
+        sizes: Array = np.diff(self.offsets)
+        return sizes
+
+    @property
+    def batch_counts(self) -> Array:
+        """int64 [num_buckets], micro-batches of each bucket in one epoch; under `drop` only full ones."""
+        counts: Array = np.asarray(self.bucket_sizes // self.batch_sizes)
+        if self.tail != "drop":
+            counts = counts + (self.bucket_sizes % self.batch_sizes > 0)
+        return counts
+
+    @property
+    def num_batches(self) -> int:
+        """Micro-batches of one epoch, over all ranks."""
+        return int(self.batch_counts.sum())
+
+    @property
+    def dropped(self) -> Array:
+        """int64 [num_buckets], samples that an epoch leaves out: under `drop` those of the incomplete batch, other ones each epoch."""
+        rest: Array = self.bucket_sizes % self.batch_sizes
+        return rest if self.tail == "drop" else np.zeros_like(rest)
+
+    @property
+    def repeated(self) -> Array:
+        """int64 [num_buckets], samples taken a second time to fill the incomplete batch; above 0 under `pad` only."""
+        missing: Array = -self.bucket_sizes % self.batch_sizes
+        return missing if self.tail == "pad" else np.zeros_like(missing)
+
+
+def shuffled_buckets(plan: BucketPlan, *, seed: int) -> list[Array]:
+    """Returns the sample indices of every bucket, int64, in the order in which a shuffle of all samples has them."""
+    count = len(plan.members)
+    owners = np.empty(count, dtype=np.int64)
+    owners[plan.members_at(np.arange(count))] = np.repeat(np.arange(len(plan.batch_sizes)), plan.bucket_sizes)
+    line = Permutations([count], derive_key("forebay bucket manifests", seed))(np.arange(count))
+    order = np.argsort(owners[line], kind="stable")
+    return np.split(line[order], plan.offsets[1:-1])
+
+
+ORDER_VERSION = 1
+"""Bumped when the same plan, seed, epoch and position give other samples."""
+
+
+class Order:
+    """One epoch of a plan: a function of (plan, seed, epoch, position) and nothing else. Costs O(buckets) to make.
+
+    Inside a bucket a keyed permutation, another one each epoch, puts the samples in line; batch i of the bucket takes
+    places i * batch_size on. The last, incomplete batch of a bucket, by `plan.tail`: `short` has the fewer samples that are
+    left; `drop` leaves it out; `pad` fills it with the samples at the head of the bucket's line, which come twice.
+    """
+
+    __slots__ = (
+        "_bucket_sizes",
+        "_group_offsets",
+        "_groups",
+        "_lines",
+        "_tail_buckets",
+        "_tail_offsets",
+        "epoch",
+        "plan",
+        "seed",
+    )
+
+    def __init__(self, plan: BucketPlan, *, seed: int, epoch: int) -> None:
+        """Makes the order of epoch `epoch` (0 or more) under `seed` (any integer)."""
+        check_epoch(epoch)
+        self.plan, self.seed, self.epoch = plan, seed, epoch
+        counts = plan.batch_counts
+        self._group_offsets = np.concatenate(([0], np.cumsum(counts // plan.lockstep)))
+        self._groups = Permutations([int(self._group_offsets[-1])], self._key("groups"))
+        self._bucket_sizes = plan.bucket_sizes
+        self._lines = Permutations(self._bucket_sizes.tolist(), self._key("samples"))
+        incomplete = np.flatnonzero(counts % plan.lockstep)
+        places = Permutations([len(incomplete)], self._key("tail"))(np.arange(len(incomplete)))
+        self._tail_buckets = incomplete[places]
+        lengths = counts[self._tail_buckets] % plan.lockstep
+        self._tail_offsets = np.concatenate(([0], np.cumsum(lengths))) + self._group_offsets[-1] * plan.lockstep
+
+    def __len__(self) -> int:
+        return int(self._tail_offsets[-1])
+
+    def batch(self, position: int) -> Ints:
+        """Returns the sample indices of one micro-batch, int64 [batch size]. IndexError outside 0..len-1."""
+        return self.batches([position])[0]
+
+    def bucket(self, position: int) -> int:
+        """Returns the bucket of one micro-batch. IndexError outside 0..len-1."""
+        return int(self.buckets([position])[0])
+
+    def buckets(self, positions: Sequence[int] | Array) -> Ints:
+        """Returns the buckets of several micro-batches, int64 [num_positions]."""
+        return self.locate(positions)[0]
+
+    def batches(self, positions: Sequence[int] | Array) -> list[Ints]:
+        """Returns several micro-batches at once: the same as `batch` one by one, at a fraction of the cost a batch."""
+        buckets, numbers = self.locate(positions)
+        starts = numbers * self.plan.batch_sizes[buckets]
+        sizes = self.batch_lengths(buckets, numbers)
+        ends = np.cumsum(sizes)
+        places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + sizes, sizes)
+        samples = self.samples(np.repeat(buckets, sizes), places)
+        return [samples[end - size : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
+
+    def batch_lengths(self, buckets: Ints, numbers: Ints) -> Ints:
+        """Returns how many samples the micro-batches `numbers` of `buckets` have, int64."""
+        sizes: Ints = self.plan.batch_sizes[buckets]
+        return sizes if self.plan.tail == "pad" else np.minimum(sizes, self._bucket_sizes[buckets] - numbers * sizes)
+
+    def samples(self, buckets: Ints | int, places: Ints) -> Ints:
+        """Returns the sample indices, int64, that stand at `places` in the epoch's lines of `buckets`.
+
+        A place behind the end of its line counts from its head again (this is how `pad` fills a batch).
+        """
+        lines = self._lines(places % self._bucket_sizes[buckets], member=buckets)
+        return self.plan.members_at(self.plan.offsets[buckets] + lines)
+
+    def locate(self, positions: Sequence[int] | Array) -> tuple[Ints, Ints]:
+        """Returns bucket and number inside the bucket of each micro-batch."""
+        where = np.asarray(positions, dtype=np.int64)
+        if len(where) and not (where.min() >= 0 and where.max() < len(self)):
+            bad = int(where.min() if where.min() < 0 else where.max())
+            raise IndexError(f"position {bad} is outside of the epoch's {len(self)} micro-batches")
+        buckets, numbers = np.empty_like(where), np.empty_like(where)
+        in_tail = where >= self._tail_offsets[0]
+        slots, inside = np.divmod(where[~in_tail], self.plan.lockstep)
+        owners, groups = self._full_groups(slots)
+        buckets[~in_tail] = owners
+        numbers[~in_tail] = groups * self.plan.lockstep + inside
+        late = where[in_tail]
+        places = np.searchsorted(self._tail_offsets, late, side="right") - 1
+        buckets[in_tail] = owners = self._tail_buckets[places]
+        full: Any = np.diff(self._group_offsets)[owners]
+        numbers[in_tail] = full * self.plan.lockstep + late - self._tail_offsets[places]
+        return buckets, numbers
+
+    def _full_groups(self, slots: Ints) -> tuple[Ints, Ints]:
+        """Returns bucket and number inside the bucket of the full lockstep groups that stand at `slots`."""
+        groups = self._groups(slots)
+        owners = np.searchsorted(self._group_offsets, groups, side="right") - 1
+        return owners, groups - self._group_offsets[owners]
+
+    def _key(self, purpose: str) -> int:
+        return derive_key("forebay order", ORDER_VERSION, self.seed, self.epoch, purpose)
+
+
+class ShardOrder(Order):
+    """One epoch of a plan with `locality_shards` = N. Costs O(shards * buckets) to make, nothing a sample.
+
+    The shards, in a keyed order of their own each epoch, form blocks of N / 2. A bucket's line goes through the blocks one
+    after the other, and is shuffled inside each. A lockstep group belongs to the block in which its first sample lies;
+    the epoch takes the groups block by block, inside a block by a keyed permutation. A group may end in the next block: its
+    samples lie in N shards at most, and the window moves on by N / 2. (The groups of a bucket too rare to fill one in a
+    block reach over several, and so do the incomplete groups at the epoch's end.)
+    """
+
+    __slots__ = (
+        "_block_groups",
+        "_block_lines",
+        "_block_starts",
+        "_first_groups",
+        "_group_starts",
+        "_line_starts",
+        "_shards",
+        "_wheres",
+        "_within",
+    )
+
+    def __init__(self, plan: BucketPlan, *, seed: int, epoch: int) -> None:
+        super().__init__(plan, seed=seed, epoch=epoch)
+        assert plan.shard_counts is not None
+        assert plan.locality_shards is not None
+        counts = np.asarray(plan.shard_counts, dtype=np.int64)
+        self._shards = Permutations([len(counts)], self._key("shards"))(np.arange(len(counts)))
+        # Where in `members` the part of each shard begins, and where in the epoch's line of its bucket it stands.
+        self._within = plan.offsets[:-1] + _before(counts)[:-1]
+        self._line_starts = _before(counts[self._shards])
+        step = max(1, plan.locality_shards // 2)
+        self._wheres = np.append(np.arange(0, len(counts), step), len(counts))
+        self._block_starts = self._line_starts[self._wheres]
+        self._block_lines = Permutations(np.diff(self._block_starts, axis=0).ravel(), self._key("lines"))
+        sizes = plan.batch_sizes * plan.lockstep
+        self._first_groups = np.minimum(-(-self._block_starts // sizes), np.diff(self._group_offsets))
+        per_block = np.diff(self._first_groups, axis=0)
+        self._group_starts = np.concatenate(([0], np.cumsum(per_block.sum(axis=1))))
+        self._block_groups = Permutations(np.diff(self._group_starts), self._key("groups"))
+
+    def samples(self, buckets: Ints | int, places: Ints) -> Ints:
+        """Returns the sample indices, int64, that stand at `places` in the epoch's lines of `buckets`."""
+        owners = np.broadcast_to(buckets, places.shape)
+        found = np.empty(places.shape, dtype=np.int64)
+        for bucket in np.unique(owners).tolist():
+            own = owners == bucket
+            found[own] = self._member_places(bucket, places[own] % self._bucket_sizes[bucket])
+        return self.plan.members_at(found)
+
+    def _member_places(self, bucket: int, places: Ints) -> Ints:
+        starts = self._block_starts[:, bucket]
+        blocks = np.searchsorted(starts, places, side="right") - 1
+        shuffled = self._block_lines(places - starts[blocks], member=blocks * len(self._bucket_sizes) + bucket)
+        shuffled += starts[blocks]
+        lines = self._line_starts[:, bucket]
+        rows = np.searchsorted(lines, shuffled, side="right") - 1
+        found: Ints = self._within[self._shards[rows], bucket] + shuffled - lines[rows]
+        return found
+
+    def _full_groups(self, slots: Ints) -> tuple[Ints, Ints]:
+        blocks = np.searchsorted(self._group_starts, slots, side="right") - 1
+        inside = self._block_groups(slots - self._group_starts[blocks], member=blocks)
+        # The groups of a block stand bucket by bucket.
+        per_bucket = self._first_groups[blocks + 1] - self._first_groups[blocks]
+        ends = np.cumsum(per_bucket, axis=1)
+        owners: Ints = (inside[:, None] >= ends).sum(axis=1)
+        one = np.arange(len(slots))
+        numbers = self._first_groups[blocks, owners] + inside - (ends - per_bucket)[one, owners]
+        return owners, numbers
+
+
+def _before(counts: Array) -> Array:
+    """Returns the sums of the rows before each, and of all: int64 [num_rows + 1, num_columns]."""
+    sums: Array = np.concatenate((np.zeros((1, counts.shape[1]), dtype=np.int64), np.cumsum(counts, axis=0)))
+    return sums

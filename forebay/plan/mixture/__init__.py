@@ -1,0 +1,1 @@
+"""Mixtures: several sources over the buckets of one plan."""

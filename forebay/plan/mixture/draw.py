@@ -1,0 +1,341 @@
+"""What a mixture is drawn from: two ways to give lockstep groups to cells (source, class), each seekable.
+
+Groups of samples of all sources: full, of one length class, and by the weights at any time.
+
+The stream of samples follows the assignment exactly; every sample waits in the line of its class, and a lockstep group leaves
+when its line holds one. So what has left differs from the stream only by what waits: fewer samples than one group of each
+class. Nothing is simulated: how many samples of a class the stream has had at a place is a closed form, so the place where a
+group fills, and where its samples lie, are found by bisection.
+
+Groups of samples of one source each: the assignment gives every group to a source.
+
+The source's own samples wait in the lines of its classes, and its next group is the next one that is full.
+
+Which length class each turn of a source is taken from, so that one pass uses every sample of every class exactly once.
+
+The classes of a source are split in two, each half again, and so on. At a node that holds n samples, `a` of them on its left,
+the first j turns of the node go left floor((j a + f) / n) times (Bresenham's line): closed forms both ways, for any sizes,
+and exact whenever a pass is through. At each of ceil(log2(classes)) levels the rounding is off by less than 1, so at every
+turn each class has its share within that number of samples. The phases f are drawn from the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from forebay.errors import PlanError
+from forebay.plan.mixture.assignment import Assignment
+from forebay.plan.permutation import Permutations
+from forebay.store.layout import Array, Ints
+
+
+class Drawn(NamedTuple):
+    """Samples by what they are of their source's class: int64 arrays, one element a sample.
+
+    ordinals: how many samples of that cell were drawn before, over all passes.
+    """
+
+    sources: Ints
+    classes: Ints
+    ordinals: Ints
+
+
+class Draw(Protocol):
+    """Groups are numbered from the head of the stream, without end."""
+
+    def classes(self, groups: Ints) -> Ints:
+        """Returns the length class of each group."""
+        ...
+
+    def batches(self, groups: Ints, inside: Ints) -> Drawn:
+        """Returns the samples of the micro-batches `inside` (0 to lockstep - 1) of `groups`, one batch behind the other."""
+        ...
+
+    def cells(self, group: int, inside: int) -> Ints:
+        """Returns the samples drawn before a micro-batch, int64 [num_sources, num_classes]."""
+        ...
+
+    def groups_once(self) -> int:
+        """Returns the groups that leave while the stream takes as many samples as the sources hold."""
+        ...
+
+    def groups_before_repeat(self) -> int:
+        """Returns the groups that leave before any source has to give a sample twice."""
+        ...
+
+
+def first_place(count: Callable[[Ints], Ints], targets: Ints, *, low: Array, high: Array) -> Ints:
+    """Returns the last place at which a count that never falls is still at most its target; there the next one comes.
+
+    count: of the first n places. low, high: places where it is at most, and above, its target, up to float rounding.
+    """
+    margin = 2 + high * 1e-12
+    below = np.maximum(np.floor(low - margin), 0).astype(np.int64)
+    above = np.ceil(high + margin).astype(np.int64)
+    while (above - below > 1).any():
+        middle = (below + above) // 2
+        reached = count(middle) > targets
+        above = np.where(reached, middle, above)
+        below = np.where(reached, below, middle)
+    return below
+
+
+class MixedDraw:
+    """Groups of samples of all sources, see the module."""
+
+    def __init__(self, assignment: Assignment, split: ClassSplit, batch_sizes: Array, lockstep: int) -> None:
+        """batch_sizes: int64 [num_classes], samples a micro-batch."""
+        self._assignment, self._split, self._batch_sizes = assignment, split, batch_sizes
+        self._group_sizes = batch_sizes * lockstep
+        self._live: Array = np.flatnonzero(assignment.weights)
+        shares = assignment.weights / assignment.period
+        self._rates: Array = shares @ (split.sizes / np.maximum(split.sizes.sum(1, keepdims=True), 1))
+        # At any place a source is off by less than 1, and each level of its split again: how far a class can be off.
+        self._slack = len(self._live) * (split.depth + 1)
+
+    def classes(self, groups: Ints) -> Ints:
+        """See `Draw`."""
+        return self._ends(groups)[0]
+
+    def batches(self, groups: Ints, inside: Ints) -> Drawn:
+        """See `Draw`."""
+        different, back = np.unique(groups, return_inverse=True)
+        classes, numbers = (found[back] for found in self._ends(different))
+        sizes = self._batch_sizes[classes]
+        starts = numbers * self._group_sizes[classes] + inside * sizes
+        first = self._cells_of(classes, starts)
+        counts = self._cells_of(classes, starts + sizes) - first
+        flat = counts.ravel()
+        sources = np.repeat(np.tile(self._live, len(groups)), flat)
+        ordinals = np.repeat(first.ravel() - np.cumsum(flat) + flat, flat) + np.arange(flat.sum())
+        classes = np.repeat(classes, sizes)
+        # In the order of the stream, so that with one class every prefix of samples, not of batches, is exact.
+        places = self._assignment.places(sources, self._split.turns(sources, classes, ordinals))
+        order = np.lexsort((places, np.repeat(np.arange(len(groups)), sizes)))
+        return Drawn(sources[order], classes, ordinals[order])
+
+    def cells(self, group: int, inside: int) -> Ints:
+        """See `Draw`."""
+        every = np.arange(self._split.num_classes)
+        done = np.zeros_like(every)
+        if group:
+            _, _, places = self._ends_at(np.array([group - 1]))
+            done = self._class_counts(places + 1)[0] // self._group_sizes * self._group_sizes
+        if inside:
+            now = int(self.classes(np.array([group]))[0])
+            done[now] += inside * self._batch_sizes[now]
+        found = np.zeros(self._split.sizes.shape, np.int64)
+        found[self._live] = self._cells_of(every, done).T
+        return found
+
+    def groups_once(self) -> int:
+        """See `Draw`."""
+        return self._left_before(int(self._split.sizes[self._live].sum()))
+
+    def groups_before_repeat(self) -> int:
+        """See `Draw`."""
+        sizes = self._split.sizes[self._live].sum(1)
+        return self._left_before(int(self._assignment.places(self._live, sizes).min()))
+
+    def _left_before(self, place: int) -> int:
+        return int((self._class_counts(np.array([place]))[0] // self._group_sizes).sum())
+
+    def _ends(self, groups: Ints) -> tuple[Ints, Ints]:
+        """Returns class and number inside the class of each group."""
+        classes, numbers, _ = self._ends_at(groups)
+        return classes, numbers
+
+    def _ends_at(self, groups: Ints) -> tuple[Ints, Ints, Ints]:
+        """Returns class and number inside the class of each group, and the place of the sample that completes it."""
+        used = self._rates > 0
+        rate = float((self._rates[used] / self._group_sizes[used]).sum())
+        slack = self._slack * float((1 / self._group_sizes[used]).sum())
+
+        def left(places: Ints) -> Ints:
+            gone: Ints = (self._class_counts(places) // self._group_sizes).sum(-1)
+            return gone
+
+        places = first_place(left, groups, low=(groups - slack) / rate, high=(groups + 1 + slack + used.sum()) / rate)
+        sources, turns = self._assignment.locate(places)
+        classes, _ = self._split.locate(sources, turns)
+        return classes, self._counts_of(classes, places + 1) // self._group_sizes[classes] - 1, places
+
+    def _cells_of(self, classes: Ints, ordinals: Ints) -> Ints:
+        """Returns how many of the first `ordinals` samples of a class are of each live source, int64 [n, num_live]."""
+        rates = np.maximum(self._rates[classes], 1e-300)
+        wanted = np.where(self._rates[classes] > 0, ordinals, 0)
+        places = np.zeros_like(wanted)
+        some = np.flatnonzero(wanted)
+        if len(some):
+            chosen = classes[some]
+            last = wanted[some] - 1
+            places[some] = 1 + first_place(
+                lambda at: self._counts_of(chosen, at),
+                last,
+                low=(last - self._slack) / rates[some],
+                high=(last + 1 + self._slack) / rates[some],
+            )
+        return self._split.counts_of(self._live, classes[:, None], self._assignment.counts(places)[:, self._live])
+
+    def _counts_of(self, classes: Ints, places: Ints) -> Ints:
+        """Returns how many of the first `places` samples of the stream are of a class."""
+        turns = self._assignment.counts(places)[:, self._live]
+        counted: Ints = self._split.counts_of(self._live, classes[:, None], turns).sum(-1)
+        return counted
+
+    def _class_counts(self, places: Ints) -> Ints:
+        """Returns how many of the first `places` samples of the stream are of each class, int64 [n, num_classes]."""
+        turns = self._assignment.counts(places)[:, self._live]
+        counted: Ints = self._split.counts(self._live, turns).sum(-2)
+        return counted
+
+
+class PerSourceDraw:
+    """Groups of samples of one source each, see the module."""
+
+    def __init__(self, assignment: Assignment, split: ClassSplit, batch_sizes: Array, lockstep: int) -> None:
+        """batch_sizes: int64 [num_classes], samples a micro-batch."""
+        self._assignment, self._split, self._batch_sizes = assignment, split, batch_sizes
+        self._group_sizes = batch_sizes * lockstep
+        self._live: Array = np.flatnonzero(assignment.weights)
+        sizes = split.sizes
+        # Groups a turn of each source, and how far its lines can be off from that, in groups.
+        self._rates: Array = (sizes / self._group_sizes).sum(1) / np.maximum(sizes.sum(1), 1)
+        self._slack: Array = ((sizes > 0) * split.depth / self._group_sizes).sum(1)
+        self._used: Array = (sizes > 0).sum(1)
+
+    def classes(self, groups: Ints) -> Ints:
+        """See `Draw`."""
+        return self._ends(*self._assignment.locate(groups))[0]
+
+    def batches(self, groups: Ints, inside: Ints) -> Drawn:
+        """See `Draw`."""
+        different, back = np.unique(groups, return_inverse=True)
+        sources, numbers = self._assignment.locate(different)
+        classes, ordinals, _ = (found[back] for found in self._ends(sources, numbers))
+        sizes = self._batch_sizes[classes]
+        starts = ordinals + inside * sizes - np.cumsum(sizes) + sizes
+        ordinals = np.repeat(starts, sizes) + np.arange(sizes.sum())
+        return Drawn(np.repeat(sources[back], sizes), np.repeat(classes, sizes), ordinals)
+
+    def cells(self, group: int, inside: int) -> Ints:
+        """See `Draw`."""
+        found = np.zeros_like(self._split.sizes)
+        groups = self._assignment.counts(np.array([group]))[0]
+        begun = np.flatnonzero(groups)
+        if len(begun):
+            _, _, turns = self._ends(begun, groups[begun] - 1)
+            found[begun] = self._split.counts(begun, turns + 1) // self._group_sizes * self._group_sizes
+        if inside:
+            source = int(self._assignment.locate(np.array([group]))[0][0])
+            now = int(self.classes(np.array([group]))[0])
+            found[source, now] += inside * self._batch_sizes[now]
+        return found
+
+    def groups_once(self) -> int:
+        """See `Draw`."""
+        return int(self._whole_groups().sum())
+
+    def groups_before_repeat(self) -> int:
+        """See `Draw`."""
+        return int(self._assignment.places(self._live, self._whole_groups()).min())
+
+    def _whole_groups(self) -> Ints:
+        whole: Ints = (self._split.sizes[self._live] // self._group_sizes).sum(1)
+        return whole
+
+    def _ends(self, sources: Ints, numbers: Ints) -> tuple[Ints, Ints, Ints]:
+        """Returns class, first ordinal in the cell, and the source's turn that completes group `numbers` of `sources`."""
+
+        def left(turns: Ints) -> Ints:
+            gone: Ints = (self._split.counts(sources, turns) // self._group_sizes).sum(-1)
+            return gone
+
+        rates, slack = self._rates[sources], self._slack[sources]
+        low, high = (numbers - slack) / rates, (numbers + 1 + slack + self._used[sources]) / rates
+        turns = first_place(left, numbers, low=low, high=high)
+        classes, ordinals = self._split.locate(sources, turns)
+        return classes, ordinals + 1 - self._group_sizes[classes], turns
+
+
+_LIMIT = 2**31
+
+
+class ClassSplit:
+    """The class of every turn of k sources with c classes, `depth` levels deep."""
+
+    __slots__ = ("_lefts", "_phases", "_totals", "depth", "num_classes", "sizes")
+
+    def __init__(self, sizes: Array, key: int) -> None:
+        """Makes the split of `sizes`, int64 [k, c]: samples by source and class; phases are drawn from the 64-bit `key`."""
+        num_sources, self.num_classes = sizes.shape
+        self.depth = (self.num_classes - 1).bit_length()
+        self.sizes = np.asarray(sizes, dtype=np.int64)
+        totals = np.zeros((num_sources, 2 ** (self.depth + 1)), dtype=np.int64)
+        totals[:, 2**self.depth : 2**self.depth + self.num_classes] = sizes
+        for node in range(2**self.depth - 1, 0, -1):  # as in a heap: the children of a node are 2 node and 2 node + 1
+            totals[:, node] = totals[:, 2 * node] + totals[:, 2 * node + 1]
+        if totals.max() >= _LIMIT:
+            raise PlanError(f"a source of the mixture has {totals.max()} samples, at most {_LIMIT - 1} are possible")
+        inner = totals[:, : 2**self.depth]
+        self._lefts: Array = totals[:, 0::2]
+        self._totals: Array = np.maximum(inner, 1)
+        drawn = Permutations(self._totals.ravel().tolist(), key)
+        phases = drawn(np.zeros(self._totals.size, np.int64), member=np.arange(self._totals.size))
+        self._phases: Array = phases.reshape(self._totals.shape)
+
+    def counts(self, sources: Ints, turns: Ints) -> Ints:
+        """Returns how many of the first `turns` turns of a source fall to each class, int64 [*turns.shape, c]."""
+        found = np.asarray(turns)[..., None]
+        for level in range(self.depth):
+            nodes = np.arange(2**level, 2 ** (level + 1))
+            left = self._left(np.asarray(sources)[..., None], nodes, found)
+            found = np.stack([left, found - left], axis=-1).reshape(*left.shape[:-1], -1)
+        return found[..., : self.num_classes]
+
+    def counts_of(self, sources: Ints, classes: Ints, turns: Ints) -> Ints:
+        """Returns how many of the first `turns` turns of a source fall to the class asked for; shapes broadcast."""
+        found = turns
+        for nodes, goes_right in self._path(classes):
+            left = self._left(sources, nodes, found)
+            found = np.where(goes_right, found - left, left)
+        return found
+
+    def locate(self, sources: Ints, turns: Ints) -> tuple[Ints, Ints]:
+        """Returns the class of each turn, and how many turns of that source before it have the same class."""
+        nodes, inside = np.ones_like(turns), turns
+        for _ in range(self.depth):
+            left = self._left(sources, nodes, inside)
+            goes_right = self._left(sources, nodes, inside + 1) == left
+            inside = np.where(goes_right, inside - left, left)
+            nodes = 2 * nodes + goes_right
+        return nodes - 2**self.depth, inside
+
+    def turns(self, sources: Ints, classes: Ints, ordinals: Ints) -> Ints:
+        """Returns the turn of a class's ordinal: the inverse of `locate`. The class has samples."""
+        found = ordinals
+        for nodes, goes_right in reversed(self._path(classes)):
+            total = self._totals[sources, nodes]
+            left = self._lefts[sources, nodes]
+            phase = self._phases[sources, nodes]
+            # j - floor((j a + f) / n) is floor((j (n - a) + n - 1 - f) / n): the right side is such a line too.
+            share = np.where(goes_right, total - left, left)
+            phase = np.where(goes_right, total - 1 - phase, phase)
+            passes, rest = np.divmod(found + 1, np.maximum(share, 1))
+            found = passes * total - (phase - rest * total) // np.maximum(share, 1) - 1
+        return found
+
+    def _left(self, sources: Ints, nodes: Ints, turns: Ints) -> Ints:
+        total, left = self._totals[sources, nodes], self._lefts[sources, nodes]
+        passes, inside = np.divmod(turns, total)  # a product of turns and left may pass 2^63
+        found: Ints = passes * left + (inside * left + self._phases[sources, nodes]) // total
+        return found
+
+    def _path(self, classes: Ints) -> list[tuple[Ints, Ints]]:
+        """Returns from the root down: the nodes on the way to each class, and whether it goes on to the right there."""
+        leaves = classes + 2**self.depth
+        heights = range(self.depth, 0, -1)
+        return [(leaves >> height, (leaves >> (height - 1)) & 1 == 1) for height in heights]

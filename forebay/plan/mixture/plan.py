@@ -1,0 +1,287 @@
+"""A plan that mixes sources by exact weights: whole caches, or the values of a column of one.
+
+Position to micro-batch of a mixture: one endless stream, cut into epochs, computed at any place.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from forebay.errors import PlanError
+from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.interface import Tail, check_epoch
+from forebay.plan.mixture.assignment import PERIOD, Assignment, quantise
+from forebay.plan.mixture.draw import ClassSplit, Draw, MixedDraw, PerSourceDraw
+from forebay.plan.permutation import Permutations, derive_key
+from forebay.store.layout import Array, Ints
+
+Batches = Literal["mixed", "per_source"]
+
+
+Exhausted = Literal["repeat", "end"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MixturePlan:
+    """Sources with weights over the length classes of a bucket plan. Every micro-batch is full and of one class.
+
+    The stream of samples (`mixed`) or of lockstep groups (`per_source`) is within one of each source's share at every
+    prefix, see `Assignment`. What has been handed out of a mixed stream differs from it only by the samples that wait for
+    their group to fill, so at every micro-batch each source is within `bound` samples of its share, for ever.
+    An epoch under `repeat` is as many groups as leave while the stream takes as many samples as the sources hold (one at
+    least); the stream goes on from epoch to epoch, and a source that is through begins its next pass in a new order. Under
+    `end` every epoch begins anew and ends before any source gives a sample twice.
+
+    names: [k]. weights: int64 [k], of 65,536. sizes: int64 [k, c], samples by source and class. members: int32 or int64
+    [num_samples], sample indices by class, then source; offsets: int64 [c k + 1], where each such cell begins.
+    batch_sizes: int64 [c].
+    """
+
+    names: tuple[str, ...]
+    weights: Array
+    sizes: Array
+    members: Array
+    offsets: Array
+    batch_sizes: Array
+    lockstep: int
+    tail: Tail
+    batches: Batches = "mixed"
+    exhausted: Exhausted = "repeat"
+    grad_accs: tuple[int, ...] | None = None
+
+    @cached_property
+    def draw(self) -> Draw:
+        """What each group is drawn from."""
+        assignment = Assignment(self.weights)
+        # Not of the run's seed: the length of an epoch must not depend on it.
+        split = ClassSplit(self.sizes, derive_key("forebay mixture", MIXTURE_VERSION, "classes"))
+        make = MixedDraw if self.batches == "mixed" else PerSourceDraw
+        return make(assignment, split, self.batch_sizes, self.lockstep)
+
+    @cached_property
+    def num_batches(self) -> int:
+        """Micro-batches of one epoch, over all ranks; a multiple of `lockstep`."""
+        draw = self.draw
+        groups = max(draw.groups_once(), 1) if self.exhausted == "repeat" else draw.groups_before_repeat()
+        return groups * self.lockstep
+
+    @property
+    def shares(self) -> Array:
+        """float64 [k]: the share of each source, exactly (65,536 is a power of two)."""
+        return self.weights / PERIOD
+
+    @property
+    def bound(self) -> int:
+        """How far a source can be from its share of what was handed out: samples if `mixed`, micro-batches if `per_source`.
+
+        `mixed`: less than 1 + the samples that can wait, one group less one sample for each class; with one class and
+        counted at any sample inside a batch: 1. `per_source`: one group.
+        """
+        if self.batches == "per_source":
+            return self.lockstep
+        used = self.sizes[self.weights > 0].sum(0) > 0
+        return 1 + int((self.batch_sizes[used] * self.lockstep - 1).sum()) if used.sum() > 1 else 1
+
+    def order(self, seed: int, epoch: int) -> MixtureOrder:
+        """Returns epoch `epoch` (0 or more) under `seed` (any integer)."""
+        return MixtureOrder(self, seed=seed, epoch=epoch)
+
+    def sample_weights(self) -> Array:
+        """Returns the share of all samples that each sample is to get, float64 [num_samples]; all of a source alike.
+
+        Of `per_source`, shares are of micro-batches, and those of another source may hold more samples.
+        """
+        sizes = self.sizes.sum(1)
+        shares = self.shares
+        if self.batches == "per_source":
+            shares = shares * sizes / np.maximum((self.sizes / self.batch_sizes).sum(1), 1e-300)
+            shares = shares / shares.sum()
+        each = shares / np.maximum(sizes, 1)
+        weights = np.empty(len(self.members))
+        for cell, (start, end) in enumerate(itertools.pairwise(self.offsets.tolist())):
+            weights[self.members[start:end]] = each[cell % len(self.names)]
+        return weights
+
+    def report(self) -> dict[str, Any]:
+        """Returns names, quantised weights, shares and samples of the sources, the bound, and the rules, as JSON values."""
+        rows = zip(self.names, self.weights.tolist(), self.sizes.sum(1).tolist(), strict=True)
+        return {
+            "sources": [
+                {"name": name, "weight": weight, "share": weight / PERIOD, "samples": samples}
+                for name, weight, samples in rows
+            ],
+            "batches": self.batches,
+            "exhausted": self.exhausted,
+            "bound": self.bound,
+            "num_batches": self.num_batches,
+        }
+
+
+def mixture_plan(
+    plan: BucketPlan,
+    source_of: Array,
+    *,
+    names: Sequence[str],
+    weights: Sequence[float],
+    batches: Batches = "mixed",
+    exhausted: Exhausted = "repeat",
+) -> MixturePlan:
+    """Returns the mixture of the sources over the buckets of a plan of all their samples.
+
+    source_of: integers [num_samples], the source of each sample. weights: [num_sources], of any scale; a source of weight
+    0, or one that is quantised to 0, is left out.
+    Raises PlanError for weights that are none, a source with a weight and no samples, and, under `end`, where a source is
+    through before one group is full.
+    """
+    quantised = quantise(weights)
+    num_sources = len(names)
+    if len(weights) != num_sources or len(source_of) != len(plan.members):
+        raise PlanError(
+            f"a mixture of {num_sources} names has {len(weights)} weights, and sources of {len(source_of)} samples for "
+            f"the plan's {len(plan.members)}"
+        )
+    members, sizes = _cells(plan, source_of, num_sources)
+    for number in np.flatnonzero((quantised > 0) & (sizes.sum(1) == 0))[:1].tolist():
+        raise PlanError(
+            f"source {names[number]!r} of the mixture has weight {weights[number]} and no samples; leave it out"
+        )
+    made = MixturePlan(
+        names=tuple(names),
+        weights=quantised,
+        sizes=sizes,
+        members=members,
+        offsets=np.concatenate(([0], np.cumsum(sizes.T.ravel()))),
+        batch_sizes=plan.batch_sizes,
+        lockstep=plan.lockstep,
+        tail=plan.tail,
+        batches=batches,
+        exhausted=exhausted,
+        grad_accs=getattr(plan, "grad_accs", None),
+    )
+    if made.num_batches == 0:
+        raise PlanError(
+            f'mixture_exhausted = "end" leaves no batch: a source of {dict(zip(names, sizes.sum(1).tolist(), strict=True))} '
+            f"samples is through before {plan.lockstep} batches (plan.lockstep) of {plan.batch_sizes.tolist()} samples of "
+            f'one bucket are full; lower plan.lockstep, give fewer edges, or set mixture_exhausted = "repeat"'
+        )
+    return made
+
+
+def _cells(plan: BucketPlan, source_of: Array, num_sources: int) -> tuple[Array, Array]:
+    """Returns the samples by class, then source, and their numbers, int64 [num_sources, num_classes]."""
+    num_classes = len(plan.batch_sizes)
+    members = np.empty_like(plan.members)
+    sizes = np.zeros((num_sources, num_classes), np.int64)
+    for bucket in range(num_classes):
+        part = slice(int(plan.offsets[bucket]), int(plan.offsets[bucket + 1]))
+        own = plan.members[part]
+        sources = source_of[own]
+        sizes[:, bucket] = np.bincount(sources, minlength=num_sources)
+        # Small unsigned integers: numpy sorts them stably by radix.
+        members[part] = own[np.argsort(sources.astype(np.uint16), kind="stable")]
+    return members, sizes
+
+
+MIXTURE_VERSION = 1
+"""Bumped when the same mixture, seed, epoch and position give other samples."""
+
+
+_MAX_LINES = 256
+"""Passes whose permutations are kept: a tiny source of large weight goes through many in one batch."""
+
+
+class MixtureOrder:
+    """One epoch of a mixture: a function of (plan, seed, epoch, position) and nothing else.
+
+    Each cell (source, class) has a line of its samples, put in order by a keyed permutation, another one each pass. Under
+    `end`, an epoch is one pass.
+    """
+
+    __slots__ = ("_first_group", "_lines", "epoch", "plan", "seed")
+
+    def __init__(self, plan: MixturePlan, *, seed: int, epoch: int) -> None:
+        """Makes the order of epoch `epoch` (0 or more) under `seed` (any integer)."""
+        check_epoch(epoch)
+        self.plan, self.seed, self.epoch = plan, seed, epoch
+        goes_on = plan.exhausted == "repeat"
+        self._first_group = epoch * (plan.num_batches // plan.lockstep) if goes_on else 0
+        self._lines: dict[int, Permutations] = {}
+
+    def __len__(self) -> int:
+        return self.plan.num_batches
+
+    def batch(self, position: int) -> Ints:
+        """Returns the sample indices of one micro-batch, int64 [batch size]. IndexError outside 0..len-1."""
+        return self.batches([position])[0]
+
+    def bucket(self, position: int) -> int:
+        """Returns the length class of one micro-batch. IndexError outside 0..len-1."""
+        return int(self.buckets([position])[0])
+
+    def buckets(self, positions: Sequence[int] | Array) -> Ints:
+        """Returns the length classes of several micro-batches, int64 [num_positions]."""
+        different, back = np.unique(self._locate(positions)[0], return_inverse=True)
+        found: Ints = self.plan.draw.classes(different)[back]
+        return found
+
+    def batches(self, positions: Sequence[int] | Array) -> list[Ints]:
+        """Returns several micro-batches at once: the same as `batch` one by one, at a fraction of the cost a batch."""
+        groups, inside = self._locate(positions)
+        if not len(groups):
+            return []
+        drawn = self.plan.draw.batches(groups, inside)
+        samples = self._samples(drawn.sources, drawn.classes, drawn.ordinals)
+        found, end = [], 0
+        while end < len(samples):
+            size = int(self.plan.batch_sizes[drawn.classes[end]])
+            found.append(samples[end : end + size])
+            end += size
+        return found
+
+    def drawn(self, position: int) -> Ints:
+        """Returns the samples of each source handed out in this epoch before `position`, int64 [num_sources]. 0..len."""
+        counted: Ints = (self._cells(position) - self._cells(0)).sum(1)
+        return counted
+
+    def repeated(self, position: int) -> int:
+        """Returns how many samples, from the head of the stream to `position`, had been handed out in an earlier pass."""
+        return int(np.maximum(self._cells(position) - self.plan.sizes, 0).sum())
+
+    def _cells(self, position: int) -> Ints:
+        if not 0 <= position <= len(self):
+            raise IndexError(f"position {position} is outside of the epoch's {len(self)} micro-batches")
+        group, inside = divmod(position, self.plan.lockstep)
+        return self.plan.draw.cells(self._first_group + group, inside)
+
+    def _locate(self, positions: Sequence[int] | Array) -> tuple[Ints, Ints]:
+        where = np.asarray(positions, dtype=np.int64)
+        if len(where) and not (where.min() >= 0 and where.max() < len(self)):
+            bad = int(where.min() if where.min() < 0 else where.max())
+            raise IndexError(f"position {bad} is outside of the epoch's {len(self)} micro-batches")
+        groups, inside = np.divmod(where, self.plan.lockstep)
+        return groups + self._first_group, inside
+
+    def _samples(self, sources: Ints, classes: Ints, ordinals: Ints) -> Ints:
+        cells = classes * len(self.plan.names) + sources
+        passes, places = np.divmod(ordinals, self.plan.sizes[sources, classes])
+        found = np.empty_like(places)
+        for number in np.unique(passes).tolist():
+            chosen = passes == number
+            found[chosen] = self._line(number)(places[chosen], member=cells[chosen])
+        samples: Ints = self.plan.members[self.plan.offsets[cells] + found].astype(np.int64)
+        return samples
+
+    def _line(self, number: int) -> Permutations:
+        if number not in self._lines:
+            if len(self._lines) >= _MAX_LINES:
+                self._lines.clear()
+            turn = number if self.plan.exhausted == "repeat" else self.epoch
+            key = derive_key("forebay mixture", MIXTURE_VERSION, self.seed, turn, "samples")
+            self._lines[number] = Permutations(np.diff(self.plan.offsets).tolist(), key)
+        return self._lines[number]

@@ -1,0 +1,1 @@
+"""Plans of packs: several samples in one row of tokens."""

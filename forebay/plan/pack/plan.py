@@ -1,0 +1,239 @@
+"""Lengths to packs: which samples share one row of `seq_len` tokens.
+
+Position to pack: the order of one epoch of a pack plan, one keyed permutation of its packs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from forebay.config.plan import PlanConfig
+from forebay.errors import PlanError
+from forebay.plan.bucket.plan import ORDER_VERSION
+from forebay.plan.interface import Tail, check_epoch
+from forebay.plan.pack.fit import Pattern, best_fit, best_fit_decreasing, hand_out, shuffle_inside, shuffled_groups
+from forebay.plan.pack.stream import stream_packs
+from forebay.plan.permutation import Permutations, derive_key
+from forebay.store.layout import Array, Ints
+
+UNPLACED = ("too_long", "too_many_patches")
+"""Why a sample is in no pack."""
+
+
+_SEEN_AT_ONCE = 256
+"""Samples, drawn from all, that a packer under two budgets chooses from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PackPlan:
+    """Samples in packs; a micro-batch is one pack. No seed, no epoch: one for all.
+
+    members: int32 (int64 from 2^31 samples on) [placed samples], sample indices pack by pack, in the order in which they
+    stand in the pack.
+    offsets: int64 [num_packs + 1]; pack p holds members[offsets[p] : offsets[p + 1]].
+    unplaced: for each reason of `UNPLACED` the indices, rising, of the samples that are in no pack.
+    check: called with the places of `members` that are about to be read, where they are checked at first touch.
+    """
+
+    members: Array
+    offsets: Array
+    unplaced: Mapping[str, Array]
+    tail: Tail
+    check: Callable[[Ints], None] | None = None
+
+    def order(self, seed: int, epoch: int) -> PackOrder:
+        """Returns epoch `epoch` (0 or more) under `seed` (any integer)."""
+        return PackOrder(self, seed=seed, epoch=epoch)
+
+    def members_at(self, places: Ints) -> Ints:
+        """Returns the sample indices, int64, that stand at `places` of `members`."""
+        if self.check is not None:
+            self.check(places)
+        found: Ints = self.members[places].astype(np.int64)
+        return found
+
+    @property
+    def num_batches(self) -> int:
+        """Packs: the micro-batches of one epoch, over all ranks."""
+        return len(self.offsets) - 1
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that the plan was made from, in packs or not."""
+        return len(self.members) + sum(len(samples) for samples in self.unplaced.values())
+
+    @property
+    def lockstep(self) -> int:
+        """1: packs are all of one shape class, so ranks step through equal shapes in any order."""
+        return 1
+
+    @property
+    def grad_accs(self) -> None:
+        """None: packs have no calibration, `train.grad_acc` holds."""
+        return
+
+
+def pack_plan(tokens: Array, *, patches: Array | None = None, settings: PlanConfig) -> PackPlan:
+    """Returns the plan in which every sample is in one pack or in `unplaced`, and no pack exceeds a budget.
+
+    tokens: integers [num_samples], of 1 or more. patches: integers [num_samples], of the sample's images; needed for
+    `max_patches`.
+    With `buffer_size` packs are made along the samples as they are stored (`stream_packs`). Else of all of them at once,
+    on the histogram of lengths (`best_fit`, or `best_fit_decreasing` where that needs fewer packs), and the samples of
+    a length are drawn at random; only where such packs exceed `max_patches` along a shuffled line of all samples.
+    A function of the lengths and settings, on any machine. O(num_samples) memory; time: 10 million samples in 3 s on
+    the histogram, 30 s along a line.
+    Raises PlanError for no samples, a length below 1, missing patches, nothing that fits, and under `overlong = "error"`
+    for the first sample that does not fit.
+    """
+    seq_len = _checked(tokens, patches, settings)
+    unplaced = _unplaced(tokens, patches, settings, seq_len=seq_len)
+    is_placed = np.ones(len(tokens), dtype=bool)
+    for found in unplaced.values():
+        is_placed[found] = False
+    placed = np.flatnonzero(is_placed).astype(np.int32 if len(tokens) < 2**31 else np.int64)
+    own_patches = patches[placed].astype(np.int32) if patches is not None and settings.max_patches is not None else None
+    members, offsets = _packed(tokens[placed].astype(np.int32), own_patches, settings, seq_len=seq_len)
+    members = placed[members]
+    shuffle_inside(members, offsets, key=derive_key("forebay packs", settings.pack_seed, "inside"))
+    return PackPlan(members=members, offsets=offsets, unplaced=unplaced, tail=settings.tail)
+
+
+def num_packs(patterns: list[Pattern]) -> int:
+    """Returns how many packs the patterns are."""
+    return sum(times for times, _ in patterns)
+
+
+def _packed(tokens: Array, patches: Array | None, settings: PlanConfig, *, seq_len: int) -> tuple[Array, Array]:
+    """Returns places pack by pack and where packs begin."""
+    key = derive_key("forebay packs", settings.pack_seed, "line")
+    if 0 < settings.buffer_size < len(tokens):
+        line, seen = np.arange(len(tokens)), settings.buffer_size
+    else:
+        found = _on_histogram(tokens, settings, seq_len=seq_len, key=key)
+        if patches is None or settings.max_patches is None:
+            return found
+        held = np.add.reduceat(patches[found[0]], found[1][:-1], dtype=np.int64)
+        if held.max() <= settings.max_patches:
+            return found
+        line, seen = shuffled_groups(np.zeros_like(tokens), key=key), _SEEN_AT_ONCE
+    places, offsets = stream_packs(
+        tokens[line],
+        seq_len=seq_len,
+        patches=None if patches is None else patches[line],
+        max_patches=settings.max_patches,
+        buffer_size=seen,
+    )
+    return line[places], offsets
+
+
+def _on_histogram(tokens: Array, settings: PlanConfig, *, seq_len: int, key: int) -> tuple[Array, Array]:
+    counts = np.bincount(tokens, minlength=seq_len + 1)
+    patterns = best_fit_decreasing(counts, seq_len=seq_len)
+    if settings.algorithm == "best_fit":
+        patterns = min(best_fit(counts, seq_len=seq_len), patterns, key=num_packs)
+    return hand_out(tokens, patterns, key=key)
+
+
+def _checked(tokens: Array, patches: Array | None, settings: PlanConfig) -> int:
+    if settings.kind != "pack" or settings.seq_len is None:
+        raise PlanError(f'plan.kind is "{settings.kind}", wanted "pack" with a seq_len')
+    if settings.max_patches is not None and patches is None:
+        raise PlanError("plan.max_patches needs the patches of every sample, and none are known; leave it out")
+    for name, lengths, least in (("tokens", tokens, 1), ("patches", patches, 0)):
+        if lengths is None:
+            continue
+        if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or len(lengths) != len(tokens):
+            raise PlanError(f"{name} are {lengths.dtype} {list(lengths.shape)}, wanted integers [{len(tokens)}]")
+        if len(lengths) and lengths.min() < least:
+            index = int(np.argmax(lengths < least))
+            raise PlanError(f"sample {index} has {int(lengths[index])} {name}, wanted {least} or more")
+    if len(tokens) == 0:
+        raise PlanError("no samples to plan: the cache or the filters in [source] leave none")
+    return settings.seq_len
+
+
+def _unplaced(tokens: Array, patches: Array | None, settings: PlanConfig, *, seq_len: int) -> dict[str, Array]:
+    is_long = tokens > seq_len
+    is_large = np.zeros_like(is_long)
+    if patches is not None and settings.max_patches is not None:
+        is_large = (patches > settings.max_patches) & ~is_long
+    indices = np.int32 if len(tokens) < 2**31 else np.int64
+    found = {
+        reason: np.flatnonzero(mask).astype(indices) for reason, mask in zip(UNPLACED, (is_long, is_large), strict=True)
+    }
+    if settings.overlong == "error":
+        _refuse(found, tokens, patches, settings)
+    if is_long.sum() + is_large.sum() == len(tokens):
+        raise PlanError(
+            f"none of {len(tokens)} samples fits into a pack: {len(found['too_long'])} have more than plan.seq_len = "
+            f"{seq_len} tokens, {len(found['too_many_patches'])} more than plan.max_patches = {settings.max_patches} patches"
+        )
+    return found
+
+
+def _refuse(found: Mapping[str, Array], tokens: Array, patches: Array | None, settings: PlanConfig) -> None:
+    for reason, name, lengths, limit in (
+        ("too_long", "seq_len", tokens, settings.seq_len),
+        ("too_many_patches", "max_patches", patches, settings.max_patches),
+    ):
+        if len(found[reason]) and lengths is not None:
+            first = int(found[reason][0])
+            raise PlanError(
+                f"{len(found[reason])} samples are {reason}; the first is sample {first}: {int(lengths[first])}, "
+                f'plan.{name} is {limit}; raise it, or set plan.overlong = "drop" to leave them out, counted'
+            )
+
+
+class PackOrder:
+    """One epoch of a pack plan: a function of (plan, seed, epoch, position) and nothing else. Costs O(1) to make.
+
+    A micro-batch is one pack. The samples of a pack, and their order in it, are the same in every epoch.
+    """
+
+    __slots__ = ("_line", "plan")
+
+    def __init__(self, plan: PackPlan, *, seed: int, epoch: int) -> None:
+        """Makes the order of epoch `epoch` (0 or more) under `seed` (any integer)."""
+        check_epoch(epoch)
+        self.plan = plan
+        self._line = Permutations([plan.num_batches], derive_key("forebay order", ORDER_VERSION, seed, epoch, "packs"))
+
+    def __len__(self) -> int:
+        return self.plan.num_batches
+
+    def batch(self, position: int) -> Ints:
+        """Returns the sample indices of one pack, int64 [samples of the pack]. IndexError outside 0..len-1."""
+        return self.batches([position])[0]
+
+    def batches(self, positions: Sequence[int] | Array) -> list[Ints]:
+        """Returns several packs at once: the same as `batch` one by one, at a fraction of the cost a pack."""
+        packs = self.packs(positions)
+        starts = self.plan.offsets[packs]
+        sizes = self.plan.offsets[packs + 1] - starts
+        ends = np.cumsum(sizes)
+        places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + sizes, sizes)
+        samples = self.plan.members_at(places)
+        return [samples[end - size : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
+
+    def bucket(self, position: int) -> int:
+        """Returns the shape class of one pack: packs have one, 0. IndexError outside 0..len-1."""
+        return int(self.buckets([position])[0])
+
+    def buckets(self, positions: Sequence[int] | Array) -> Ints:
+        """Returns the shape classes of several packs, int64 [num_positions], all 0."""
+        return np.zeros_like(self._checked(positions))
+
+    def packs(self, positions: Sequence[int] | Array) -> Ints:
+        """Returns the numbers, int64 [num_positions], that the packs at some positions have in the plan."""
+        return self._line(self._checked(positions))
+
+    def _checked(self, positions: Sequence[int] | Array) -> Ints:
+        where = np.asarray(positions, dtype=np.int64)
+        if len(where) and not (where.min() >= 0 and where.max() < len(self)):
+            bad = int(where.min() if where.min() < 0 else where.max())
+            raise IndexError(f"position {bad} is outside of the epoch's {len(self)} micro-batches")
+        return where

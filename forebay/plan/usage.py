@@ -1,0 +1,261 @@
+"""What a run has used: counted from the plan's order, for all ranks at once, between two states of a loader.
+
+Which samples all ranks together were handed out between two states is a function of (plan, seed, the states, the world
+size), so nothing is gathered and nothing is counted step by step: a run costs no more for it, and a resumed one counts
+nothing twice.
+
+A usage log on disk: JSON lines, a head first; written by a training run, read by `forebay inspect --usage`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from forebay.errors import CacheCorruptError, CacheMismatchError
+from forebay.plan.cursor import LoaderState, num_steps
+from forebay.plan.interface import Plan
+from forebay.store.layout import ROW_BITS, Array
+from forebay.store.source import Categorised, SampleSource, Sharded
+
+_CHUNK = 4096
+"""Micro-batches whose samples are looked at in one go."""
+
+
+COLUMNS = ("part", "language", "source")
+"""What samples are counted by, where it is known: the cache of `[[train.mixture]]`, and text fields."""
+
+
+@runtime_checkable
+class Parted(Protocol):
+    """A source that is made of several; a union is."""
+
+    @property
+    def names(self) -> list[str]:
+        """Of the parts."""
+        ...
+
+    @property
+    def source_of(self) -> Array:
+        """Integers [num_samples]: which part each sample is of."""
+        ...
+
+
+@runtime_checkable
+class Weighted(Protocol):
+    """A plan that does not take every sample equally often; mixtures do not."""
+
+    def sample_weights(self) -> Array:
+        """Returns how often each sample comes, in proportion to the others, float64 [num_samples]."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Population:
+    """What there is to be used. Arrays are int [num_samples].
+
+    names, codes: by field of `COLUMNS`, the different values and which one each sample has; an empty value is `unknown`.
+    shards: the number of the shard that holds each sample; None where nothing is sharded.
+    """
+
+    num_samples: int
+    names: Mapping[str, list[str]]
+    codes: Mapping[str, Array]
+    shards: Array | None
+
+    @property
+    def shard_sizes(self) -> Array:
+        """int64 [num_shards], samples a shard; empty where nothing is sharded."""
+        return np.zeros(0, np.int64) if self.shards is None else np.bincount(self.shards)
+
+    def sizes(self, column: str) -> Array:
+        """Returns the samples of each value of a field, int64 [num_values]."""
+        return np.bincount(self.codes[column], minlength=len(self.names[column]))
+
+
+def population(source: SampleSource) -> Population:
+    """Returns what a source holds. Reads the text fields among `COLUMNS` once."""
+    names, codes = {}, {}
+    for column in COLUMNS:
+        found = _categories(source, column)
+        if found is not None:
+            names[column], codes[column] = [name or "unknown" for name in found[0]], found[1]
+    shards = np.asarray(source.slots) >> ROW_BITS if isinstance(source, Sharded) else None
+    return Population(num_samples=len(source), names=names, codes=codes, shards=shards)
+
+
+def _categories(source: SampleSource, column: str) -> tuple[list[str], Array] | None:
+    if column == "part":
+        return (list(source.names), source.source_of) if isinstance(source, Parted) else None
+    return source.categories(column) if isinstance(source, Categorised) else None
+
+
+def expected_shares(population: Population, plan: Plan, column: str) -> Array:
+    """Returns the share of all samples that each value of a field is to get, float64 [num_values].
+
+    That of a mixture where the plan is one, else the one that it has in the data.
+    """
+    weights = plan.sample_weights() if isinstance(plan, Weighted) else None
+    sums = np.bincount(population.codes[column], weights=weights, minlength=len(population.names[column]))
+    shares: Array = sums / sums.sum()
+    return shares
+
+
+@dataclass(kw_only=True, slots=True)
+class Usage:
+    """Counts between two states. `counts`: by field, samples of each value; `shards`: samples of each shard.
+
+    batches, samples: handed out to be learnt from, over all ranks; repeats: those of the samples that their epoch had handed
+    out before. used: sorted indices, each once; empty where they were not asked for.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    repeats: int = 0
+    counts: dict[str, Array]
+    shards: Array
+    used: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+class UsageCounter:
+    """Counts what was used between two states of the loaders of a run, of all its ranks together."""
+
+    def __init__(self, population: Population, plan: Plan, *, dp_world_size: int, with_ids: bool = False) -> None:
+        self.population, self.plan, self.dp_world_size = population, plan, dp_world_size
+        self._with_ids = with_ids
+        # Otherwise a sample stands once in an epoch, and it need not be remembered which ones were there.
+        self._can_repeat = plan.tail == "pad" or isinstance(plan, Weighted)
+        self._seen: tuple[LoaderState, Array] | None = None
+
+    def count(self, start: LoaderState, end: LoaderState) -> Usage:
+        """Returns what all ranks were handed out from `start` on and before `end`, two states of a loader of one run.
+
+        O(samples between them). Where samples can repeat in an epoch (`tail = "pad"`, mixtures) the first call also looks at
+        what came before in the epoch.
+        """
+        usage = Usage(
+            counts={name: np.zeros(len(values), np.int64) for name, values in self.population.names.items()},
+            shards=np.zeros(len(self.population.shard_sizes), np.int64),
+        )
+        used = [np.zeros(0, np.int64)]
+        for state, positions in self._stretches(start, end):
+            seen = self._seen_before(state) if self._can_repeat else None
+            for indices, batches in _samples(self.plan, state, positions):
+                self._add(usage, indices, batches=batches, seen=seen)
+                if self._with_ids:
+                    used.append(indices)
+            if seen is not None:
+                self._seen = (state.at(state.position + len(positions)), seen)
+        usage.used = np.unique(np.concatenate(used))
+        return usage
+
+    def _stretches(self, start: LoaderState, end: LoaderState) -> Iterator[tuple[LoaderState, Array]]:
+        """Yields, an epoch at a time, where it was entered and the positions, int64, that were taken from there on."""
+        count = self.plan.num_batches
+        state = start
+        while state.epoch < end.epoch:
+            steps = num_steps(count, self.dp_world_size, tail=self.plan.tail, start=state.position)
+            last = state.position + steps * self.dp_world_size
+            if self.plan.tail == "short":  # what fills the last step has weight 0
+                last = min(last, count)
+            yield state, np.arange(state.position, last) % count
+            state = state.next_epoch()
+        if end.position > state.position:
+            yield state, np.arange(state.position, end.position)
+
+    def _seen_before(self, state: LoaderState) -> Array:
+        """Returns which samples the epoch had handed out before `state`, bool [num_samples]."""
+        if self._seen is not None and self._seen[0] == state:
+            return self._seen[1]
+        seen = np.zeros(self.population.num_samples, bool)
+        for indices, _ in _samples(self.plan, state, np.arange(state.position)):
+            seen[indices] = True
+        return seen
+
+    def _add(self, usage: Usage, indices: Array, *, batches: int, seen: Array | None) -> None:
+        usage.batches += batches
+        usage.samples += len(indices)
+        for name, codes in self.population.codes.items():
+            usage.counts[name] += np.bincount(codes[indices], minlength=len(usage.counts[name]))
+        if self.population.shards is not None:
+            usage.shards += np.bincount(self.population.shards[indices], minlength=len(usage.shards))
+        if seen is not None:
+            different = np.unique(indices)
+            usage.repeats += len(indices) - int(np.count_nonzero(~seen[different]))
+            seen[different] = True
+
+
+def _samples(plan: Plan, state: LoaderState, positions: Array) -> Iterator[tuple[Array, int]]:
+    """Yields sample indices, int64, and of how many micro-batches they are, until all `positions` have been through."""
+    order = plan.order(state.seed, state.epoch)
+    for chunk in range(0, len(positions), _CHUNK):
+        batches = order.batches(positions[chunk : chunk + _CHUNK])
+        yield np.concatenate(batches), len(batches)
+
+
+USAGE_VERSION = 1
+
+
+FILE_NAME = "data_usage.jsonl"
+
+
+def to_line(document: Mapping[str, Any]) -> bytes:
+    """Returns a document as one line."""
+    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+
+
+def read_usage(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Returns the head of a usage log and its lines; a last line that a crash has cut short is left out.
+
+    Raises CacheCorruptError, naming file and line, for what is no usage log, CacheMismatchError for a newer version,
+    OSError where the file cannot be read.
+    """
+    lines = path.read_bytes().split(b"\n")
+    documents = [_document(line, path, number) for number, line in enumerate(lines[:-1], start=1)]
+    if not documents or not isinstance(documents[0].get("version"), int):
+        raise CacheCorruptError(f"{path} does not begin like a usage log; name a run's logs/{FILE_NAME}")
+    version = documents[0]["version"]
+    if version > USAGE_VERSION:
+        raise CacheMismatchError(
+            f"{path}: version is {version}, this forebay reads up to {USAGE_VERSION}; install a newer forebay"
+        )
+    for number, document in enumerate(documents[1:], start=2):
+        if not isinstance(document.get("step"), int) or not isinstance(document.get("from_step"), int):
+            raise CacheCorruptError(f"{path} line {number} has no step; it is no line of a usage log")
+    return documents[0], documents[1:]
+
+
+def _document(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError) as err:
+        raise CacheCorruptError(f"{path} line {number} is not JSON: {err}") from err
+    if not isinstance(document, dict):
+        raise CacheCorruptError(f"{path} line {number} is a {type(document).__name__}, wanted an object")
+    return document
+
+
+def pack_ids(indices: Array) -> str:
+    """Returns rising sample indices, int64 [n], as text: the gaps between them, uint32, zlib, base64.
+
+    A run of neighbours costs next to nothing, a sample among thousands two bytes. Indices are below 2^32.
+    """
+    gaps = np.diff(indices, prepend=0).astype("<u4")
+    return base64.b64encode(zlib.compress(gaps.tobytes(), 6)).decode("ascii")
+
+
+def unpack_ids(text: str) -> Array:
+    """Returns the sample indices of `pack_ids`, int64 [n]. ValueError for a text that it did not make."""
+    try:
+        data = zlib.decompress(base64.b64decode(text, validate=True))
+    except (binascii.Error, zlib.error) as err:
+        raise ValueError(f"no packed sample indices: {err}") from err
+    return np.cumsum(np.frombuffer(data, "<u4"), dtype=np.int64)

@@ -1,0 +1,262 @@
+"""One JSON object from bytes that may hold anything.
+
+The lines of a text manifest.
+
+What a file is that was given for JSON lines and holds none: a CSV is called a CSV.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from forebay.errors import ManifestError
+from forebay.visible import printable
+
+REPEATED = "repeated_field"
+
+
+class JsonError(ValueError):
+    """What is wrong with an object; the caller adds the file and the line. reason: of its own, where it has one."""
+
+    def __init__(self, message: str, *, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """Returns a JSON object. Raises JsonError for anything else, deep nesting, NaN and infinities included.
+
+    A field that stands twice in an object, at any depth, has the reason `repeated_field`: JSON does not say which one
+    counts.
+    """
+    try:
+        value = _flat.decode(data.decode("utf-8-sig"))
+    except RecursionError as err:
+        raise JsonError("is nested too deeply, wanted a flat object") from err
+    except JsonError:
+        raise
+    except ValueError as err:  # JSONDecodeError, UnicodeDecodeError, integers of thousands of digits
+        raise JsonError(f"is not JSON: {err}") from err
+    if not isinstance(value, dict):
+        raise JsonError(f"is {_named(value)}, wanted an object")
+    return value
+
+
+def parse_nested(text: str) -> Any:
+    """Returns the value of JSON text inside a field. Raises JsonError for what is none, or has a field twice."""
+    try:
+        return _nested.decode(text)
+    except JsonError:
+        raise
+    except (ValueError, RecursionError) as err:
+        raise JsonError(f"is no JSON: {err}") from err
+
+
+def string_of(fields: Mapping[str, Any], names: Sequence[str], *, required: bool = False) -> str | None:
+    """Returns the first of several fields that is there and not null; None where none is.
+
+    Raises JsonError where its value is no string that UTF-8 can hold, or where none is there and one is required.
+    """
+    for name in names:
+        value = fields.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise JsonError(f"field {name} is {_named(value)}, wanted a string")
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as err:
+            raise JsonError(f"field {name} holds half of a surrogate pair, wanted text") from err
+        return value
+    if required:
+        raise JsonError(f"has no field {names[0]}, wanted a string")
+    return None
+
+
+def seconds_of(fields: Mapping[str, Any], names: Sequence[str]) -> float:
+    """Returns the first of several fields that is there and not null as float; NaN where none is.
+
+    Raises JsonError where its value is no number. A number that no duration is (-1) is returned as it is.
+    """
+    for name in names:
+        value = fields.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise JsonError(f"field {name} is {_named(value)}, wanted seconds as a number")
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
+    return math.nan
+
+
+def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise JsonError(f'field "{printable(twice[:60])}" stands there twice, wanted it once', reason=REPEATED)
+    return made
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+# `json.loads` would make a decoder a call, which costs as much as decoding a line.
+_flat = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_object_of_pairs)
+
+
+_nested = json.JSONDecoder(object_pairs_hook=_object_of_pairs)
+
+
+def _named(value: Any) -> str:
+    kinds = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    text = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "a huge integer"
+    return f"{kinds.get(type(value), 'a number')} ({text[:60]})"
+
+
+def manifest_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yields (number from 1, line without its end) of every line that is not blank; a byte order mark is taken off.
+
+    Lines end with LF or CRLF. Raises ManifestError where the file cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if number == 1:
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                line = line.removesuffix(b"\n").removesuffix(b"\r")
+                if line.strip():
+                    yield number, line
+    except OSError as err:
+        raise ManifestError(f"cannot read manifest {path}: {err.strerror}; check the path and its permissions") from err
+
+
+def decoded(line: bytes, path: Path, number: int) -> str:
+    """Returns a line as text. Raises ManifestError where it is not UTF-8."""
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as err:
+        raise ManifestError(f"{path}, line {number}: is not UTF-8: {err}; correct the manifest") from err
+
+
+_HEAD_BYTES = 64 * 1024
+
+
+_BOM = b"\xef\xbb\xbf"
+
+
+_TABLE_SUFFIXES = frozenset((".csv", ".tsv"))
+
+
+class _Form(NamedTuple):
+    """A form of file, and what to do with one; `{path}` and `{lines}` are the file and a place for its JSON lines."""
+
+    name: str
+    advice: str
+
+
+def _unpacked(tool: str) -> _Form:
+    return _Form(f"compressed ({tool})", f"unpack it: {tool} -dk {{path}}")
+
+
+def _rewritten(name: str, rows: str, hint: str = "") -> _Form:
+    command = f'python -c "import csv, json, sys; [print(json.dumps(row)) for row in {rows}]" < {{path}} > {{lines}}'
+    return _Form(name, f"write its rows as lines: {command}{hint}")
+
+
+_MAGICS = {
+    b"PAR1": _Form("a parquet file", 'set source.kind = "hf", or "tar" where it names clips in tars'),
+    b"ARROW1": _Form("an arrow file", 'save it as parquet, for source.kind = "hf"'),
+    b"\xff\xff\xff\xff": _Form("an arrow stream", 'set source.kind = "hf"'),
+    b"PK\x03\x04": _Form("a zip file", "unpack it"),
+    b"\xff\xfe": _Form("text in UTF-16", "save it as UTF-8"),
+    b"\xfe\xff": _Form("text in UTF-16", "save it as UTF-8"),
+    b"\x1f\x8b": _unpacked("gzip"),
+    b"BZh": _unpacked("bzip2"),
+    b"\xfd7zXZ\0": _unpacked("xz"),
+    b"\x28\xb5\x2f\xfd": _unpacked("zstd"),
+}
+
+
+_TAR = _Form("a tar", 'set source.kind = "webdataset"')
+
+
+_ARRAY = _rewritten("a JSON array", "json.load(sys.stdin)")
+
+
+_OBJECT = _rewritten("one JSON object over several lines", "[json.load(sys.stdin)]")
+
+
+_TABLES = {
+    "\t": _rewritten(
+        "a TSV",
+        "csv.DictReader(sys.stdin, delimiter='\\t')",
+        ' (of shard, id, language, seconds it is source.kind = "filelist")',
+    ),
+    "|": _rewritten(
+        'a table with "|"',
+        "csv.DictReader(sys.stdin, delimiter='|')",
+        ' (LJ Speech\'s metadata.csv is source.kind = "ljspeech")',
+    ),
+    ",": _rewritten("a CSV", "csv.DictReader(sys.stdin)"),
+    ";": _rewritten('a CSV with ";"', "csv.DictReader(sys.stdin, delimiter=';')"),
+}
+
+
+def not_lines(path: Path, number: int, problem: str) -> ManifestError:
+    """Returns the error for line `number` of a manifest of JSON lines, which names the file's form where it is another one."""
+    form = _form_of(path)
+    if form is None:
+        return ManifestError(f"{path}, line {number}: {problem}; correct the manifest")
+    lines = path.with_suffix(".jsonl" if path.suffix != ".jsonl" else ".lines.jsonl")
+    advice = form.advice.format(path=shlex.quote(str(path)), lines=shlex.quote(str(lines)))
+    return ManifestError(f"{path} is {form.name}, wanted JSON lines, one object a line; {advice}")
+
+
+def _form_of(path: Path) -> _Form | None:
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError:
+        return None
+    for magic, form in _MAGICS.items():
+        if head.startswith(magic):
+            return form
+    if head[257:262] == b"ustar":
+        return _TAR
+    return _text_form(
+        head.removeprefix(_BOM).strip().decode("utf-8", "replace"), is_table=path.suffix in _TABLE_SUFFIXES
+    )
+
+
+def _text_form(text: str, *, is_table: bool) -> _Form | None:
+    if text[:1] == "[":
+        return _ARRAY if text[1:].lstrip()[:1] in ("{", "]") else None
+    first, *rest = [line for line in text.splitlines() if line.strip()][:2] or [""]
+    if text[:1] == "{":
+        return _OBJECT if first.strip() == "{" and rest else None
+    if "\0" in text or _is_json(first):
+        return None
+    for mark, form in _TABLES.items():
+        # Prose has commas too, but seldom as many in the next line.
+        columns = [len(row) for row in csv.reader([first, *rest], delimiter=mark)]
+        if columns[0] > 1 and (is_table or columns[1:] == columns[:1]):
+            return form
+    return None
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True

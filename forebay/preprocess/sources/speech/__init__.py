@@ -1,0 +1,1 @@
+"""Sources of clips: one file a kind."""

@@ -1,0 +1,218 @@
+"""Both stages: a manifest is listed once, then the media of every source file is found, a task each.
+
+Where the clips of a config lie in their tars, for what is written about a cache: that keeps no names of members.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.config.data import SourceConfig
+from forebay.config.tree import Config
+from forebay.errors import ManifestError
+from forebay.preprocess.sources.eligible import apply_filters, fail_impossible, name_absent_languages, take_first
+from forebay.preprocess.sources.rows import ROW_SCHEMA, Manifest, unique_ids
+from forebay.preprocess.sources.speech.durations import locate_loose
+from forebay.preprocess.sources.speech.filelist import list_filelist, locate_filelist
+from forebay.preprocess.sources.speech.hf import list_hf, locate_hf
+from forebay.preprocess.sources.speech.jsonl import list_jsonl
+from forebay.preprocess.sources.speech.ljspeech import list_ljspeech
+from forebay.preprocess.sources.speech.tar import list_tar, locate_tar
+from forebay.preprocess.sources.speech.task import Located, LocateTask
+from forebay.preprocess.sources.speech.text import list_text, locate_text
+from forebay.preprocess.sources.speech.webdataset import list_webdataset, locate_webdataset
+from forebay.preprocess.sources.stamp import stamped
+from forebay.preprocess.sources.unused import merged
+
+ROWS_PER_TASK = 4096
+
+
+FIRST_WAVE = 8
+"""Tasks that are run at once, at first, where `max_samples` may make the rest of them needless."""
+
+
+_LISTS: dict[str, Callable[[SourceConfig], Manifest]] = {
+    "tar": list_tar,
+    "filelist": list_filelist,
+    "webdataset": list_webdataset,
+    "jsonl": list_jsonl,
+    "hf": list_hf,
+    "ljspeech": list_ljspeech,
+    "text": list_text,
+}
+
+
+_LOCATES: dict[str, Callable[[LocateTask], Located]] = {
+    "tar": locate_tar,
+    "filelist": locate_filelist,
+    "webdataset": locate_webdataset,
+    "jsonl": locate_loose,
+    "hf": locate_hf,
+    "ljspeech": locate_loose,
+    "text": locate_text,
+}
+
+
+_TARS = frozenset(("tar", "filelist"))
+
+
+_TASK_COLUMNS = ("row", "sample_id", "file", "member", "offset", "duration_s", "language")
+
+
+T = TypeVar("T")
+
+
+R = TypeVar("R")
+
+
+class Map(Protocol):
+    """The built-in `map`, or one over processes: results in the order of the tasks."""
+
+    def __call__(self, function: Callable[[T], R], tasks: Sequence[T], /) -> Iterable[R]:
+        """Returns `function(task)` of every task."""
+        ...
+
+
+def read_manifest(source: SourceConfig) -> Manifest:
+    """Returns the rows that a manifest names and the filters leave, as far as it alone tells; no tar is opened.
+
+    A `webdataset` has none yet; durations may be NaN, places UNLOCATED.
+    Raises ManifestError where a manifest as a whole cannot be used: absent, empty, another form, columns or types.
+    """
+    manifest = unique_ids(_LISTS[source.kind](source))
+    if source.kind != "webdataset":
+        name_absent_languages(manifest.rows, source)
+    return apply_filters(fail_impossible(manifest), source)
+
+
+def locate_tasks(
+    manifest: Manifest, source: SourceConfig, *, cache_root: str | os.PathLike[str]
+) -> Iterator[LocateTask]:
+    """Yields a task for every tar that has rows left, in their order; of other kinds, for runs of 4096 rows of a file.
+
+    A tar is not divided: its index would be loaded for each run.
+    """
+    rows = manifest.rows.select(_TASK_COLUMNS)
+    if source.kind == "webdataset":
+        cuts = [(number, 0, 0) for number in range(len(manifest.files))]
+    else:
+        step = len(rows) if source.kind in _TARS else ROWS_PER_TASK
+        cuts = _cuts(manifest.rows["group"].to_numpy(), step)
+    for group, start, stop in cuts:
+        part = rows.slice(start, stop - start)
+        numbers = {group, *pc.unique(part["file"]).to_pylist()}
+        yield LocateTask(
+            kind=source.kind,
+            group=group,
+            name=manifest.files[group].name,
+            paths={number: str(manifest.files[number].path) for number in sorted(numbers)},
+            rows=part,
+            cache_root=os.fspath(cache_root),
+            audio_column=source.audio_column,
+        )
+
+
+def locate_file(task: LocateTask) -> Located:
+    """Returns where the media of a task's rows lie and what else only the source file tells. Runs in any process."""
+    return _LOCATES[task.kind](task)
+
+
+def read_rows(source: SourceConfig, *, cache_root: str | os.PathLike[str], map_: Map = map) -> Manifest:
+    """Returns the eligible samples of a config, every place and duration known, and what was left out.
+
+    map_: runs the tasks, `map` or one over processes. With `max_samples` only as many files are looked into as it takes.
+    Raises ManifestError where a manifest as a whole cannot be used, OSError or TarError where the machine fails.
+    """
+    listed = read_manifest(source)
+    listed = dataclasses.replace(listed, files=tuple(stamped(listed.files)))
+    tasks = list(locate_tasks(listed, source, cache_root=cache_root))
+    results: list[Located] = []
+    wave = FIRST_WAVE if source.max_samples is not None else len(tasks)
+    while True:
+        done = len(results)
+        results += map_(locate_file, tasks[done : done + max(1, wave)])
+        manifest = _finished(listed, results, source, is_all=len(results) == len(tasks))
+        if len(results) == len(tasks) or len(manifest.rows) >= (source.max_samples or len(listed.rows) + 1):
+            break
+        wave *= 2
+    manifest = take_first(manifest, source.max_samples)
+    if not len(manifest.rows) and not len(manifest.rejected):
+        raise ManifestError(f"{', '.join(source.manifests)}: no audio in any of its files; correct source.manifest")
+    return manifest
+
+
+def _finished(listed: Manifest, results: Sequence[Located], source: SourceConfig, *, is_all: bool) -> Manifest:
+    found = _concatenated([result.rows for result in results])
+    failed = pa.concat_tables([listed.rejected, *(result.failed for result in results)])
+    manifest = dataclasses.replace(
+        listed,
+        rows=_merged(listed.rows, found),
+        rejected=failed,
+        absent=tuple(sorted({number for result in results for number in result.absent})),
+        unused=merged([listed.unused, *(result.unused for result in results)]),
+    )
+    if source.kind == "webdataset":
+        manifest = unique_ids(manifest)
+        if is_all:  # of some of the tars, more may be in the others
+            name_absent_languages(manifest.rows, source)
+    manifest = apply_filters(fail_impossible(manifest), source)
+    order = np.argsort(manifest.rejected["row"].to_numpy(), kind="stable")
+    return dataclasses.replace(manifest, rejected=manifest.rejected.take(pa.array(order)))
+
+
+def _merged(rows: pa.Table, found: pa.Table) -> pa.Table:
+    """The listed rows that were found, with the columns that were found; of `found` alone where it is complete."""
+    if found.column_names == ROW_SCHEMA.names:
+        return found
+    if len(found) < len(rows):
+        rows = rows.take(pa.array(np.searchsorted(rows["row"].to_numpy(), found["row"].to_numpy())))
+    for name in found.column_names:
+        position = ROW_SCHEMA.get_field_index(name)
+        rows = rows.set_column(position, ROW_SCHEMA.field(position), found[name].cast(ROW_SCHEMA.field(position).type))
+    return rows
+
+
+def _concatenated(tables: Sequence[pa.Table]) -> pa.Table:
+    # A file of which nothing is left gives a table without the columns that it would have found.
+    filled = [table for table in tables if len(table)] or list(tables[:1])
+    return pa.concat_tables(filled).combine_chunks() if filled else pa.table({"row": pa.array([], pa.int64())})
+
+
+def _cuts(group: np.ndarray[Any, Any], step: int) -> list[tuple[int, int, int]]:
+    """(group, start, stop) of every run of rows of one group, none longer than `step`."""
+    if not len(group):
+        return []
+    borders = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(group)]
+    return [
+        (int(group[first]), start, min(start + step, last))
+        for first, last in itertools.pairwise(borders)
+        for start in range(first, last, step)
+    ]
+
+
+_TAR_KINDS = ("tar", "filelist", "webdataset")
+
+
+def tar_places(config: Config) -> pa.Table | None:
+    """Returns `sample_id`, `tar_path` (absolute) and `tar_member_name` of every eligible sample; None of a kind without tars.
+
+    Raises ManifestError where the manifest cannot be used.
+    """
+    if config.source.kind not in _TAR_KINDS:
+        return None
+    listed = read_rows(config.source, cache_root=config.cache_root)
+    paths = pa.array([os.path.abspath(file.path) for file in listed.files], pa.large_string())
+    columns = {
+        "sample_id": listed.rows["sample_id"],
+        "tar_path": paths.take(listed.rows["file"].combine_chunks()),
+        "tar_member_name": listed.rows["member"],
+    }
+    return pa.table(columns)

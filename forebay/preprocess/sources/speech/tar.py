@@ -1,0 +1,148 @@
+"""`kind = "tar"`: parquet manifests over tars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from forebay.config.data import SourceConfig
+from forebay.errors import ManifestError
+from forebay.preprocess.sources.members import (
+    NOT_FOUND,
+    UnreadableTar,
+    fill_durations,
+    find_rows,
+    member_stems,
+    missing_reason,
+    name_array,
+    open_tar,
+    take_or_zero,
+    without_dot,
+)
+from forebay.preprocess.sources.naming import NamedFiles, manifest_files, usable_name
+from forebay.preprocess.sources.rows import UNLOCATED, Manifest, constant, grouped, require_rows, row_table
+from forebay.preprocess.sources.speech.durations import opened
+from forebay.preprocess.sources.speech.hf import Columns, first, require_columns
+from forebay.preprocess.sources.speech.task import Failures, Located, LocateTask, located
+from forebay.preprocess.sources.unused import Unused
+from forebay.store.source_files import SourceFile
+from forebay.tar.members import TarIndex
+
+REQUIRED = ("tar_path", "tar_member_name", "transcript", "language", "duration_s")
+
+
+OPTIONAL = ("prompt", "sample_id")
+
+
+def list_tar(source: SourceConfig) -> Manifest:
+    """Returns the rows of parquet manifests, media not looked up yet.
+
+    Columns: `tar_path` (relative to the manifest), `tar_member_name`, `transcript`, `language`, `duration_s` (null: read
+    from the header), optional `prompt` and `sample_id`; others are counted by name. An id left out is the member's name
+    without its extension.
+    Raises ManifestError for missing columns, other types and nulls in the first two.
+    """
+    manifests = manifest_files(source)
+    files = NamedFiles(manifests, source)
+    unused = Unused()
+    rows = grouped(pa.concat_tables([_read(manifest, files, unused) for manifest in manifests]))
+    require_rows(len(rows), manifests)
+    return Manifest(files=tuple(files.files), rows=rows, unused=unused.counts)
+
+
+def locate_tar(task: LocateTask) -> Located:
+    """Returns offset, size and duration of a task's rows; what the tar does not have has failed."""
+    index = open_tar(task)
+    if isinstance(index, UnreadableTar):
+        return index.fail(task)
+    members = task.rows["member"].combine_chunks()
+    found = find_rows(members, name_array(index))
+    failures = Failures()
+    fail_missing(task, index, found, members=members, failures=failures)
+    durations = task.rows["duration_s"].to_numpy().copy()
+    with opened(index.path) as descriptor:
+        fill_durations(descriptor, task, durations, index=index, found=found, failures=failures)
+    columns = {
+        "offset": pa.array(take_or_zero(index.offsets, found)),
+        "size": pa.array(take_or_zero(index.sizes, found)),
+        "duration_s": pa.array(durations),
+    }
+    return located(task, columns, failures)
+
+
+def fail_missing(task: LocateTask, index: TarIndex, found: Any, *, members: Any, failures: Failures) -> None:
+    """Adds the rows whose member was not found to `failures`, with the reason that the tar's index gives."""
+    for position in np.flatnonzero(found == NOT_FOUND).tolist():
+        sample_id = task.rows["sample_id"][position].as_py()
+        reason, message = missing_reason(index, members[position].as_py(), task.name)
+        failures.add(task.rows["row"][position].as_py(), sample_id, reason, message)
+
+
+def read_columns(path: Path, required: Sequence[str], optional: Sequence[str]) -> Columns:
+    """Returns the named columns of a parquet file.
+
+    Raises ManifestError where it cannot be read or a required column is missing.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            require_columns(path, names, required)
+            wanted = {*required, *optional}
+            return Columns(file.read(columns=[n for n in names if n in wanted]), path, frozenset(names) - wanted)
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as err:  # UnicodeDecodeError: of a damaged column name
+        raise ManifestError(f"{path} cannot be read as parquet: {err}; name a parquet manifest") from err
+
+
+def _read(manifest: SourceFile, files: NamedFiles, unused: Unused) -> pa.Table:
+    columns = read_columns(manifest.path, REQUIRED, OPTIONAL)
+    unused.add(columns.unused, rows=len(columns.table))
+    members = without_dot(columns.strings("tar_member_name", nullable=False))
+    ids, explicit = _sample_ids(columns, members)
+    numbers = _tar_numbers(columns, manifest, files)
+    count = len(columns.table)
+    return row_table(
+        {
+            "sample_id": ids,
+            "explicit_id": explicit,
+            "group": numbers,
+            "file": numbers,
+            "member": members,
+            "size": constant(UNLOCATED, count, pa.int64()),
+            "duration_s": columns.seconds("duration_s"),
+            "language": columns.strings("language", nullable=True),
+            "prompt": columns.strings("prompt", nullable=True),
+            "text": columns.strings("transcript", nullable=True),
+        },
+        num_rows=count,
+    )
+
+
+def _sample_ids(columns: Columns, members: Any) -> tuple[Any, Any]:
+    given = columns.strings("sample_id", nullable=True)
+    if given is None:
+        return member_stems(members), None
+    empty = pc.fill_null(pc.equal(given, ""), False)
+    if pc.any(empty).as_py():
+        raise columns.wrong("sample_id", "is empty, wanted an id or null", row=first(empty))
+    if not given.null_count:
+        return given, pc.is_valid(given)
+    return pc.coalesce(given, member_stems(members)), pc.is_valid(given)
+
+
+def _tar_numbers(columns: Columns, manifest: SourceFile, files: NamedFiles) -> Any:
+    paths = columns.strings("tar_path", nullable=False)
+    assert paths is not None
+    encoded = paths.combine_chunks().dictionary_encode()
+    numbers = []
+    for code, written in enumerate(encoded.dictionary.to_pylist()):
+        problem = usable_name(written)
+        if problem:
+            raise columns.wrong("tar_path", problem, row=first(pc.equal(encoded.indices, code)))
+        numbers.append(files.number(written, manifest=manifest))
+    return pa.array(np.asarray(numbers, np.int32)[encoded.indices.to_numpy()])

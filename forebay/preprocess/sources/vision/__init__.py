@@ -1,0 +1,1 @@
+"""Sources of conversations over images: one file a kind."""

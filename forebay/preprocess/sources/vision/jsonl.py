@@ -1,0 +1,101 @@
+"""`kind = "jsonl"` of conversations: one JSON object a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from forebay.config.data import SourceConfig
+from forebay.errors import ManifestError, SampleError
+from forebay.preprocess.sources.json_lines import JsonError, not_lines, parse_object
+from forebay.preprocess.sources.rows import storable
+from forebay.preprocess.sources.vision.canonical import identifier, image_names
+from forebay.preprocess.sources.vision.part import Part, PartRows, PartTask, file_place
+from forebay.store.source_files import SourceFile
+
+BLOCK_BYTES = 8 * 1024 * 1024
+
+
+MAX_LINE_BYTES = 16 * 1024 * 1024
+
+
+_BOM = b"\xef\xbb\xbf"
+
+
+def jsonl_parts(source: SourceConfig, manifests: Sequence[SourceFile], cache_root: str) -> Iterator[PartTask]:
+    """Yields the manifests in runs of lines of about 8 MiB."""
+    for group, file in enumerate(manifests):
+        for start, stop, first in line_blocks(file.path):
+            yield PartTask(
+                source=source,
+                group=group,
+                name=storable(file.name),
+                path=str(file.path),
+                cache_root=cache_root,
+                start=start,
+                stop=stop,
+                first=first,
+            )
+
+
+def line_blocks(path: Path) -> Iterator[tuple[int, int, int]]:
+    """Yields (first byte, end, number of the first line from 1) of runs of whole lines, of about 8 MiB.
+
+    Raises ManifestError where the file cannot be read or a line has more than 16 MiB.
+    """
+    start, number = 0, 1
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while block := file.read(BLOCK_BYTES):
+                end = block.rfind(b"\n") + 1
+                while not end and (more := file.read(BLOCK_BYTES)):
+                    block += more
+                    end = block.rfind(b"\n") + 1
+                    if (block.find(b"\n") if end else len(block)) > MAX_LINE_BYTES:
+                        raise not_lines(path, number, f"more than {MAX_LINE_BYTES} bytes; name a file of JSON lines")
+                end = end or len(block)
+                yield start, start + end, number
+                start, number = start + end, number + block.count(b"\n", 0, end)
+                file.seek(start)
+    except OSError as err:
+        raise ManifestError(f"cannot read manifest {path}: {err.strerror}; check the path and its permissions") from err
+
+
+def read_jsonl_part(task: PartTask) -> Part:
+    """Returns the rows of some lines; blank lines are none.
+
+    A line: a conversation as `canonical` takes it, `image` or `images` (a path or paths, relative to the manifest), and
+    optional `sample_id` or `id`. Raises ManifestError, with the line, for what is no JSON object; a row that is no
+    conversation, or has a field twice, fails.
+    """
+    rows = PartRows()
+    for number, line in _lines(task):
+        where = f"{task.name}, line {number}"
+        try:
+            fields = parse_object(line)
+        except JsonError as err:
+            if err.reason is not None:
+                rows.reject(None, err.reason, f"{where}: {err}")
+                continue
+            raise not_lines(Path(task.path), number, str(err)) from err
+        sample_id = None
+        try:
+            sample_id = identifier(fields)
+            images = map(file_place, image_names(fields))
+            rows.add(fields, images, sample_id=sample_id, explicit=sample_id is not None)
+        except SampleError as err:
+            rows.reject(sample_id, err.reason, f"{where}: {err}")
+    return rows.part(task.group)
+
+
+def _lines(task: PartTask) -> Iterator[tuple[int, bytes]]:
+    try:
+        with open(task.path, "rb") as file:
+            file.seek(task.start)
+            data = file.read(task.stop - task.start)
+    except OSError as err:
+        raise ManifestError(f"cannot read manifest {task.path}: {err.strerror}; check the path") from err
+    for number, line in enumerate(data.split(b"\n"), task.first):
+        line = (line.removeprefix(_BOM) if number == 1 else line).removesuffix(b"\r")
+        if line.strip():
+            yield number, line

@@ -1,0 +1,179 @@
+"""Conversations over images: the kinds of source to one table of rows and one of different images."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.config.data import SourceConfig, SourceKind, row_slice
+from forebay.errors import BuildError, ManifestError
+from forebay.preprocess.pool import WorkerDied
+from forebay.preprocess.sources.naming import NamedFiles, manifest_files
+from forebay.preprocess.sources.rows import CONVERSATION_SCHEMA, Manifest, rejections
+from forebay.preprocess.sources.speech.listing import FIRST_WAVE, Map
+from forebay.preprocess.sources.unused import merged
+from forebay.preprocess.sources.vision.hf import hf_parts, read_hf_part
+from forebay.preprocess.sources.vision.images import Images
+from forebay.preprocess.sources.vision.jsonl import jsonl_parts, read_jsonl_part
+from forebay.preprocess.sources.vision.part import Part, PartTask
+from forebay.preprocess.sources.vision.rows import candidate_rows, first_uses, flattened, listed_rows, share_groups
+from forebay.preprocess.sources.vision.tar import read_tar_part, tar_parts
+from forebay.store.layout import Array
+from forebay.store.source_files import SourceFile
+
+_READS: dict[SourceKind, Callable[[PartTask], Part]] = {
+    "jsonl": read_jsonl_part,
+    "hf": read_hf_part,
+    "webdataset": read_tar_part,
+}
+
+
+_PARTS: dict[SourceKind, Callable[[SourceConfig, Sequence[SourceFile], str], Iterator[PartTask]]] = {
+    "jsonl": jsonl_parts,
+    "hf": hf_parts,
+    "webdataset": tar_parts,
+}
+
+
+def read_conversations(source: SourceConfig, *, cache_root: str | os.PathLike[str], map_: Map = map) -> Manifest:
+    """Returns the eligible conversations of a config, what their images are, and what was left out and why.
+
+    rows: CONVERSATION_SCHEMA, with rows of one file that share an image brought together, the groups by first appearance.
+    images: IMAGE_SCHEMA, of these rows alone.
+
+    In this order: `source.rows`, rows that are no conversation, ids that occur twice, `source.exclude`, images that cannot
+    be used (a row fails with its first), `max_samples`; of a row that is out by an earlier one no image is read. A table of
+    10 million rows is held as arrow and numpy; a Python object is held for each image that is a file of its own.
+
+    map_: runs the tasks, `map` or one over processes. With `max_samples` or an end in `source.rows` only as much is read
+    as it takes, and a bit more. Raises ManifestError where a manifest as a whole cannot be used, BuildError where an image
+    kills the processes of `map_`, OSError or TarError where the machine fails.
+    """
+    manifests = manifest_files(source)
+    tasks = _PARTS[source.kind](source, manifests, os.fspath(cache_root))
+    selected = row_slice(source.rows) if source.rows is not None else slice(None)
+    images = Images(source, NamedFiles(manifests, source), map_)
+    parts: list[Part] = []
+    wave = FIRST_WAVE if _may_end_early(source, selected) else None
+    while True:
+        batch = list(itertools.islice(tasks, wave))
+        found = list(map_(_READS[source.kind], batch))
+        parts += found
+        images.extend(found)
+        rows = listed_rows(parts)
+        is_all = wave is None or len(batch) < wave or (selected.stop is not None and len(rows) >= selected.stop)
+        if is_all:
+            _require(rows, selected, source)
+        if is_all or source.max_samples is not None:
+            if source.rows is not None:
+                rows = rows.take(pa.array(np.arange(len(rows), dtype=np.int64)[selected]))
+            candidates = candidate_rows(rows, manifests, source)
+            failed = _looked_at(candidates.rows, images, source.max_samples)
+            is_full = np.count_nonzero(failed < 0) == source.max_samples
+            if is_all or is_full:
+                absent = [part.group for part in parts if part.absent]
+                manifest = _finished(candidates, failed, images, absent=absent, is_full=is_full)
+                return dataclasses.replace(manifest, unused=merged(part.unused for part in parts))
+        wave = 2 * (wave or 1)
+
+
+def _may_end_early(source: SourceConfig, selected: slice) -> bool:
+    """Whether the rows that are wanted may be known before all are; those counted from the end are not."""
+    ends = [number for number in (selected.start, selected.stop) if number is not None]
+    return all(number >= 0 for number in ends) and (source.max_samples is not None or selected.stop is not None)
+
+
+def _require(rows: pa.Table, selected: slice, source: SourceConfig) -> None:
+    named = ", ".join(source.manifests)
+    if not len(rows):
+        raise ManifestError(f"{named}: no rows; add samples or name another manifest")
+    if not len(range(len(rows))[selected]):
+        raise ManifestError(
+            f"{named}: source.rows is {source.rows}, which selects none of {len(rows)} rows; correct it"
+        )
+
+
+def _looked_at(rows: pa.Table, images: Images, max_samples: int | None) -> Array:
+    """For each row its first image that cannot be used, as a reference, else -1; up to the row that fills `max_samples`."""
+    count = len(rows) if max_samples is None else max_samples
+    while True:
+        offsets, references = flattened(rows["images"].slice(0, count))
+        try:
+            images.look(first_uses(references)[0])
+        except WorkerDied as err:
+            raise BuildError(_death(err, rows, images)) from err
+        is_bad = images.facts()["reason"].is_valid().to_numpy()[images.fact[references]]
+        owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))[is_bad]
+        failed = np.full(len(offsets) - 1, -1, np.int64)
+        failed[owner[::-1]] = references[is_bad][::-1]
+        good = np.flatnonzero(failed < 0)
+        if max_samples is not None and len(good) >= max_samples:
+            return failed[: good[max_samples - 1] + 1]
+        if count >= len(rows):
+            return failed
+        count *= 2
+
+
+def _death(err: WorkerDied, rows: pa.Table, images: Images) -> str:
+    offsets, references = flattened(rows["images"])
+    used = np.flatnonzero(np.isin(references, images.references_to(err.task, err.position)))
+    owners = pa.array(np.unique(np.searchsorted(offsets, used, side="right") - 1))
+    excluded = ", ".join(f'"{sample}"' for sample in rows["sample_id"].take(owners).to_pylist())
+    return (
+        f"{err} at the header of image {err.task.name(err.position)!r}. If that is to blame, leave out what it is of: "
+        f"[source] exclude = [{excluded}]; then run: forebay preprocess CONFIG"
+    )
+
+
+def _finished(candidates: Manifest, failed: Array, images: Images, *, absent: Sequence[int], is_full: bool) -> Manifest:
+    """The manifest of the rows that were looked at; is_full: `max_samples` left out what follows."""
+    rows = candidates.rows.slice(0, len(failed))
+    rejected = candidates.rejected
+    if is_full:
+        rejected = rejected.filter(pc.less(rejected["row"], rows["row"][-1]))
+    rejected = pa.concat_tables([rejected, _failures(rows, failed, images)])
+    num_listed = len(candidates.files)
+    used = np.unique(images.file[flattened(rows["images"])[1]])
+    gone = images.absent()
+    absent = sorted({*absent, *used[(used >= num_listed) & np.isin(used, gone)].tolist()})
+    rows, table = _brought_together(rows.filter(pa.array(failed < 0)) if np.any(failed >= 0) else rows, images)
+    return Manifest(
+        files=tuple(images.files.files[: max(num_listed, int(used.max(initial=0)) + 1)]),
+        rows=rows,
+        rejected=rejected.take(pa.array(np.argsort(rejected["row"].to_numpy(), kind="stable"))),
+        absent=tuple(absent),
+        images=table,
+    )
+
+
+def _failures(rows: pa.Table, failed: Array, images: Images) -> pa.Table:
+    gone = rows.filter(pa.array(failed >= 0))
+    facts = images.facts().take(pa.array(images.fact[failed[failed >= 0]]))
+    return rejections(gone["row"], gone["sample_id"], kind="failed", reason=facts["reason"], message=facts["message"])
+
+
+def _brought_together(rows: pa.Table, images: Images) -> tuple[pa.Table, pa.Table]:
+    """CONVERSATION_SCHEMA and IMAGE_SCHEMA of rows whose images can all be used."""
+    offsets, references = flattened(rows["images"])
+    groups = share_groups(rows["group"].to_numpy(), offsets, images.contents(references))
+    order = np.argsort(groups, kind="stable")
+    rows = rows.select([name for name in CONVERSATION_SCHEMA.names if name in rows.column_names])
+    if np.any(order[1:] < order[:-1]):  # a copy of all texts
+        rows = rows.take(pa.array(order))
+    offsets, references = flattened(rows["images"])
+    different, numbers = first_uses(images.contents(references))
+    first = np.empty(len(different), np.int64)
+    first[numbers[::-1]] = references[::-1]
+    columns = {
+        **{name: rows[name] for name in ("row", "sample_id", "explicit_id", "group", "text")},
+        "images": pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(numbers, pa.int32())),
+        "image_group": pa.array(first_uses(groups[order])[1]),
+    }
+    arrays = [columns[f.name] for f in CONVERSATION_SCHEMA]
+    return pa.table(arrays, schema=CONVERSATION_SCHEMA), images.table(first)

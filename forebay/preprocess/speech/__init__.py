@@ -1,0 +1,1 @@
+"""What builds of speech and of text have of their own."""

@@ -1,0 +1,181 @@
+"""Rows to samples: the steps above the cut, the same code for a build and for uncached reading."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from forebay.config.recipe import Recipe
+from forebay.config.steps import LogMel, NoAudio, Qwen3Asr, W2vBert, Waveform
+from forebay.errors import SampleError
+from forebay.preprocess.speech.decode import decode_audio
+from forebay.preprocess.worker import mark
+from forebay.steps.audio import features
+from forebay.steps.text.encoder import TextEncoder
+from forebay.steps.text.encoder import field_specs as token_fields
+from forebay.store.layout import Array, FieldSpec
+
+Values = dict[str, Any]
+
+
+Read = Callable[[int, int, int], bytes]
+"""(index of the source file, offset, size) -> encoded bytes of one sample."""
+
+
+_BLOCK_SAMPLES = 16_000 * 300
+"""Decoded audio samples held at once: enough for the feature engine to fill its chunks, little beside a shard."""
+
+
+_ID = FieldSpec(name="sample_id", dtype="str", role="table")
+
+
+_NUM_SAMPLES = FieldSpec(name="num_samples", dtype="int64", role="table")
+
+
+_TEXT_TABLE = tuple(
+    FieldSpec(name=name, dtype="str", group="text", role="table") for name in ("text", "language", "prompt", "source")
+)
+
+
+_FEATURES: dict[type, str] = {
+    LogMel: "log_mel",
+    Qwen3Asr: "qwen3_asr",
+    W2vBert: "w2v_bert",
+    Waveform: "waveform",
+    NoAudio: "none",
+}
+"""What `audio.features` calls each step."""
+
+
+def sample_fields(recipe: Recipe) -> tuple[FieldSpec, ...]:
+    """Returns every field of a recipe's samples, media first, without the `failure` field that shards add."""
+    specs = [*features.field_specs(recipe.features)]
+    if recipe.waveform is not None:
+        specs += features.field_specs(recipe.waveform)
+    tokens = token_fields(recipe.tokens) if recipe.tokens is not None else ()
+    table = (_ID, _NUM_SAMPLES) if recipe.has_audio else (replace(_ID, group="text"),)
+    return (*specs, *table, *tokens, *_TEXT_TABLE)
+
+
+def media_samples(recipe: Recipe, rows: pa.Table, read: Read) -> Iterator[Values]:
+    """Yields the media fields of every row in order; a row that fails yields its table fields and `failure`, `message`.
+
+    A row's values depend on that row alone, whatever rows are asked for with it. Without audio nothing is read.
+    """
+    if not recipe.has_audio:
+        yield from ({"sample_id": sample_id} for sample_id in rows["sample_id"].to_pylist())
+        return
+    block: list[tuple[Values, Array | None]] = []
+    held = 0
+    for position, row in enumerate(rows.select(["sample_id", "file", "offset", "size"]).to_pylist()):
+        mark(position)
+        values: Values = {"sample_id": row["sample_id"]}
+        audio = None
+        try:
+            data = read(row["file"], row["offset"], row["size"])
+            audio = decode_audio(data, recipe.decode, sample_id=row["sample_id"], want=_wanted(recipe))
+            values["num_samples"] = np.int64(len(audio))
+            held += len(audio)
+        except SampleError as err:
+            values |= {"failure": err.reason, "message": str(err)}
+        block.append((values, audio))
+        if held >= _BLOCK_SAMPLES:
+            yield from _with_features(recipe, block)
+            block, held = [], 0
+    yield from _with_features(recipe, block)
+
+
+def text_samples(rows: pa.Table, names: Sequence[str], encoder: TextEncoder | None) -> Iterator[Values]:
+    """Yields the text fields of every row in order; a row that fails yields its table fields and `failure`, `message`.
+
+    names: of the source files, by `file`. encoder: None for a recipe without text.
+    """
+    columns = ["sample_id", "file", "text", "language", "prompt"]
+    for position, row in enumerate(rows.select(columns).to_pylist()):
+        mark(position)
+        values: Values = {name: row[name] or "" for name in ("text", "language", "prompt")}
+        values["source"] = names[row["file"]]
+        if encoder is not None:
+            try:
+                tokens = encoder.encode(row["text"] or "", row["language"], row["prompt"], sample_id=row["sample_id"])
+                values |= tokens
+            except SampleError as err:
+                values |= {"failure": err.reason, "message": str(err)}
+        yield values
+
+
+def text_encoder(recipe: Recipe, folder: str | None) -> TextEncoder | None:
+    """Returns the encoder of a recipe, None where it has no text."""
+    return None if recipe.tokens is None or folder is None else TextEncoder(recipe.tokens, Path(folder))
+
+
+@functools.lru_cache(maxsize=1)
+def loaded_encoder(recipe: Recipe, folder: str | None) -> TextEncoder | None:
+    """Returns `text_encoder`; loading a tokenizer costs more than a shard of text, so a worker keeps the last one."""
+    return text_encoder(recipe, folder)
+
+
+def constants(recipe: Recipe, encoder: TextEncoder | None) -> dict[str, Any]:
+    """Returns what collating needs and is equal for all samples: kinds, rates, token ids."""
+    return {
+        "features": _FEATURES[type(recipe.features)],
+        "sample_rate_hz": recipe.decode.sample_rate_hz,
+        "n_mels": getattr(recipe.features, "n_mels", None),
+        "prompt": recipe.tokens.prompt if recipe.tokens else None,
+        **(encoder.constants if encoder is not None else {}),
+    }
+
+
+def _wanted(recipe: Recipe) -> Literal["float32", "int16"]:
+    kept = recipe.waveform if recipe.waveform is not None else recipe.features
+    return "int16" if isinstance(kept, Waveform) and kept.dtype == "int16" else "float32"
+
+
+def _with_features(recipe: Recipe, block: Sequence[tuple[Values, Array | None]]) -> Iterator[Values]:
+    decoded = [audio for _, audio in block if audio is not None]
+    made = iter(_compute(recipe, decoded))
+    for values, audio in block:
+        if audio is None:
+            yield values
+            continue
+        result = next(made)
+        if isinstance(result, SampleError):
+            # Without its length: a failed row has no values.
+            yield {"sample_id": values["sample_id"], "failure": result.reason, "message": str(result)}
+        else:
+            yield {**values, **result}
+
+
+def _compute(recipe: Recipe, waveforms: Sequence[Array]) -> list[Mapping[str, Array] | SampleError]:
+    if not waveforms:
+        return []
+    try:
+        return list(_all_features(recipe, waveforms))
+    except SampleError as err:
+        if len(waveforms) == 1:
+            return [err]
+    # One of them cannot be used. Features do not depend on neighbours, so asking one by one changes no byte of the rest.
+    results: list[Mapping[str, Array] | SampleError] = []
+    for waveform in waveforms:
+        try:
+            results += _all_features(recipe, [waveform])
+        except SampleError as err:
+            results.append(err)
+    return results
+
+
+def _all_features(recipe: Recipe, waveforms: Sequence[Array]) -> list[Mapping[str, Array]]:
+    if isinstance(recipe.features, Waveform):
+        return list(features.compute(recipe.features, waveforms))
+    floats = [w.astype(np.float32) / np.float32(32768) if w.dtype == np.int16 else w for w in waveforms]
+    made = features.compute(recipe.features, floats)
+    if recipe.waveform is None:
+        return list(made)
+    kept = features.compute(recipe.waveform, waveforms)
+    return [{**a, **b} for a, b in zip(made, kept, strict=True)]

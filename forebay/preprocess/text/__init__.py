@@ -1,6 +1,0 @@
-"""Transcripts to tokens: normalisation, languages, and the prompts of Whisper and Qwen3-ASR."""
-
-from forebay.preprocess.text.encoder import TextEncoder, field_specs
-from forebay.preprocess.text.normalize import normalize_text
-
-__all__ = ["TextEncoder", "field_specs", "normalize_text"]

@@ -1,0 +1,216 @@
+"""The vision-language line: images and conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.config.recipe import VisionRecipe
+from forebay.config.tree import Config
+from forebay.preprocess.cut import Cut
+from forebay.preprocess.listing import Listing
+from forebay.preprocess.modality import Coder, Finished, Rows
+from forebay.preprocess.sources.vision.rows import flattened
+from forebay.preprocess.speech.modality import as_int32
+from forebay.preprocess.speech.samples import Read, Values
+from forebay.preprocess.vision.cut import name_image_cuts
+from forebay.preprocess.vision.decode import PixelSteps, loaded_steps
+from forebay.preprocess.vision.headers import images_of, media_task_rows, text_task_rows
+from forebay.preprocess.vision.probe import chat_probe, image_probe
+from forebay.preprocess.vision.samples import (
+    MEDIA_ROWS,
+    conversation_samples,
+    image_samples,
+    loaded_chat,
+    vision_fields,
+)
+from forebay.steps.text.chat import ChatEncoder
+from forebay.store.image.codec import Codec
+from forebay.store.image.settings import ImageSettings, image_settings
+from forebay.store.layout import GROUPS, ROW_BITS, Array, FieldSpec, Group
+from forebay.store.shard import Shard, shard_fields
+from forebay.store.source_files import SourceFile
+
+if TYPE_CHECKING:
+    from forebay.preprocess.shard_task import ShardTask
+
+_STORED_SHARE: Mapping[Codec, float] = {"raw": 1.0, "zstd": 0.6, "webp": 0.3, "source": 0.1}
+"""Bytes of a stored photo over its raw patches, about."""
+
+
+_BYTES_PER_TOKEN = 5
+"""Of an id and its mask."""
+
+
+@dataclass(frozen=True, slots=True)
+class VisionLine:
+    """A config's steps over images and conversations. processor, tokenizer: folders."""
+
+    recipe: VisionRecipe
+    processor: str
+    tokenizer: str
+    codec: Codec
+    settings: ImageSettings
+
+    @classmethod
+    def of(cls, config: Config, recipe: VisionRecipe) -> VisionLine:
+        """Returns the line of a config. Raises ConfigError where its processor is none of the Qwen2-VL family."""
+        if config.vision is None or config.text is None:
+            raise ValueError("a vision recipe comes from a config with [vision]")
+        settings = image_settings(Path(config.vision.processor))
+        return cls(recipe, config.vision.processor, config.text.tokenizer, config.vision.codec, settings)
+
+    def with_codec(self, codec: Codec) -> VisionLine:
+        """Returns the line that stores images in another way."""
+        return replace(self, codec=codec)
+
+    @property
+    def max_sample_bytes(self) -> int:
+        """Of one encoded image."""
+        return self.recipe.patches.max_sample_bytes
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Both, also where no conversation has an image."""
+        return GROUPS
+
+    @property
+    def length_names(self) -> tuple[str, ...]:
+        """Tokens, patches of all images, images."""
+        return ("num_tokens", "num_patches", "num_images")
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        """See `Line`."""
+        return vision_fields(self.codec, patch_bytes=self.settings.patch_bytes)
+
+    def shard_rows(self, rows_per_shard: int) -> int:
+        """See `Line`."""
+        return rows_per_shard
+
+    def cuts(self, listing: Listing, *, probe: Mapping[Group, str], rows_per_shard: int) -> Iterator[Cut]:
+        """See `Line`."""
+        return name_image_cuts(
+            self.recipe,
+            listing,
+            codec=self.codec,
+            merge_size=self.settings.merge_size,
+            probe=probe,
+            rows_per_shard=rows_per_shard,
+        )
+
+    def task_rows(self, listing: Listing, cut: Cut, group: Group) -> tuple[tuple[SourceFile, ...], pa.Table]:
+        """See `Line`: a media row is an image, a text row a conversation."""
+        make = media_task_rows if group == "media" else text_task_rows
+        return make(listing, cut.start, cut.stop)
+
+    def media_samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
+        """See `Line`."""
+        return image_samples(self._steps(), rows, read, codec=self.codec)
+
+    def text_samples(self, rows: pa.Table, names: Sequence[str]) -> Iterator[Values]:
+        """See `Line`."""
+        return conversation_samples(rows, names, self._encoder())
+
+    def used_by(self, listing: Listing, task: ShardTask, position: int) -> tuple[str, list[str]]:
+        """See `Line`: an image may be of several samples."""
+        name = task.rows["sample_id"][position].as_py()
+        if task.group == "text":
+            return f"sample {name!r}", [name]
+        images = images_of(listing.manifest)["hash"]
+        number = pc.index(images, task.rows["hash"][position].as_py()).as_py()
+        offsets, flat = flattened(listing.rows["images"])
+        rows = np.unique(np.searchsorted(offsets, np.flatnonzero(flat == number), side="right") - 1)
+        return f"image {name!r}", listing.rows["sample_id"].take(pa.array(rows)).to_pylist()
+
+    def constants(self) -> dict[str, Any]:
+        """See `Line`. `patch_table` [3][256]: the float32 value that the processor makes of each uint8 value, by channel."""
+        return {
+            "features": "patches",
+            "patch_size": self.settings.patch_size,
+            "merge_size": self.settings.merge_size,
+            "temporal_patch_size": self.settings.temporal_patch_size,
+            "patch_table": self._steps().table.tolist(),
+            "image": self.settings.to_json(),
+            "max_pixels": self.recipe.patches.max_pixels,
+            "alpha": self.recipe.patches.alpha,
+            **self._encoder().constants,
+        }
+
+    def probe(self, group: Group) -> str:
+        """See `Line`."""
+        return image_probe(self._steps()) if group == "media" else chat_probe(self._encoder())
+
+    def estimate_bytes(self, listing: Listing) -> int:
+        """See `Line`: exact for raw patches but for images that stand in several shards, about right for the rest."""
+        images = images_of(listing.manifest)
+        patches = int(np.sum(images["grid_h"].to_numpy().astype(np.int64) * images["grid_w"].to_numpy()))
+        text: int = sum(chunk.nbytes for chunk in listing.rows["text"].chunks)
+        tokens = text // 4 + patches // self.settings.merge_size**2
+        stored = int(patches * self.settings.patch_bytes * _STORED_SHARE[self.codec])
+        return stored + text + _BYTES_PER_TOKEN * tokens
+
+    def read_rows(self, finished: Finished, listing: Listing) -> Rows:  # noqa: ARG002
+        """See `Line`; a row fails with the first of its images that failed."""
+        slots, reasons, lengths = [], [], []
+        why = Coder()
+        fields = self.fields()
+        pairs = zip(finished["media"], finished["text"], strict=True)
+        for index, ((media_path, media_entry), (text_path, text_entry)) in enumerate(pairs):
+            media = Shard(media_path, media_entry, shard_fields(fields, "media"))
+            text = Shard(text_path, text_entry, shard_fields(fields, "text"))
+            slots.append((np.int64(index) << ROW_BITS) | np.arange(text_entry.rows, dtype=np.int64))
+            reasons.append(_reasons(media, text, why))
+            lengths.append(as_int32(_lengths(media, text)))
+        codes = np.concatenate([np.zeros(0, np.int32), *reasons])
+        return Rows(
+            slots=np.concatenate([np.zeros(0, np.int64), *slots]),
+            reasons=why.coded(codes),
+            languages=Coder().coded(np.zeros_like(codes)),
+            lengths=np.concatenate([np.zeros((3, 0), np.int32), *lengths], axis=1),
+        )
+
+    def summary(self, listing: Listing, rows: Rows, keep: Array) -> dict[str, Any]:  # noqa: ARG002
+        """See `Line`. `media_rows`: the text field that names a sample's media rows."""
+        return {
+            "clipped": 0,
+            "languages": {},
+            "codec": self.codec,
+            "media_rows": MEDIA_ROWS,
+            "num_images": len(images_of(listing.manifest)),
+        }
+
+    def _steps(self) -> PixelSteps:
+        return loaded_steps(self.recipe.patches, self.processor, self.settings)
+
+    def _encoder(self) -> ChatEncoder:
+        return loaded_chat(self.recipe.chat, self.tokenizer, self.settings.merge_size)
+
+
+def _reasons(media: Shard, text: Shard, why: Coder) -> Array:
+    """Why each row of a shard is no sample, as numbers of `why`, 0 where it is one: int32 [rows]."""
+    failed = why.column(media, "failure")
+    reasons = why.column(text, "failure")
+    if failed.any():
+        values, offsets = text.column(MEDIA_ROWS)
+        of_images = failed[values]
+        rows = np.repeat(np.arange(len(reasons)), np.diff(offsets))[of_images != 0]
+        bad, first = np.unique(rows, return_index=True)
+        reasons[bad] = np.where(reasons[bad], reasons[bad], of_images[of_images != 0][first])
+    return reasons
+
+
+def _lengths(media: Shard, text: Shard) -> Array:
+    """int64 [3, rows]: tokens, patches, images."""
+    grids, grid_offsets = media.column("image_grid_thw")
+    patches = np.zeros(media.entry.rows, np.int64)
+    present = np.diff(grid_offsets) > 0
+    patches[present] = grids[grid_offsets[:-1][present]].astype(np.int64).prod(axis=1)
+    values, offsets = text.column(MEDIA_ROWS)
+    sums = np.concatenate(([0], np.cumsum(patches[values])))
+    return np.stack([text.lengths("input_ids"), sums[offsets[1:]] - sums[offsets[:-1]], np.diff(offsets)])

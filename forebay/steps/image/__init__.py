@@ -1,0 +1,1 @@
+"""Steps over images: encoded bytes to patches, as a processor of transformers cuts them."""

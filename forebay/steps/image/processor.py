@@ -1,0 +1,200 @@
+"""transformers' image processor of a folder: its table of values, and that our own path gives what it gives."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from forebay.errors import ConfigError
+from forebay.store.image.pixels import Patches, patchify, resized
+from forebay.store.image.settings import ImageSettings, grid_thw, processor_document, settings_in
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Table = npt.NDArray[np.float32]
+"""[3, 256]: the float32 value in `pixel_values` of a channel's uint8 value."""
+
+
+_log = logging.getLogger(__name__)
+
+
+_CHECKED_PIXELS = 1 << 21
+"""Up to this `max_pixels` an image above it is checked too; it would cost seconds where it is tens of millions."""
+
+
+Backend = Literal["pil", "torchvision"]
+
+
+_CLASSES: dict[Backend, str] = {"pil": "Qwen2VLImageProcessorPil", "torchvision": "Qwen2VLImageProcessor"}
+"""Of transformers, for every `image_processor_type` that `settings_in` lets through."""
+
+
+def load_processor(folder: Path, backend: Backend) -> Any:
+    """Returns transformers' image processor of a folder with this backend: `make_processor` of its document."""
+    return make_processor(*processor_document(folder), backend)
+
+
+def make_processor(path: Path, document: Mapping[str, Any], backend: Backend) -> Any:
+    """Returns transformers' image processor of a document with this backend, and no other.
+
+    It is made of what was read and checked, without another look at the folder: transformers would ask other files there
+    (a config.json of timm, an `auto_map` that names code) which class to take. `path` names the document in messages.
+
+    A torchvision that is installed but does not load (built for another torch, as a rule) makes transformers fail for every
+    backend, because it looks only whether torchvision is there. For "pil" it is hidden from this process, in which nothing
+    could import it anyway, and a warning says so.
+
+    Raises ConfigError where "torchvision" is not installed or does not load, or the document is none of the Qwen2-VL family
+    or none that its class takes.
+    """
+    settings_in(path, document)
+    if (problem := _torchvision_problem()) is not None:
+        if backend == "torchvision":
+            raise ConfigError(
+                f'vision.backend = "torchvision": torchvision is installed but does not load ({problem}); '
+                'set vision.backend = "pil", or install the torchvision that belongs to this torch'
+            )
+        _hide_torchvision()
+        _log.warning("torchvision is installed but does not load (%s); going on as if it were not there", problem)
+    if backend == "torchvision" and importlib.util.find_spec("torchvision") is None:
+        raise ConfigError(
+            'vision.backend = "torchvision": torchvision is not installed; install it, or set vision.backend = "pil"'
+        )
+    import transformers
+
+    known = {name: value for name, value in document.items() if name != "auto_map"}
+    try:
+        return getattr(transformers, _CLASSES[backend]).from_dict(known)
+    except (AttributeError, KeyError, ValueError, TypeError) as err:
+        raise ConfigError(f"vision.processor: {path} does not load as a {_CLASSES[backend]}: {err!r}") from err
+
+
+def patch_table(processor: Any, settings: ImageSettings) -> Table:
+    """Returns the table [3, 256] by which the processor's `pixel_values` are made of uint8 patches: `expand` below.
+
+    Read off the processor's own output for an image that holds every value in every channel. Raises ConfigError where the
+    output is not of that form: another order in a row, temporal copies that differ, values that depend on their place.
+    """
+    side = settings.factor * math.ceil(16 / settings.factor)
+    # In no order, so that no other order of a row looks like a table.
+    values = np.random.default_rng(0).permuted(np.resize(np.arange(256, dtype=np.uint8), (3, side * side)), axis=1)
+    pixels = np.ascontiguousarray(values.T).reshape(side, side, 3)
+    output = _processed(processor, _rgb(pixels), do_resize=False)
+    patches = patchify(pixels, settings)
+    wanted = (len(patches), settings.patch_bytes * settings.temporal_patch_size)
+    if output.shape != wanted:
+        raise _unlike(processor, f"pixel_values {list(output.shape)} for {side}x{side} pixels, wanted {list(wanted)}")
+    rows = patches.reshape(len(patches), 3, -1)
+    copies = output.reshape(len(patches), 3, settings.temporal_patch_size, -1)
+    table = np.empty((3, 256), np.float32)
+    for channel in range(3):
+        table[channel, rows[:, channel]] = copies[:, channel, 0]
+    if not np.array_equal(expand(patches, table, settings), output):
+        raise _unlike(processor, "pixel_values that are no table of (channel, value) in rows of (channel, time, y, x)")
+    return table
+
+
+def expand(patches: Patches, table: Table, settings: ImageSettings) -> npt.NDArray[np.float32]:
+    """Returns `pixel_values` float32 [n, 3 * temporal_patch_size * patch_size^2] of patches [n, 3 * patch_size^2]."""
+    rows = patches.reshape(len(patches), 3, 1, -1)
+    values = table[np.arange(3).reshape(1, 3, 1, 1), rows]
+    shape = (len(patches), 3, settings.temporal_patch_size, rows.shape[-1])
+    return np.broadcast_to(values, shape).reshape(len(patches), -1)
+
+
+def processed_patches(processor: Any, image: Image, settings: ImageSettings, table: Table) -> Patches:
+    """Returns the patches uint8 [n, 3 * patch_size^2] of an RGB image by the processor itself: for backend "torchvision".
+
+    Its float output is looked up in the table, exactly. The image is decoded by Pillow under both backends.
+
+    Raises ConfigError where a value is not in the table; SampleError as `grid_thw` does.
+    """
+    grid = grid_thw(*image.size, settings)
+    output = _processed(processor, image)
+    if len(output) != grid[1] * grid[2]:
+        raise _unlike(processor, f"{len(output)} patches for an image of {image.size}, wanted a grid of {grid}")
+    values = output.reshape(len(output), 3, settings.temporal_patch_size, -1)[:, :, 0]
+    patches = np.empty(values.shape, np.uint8)
+    for channel in range(3):
+        order = np.argsort(table[channel], kind="stable")
+        place = np.searchsorted(table[channel][order], values[:, channel])
+        patches[:, channel] = order[np.minimum(place, 255)]
+    found = patches.reshape(len(output), -1)
+    if not np.array_equal(expand(found, table, settings), output):
+        raise _unlike(processor, "values that are of no uint8 pixel, so they cannot be stored as such")
+    return found
+
+
+def check_processor(processor: Any, settings: ImageSettings, table: Table) -> None:
+    """Returns where our own path equals the processor bit for bit on small built-in images; backend "pil" only.
+
+    Raises ConfigError, which names the processor and what differs.
+    """
+    factor, generator = settings.factor, np.random.default_rng(0)
+    sizes = [(factor * 4 + 3, factor * 3 - 5), (7, 5), (factor * 3, factor * 2), (factor * 5 // 2, factor * 7 // 2)]
+    if settings.max_pixels <= _CHECKED_PIXELS:
+        sizes.append((math.isqrt(settings.max_pixels) + factor, math.isqrt(settings.max_pixels)))
+    for width, height in sizes:
+        if not settings.do_resize:
+            width, height = factor * math.ceil(width / factor), factor * math.ceil(height / factor)
+        image = _rgb(generator.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        ours = expand(patchify(resized(image, settings), settings), table, settings)
+        theirs = _processed(processor, image)
+        if ours.shape != theirs.shape:
+            raise _unlike(
+                processor, f"pixel_values {list(theirs.shape)} for {width}x{height} pixels, {list(ours.shape)} by us"
+            )
+        if not np.array_equal(ours, theirs):
+            differing = int((ours != theirs).sum())
+            raise _unlike(
+                processor, f"other values for {differing} of {ours.size} of an image of {width}x{height} pixels"
+            )
+
+
+def _processed(processor: Any, image: Image, **options: Any) -> npt.NDArray[np.float32]:
+    try:
+        output = processor(images=[image], return_tensors="np", **options)["pixel_values"]
+    except (ValueError, TypeError, KeyError) as err:
+        raise _unlike(processor, f"{type(err).__name__}: {err}") from err
+    return np.asarray(output, np.float32)
+
+
+def _unlike(processor: Any, found: str) -> ConfigError:
+    return ConfigError(
+        f"vision.processor: {type(processor).__name__} gives {found}; only processors that cut patches as Qwen2-VL's "
+        "can be stored: point vision.processor at one"
+    )
+
+
+def _rgb(pixels: npt.NDArray[np.uint8]) -> Image:
+    from PIL import Image
+
+    return Image.fromarray(pixels)
+
+
+def _torchvision_problem() -> str | None:
+    """Why torchvision, which is there, cannot be imported; None where it can or is not there."""
+    if importlib.util.find_spec("torchvision") is None:
+        return None
+    try:
+        importlib.import_module("torchvision")
+    except (ImportError, RuntimeError, OSError, AttributeError) as err:
+        return f"{type(err).__name__}: {err}"
+    return None
+
+
+def _hide_torchvision() -> None:
+    from transformers.utils import import_utils
+
+    sys.modules["torchvision"] = None  # type: ignore[assignment]  # Python's way to say: not to be imported
+    import_utils.is_torchvision_available.cache_clear()
+    import_utils.is_torchvision_v2_available.cache_clear()

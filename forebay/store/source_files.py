@@ -1,0 +1,270 @@
+"""The source files of a config, by name and by content: which files a listing has, and what a sealed cache was made of.
+
+Whether the raw data that is here is what a cache was made of: by listing, size and memo, and by reading where none knows.
+"""
+
+from __future__ import annotations
+
+import glob
+import io
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from forebay.config.data import SourceConfig, SourceKind
+from forebay.config.tree import Config
+from forebay.errors import CacheCorruptError
+from forebay.store.memo import Memo, Stat
+
+_PATTERNS: dict[SourceKind, tuple[str, ...]] = {
+    "tar": ("*.parquet",),
+    "filelist": ("*.tsv",),
+    "webdataset": ("*.tar",),
+    "jsonl": ("*.jsonl",),
+    "hf": ("state.json", "dataset_info.json", "*.arrow", "*.parquet"),
+    "ljspeech": ("metadata.csv",),
+    "text": ("*.jsonl",),
+}
+
+
+COMPRESSED_TARS = (".tgz", ".tbz2", ".txz", *(f".tar.{kind}" for kind in ("gz", "bz2", "xz", "zst", "lz4")))
+"""How names of compressed tars end; their members cannot be read by place."""
+
+
+_DICT = "dataset_dict.json"
+
+
+_OURS = re.compile(r"logs/data_usage\.jsonl|tar_index/[0-9a-f]{32}\.parquet")
+
+
+_SPLIT_FILE = re.compile(r"(.+)-\d{5}-of-\d{5}\.parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file whose content defines samples.
+
+    name: how it enters the key: POSIX, relative to the folder of its manifest; as the manifest writes it where it lies
+    outside. entry: which entry of `source.manifest` it belongs to. listed: it was found by expanding that entry (a manifest,
+    a tar of a folder), not named inside such a file. stat: from before it was read; None where there was none, or nobody has
+    looked yet. xxh3_128: of the bytes that were read then; empty where they are not known. Neither says which file it is.
+    """
+
+    name: str
+    path: Path
+    entry: int = 0
+    listed: bool = True
+    stat: Stat | None = field(default=None, compare=False)
+    xxh3_128: str = field(default="", compare=False)
+
+
+ABSENT = ""
+"""Instead of a hash: a file that the manifest names and that could not be opened; its samples have failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSource:
+    """A source file as a sealed cache remembers it."""
+
+    name: str
+    entry: int
+    listed: bool
+    xxh3_128: str
+    size_bytes: int
+
+
+def anchor(entry: str) -> Path:
+    """Returns the folder that names of an entry of `source.manifest` are relative to."""
+    path = Path(entry)
+    if path.is_dir():
+        return path
+    if path.exists():  # `[` and `*` are letters in the name of what is there
+        return path.parent
+    while glob.has_magic(str(path.parent)):
+        path = path.parent
+    return path.parent
+
+
+def leads_out(path: Path, entry: str) -> Path | None:
+    """Returns where a file really lies if that is not below the folder of an entry of `source.manifest`, else None."""
+    base, real = (Path(os.path.realpath(place)) for place in (anchor(entry), path))
+    return None if real.is_relative_to(base) else real
+
+
+def listed_files(source: SourceConfig) -> list[SourceFile]:
+    """Returns the files that the entries of `source.manifest` stand for, folders and globs in sorted order.
+
+    A file stands for itself, a folder for its files of the kind's type (an `hf` folder of several splits for those of
+    `source.split`), a glob for what it matches. An entry that matches nothing gives nothing.
+    """
+    files = []
+    for number, entry in enumerate(source.manifests):
+        base = anchor(entry)
+        files += [
+            SourceFile(Path(os.path.relpath(path, base)).as_posix(), path, number, True)
+            for path in _expand(source, Path(entry))
+        ]
+    return files
+
+
+def _expand(source: SourceConfig, path: Path) -> list[Path]:
+    if path.is_dir():
+        folder = path / source.split if source.kind == "hf" and (path / _DICT).exists() else path
+        found = [p for pattern in _PATTERNS[source.kind] for p in sorted(folder.glob(pattern))]
+        # `datasets` leaves results of map() in a dataset's folder as cache-*.arrow; they are not the dataset.
+        found = [p for p in found if p.is_file() and not p.match("cache-*.arrow")]
+        return _of_split(found, source.split) if source.kind == "hf" else found
+    if glob.has_magic(str(path)) and not path.exists():
+        found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
+        return [p for p in found if p.is_file() and not _is_ours(p)]
+    return [path] if path.exists() else []
+
+
+def hf_splits(folder: Path) -> list[str]:
+    """Returns the splits that an `hf` folder has, sorted: folders of a DatasetDict, or what files of the Hub are named after.
+
+    Empty where it has none: then all of its files are one data set.
+    """
+    if (folder / _DICT).exists():
+        return sorted(p.parent.name for p in folder.glob("*/state.json"))
+    return sorted({split for p in folder.glob("*.parquet") if (split := _file_split(p)) is not None})
+
+
+def _file_split(path: Path) -> str | None:
+    """The split in the name of a file as the Hub keeps them: `train-00000-of-00002.parquet`."""
+    found = _SPLIT_FILE.fullmatch(path.name)
+    return found[1] if found else None
+
+
+def _of_split(found: list[Path], split: str) -> list[Path]:
+    """Leaves out the files of other splits where the names of all tell."""
+    splits = [_file_split(path) for path in found]
+    if None in splits or len(set(splits)) < 2:
+        return found
+    return [path for path, named in zip(found, splits, strict=True) if named == split]
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a glob has met a file of a cache root or a run, which lie beside the config unless it says otherwise."""
+    if path.name in ("sources.parquet", "rejected.jsonl"):
+        return (path.parent / "metadata.json").exists() and (path.parent / "slots.npy").exists()
+    return _OURS.fullmatch("/".join(path.parts[-2:])) is not None
+
+
+def dump_sources(sources: Sequence[StoredSource]) -> bytes:
+    """Returns the parquet file that a cache keeps of its sources."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table(
+        {
+            "name": pa.array([os.fsencode(s.name) for s in sources], pa.binary()),
+            "entry": pa.array([s.entry for s in sources], pa.int32()),
+            "listed": pa.array([s.listed for s in sources], pa.bool_()),
+            "xxh3_128": pa.array([s.xxh3_128 for s in sources], pa.string()),
+            "size_bytes": pa.array([s.size_bytes for s in sources], pa.int64()),
+        }
+    )
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def load_sources(path: Path) -> list[StoredSource]:
+    """Returns the sources that a cache was made of. Raises CacheCorruptError where the file is not what was written."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        columns = pq.read_table(path).to_pydict()
+        return [
+            StoredSource(os.fsdecode(name), entry, listed, xxh3_128, size_bytes)
+            for name, entry, listed, xxh3_128, size_bytes in zip(
+                columns["name"],
+                columns["entry"],
+                columns["listed"],
+                columns["xxh3_128"],
+                columns["size_bytes"],
+                strict=True,
+            )
+        ]
+    except (OSError, KeyError, TypeError, UnicodeDecodeError, pa.ArrowException) as err:
+        raise CacheCorruptError(
+            f"{path} is not the sources of a cache: {err}; run: forebay preprocess CONFIG --rebuild"
+        ) from err
+
+
+SourceState = Literal["same", "changed", "absent", "unknown"]
+
+
+def compare_sources(
+    config: Config, stored: Sequence[StoredSource], memo: Memo, *, may_hash: bool
+) -> tuple[SourceState, list[str]]:
+    """Returns whether the raw data is what a cache was made of, and the names that are not.
+
+    `absent` only where nothing that is there differs: a source that is there and changed never hits.
+    """
+    listed = [(f.entry, f.name) for f in listed_files(config.source)]
+    expected = [(s.entry, s.name) for s in stored if s.listed]
+    if listed and listed != expected:
+        return "changed", sorted({name for _, name in set(listed) ^ set(expected)} or {name for _, name in listed})
+    if not listed and (there := [s.name for s in stored if s.listed and _is_there(config, s)]):
+        # The cache's manifest is there and the config's is not: it names another one.
+        return "changed", there
+    present: list[tuple[StoredSource, Path | None]] = []
+    absent: list[tuple[StoredSource, Path | None]] = []
+    for source in stored:
+        path = path_of(config, source)
+        if source.xxh3_128 == ABSENT and (path is None or not path.is_file()):
+            continue  # it was not there when the cache was built either
+        (present if path is not None and path.is_file() else absent).append((source, path))
+    # Sizes first: a file of another size is another file, and costs no reading.
+    changed = [s.name for s, path in present if path and path.stat().st_size != s.size_bytes]
+    if changed:
+        return "changed", changed
+    paths = [path for _, path in present if path]
+    if not may_hash and any(memo.known(path) is None for path in paths):
+        return "unknown", []
+    hashes = memo.hashes(paths)
+    changed = [s.name for (s, _), now in zip(present, hashes, strict=True) if s.xxh3_128 != now]
+    if changed:
+        return "changed", changed
+    return ("absent", [s.name for s, _ in absent]) if absent else ("same", [])
+
+
+def source_differences(
+    config: Config, stored: Sequence[StoredSource], names: Sequence[str], memo: Memo
+) -> list[dict[str, Any]]:
+    """Returns how the sources of these names differ, as `{"field", "wanted", "stored"}`: hashes, or sizes where none is known."""
+    by_name = {source.name: source for source in stored}
+    return [_source_difference(config, by_name.get(name), name, memo) for name in names]
+
+
+def _source_difference(config: Config, stored: StoredSource | None, name: str, memo: Memo) -> dict[str, Any]:
+    path = (
+        path_of(config, stored)
+        if stored
+        else next((f.path for f in listed_files(config.source) if f.name == name), None)
+    )
+    wanted = memo.known(path) if path is not None and path.is_file() else None
+    if wanted is None and path is not None and path.is_file():
+        wanted = f"{path.stat().st_size} bytes"
+    if stored is None:
+        kept: str | None = None
+    else:
+        kept = stored.xxh3_128 if wanted is None or "bytes" not in wanted else f"{stored.size_bytes} bytes"
+    return {"field": f"sources.{name}", "wanted": wanted, "stored": kept}
+
+
+def path_of(config: Config, source: StoredSource) -> Path | None:
+    """Returns where a source of a cache would be by the config's manifests; None where those have no such entry."""
+    entries = config.source.manifests
+    return anchor(entries[source.entry]) / source.name if source.entry < len(entries) else None
+
+
+def _is_there(config: Config, source: StoredSource) -> bool:
+    path = path_of(config, source)
+    return path is not None and path.is_file()

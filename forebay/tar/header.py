@@ -1,0 +1,185 @@
+"""One 512-byte tar header: its numbers, its name, its checksum. POSIX.1-1988 (ustar), v7 and GNU forms.
+
+Extended headers: GNU long names and PAX records, and what they change about the member that follows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+BLOCK = 512
+
+
+TYPE = 156
+"""Position of the type flag; an `int`, since indexing bytes gives one."""
+
+
+SIZE_FIELD = slice(124, 136)
+
+
+REGULAR = frozenset(b"0\x007")
+"""Regular files: '0', the NUL of v7, and '7' (contiguous, stored like a regular file)."""
+
+
+WITHOUT_DATA = frozenset(b"123456")
+"""Links, devices, directories and pipes: no data follows, whatever their size field says."""
+
+
+LONG_NAME, LONG_LINK, SPARSE = b"LKS"
+
+
+PAX_NEXT = frozenset(b"xX")
+
+
+PAX_GLOBAL = ord("g")
+
+
+DIRECTORY = ord("5")
+
+
+VOLUME_LABEL = ord("V")
+
+
+EXTENDED = frozenset(b"LKxXg")
+
+
+_CHECKSUM_FIELD = slice(148, 156)
+
+
+_DIGIT_WEIGHTS = 8 ** np.arange(5, -1, -1, dtype=np.int32)
+
+
+_NUMBER_STARTS = np.zeros(256, bool)
+
+
+_NUMBER_STARTS[np.frombuffer(b"01234567 \0\x80", np.uint8)] = True
+
+
+def parse_number(field: bytes) -> int | None:
+    """Returns the value of a numeric field: octal text, or base-256 where the first byte is 0x80 or 0xff; else None.
+
+    0x80 is followed by a positive big-endian number, 0xff by a negative one in two's complement (GNU tar manual,
+    "Basic Tar Format").
+    """
+    if field[0] in (0x80, 0xFF):
+        return int.from_bytes(field[1:], "big", signed=field[0] == 0xFF)
+    text = field.partition(b"\0")[0].strip(b" ")
+    if not text:
+        return 0
+    return int(text, 8) if text.strip(b"01234567") == b"" else None
+
+
+def header_name(block: bytes) -> bytes:
+    """Returns the name in a header, with the ustar prefix in front of it where there is one.
+
+    GNU headers (magic `ustar` and two spaces) keep times where ustar keeps the prefix, so theirs is left alone.
+    """
+    name = block[:100].partition(b"\0")[0]
+    if block[257:263] == b"ustar\0" and block[345] and block[TYPE] not in b"LKS":
+        return block[345:500].partition(b"\0")[0] + b"/" + name
+    return name
+
+
+def valid_headers(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    """Returns which of the blocks [n, 512] carry their own checksum; some old tars summed signed bytes, both are right.
+
+    The sum runs over all 512 bytes with the checksum field taken as eight spaces. A block of zeros is not a header.
+    """
+    field = blocks[:, _CHECKSUM_FIELD]
+    stored = _stored_checksums(field)
+    computed = blocks.sum(axis=1, dtype=np.int32) - field.sum(axis=1, dtype=np.int32) + 8 * ord(" ")
+    valid: npt.NDArray[np.bool_] = computed == stored
+    for row in np.flatnonzero(~valid & (stored >= 0)):  # rare: the signed sum costs as much as all the rest
+        high = (blocks[row] >= 128).sum() - (field[row] >= 128).sum()
+        valid[row] = high > 0 and computed[row] - 256 * int(high) == stored[row]
+    return valid
+
+
+def _stored_checksums(field: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """Returns the checksums in the fields [n, 8], -1 where there is no number."""
+    digits = field[:, :6] - np.uint8(ord("0"))  # what is below '0' wraps around to above 7
+    plain = (digits < 8).all(axis=1) & ((field[:, 6] == 0) | (field[:, 6] == ord(" ")))
+    stored = (digits.astype(np.int32) @ _DIGIT_WEIGHTS).astype(np.int64)
+    stored[~plain] = -1
+    for row in np.flatnonzero(~plain & _NUMBER_STARTS[field[:, 0]]):
+        value = parse_number(field[row].tobytes())
+        if value is not None and value <= BLOCK * 255:
+            stored[row] = value
+    return stored
+
+
+MAX_EXTENDED_BYTES = 1024 * 1024
+"""Larger extended headers are refused unread: a flipped bit in a size must not fill memory."""
+
+
+MAX_NAME_BYTES = 64 * 1024
+
+
+@dataclass(slots=True)
+class Extension:
+    """What extended headers say about the next member; the member is refused with `problem` where that is set."""
+
+    name: bytes | None = None
+    size: int | None = None
+    sparse: bool = False
+    problem: str | None = None
+
+    def apply_long_name(self, payload: bytes) -> None:
+        """Takes the name of a GNU `L` header."""
+        self._set_name(payload.partition(b"\0")[0])
+
+    def apply_pax(self, payload: bytes) -> None:
+        """Takes `path`, `size` and the sparse marks of PAX records; an empty value leaves the header's own."""
+        records = pax_records(payload)
+        if records is None:
+            self.problem = "bad_extended_header"
+            return
+        for keyword, value in records:
+            if keyword == b"path":
+                self._set_name(value or None)
+            elif keyword == b"size":
+                self._set_size(value)
+            elif keyword.startswith(b"GNU.sparse."):
+                self.sparse = True
+        # The path of a sparse member is an invented one; its own name stands in GNU.sparse.name.
+        for keyword, value in records if self.sparse else ():
+            if keyword == b"GNU.sparse.name":
+                self._set_name(value or None)
+
+    def _set_name(self, name: bytes | None) -> None:
+        if name is not None and len(name) > MAX_NAME_BYTES:
+            self.problem = "extended_header_too_large"
+        else:
+            self.name = name
+
+    def _set_size(self, value: bytes) -> None:
+        if not value:
+            self.size = None
+        elif value.isdigit() and len(value) < 20:
+            self.size = int(value)
+        else:
+            self.problem = "bad_extended_header"
+
+
+def pax_records(payload: bytes) -> list[tuple[bytes, bytes]] | None:
+    """Returns the (keyword, value) pairs of a PAX header, or None where its framing is broken.
+
+    A record is `length keyword=value newline`; the length counts the whole record in bytes (POSIX.1-2001, pax).
+    """
+    records = []
+    position, end = 0, len(payload)
+    while position < end and payload[position]:
+        space = payload.find(b" ", position, position + 20)
+        digits = payload[position:space]
+        if space < 0 or not digits.isdigit():
+            return None
+        stop = position + int(digits)
+        keyword, equals, value = payload[space + 1 : stop - 1].partition(b"=")
+        if stop > end or stop <= space + 1 or payload[stop - 1] != 0x0A or not equals:
+            return None
+        records.append((keyword, value))
+        position = stop
+    return records

@@ -1,0 +1,1 @@
+"""The reference loop: `forebay train`."""

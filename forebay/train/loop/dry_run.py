@@ -1,0 +1,115 @@
+"""A run without a model: the plan and the loader at full speed, and what they hand out."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from forebay.config.tree import Config
+from forebay.errors import ConfigError
+from forebay.plan.interface import Plan
+from forebay.plan.usage import Population, Usage, UsageCounter, expected_shares, population
+from forebay.store.source import source_kind
+from forebay.train.collate.patch_batch import fields_of
+from forebay.train.device import Batch
+from forebay.train.loader import Loader
+from forebay.train.select import make_loader
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DryRunReport:
+    """What `forebay train --dry-run --json` prints; its fields are an interface."""
+
+    steps: int
+    """Micro-batches that were read."""
+    epochs: float
+    """Epochs that these are."""
+    samples: int
+    repeats: int
+    """Samples that came again in one epoch."""
+    batches_per_s: float
+    """Over the whole time, the start included."""
+    samples_per_s: float
+    first_batch_s: float
+    """Seconds until the first batch: threads start, files are opened."""
+    size_bytes: int
+    """Of all batches."""
+    padding: float
+    """Share of padded frames in all frames."""
+    languages: dict[str, dict[str, float]]
+    """By language `samples`, their `share` of all samples and the `expected` share; empty where none is known."""
+    sources: dict[str, dict[str, float]]
+    parts: dict[str, dict[str, float]]
+    """By cache of `[[train.mixture]]`; empty where there is but one."""
+    shards_touched: int
+    num_shards: int
+    """0 where nothing is sharded: uncached."""
+    num_batches: int
+    """Micro-batches of an epoch."""
+    source: Literal["cache", "uncached"]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields as JSON values."""
+        return dataclasses.asdict(self)
+
+
+def dry_run(config: Config, *, steps: int = 200) -> DryRunReport:
+    """Returns what the loader of a config gives in `steps` micro-batches of one rank, epoch after epoch from the first.
+
+    Needs no `train.model`, and writes nothing but, where it is missing, the plan. Raises what `make_loader` raises.
+    """
+    if steps < 1:
+        raise ConfigError(f"--steps is {steps}, wanted 1 or more")
+    loader = make_loader(config, dp_rank=0, dp_world_size=1)
+    start, times_s, size_bytes = loader.state, [time.perf_counter()], 0
+    with contextlib.closing(_batches(loader)) as batches:
+        for batch in itertools.islice(batches, steps):
+            times_s.append(time.perf_counter())
+            size_bytes += sum(
+                getattr(value, "nbytes", 0) for value in fields_of(batch).values()
+            )  # packs hold plain numbers
+    people = population(loader.source)
+    usage = UsageCounter(people, loader.plan, dp_world_size=1).count(start, loader.state)
+    elapsed_s = max(times_s[-1] - times_s[0], 1e-9)
+    return DryRunReport(
+        steps=usage.batches,
+        epochs=round(usage.batches / loader.plan.num_batches, 4),
+        samples=usage.samples,
+        repeats=usage.repeats,
+        batches_per_s=usage.batches / elapsed_s,
+        samples_per_s=usage.samples / elapsed_s,
+        first_batch_s=times_s[1] - times_s[0],
+        size_bytes=size_bytes,
+        padding=float(loader.report()["padding"]),
+        languages=_compared(usage, people, loader.plan, "language"),
+        sources=_compared(usage, people, loader.plan, "source"),
+        parts=_compared(usage, people, loader.plan, "part"),
+        shards_touched=int(np.count_nonzero(usage.shards)),
+        num_shards=len(usage.shards),
+        num_batches=loader.plan.num_batches,
+        source=source_kind(loader.source),
+    )
+
+
+def _batches(loader: Loader) -> Generator[Batch, None, None]:
+    """Yields batches for ever. Every epoch has one: a loader without any cannot be made."""
+    while True:
+        yield from loader
+
+
+def _compared(usage: Usage, people: Population, plan: Plan, column: str) -> dict[str, dict[str, float]]:
+    if column not in usage.counts:
+        return {}
+    counts = usage.counts[column].tolist()
+    shares = expected_shares(people, plan, column).tolist()
+    return {
+        name: {"samples": count, "share": round(count / usage.samples, 6), "expected": round(share, 6)}
+        for name, count, share in zip(people.names[column], counts, shares, strict=True)
+    }

@@ -1,0 +1,188 @@
+"""The usage log of a run, `logs/data_usage.jsonl`: a head line, then a line every N steps with what was used since the last.
+
+A line says between which steps and states it counts, so lines add up, and a resumed run only has to cut off those behind
+its checkpoint. `forebay inspect --usage FILE` adds them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forebay.errors import CacheError, ForebayError
+from forebay.plan.cursor import LoaderState
+from forebay.plan.usage import USAGE_VERSION, UsageCounter, expected_shares, pack_ids, population, read_usage, to_line
+from forebay.store.cache import Cache
+from forebay.store.files import write_bytes
+from forebay.store.layout import Array
+from forebay.store.source import SampleSource, parts_of
+from forebay.train.loader import Loader
+
+logger = logging.getLogger(__name__)
+
+
+_MAX_COMPARED = 64
+"""Languages, or sources, that a line compares with their expected share; of more it says only how often the used ones came."""
+
+
+class UsageLog:
+    """The log of one run, seen from one rank: rank 0 counts and writes for all, the others only say how much they padded."""
+
+    def __init__(
+        self,
+        path: Path,
+        loader: Loader,
+        *,
+        step: int,
+        sum_over_ranks: Callable[[Sequence[int]], list[int]],
+        with_ids: bool = False,
+    ) -> None:
+        """Touches no file yet: the first `record` starts it anew, or cuts it back to `step` where that is above 0.
+
+        step: steps done before; 0, or those of the checkpoint whose state the loader has. sum_over_ranks: adds up integers,
+        called by every rank at every `record`.
+        """
+        self.path, self._loader, self._step, self._sum = path, loader, step, sum_over_ranks
+        self._state, self._frames = loader.state, _frames(loader)
+        self._lines = _Lines(path, loader, step=step, with_ids=with_ids) if loader.dp_rank == 0 else None
+
+    def record(self, step: int) -> None:
+        """Writes what was used since the last record; nothing where no step was done. Every rank calls it at the same step.
+
+        step: steps done by now. Raises ForebayError where the file cannot be written.
+        """
+        if step == self._step:
+            return
+        state, frames = self._loader.state, _frames(self._loader)
+        held, room = self._sum([now - then for now, then in zip(frames, self._frames, strict=True)])
+        if self._lines is not None:
+            span = {"step": step, "from_step": self._step, "dp_world_size": self._loader.dp_world_size}
+            padding = {"padding": _share(room - held, room), "frames": held, "padded_frames": room - held}
+            self._lines.add(span, self._state, state, padding)
+        self._step, self._state, self._frames = step, state, frames
+
+
+class _Lines:
+    """What rank 0 counts and writes."""
+
+    def __init__(self, path: Path, loader: Loader, *, step: int, with_ids: bool) -> None:
+        self._path, self._loader = path, loader
+        self._population = population(loader.source)
+        self._counter = UsageCounter(
+            self._population, loader.plan, dp_world_size=loader.dp_world_size, with_ids=with_ids
+        )
+        self._with_ids = with_ids
+        self._expected = {name: expected_shares(self._population, loader.plan, name) for name in self._population.names}
+        self._totals = {name: np.zeros(len(names), np.int64) for name, names in self._population.names.items()}
+        self._kept: bytes | None = self._keep(step) if step else to_line(self._head(step=0))
+
+    def add(self, span: dict[str, Any], start: LoaderState, end: LoaderState, padding: dict[str, Any]) -> None:
+        """Appends the line of what was used between two states."""
+        usage = self._counter.count(start, end)
+        line = {**span, "from": _place(start), "to": _place(end)}
+        line |= {"samples": usage.samples, "batches": usage.batches, "repeats": usage.repeats}
+        line |= {f"{name}s": self._column(name, counts) for name, counts in usage.counts.items()}
+        line |= {"shards": {str(i): int(usage.shards[i]) for i in np.flatnonzero(usage.shards)}, **padding}
+        if self._with_ids:
+            line["ids"] = pack_ids(usage.used)
+        self._write(to_line(line))
+
+    def _column(self, name: str, counts: Array) -> dict[str, dict[str, Any]]:
+        names, totals = self._population.names[name], self._totals[name]
+        totals += counts
+        if len(names) > _MAX_COMPARED:
+            return {names[i]: {"samples": int(counts[i])} for i in np.flatnonzero(counts)}
+        return {
+            value: {
+                "samples": int(counts[i]),
+                "total": int(totals[i]),
+                "share": _share(int(totals[i]), int(totals.sum())),
+                "expected": round(float(self._expected[name][i]), 6),
+            }
+            for i, value in enumerate(names)
+        }
+
+    def _head(self, *, step: int) -> dict[str, Any]:
+        source, people = self._loader.source, self._population
+        return {
+            "version": USAGE_VERSION,
+            "from_step": step,
+            "plan_key": self._loader.plan_key,
+            "seed": self._loader.seed,
+            "caches": [{"folder": str(cache.folder), "key": cache.key} for cache in _caches(source)],
+            "source_key": source.key,
+            "num_samples": people.num_samples,
+            "num_batches": self._loader.plan.num_batches,
+            "tail": self._loader.plan.tail,
+            **{
+                f"{name}s": {
+                    value: {"samples": int(size), "expected": round(float(share), 6)}
+                    for value, size, share in zip(values, people.sizes(name), self._expected[name], strict=True)
+                }
+                for name, values in people.names.items()
+            },
+            "shards": people.shard_sizes.tolist(),
+        }
+
+    def _keep(self, step: int) -> bytes:
+        """Returns the lines up to `step` where they lead to the loader's state, else a head alone."""
+        head = self._head(step=step)
+        try:
+            stored, lines = read_usage(self._path)
+        except (OSError, CacheError) as err:
+            logger.warning("the usage log begins at step %d: %s", step, err)
+            return to_line(head)
+        lines = [line for line in lines if line["step"] <= step]
+        same = all(stored.get(name) == head[name] for name in ("plan_key", "seed", "source_key", "num_samples"))
+        place = _place(self._loader.state)
+        if not (same and lines and lines[-1]["step"] == step and lines[-1].get("to") == place):
+            logger.warning("the usage log begins at step %d: %s does not lead there", step, self._path)
+            return to_line(head)
+        for name, totals in self._totals.items():
+            for line in lines:
+                found = line.get(f"{name}s", {})
+                totals += [found.get(value, {}).get("samples", 0) for value in self._population.names[name]]
+        return b"".join(map(to_line, [stored, *lines]))
+
+    def _write(self, line: bytes) -> None:
+        try:
+            if self._kept is not None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                write_bytes(self._path, self._kept + line)
+                self._kept = None
+                return
+            with open(self._path, "ab") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as err:
+            raise ForebayError(
+                f"cannot write the usage log {self._path}: {err.strerror}; make room or set train.usage_every = 0, "
+                "then go on with forebay train --resume"
+            ) from err
+
+
+def _caches(source: SampleSource) -> list[Cache]:
+    """Returns the caches whose samples are those of the source, one behind the other; none where some are not of a cache."""
+    parts = parts_of(source)
+    caches = [part for part in parts if isinstance(part, Cache)]
+    return caches if len(caches) == len(parts) else []
+
+
+def _frames(loader: Loader) -> tuple[int, int]:
+    """Returns the stored frames that this rank was handed out, and the frames that their batches had room for."""
+    report = loader.report()
+    return int(report["frames"]), int(report["frames"] + report["padded_frames"])
+
+
+def _place(state: LoaderState) -> dict[str, int]:
+    return {"epoch": state.epoch, "position": state.position}
+
+
+def _share(part: int, whole: int) -> float:
+    return round(part / whole, 6) if whole else 0.0

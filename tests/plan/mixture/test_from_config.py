@@ -1,0 +1,289 @@
+"""Several caches, or the languages of one, as a mixture: from the config to batches."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forebay.config import Config, load_config
+from forebay.errors import CacheCorruptError, CacheMismatchError, CacheNotFoundError, ConfigError, ResumeError
+from forebay.plan.mixture.plan import MixturePlan
+from forebay.plan.usage import expected_shares, population
+from forebay.store.cache import Cache, open_cache
+from forebay.store.source import SourceUnion, source_kind
+from forebay.train.loader import Loader
+from forebay.train.select import make_loader, select
+from tests.preprocess.corpus import Corpus, speech_corpus
+from tests.preprocess.here_pool import build_here
+from tests.store_factory import make_cache
+
+HEAD = 'name = "both"\n[source]\nkind = "tar"\nmanifest = "none.parquet"\n[audio]\nfeatures = "waveform"\n'
+
+
+PLAN = (
+    '[plan]\nbatch_size = 4\nlockstep = 1\nedges_s = [30.0]\n[run]\ncache_root = "caches"\n[train]\nnum_threads = 0\n'
+)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    return speech_corpus(tmp_path)
+
+
+def mixed(folder: Path, text: str, *overrides: str) -> Config:
+    path = folder / "mixture.toml"
+    path.write_text(HEAD + PLAN + text)
+    return load_config(path, overrides=overrides)
+
+
+def two_caches(root: Path, *, weights: tuple[float, float] | None = (3, 1), **changes: Any) -> str:
+    """Entries of two sealed caches of 12 and 9 samples."""
+    first = make_cache(root, features="waveform", num_samples=12, seed=1)
+    second = make_cache(root, **{"features": "waveform", "num_samples": 9, "seed": 2, **changes})
+    lines = [f"weight = {weight}\n" for weight in weights] if weights else ["", ""]
+    return "".join(f'[[train.mixture]]\ncache = "{c}"\n{line}' for c, line in zip((first, second), lines, strict=True))
+
+
+def owners(loader: Loader, epoch: int = 0) -> np.ndarray[Any, Any]:
+    assert isinstance(loader.source, SourceUnion)
+    order = loader.plan.order(loader.seed, epoch)
+    return loader.source.source_of[np.concatenate(order.batches(np.arange(len(order))))]
+
+
+def test_a_union_is_its_sources_one_behind_the_other(tmp_path: Path) -> None:
+    folders = [make_cache(tmp_path, num_samples=count, seed=count) for count in (5, 1, 7)]
+    caches = [open_cache(folder) for folder in folders]
+    union = SourceUnion(caches, [str(folder) for folder in folders])
+    assert len(union) == 13
+    assert union.source_of.tolist() == [0] * 5 + [1] + [2] * 7
+    wanted = [(cache, index) for cache in caches for index in range(len(cache))]
+    for index, (cache, inside) in enumerate(wanted):
+        sample, alone = union.read(index), cache.read(inside)
+        assert sample.keys() == alone.keys()
+        assert all(np.array_equal(sample[name], alone[name]) for name in alone)
+        assert union.sample_id(index) == cache.sample_id(inside)
+        assert {name: values[index] for name, values in union.lengths.items()} == {
+            name: values[inside] for name, values in cache.lengths.items()
+        }
+    names, codes = union.categories("language") or ([], np.zeros(0))
+    assert [names[code] for code in codes] == [cache.samples["language"][i].as_py() for cache, i in wanted]
+    assert union.categories("nothing") is None
+    assert len(np.unique(union.slots)) == 13
+    assert union.key != SourceUnion(caches[::-1], union.names[::-1]).key
+    with pytest.raises(IndexError, match=r"sample 13 of 13 samples in 3 sources"):
+        union.read(13)
+    again = pickle.loads(pickle.dumps(union))  # noqa: S301 - our own bytes
+    assert again.key == union.key
+    assert source_kind(union) == "cache"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"features": "log_mel"}, r"field input_features is absent in the former and float16 \[n, 80\] in the latter"),
+        ({"tokenizer": "1" * 64}, r"text.tokenizer is 0{16} in the former and 1{16} in the latter"),
+        ({"tokenizer": None}, r"field input_ids is int32 \[n\] in the former and absent in the latter"),
+        (
+            {"metadata": {"constants": {"features": "waveform", "sample_rate_hz": 8000, "prompt": "plain"}}},
+            r"sample_rate_hz is 16000 in the former and 8000 in the latter",
+        ),
+    ],
+)
+def test_caches_whose_samples_cannot_stand_in_one_batch(tmp_path: Path, changes: Any, message: str) -> None:
+    config = mixed(tmp_path, two_caches(tmp_path, **changes))
+    with pytest.raises(CacheMismatchError, match=rf"cannot mix .*prompts-train-.* and .*prompts-train-.*: {message}"):
+        make_loader(config)
+
+
+def test_a_damaged_sample_names_its_cache(tmp_path: Path) -> None:
+    folders = [make_cache(tmp_path, num_samples=3, seed=seed) for seed in (1, 2)]
+    union = SourceUnion([open_cache(folder) for folder in folders], ["one", "two"])
+    path = folders[1] / "media" / "00000.tdz"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(content)
+    with pytest.raises(CacheCorruptError, match=r"00000.tdz") as caught:
+        [union.read(index) for index in range(6)]
+    assert any(note.endswith("of two") for note in caught.value.__notes__)
+
+
+def test_weights_of_several_caches_hold_at_every_sample(tmp_path: Path) -> None:
+    loader = make_loader(mixed(tmp_path, two_caches(tmp_path)))
+    assert isinstance(loader.plan, MixturePlan)
+    assert loader.plan.shares.tolist() == [0.75, 0.25]
+    samples = np.concatenate([owners(loader, epoch) for epoch in range(40)])
+    running = np.cumsum(samples == 1)
+    assert np.abs(running - np.arange(1, len(samples) + 1) / 4).max() < 1
+    batches = list(loader)
+    assert len(batches) == len(loader) == 21 // 4
+    assert {len(batch["labels"]) for batch in batches} == {4}
+
+
+def test_left_out_weights_are_hours_to_the_temperature(tmp_path: Path) -> None:
+    text = two_caches(tmp_path, weights=None)
+    hours = [float(cache.lengths["num_samples"].sum()) for cache in map(open_cache, sorted(tmp_path.glob("prompts-*")))]
+    for temperature in (1.0, 0.3, 0.0):
+        plan = make_loader(mixed(tmp_path, text, f"train.mixture_temperature={temperature}")).plan
+        assert isinstance(plan, MixturePlan)
+        wanted = np.array(sorted(hours)) ** temperature
+        assert np.sort(plan.shares) == pytest.approx(wanted / wanted.sum(), abs=2e-5)
+
+
+def test_batches_of_one_source_each(tmp_path: Path) -> None:
+    text = two_caches(tmp_path)
+    loader = make_loader(mixed(tmp_path, text, 'train.mixture_batches="per_source"'))
+    rows = owners(loader).reshape(-1, 4)
+    assert (rows == rows[:, :1]).all()
+    assert len({*rows[:, 0].tolist()}) == 2
+
+
+def test_an_epoch_that_ends_with_a_source_repeats_nothing(tmp_path: Path) -> None:
+    text = two_caches(tmp_path, weights=(1, 1))
+    loader = make_loader(mixed(tmp_path, text, 'train.mixture_exhausted="end"'))
+    order = loader.plan.order(0, 0)
+    used = Counter(np.concatenate(order.batches(np.arange(len(order)))).tolist())
+    assert set(used.values()) == {1}
+    assert len(used) == 18 // 4 * 4
+
+
+def test_languages_of_one_cache_with_weights_changed_at_train_time(corpus: Corpus) -> None:
+    report = build_here(corpus.config())
+    files = sorted(path for path in Path(report.cache).rglob("*"))
+    column = 'train.mixture_column="language"'
+    cache = open_cache(report.cache)
+    language = np.array(cache.samples["language"].to_pylist())
+    for weights, share in (("{en = 1, fr = 1}", 0.5), ("{en = 3.0, fr = 1}", 0.75), ("{en = 1, fr = 0}", 1.0)):
+        loader = make_loader(corpus.config(column, f"train.mixture_weights={weights}", "plan.lockstep=1"))
+        assert isinstance(loader.source, Cache)
+        used = np.concatenate(
+            [b for e in range(20) for b in loader.plan.order(0, e).batches(range(loader.plan.num_batches))]
+        )
+        assert isinstance(loader.plan, MixturePlan)
+        assert abs((language[used] == "en").sum() - share * len(used)) < loader.plan.bound
+        people = population(loader.source)
+        assert expected_shares(people, loader.plan, "language").tolist() == pytest.approx([share, 1 - share])
+    assert sorted(path for path in Path(report.cache).rglob("*")) == files
+
+
+def test_uncached_sources_mix_as_their_caches_do(corpus: Corpus) -> None:
+    build_here(corpus.config())
+    column = ('train.mixture_column="language"', "plan.lockstep=1")
+    cached = make_loader(corpus.config(*column))
+    uncached = make_loader(corpus.config(*column, 'train.cache="off"'))
+    for one, two in zip(cached, uncached, strict=True):
+        assert all(np.array_equal(one[name], two[name]) for name in one)
+    entries = "".join(f'[[train.mixture]]\nconfig = "{corpus.folder / "config.toml"}"\n' for _ in range(2))
+    config = mixed(corpus.folder, entries)
+    assert select(config).kind == "cache"
+    assert select(load_config(config.path, overrides=['train.cache="off"'])).kind == "uncached"
+    assert len(select(config).source) == 2 * len(cached.source)
+
+
+def test_a_run_goes_on_with_another_world_size_and_no_other_weights(tmp_path: Path) -> None:
+    text = two_caches(tmp_path)
+    config = mixed(tmp_path, text)
+    whole = list(make_loader(config))
+    ranks = [make_loader(config, dp_rank=rank, dp_world_size=2) for rank in range(2)]
+    running = [iter(loader) for loader in ranks]
+    seen = [next(batches) for _ in range(2) for batches in running]
+    states = [loader.state_dict() for loader in ranks]
+    for batches in running:
+        batches.close()  # type: ignore[attr-defined]
+    assert states[0] == states[1]
+    alone = make_loader(config)
+    alone.load_state_dict(states[0])
+    seen += list(alone)
+    assert len(seen) == len(whole)
+    for one, two in zip(seen, whole, strict=True):
+        assert all(np.array_equal(one[name], two[name]) for name in two)
+    other = make_loader(mixed(tmp_path, text.replace("weight = 3", "weight = 2")))
+    with pytest.raises(ResumeError, match=r"plan_key is [0-9a-f]{16}, the plan here has [0-9a-f]{16}"):
+        other.load_state_dict(states[0])
+    twice = make_loader(mixed(tmp_path, text.replace("weight = 3", "weight = 6").replace("weight = 1", "weight = 2")))
+    twice.load_state_dict(states[0])
+
+
+def test_weight_zero_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_loader(mixed(tmp_path, two_caches(tmp_path, weights=(1, 0))))
+    [record] = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert record.getMessage().endswith("has weight 0 of 65536: none of its 9 samples will be seen")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ['train.mixture_column="speaker"'],
+            r'train.mixture_column is "speaker", and cache .* has no such text column',
+        ),
+        (
+            ['train.mixture_column="language"', "train.mixture_weights={eng = 1.0, fr = 1.0}"],
+            r'train.mixture_weights.eng: no sample has language "eng"; did you mean "en"\?',
+        ),
+        (
+            ['train.mixture_column="language"', "train.mixture_weights={en = 1.0}"],
+            r"train.mixture_weights has no weight for language fr; give one, 0 to leave it out",
+        ),
+        (
+            ['train.mixture_column="language"', 'plan.kind="window"', "plan.edges_s=[3, 5, 7, 10, 15, 20, 30]"],
+            r"a mixture needs a plan of buckets over all shards",
+        ),
+        (['train.mixture_column="language"', 'plan.locality="shards:2"'], r"a mixture needs a plan of buckets"),
+    ],
+)
+def test_a_column_that_cannot_be_mixed(corpus: Corpus, overrides: list[str], message: str) -> None:
+    build_here(corpus.config())
+    with pytest.raises(ConfigError, match=message):
+        make_loader(corpus.config(*overrides))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[train.mixture]]\nweight = 1\n", r"train.mixture.0: give exactly one of cache and config"),
+        ('[[train.mixture]]\ncache = "a"\nconfig = "b"\n', r"train.mixture.0: give exactly one of cache and config"),
+        (
+            '[[train.mixture]]\ncache = "a"\nweights = 1\n',
+            r"train.mixture.0.weights: unknown field; did you mean .*weight",
+        ),
+        ('[[train.mixture]]\ncache = "a"\nweight = -1\n', r"weight is -1.0, wanted 0 or more"),
+        (
+            '[[train.mixture]]\ncache = "a"\nweight = 1\n[[train.mixture]]\ncache = "b"\n',
+            r"mixture has 1 weights for 2 caches; give all of them, or none",
+        ),
+        ('mixture_column = "language"\n[[train.mixture]]\ncache = "a"\n', r"give one of mixture and mixture_column"),
+        (
+            'cache_dir = "c"\n[[train.mixture]]\ncache = "a"\n',
+            r"cache_dir names one cache; with mixture give each its own",
+        ),
+        ("mixture_weights = {en = 1.0}\n", r'mixture_weights needs mixture_column, for example "language"'),
+        (
+            'mixture_column = "language"\nmixture_weights = {en = -1.0}\n',
+            r"mixture_weights.en is -1.0, wanted 0 or more",
+        ),
+        (
+            'mixture_column = "language"\nmixture_temperature = 0.5\nmixture_weights = {en = 1.0}\n',
+            r"give one of weights and mixture_temperature",
+        ),
+        ("mixture_temperature = -0.5\n", r"mixture_temperature is -0.5, wanted 0 or more"),
+    ],
+)
+def test_settings_that_contradict_each_other(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        mixed(tmp_path, text)
+
+
+def test_paths_of_a_mixture_are_relative_to_the_file(tmp_path: Path) -> None:
+    config = mixed(tmp_path, '[[train.mixture]]\ncache = "../x/./c"\n[[train.mixture]]\nconfig = "/abs/d.toml"\n')
+    assert [(entry.cache, entry.config) for entry in config.train.mixture] == [
+        (str(tmp_path.parent / "x" / "c"), None),
+        (None, "/abs/d.toml"),
+    ]
+    with pytest.raises(CacheNotFoundError, match=r"x/c"):
+        make_loader(config)

@@ -1,0 +1,75 @@
+"""The meter: losses read late are still those of their steps, and the first that is not finite is named."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.errors import ForebayError
+from forebay.train.loop.meter import Meter, StepLog
+from forebay.train.loop.micro_batches import Group
+
+
+def meter(*, first_step: int = 1, has_scaler: bool = False) -> Meter:
+    return Meter(first_step=first_step, sum_on_device=lambda tensor: 2 * tensor, has_scaler=has_scaler)
+
+
+def add(to: Meter, loss: float, *, grad_norm: float = 1.0, num_samples: int = 3) -> None:
+    group = Group(batches=[], num_targets=1, num_samples=num_samples, wait_s=0.0)
+    to.add(loss=torch.tensor(loss), grad_norm=torch.tensor(grad_norm), group=group)
+
+
+@given(losses=st.lists(st.floats(0, 100, width=32), min_size=2, max_size=12), cut=st.integers(1, 11))
+def test_lines_hold_the_mean_over_their_steps_and_ranks(losses: list[float], cut: int) -> None:
+    cut = min(cut, len(losses) - 1)
+    counted, lines = meter(first_step=5), []
+    for index, loss in enumerate(losses):
+        add(counted, loss)
+        if index == cut // 2:
+            counted.settle()  # a checkpoint between two lines
+        if index + 1 in (cut, len(losses)):
+            lines.append(counted.line(learning_rate=0.1, padding=0.5))
+    assert [line.step for line in lines] == [4 + cut, 4 + len(losses)]
+    for line, part in zip(lines, (losses[:cut], losses[cut:]), strict=True):
+        assert line.loss == pytest.approx(2 * math.fsum(part) / len(part), rel=1e-6)
+        assert line.samples_per_s > 0
+        assert line.data_wait_share == 0
+    assert counted.num_samples == 3 * len(losses)
+    assert counted.losses == pytest.approx((2 * losses[0], 2 * losses[-1]))
+
+
+@given(bad=st.sampled_from([math.nan, math.inf, -math.inf]), at=st.integers(0, 5), first_step=st.integers(1, 1000))
+def test_first_loss_that_is_not_finite_is_named(bad: float, at: int, first_step: int) -> None:
+    counted = meter(first_step=first_step)
+    for index in range(6):
+        add(counted, bad if index >= at else 1.0)
+    with pytest.raises(ForebayError, match=rf"the loss of step {first_step + at} is -?(nan|inf)"):
+        counted.settle()
+
+
+def test_gradient_norm_may_overflow_under_fp16_only() -> None:
+    scaled = meter(has_scaler=True)
+    add(scaled, 1.0, grad_norm=math.inf)
+    assert scaled.losses == (2.0, 2.0)
+    plain = meter()
+    add(plain, 1.0, grad_norm=math.inf)
+    with pytest.raises(ForebayError, match="the gradient norm of step 1 is inf"):
+        plain.settle()
+
+
+def test_log_line_reads_well() -> None:
+    line = StepLog(step=10, loss=3.14159, learning_rate=1e-4, samples_per_s=45.26, data_wait_share=0.021, padding=0.083)
+    assert str(line) == "step 10: loss 3.1416, lr 1.00e-04, 45.3 samples/s, data wait 2.1 %, padding 8.3 %"
+
+
+def test_losses_of_a_resumed_run_begin_where_it_began() -> None:
+    resumed = Meter(first_step=4, losses=(9.0, 5.0), sum_on_device=lambda tensor: tensor, has_scaler=False)
+    assert resumed.losses == (9.0, 5.0)
+    add(resumed, 3.0)
+    assert resumed.losses == (9.0, 3.0)
+    with pytest.raises(ValueError, match="no step has been counted"):
+        _ = meter().losses
