@@ -310,7 +310,7 @@ def _bucket_manifests(options: argparse.Namespace) -> int:
     if Path(options.config).is_dir():
         raise ConfigError(f"--bucket-manifests needs a config with a [plan] section, {options.config} is a folder")
     config, seed = _load(options), 42 if options.seed is None else options.seed
-    if config.vision is not None:
+    if config.modality == "vision":
         raise ConfigError(f"--bucket-manifests: buckets are ranges of seconds, and {options.config} is of images")
     cache = open_cache(require(config, find_cache(config)).folder)
     plan = plan_of(config, cache).plan

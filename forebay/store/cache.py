@@ -22,6 +22,7 @@ from forebay.store.layout import FORMAT_VERSION, ROW_BITS, ROW_MASK, Array, Fiel
 from forebay.store.metadata import check_file, checked_fields, groups_of, load_array, read_metadata
 from forebay.store.shard import OUT_OF_HANDLES, Shard, ShardEntry, TensorColumns, row_of, shard_fields
 from forebay.store.shard_table import entry_of, shard_name, table_dtype
+from forebay.store.source import SampleSource
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,7 +57,7 @@ def open_cache(path: str | os.PathLike[str], *, verify: Verify = "touch", max_op
             return Cache(Path(path).absolute(), verify=verify, max_open_shards=max_open_shards)
 
 
-class Cache:
+class Cache(SampleSource):
     """Samples of a sealed cache, by index. Threads may share it; a forked child may go on using it; a pickle opens it anew.
 
     fields: specification by field name. groups: of fields, without "media" where the samples are texts alone. lengths: int32 [num_samples] by name: `num_samples` (audio samples), `num_frames`
@@ -107,11 +108,17 @@ class Cache:
         return _reopen, (self.folder, self.key, self._length, self._verify, self._max_open_shards)
 
     @cached_property
-    def lengths(self) -> Mapping[str, Array]:
+    def lengths(self) -> Mapping[str, Array]:  # type: ignore[override]  # mypy takes it for read-only
         """int32 [num_samples] by name; checked against their checksum when first asked for."""
         names = self.metadata["length_names"]
         table = self._load("lengths.npy", np.dtype("<i4"), (len(names), self._length), verify=True)
         return {name: table[i] for i, name in enumerate(names)}
+
+    @property
+    def tokenizer(self) -> str | None:
+        """Digest of the tokenizer that made the texts, None without one."""
+        found = (self.metadata["recipe"].get("text") or {}).get("tokenizer")
+        return found if isinstance(found, str) else None
 
     def read(self, index: int) -> dict[str, Any]:
         """Returns the tensor fields of one sample as read-only views [n, *shape] of the mapping.
