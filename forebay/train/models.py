@@ -154,7 +154,7 @@ def _kernels(document: Any) -> Iterator[str]:
 
 def check_config(facts: ModelFacts, config: Config) -> None:
     """Returns when the model takes what the config makes, else raises ConfigError with both values; reads no data."""
-    if (facts.vision is None) != (config.vision is None):
+    if (facts.vision is None) != (config.modality == "speech"):
         takes, has = ("audio", "a") if facts.vision is None else ("packs of images and text", "no")
         raise ConfigError(
             f"train.model: {facts.folder} is a {facts.model_type} model and takes {takes}, but {config.path} has {has} "

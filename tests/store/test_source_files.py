@@ -53,6 +53,11 @@ def test_a_folder_stands_for_its_files_of_the_kind(tmp_path: Path, kind: str) ->
     assert listed(kind, tmp_path) == [(name, 0) for name in names]
 
 
+def test_a_folder_stands_for_all_files_of_a_kind_that_is_not_known_here(tmp_path: Path) -> None:
+    files_in(tmp_path, "a.tsv", "b.tsv", "deeper/c.tsv")
+    assert listed("toy", tmp_path) == [("a.tsv", 0), ("b.tsv", 0)]
+
+
 @pytest.mark.parametrize("kind", list(FOLDERS))
 def test_a_file_stands_for_itself(tmp_path: Path, kind: str) -> None:
     files_in(tmp_path, "any.name")

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.config import SourceConfig
-from forebay.preprocess.sources.naming import path_stem
+from forebay.preprocess.sources.naming import path_stem, shown_name
 from forebay.preprocess.sources.rows import ROW_SCHEMA, WHOLE_FILE, Kind, Manifest, joined, rejections, storable
 from forebay.store.layout import Array
 
@@ -158,7 +158,7 @@ def _renamed(manifest: Manifest, ids: pa.Array, seen: Array) -> pa.Array:
     later, earlier = rows.take(pa.array(chosen)), rows.take(pa.array(seen[chosen]))
     same_clip = _all_equal(later, earlier, ("file", "member", "offset"))
     same_group = _all_equal(later, earlier, ("group",))
-    stems = pa.array([_stem(file.name) for file in manifest.files], pa.large_string())
+    stems = pa.array([_stem(shown_name(file)) for file in manifest.files], pa.large_string())
     names = pa.array([storable(file.name) for file in manifest.files], pa.large_string())
     group, file = later["group"].combine_chunks(), later["file"].combine_chunks()
     in_full = pc.case_when(

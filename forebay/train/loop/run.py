@@ -153,7 +153,7 @@ def train(
 
 def _as_stored(config: Config) -> Config:
     """Returns a config whose packs have uint8 patches: these cross to the device as they are, and the learner expands them there."""
-    if config.vision is None:
+    if config.modality == "speech":
         return config
     return dataclasses.replace(config, train=dataclasses.replace(config.train, pixels="uint8"))
 

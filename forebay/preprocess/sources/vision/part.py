@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from forebay.config.data import SourceConfig
 from forebay.errors import SampleError
 from forebay.preprocess.sources.eligible import apply_filters, unique_ids
-from forebay.preprocess.sources.naming import path_stem, usable_name
+from forebay.preprocess.sources.naming import path_stem, shown_name, usable_name
 from forebay.preprocess.sources.rows import (
     REJECTED_SCHEMA,
     WHOLE_FILE,
@@ -200,7 +200,7 @@ def flattened(lists: Any) -> tuple[Array, Array]:
 
 def candidate_rows(rows: pa.Table, manifests: Sequence[SourceFile], source: SourceConfig) -> Manifest:
     """Returns the rows that are conversations, with the columns that ids and filters look at, and `images`."""
-    stems = pa.array([path_stem(file.path.name) for file in manifests], pa.large_string())
+    stems = pa.array([path_stem(shown_name(file).rpartition("/")[2]) for file in manifests], pa.large_string())
     derived = joined(stems.take(rows["group"].combine_chunks()), "/", rows["offset"])
     rows = rows.set_column(
         rows.schema.get_field_index("sample_id"), "sample_id", pc.coalesce(rows["sample_id"], derived)
