@@ -138,7 +138,8 @@ def _of_mesh(mesh: Any) -> Ranks:
     if unknown or not taken:
         what = f"a dimension {unknown[0]!r} that says nothing here" if unknown else "no dimension of data parallelism"
         raise ConfigError(
-            f"device_mesh has {what} (its names are {', '.join(names)}, known are {', '.join(sorted(DATA_DIMENSIONS))}); "
+            f"device_mesh has {what} (its names are {', '.join(names)}; "
+            f"known are {', '.join(sorted(DATA_DIMENSIONS))}); "
             'give the part of it that reads other data, as in mesh["dp"], or dp_rank and dp_world_size'
         )
     rank, size = 0, 1
