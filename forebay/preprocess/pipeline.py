@@ -100,8 +100,8 @@ def build(config: Config, options: Options | None = None) -> BuildReport:
         for folder in _WRITTEN_FOLDERS:
             sweep(config.cache_root / folder)
     memo = Memo(config.cache_root)
-    # `train.cache_dir` names what training reads; a build makes the cache of the config.
-    config = replace(config, train=replace(config.train, cache_dir=None))
+    # `loader.cache_dir` names what training reads; a build makes the cache of the config.
+    config = replace(config, loader=replace(config.loader, cache_dir=None))
     lookup = find_cache(config, memo=memo)
     standing = lookup.found
     if standing is not None and standing.metadata.get("codec") != codec_of(config):
@@ -267,7 +267,7 @@ class _Build:
             files=files,
             line=self.line,
             max_open_tars=self.config.run.max_open_tars,
-            media_column=source.audio_column if self.config.vision is None else source.image_column,
+            media_column=source.columns.audio if self.config.vision is None else source.columns.image,
         )
 
     def _death(self, err: WorkerDied) -> str:

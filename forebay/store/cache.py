@@ -49,7 +49,7 @@ def open_cache(path: str | os.PathLike[str], *, verify: Verify = "touch", max_op
     """
     if not 1 <= max_open_shards <= _MAX_OPEN_SHARDS:
         raise ConfigError(
-            f"max_open_shards is {max_open_shards}, wanted 1 to {_MAX_OPEN_SHARDS}; set train.max_open_shards"
+            f"max_open_shards is {max_open_shards}, wanted 1 to {_MAX_OPEN_SHARDS}; set loader.max_open_shards"
         )
     while True:
         with contextlib.suppress(CacheReplacedError):  # while it was being opened

@@ -103,7 +103,7 @@ class Loader:
         ]
         self._is_cropped = crop_s is not None
         if pin_memory and not torch.cuda.is_available():
-            raise ConfigError("pin_memory is true but torch sees no CUDA device; leave train.pin_memory out")
+            raise ConfigError("pin_memory is true but torch sees no CUDA device; leave loader.pin_memory out")
         pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
         # Filled ahead, being filled, in the user's hands (one, and the one before it).
         self._ring = BufferRing(max_free=prefetch + num_threads + 2, pin_memory=pinned)

@@ -373,7 +373,7 @@ def test_another_tokenisation_decodes_nothing(tmp_path: Path) -> None:
 
 def test_a_named_cache_is_for_training_and_does_not_steer_a_build(corpus: Corpus) -> None:
     first = make(corpus.config())
-    report = make(corpus.config(f'train.cache_dir="{first.cache}"', "audio.sample_rate_hz=8000"))
+    report = make(corpus.config(f'loader.cache_dir="{first.cache}"', "audio.sample_rate_hz=8000"))
     assert report.cache != first.cache
 
 

@@ -188,7 +188,7 @@ def test_too_many_open_files_is_no_corruption(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-        with pytest.raises(CacheError, match=r"Too many open files; lower train\.max_open_shards") as caught:
+        with pytest.raises(CacheError, match=r"Too many open files; lower loader\.max_open_shards") as caught:
             Shard(path, entry, STORED_FIELDS)
     assert type(caught.value) is CacheError
 

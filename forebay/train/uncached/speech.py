@@ -58,7 +58,7 @@ class UncachedSource:
             manifest.files,
             max_open=config.run.max_open_tars,
             max_bytes=config.source.max_sample_bytes,
-            audio_column=config.source.audio_column,
+            audio_column=config.source.columns.audio,
             as_listed=True,
         )
         tokens, self._rows = self._tokenise(manifest.rows)
