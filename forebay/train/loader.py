@@ -65,7 +65,7 @@ class Loader:
         """Starts nothing yet: threads live from `iter` to the end of the iterator.
 
         dp_rank, dp_world_size: left out, those of `resolve_ranks`. Every rank does as many steps; see
-        `forebay.plan.ranks` for the epoch's end.
+        `forebay.plan.cursor` for the epoch's end.
         dtype: of floating-point fields. num_threads: that fill batches; 0: in the caller's thread, when asked.
         prefetch: batches filled ahead. pin_memory: None: where CUDA is present. as_tensordict: batches as TensorDicts.
         epochs: iterations from this epoch on are empty; None: no end.
