@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from forebay.config.train import TrainConfig
+from forebay.config.tree import Config
 from forebay.errors import ConfigError, ResumeError
 from forebay.train.collate.expand import pixel_dtype, to_model_inputs
 from forebay.train.collate.patch_batch import fields_of
@@ -31,10 +31,11 @@ class Learner:
     """The model and its optimizer, as accelerate prepared them, and what one step does to them."""
 
     def __init__(
-        self, settings: TrainConfig, *, facts: ModelFacts, accelerator: Any, constants: Mapping[str, Any] | None = None
+        self, config: Config, *, facts: ModelFacts, accelerator: Any, constants: Mapping[str, Any] | None = None
     ) -> None:
         """Starts nothing yet. constants: those of the source, by which uint8 patches are expanded."""
-        self.settings = settings
+        self.settings = config.train
+        self._loader = config.loader
         self._constants = constants or {}
         self.facts = facts
         self.accelerator = accelerator
@@ -47,7 +48,7 @@ class Learner:
         model = (
             _checkpoint_model(self.facts, checkpoint)
             if checkpoint
-            else load_model(self.facts.folder, seed=self.settings.seed, init=self.settings.init)
+            else load_model(self.facts.folder, seed=self._loader.seed, init=self.settings.init)
         )
         self._model, self._optimizer = self.accelerator.prepare(model, adamw(model, self.settings))
         if state is None or checkpoint is None:
@@ -75,7 +76,6 @@ class Learner:
 
     def _arithmetic(self) -> dict[str, Any]:
         names = (
-            "seed",
             "max_steps",
             "learning_rate",
             "warmup_steps",
@@ -84,7 +84,8 @@ class Learner:
             "grad_acc",
             "mixed_precision",
         )
-        return {**{name: getattr(self.settings, name) for name in names}, "num_ranks": self.accelerator.num_processes}
+        settings = {"seed": self._loader.seed, **{name: getattr(self.settings, name) for name in names}}
+        return {**settings, "num_ranks": self.accelerator.num_processes}
 
     def groups(self, loader: BatchLoader) -> Generator[Group, None, None]:
         """Returns the groups of micro-batches, one a step, of the size of the plan's calibration or `train.grad_acc`.
@@ -118,7 +119,7 @@ class Learner:
 
         Only the last micro-batch of the group synchronises gradients. DDP takes the mean over ranks, hence the factor.
         """
-        seed_step(self.settings.seed, step=step, rank=self.accelerator.process_index)
+        seed_step(self._loader.seed, step=step, rank=self.accelerator.process_index)
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = self.settings.learning_rate * lr_factor(step, self.settings)
         total = torch.zeros((), device=self.accelerator.device)
@@ -135,7 +136,7 @@ class Learner:
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         check_batch(self.facts, fields_of(batch))
-        device, dtype = self.accelerator.device, pixel_dtype(self.settings.pixels)
+        device, dtype = self.accelerator.device, pixel_dtype(self._loader.pixels)
         inputs = to_model_inputs(batch, self._constants, device=device, dtype=dtype)
         labels = inputs.pop("labels")
         logits = self._model(**inputs).logits

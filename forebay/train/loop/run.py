@@ -119,7 +119,7 @@ def train(
     """
     settings, folder = config.train, run_folder(config)
     learner = Learner(
-        settings,
+        config,
         facts=_check_settings(config),
         accelerator=_accelerator(settings, has_text_alone=_has_text_alone(loader)),
         constants=constants,
@@ -170,7 +170,7 @@ def _report(
 
 def _as_stored(config: Config) -> Config:
     """Returns a config whose packs keep their uint8 patches: the learner expands the patches on the device."""
-    return dataclasses.replace(config, train=dataclasses.replace(config.train, pixels="uint8"))
+    return dataclasses.replace(config, loader=dataclasses.replace(config.loader, pixels="uint8"))
 
 
 def _usage_log(config: Config, loader: BatchLoader, *, step: int, num_ranks: int) -> UsageLog | None:

@@ -86,7 +86,7 @@ def check_constants(facts: ModelFacts, constants: Mapping[str, Any]) -> None:
         if not facts.takes_text_alone:
             raise CacheMismatchError(
                 f"features: the {facts.model_type} model in {facts.folder} takes no text without audio, and the cache "
-                'has "none"; leave that cache out of train.mixture, or name a model that is trained on text alone, too'
+                'has "none"; leave that cache out of mixture.source, or name a model that is trained on text alone, too'
             )
         return
     for name, wanted in facts.constants.items():

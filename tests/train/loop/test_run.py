@@ -64,7 +64,7 @@ def losses_of(config: Any, batches: list[dict[str, torch.Tensor]], **kwargs: Any
 def plain_losses(config: Any, groups: list[list[dict[str, torch.Tensor]]]) -> list[float]:
     """The oracle: one large loss a group, plain torch, no accelerate."""
     settings = config.train
-    model = load_model(Path(settings.model), seed=settings.seed, init=settings.init)
+    model = load_model(Path(settings.model), seed=config.loader.seed, init=settings.init)
     optimizer = adamw(model, settings)
     losses = []
     for step, group in enumerate(groups, start=1):
