@@ -30,6 +30,7 @@ from forebay.train.loop.meter import StepLog
 from forebay.train.loop.micro_batches import BatchLoader, host_sum
 from forebay.train.loop.usage_log import UsageLog
 from forebay.train.models import ModelFacts, check_config, check_constants, check_weights, model_facts
+from forebay.visible import from_here
 
 if TYPE_CHECKING:
     from forebay.config.train import TrainConfig
@@ -60,6 +61,14 @@ class TrainReport:
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""
         return dataclasses.asdict(self)
+
+    def lines(self) -> list[str]:
+        """Returns what `forebay train` prints."""
+        return [
+            f"{self.steps} steps, loss {self.loss_first:.3f} -> {self.loss_last:.3f}, {self.samples_per_s:.1f} samples/s, "
+            f"{100 * self.data_wait_share:.1f} % waiting for data, {100 * self.padding:.1f} % padding, read from {self.source}; "
+            f"checkpoint {from_here(self.checkpoint or 'none')}"
+        ]
 
 
 def run(
