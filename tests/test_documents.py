@@ -89,6 +89,9 @@ def test_every_page_is_named_by_the_readme() -> None:
     text = (ROOT / "README.md").read_text()
     pages = [p.name for p in (ROOT / "docs").glob("*.md")] + ["benchmarks/README.md", "decisions/"]
     assert [page for page in pages if f"`docs/{page}`" not in text] == []
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    assert len(links) > len(pages)
+    assert [link for link in links if not (ROOT / link).exists()] == []
     figures = (ROOT / "docs/benchmarks/README.md").read_text()
     dated = [p.name for p in (ROOT / "docs/benchmarks").glob("*_*.md")]
     assert [page for page in dated if f"`docs/benchmarks/{page}`" not in figures] == []
