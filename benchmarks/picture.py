@@ -1,9 +1,7 @@
-"""Draws `docs/images/gains.svg`, the picture of the README, from the tables of the result pages.
+"""Draws `docs/images/gains.svg`, the picture of the README, from the tables of the result pages (`make images`).
 
-python -m benchmarks.picture
-
-The script holds no figure of its own. A panel names its page, its table, its column and its rows, with the rows in which
-another program is faster than forebay.
+The script holds no figure of its own. A panel names its page, its table, its column and its rows. Rows in which another
+program is faster than forebay are among them.
 """
 
 from __future__ import annotations
@@ -114,8 +112,8 @@ def picture() -> str:
     heights = [max(len(panel.rows) for panel in PANELS[row : row + 2]) * _ROW_HEIGHT + 50 for row in (0, 2)]
     size = (2 * _PANEL_WIDTH, sum(heights))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]}" height="{size[1]}" viewBox="0 0 {size[0]} {size[1]}"'
-        ' font-family="Helvetica, Arial, sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]}" height="{size[1]}"'
+        f' viewBox="0 0 {size[0]} {size[1]}" font-family="Helvetica, Arial, sans-serif" font-size="12">',
         "<!-- Made by `make images` from docs/benchmarks/. Do not edit. -->",
         f'<rect width="{size[0]}" height="{size[1]}" fill="white"/>',
     ]
