@@ -140,7 +140,7 @@ def encode_flac(waveform: np.ndarray) -> bytes:
 
 
 def write_shard(path: Path, clips: list[Clip]) -> None:
-    """Writes `{id}.flac` and `{id}.json` of every clip. Owner, mode and time are fixed: the same clips, the same bytes."""
+    """Writes `{id}.flac` and `{id}.json` of every clip. Owner, mode and time are fixed: same clips, same bytes."""
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         for clip in clips:
             described = {
