@@ -28,7 +28,7 @@ def main(config_path: str, overrides: list[str]) -> list[float]:
     loader = forebay.train.make_loader(
         config, dp_rank=accelerator.process_index, dp_world_size=accelerator.num_processes, device=accelerator.device
     )
-    model = load_model(Path(str(config.train.model)), seed=config.train.seed, init=config.train.init)
+    model = load_model(Path(str(config.train.model)), seed=config.loader.seed, init=config.train.init)
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=config.train.learning_rate))
 
     losses: list[float] = []

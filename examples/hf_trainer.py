@@ -39,7 +39,7 @@ def main(config_path: str, overrides: list[str], *, resume: bool = False) -> lis
     )
     place = {"dp_rank": arguments.process_index, "dp_world_size": arguments.world_size}
     trainer = ForebayTrainer(
-        model=load_model(Path(str(config.train.model)), seed=config.train.seed, init=config.train.init),
+        model=load_model(Path(str(config.train.model)), seed=config.loader.seed, init=config.train.init),
         args=arguments,
         train_dataset=forebay.train.make_loader(config, **place),
     )

@@ -26,7 +26,7 @@ class ConfigModel(lightning.LightningModule):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.model = load_model(Path(str(config.train.model)), seed=config.train.seed, init=config.train.init)
+        self.model = load_model(Path(str(config.train.model)), seed=config.loader.seed, init=config.train.init)
         self.learning_rate = config.train.learning_rate
         self.losses: list[float] = []
 

@@ -26,7 +26,7 @@ def make_dataloader(config: Config, *, num_workers: int) -> Any:
     """Returns a StatefulDataLoader over this rank's batches."""
     source = select(config).source
     planned = plan_of(config, source)
-    sampler = PlanSampler(planned.plan, seed=config.train.seed, plan_key=planned.key)
+    sampler = PlanSampler(planned.plan, seed=config.loader.seed, plan_key=planned.key)
     return StatefulDataLoader(
         SampleDataset(source), batch_sampler=sampler, collate_fn=Collator(source), num_workers=num_workers
     )

@@ -192,7 +192,7 @@ def check_constants(facts: ModelFacts, constants: Mapping[str, Any]) -> None:
         if facts.labels_are_shifted:
             raise CacheMismatchError(
                 f"features: the {facts.model_type} model in {facts.folder} takes no text without audio, and the cache has "
-                f'"none"; leave that cache out of train.mixture, or name a qwen3_asr model'
+                f'"none"; leave that cache out of mixture.source, or name a qwen3_asr model'
             )
         return
     wanted: dict[str, Any] = {

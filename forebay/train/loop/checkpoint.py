@@ -51,7 +51,7 @@ class TrainState:
     loader: dict[str, Any]
     """`loader.state_dict()`: where the next batch is."""
     settings: dict[str, Any]
-    """The settings of [train] that change the arithmetic, and the world size, to tell what differs on resume."""
+    """The settings that change the arithmetic, and the world size, to tell what differs on resume."""
     scaler: dict[str, Any] | None = None
     """Loss scale of fp16."""
     files: dict[str, str] = field(default_factory=dict)

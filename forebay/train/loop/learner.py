@@ -25,6 +25,7 @@ from forebay.train.models import ModelFacts, check_batch, count_targets, load_mo
 
 if TYPE_CHECKING:
     from forebay.config.train import TrainConfig
+    from forebay.config.tree import Config
 
 _logger = logging.getLogger(__name__)
 
@@ -33,10 +34,11 @@ class Learner:
     """The model and its optimizer, as accelerate prepared them, and what one step does to them."""
 
     def __init__(
-        self, settings: TrainConfig, *, facts: ModelFacts, accelerator: Any, constants: Mapping[str, Any] | None = None
+        self, config: Config, *, facts: ModelFacts, accelerator: Any, constants: Mapping[str, Any] | None = None
     ) -> None:
         """Starts nothing yet. constants: of the source, which uint8 patches are expanded by; other batches need none."""
-        self.settings = settings
+        self.settings = config.train
+        self._loader = config.loader
         self._constants = constants or {}
         self.facts = facts
         self.accelerator = accelerator
@@ -49,7 +51,7 @@ class Learner:
         model = (
             _checkpoint_model(self.facts, checkpoint)
             if checkpoint
-            else load_model(self.facts.folder, seed=self.settings.seed, init=self.settings.init)
+            else load_model(self.facts.folder, seed=self._loader.seed, init=self.settings.init)
         )
         self._model, self._optimizer = self.accelerator.prepare(model, adamw(model, self.settings))
         if state is None or checkpoint is None:
@@ -77,7 +79,6 @@ class Learner:
 
     def _arithmetic(self) -> dict[str, Any]:
         names = (
-            "seed",
             "max_steps",
             "learning_rate",
             "warmup_steps",
@@ -86,7 +87,8 @@ class Learner:
             "grad_acc",
             "mixed_precision",
         )
-        return {**{name: getattr(self.settings, name) for name in names}, "num_ranks": self.accelerator.num_processes}
+        settings = {"seed": self._loader.seed, **{name: getattr(self.settings, name) for name in names}}
+        return {**settings, "num_ranks": self.accelerator.num_processes}
 
     def groups(self, loader: BatchLoader) -> Generator[Group, None, None]:
         """Returns the groups of micro-batches, one a step: as many as the plan's calibration says, else `train.grad_acc`.
@@ -120,7 +122,7 @@ class Learner:
 
         Only the last micro-batch of the group synchronises gradients. DDP takes the mean over ranks, hence the factor.
         """
-        _seed_step(self.settings.seed, step=step, rank=self.accelerator.process_index)
+        _seed_step(self._loader.seed, step=step, rank=self.accelerator.process_index)
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = self.settings.learning_rate * lr_factor(step, self.settings)
         total = torch.zeros((), device=self.accelerator.device)
@@ -137,7 +139,7 @@ class Learner:
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         check_batch(self.facts, fields_of(batch))
-        device, dtype = self.accelerator.device, pixel_dtype(self.settings.pixels)
+        device, dtype = self.accelerator.device, pixel_dtype(self._loader.pixels)
         inputs = to_model_inputs(batch, self._constants, device=device, dtype=dtype)
         labels = inputs.pop("labels")
         logits = self._model(**inputs).logits

@@ -117,7 +117,7 @@ def train(
     """
     settings, facts = config.train, _check_settings(config)
     accelerator = _accelerator(settings, has_text_alone=_has_text_alone(loader))
-    learner = Learner(settings, facts=facts, accelerator=accelerator, constants=constants)
+    learner = Learner(config, facts=facts, accelerator=accelerator, constants=constants)
     checkpoint = _resume_from(resume, run_folder(config))
     state = learner.start(checkpoint, loader=loader)
     meter = learner.meter(state)
@@ -155,7 +155,7 @@ def _as_stored(config: Config) -> Config:
     """Returns a config whose packs have uint8 patches: these cross to the device as they are, and the learner expands them there."""
     if config.vision is None:
         return config
-    return dataclasses.replace(config, train=dataclasses.replace(config.train, pixels="uint8"))
+    return dataclasses.replace(config, loader=dataclasses.replace(config.loader, pixels="uint8"))
 
 
 def _usage_log(config: Config, loader: BatchLoader, *, step: int, num_ranks: int) -> UsageLog | None:

@@ -17,7 +17,6 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
 
-import forebay.train
 from forebay.config import TrainConfig
 from forebay.errors import CacheMismatchError, ConfigError, ForebayError, MissingExtraError, PlanError, ResumeError
 from forebay.train.loop.checkpoint import find_checkpoint, run_folder
@@ -64,7 +63,7 @@ def losses_of(config: Any, batches: list[dict[str, torch.Tensor]], **kwargs: Any
 def plain_losses(config: Any, groups: list[list[dict[str, torch.Tensor]]]) -> list[float]:
     """The oracle: one large loss a group, plain torch, no accelerate."""
     settings = config.train
-    model = load_model(Path(settings.model), seed=settings.seed, init=settings.init)
+    model = load_model(Path(settings.model), seed=config.loader.seed, init=settings.init)
     optimizer = adamw(model, settings)
     losses = []
     for step, group in enumerate(groups, start=1):
@@ -346,7 +345,7 @@ def test_run_checks_the_model_and_makes_the_loader_of_its_rank(
         loader.source = SimpleNamespace(constants=constants)  # type: ignore[attr-defined]
         return loader
 
-    monkeypatch.setattr(forebay.train, "make_loader", make_loader, raising=False)
+    monkeypatch.setattr("forebay.train.select.make_loader", make_loader)
     config = config_of(tmp_path, model=whisper, max_steps=1)
     report = run(config)
     assert report is not None
