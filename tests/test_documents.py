@@ -122,9 +122,8 @@ def test_settings_of_a_guide_are_settings(name: str) -> None:
     sections = {f.name: get_type_hints(tree.Config)[f.name] for f in dataclasses.fields(tree.Config)}
     known = {name: _fields_of(kind) for name, kind in sections.items()}
     named = re.findall(r"`([a-z]+)\.(?!toml)([a-z_]+)(?: = [^`]*)?`", _text(name))
-    known["loader"] = known.get("loader", set()) | set(
-        vars(Loader)
-    )  # `loader.weight`: the object has the section's name
+    known["loader"] |= set(vars(Loader))  # the object `loader` has the section's name: `loader.weight`
+    assert all(known[section] for section in ("source", "plan", "loader", "train", "run"))
     wrong = [f"{section}.{field}" for section, field in named if known.get(section) and field not in known[section]]
     assert wrong == []
 
