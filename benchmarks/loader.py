@@ -1,9 +1,10 @@
-"""What a batch costs: `python -m benchmarks.loader [--tiny] [--json]`.
+"""Measures what a batch costs: `python -m benchmarks.loader [--tiny] [--json]`.
 
-Ragged float16 frames with the usual speech durations, in one read-only array as a mapped shard gives them, in batches of
-32. The limit is a loop of `np.copyto` of the same slices into one reused float16 buffer [32, longest, n_mels], in the same
-order: no transposition, no change of dtype, no padding, no text. Every loader is checked against its first batches by a
-plain loop before it counts. CPU seconds stand beside wall time; ratios are to the limit of the same run, medians of rounds.
+The samples are ragged float16 frames with the usual speech durations. They stand in one read-only array, as in a mapped
+shard, and are read in batches of 32. The limit is a loop of `np.copyto` of the same slices into one reused float16
+buffer [32, longest, n_mels], in the same order, without transposition, change of dtype, padding or text. The first
+batches of every loader are compared with those of a plain loop before the loader counts. CPU seconds stand beside wall
+time. Ratios are to the limit of the same run, medians of the rounds.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class FlatSource(SampleSource):
         self.key = self.recipe_key = "0" * 64
         self.constants = {"features": features, "prompt": prompt, "pad_token_id": 0, "n_mels": n_mels}
         self.fields = {"input_features": FieldSpec(name="input_features", dtype="float16", shape=(n_mels,))}
-        self.lengths = {"num_samples": durations, "num_frames": frames, "num_tokens": np.full(count, NUM_TOKENS)}
+        self.lengths = {"num_audio_samples": durations, "num_frames": frames, "num_tokens": np.full(count, NUM_TOKENS)}
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -76,7 +77,7 @@ class FlatSource(SampleSource):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one epoch."""
+    """What one epoch cost."""
 
     wall_s: float
     cpu_s: float
@@ -116,7 +117,7 @@ def measure(features: str, *, n_mels: int, count: int, rounds: int) -> list[dict
     prompt = {"log_mel": "whisper", "qwen3_asr": "qwen3_asr"}[features]
     source = FlatSource(count=count, features=features, n_mels=n_mels, prompt=prompt)
     settings = PlanConfig(batch_size=BATCH_SIZE)
-    plan = bucket_plan(source.lengths["num_samples"], sample_rate_hz=16_000, settings=settings)
+    plan = bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=settings)
     works = {"np.copyto, float16": copy_loop(source, plan)}
     for dtype in (torch.float16, torch.float32, torch.bfloat16):
         for num_threads in (0, 2):

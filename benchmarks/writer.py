@@ -1,11 +1,15 @@
-"""What writing a shard costs beside a tar: `python -m benchmarks.writer [--tiny] [--json] [--rounds N]`.
+"""Measures writing a shard beside a tar: `python -m benchmarks.writer [--tiny] [--json] [--rounds N]`.
 
-512 samples of float16 frames of the usual durations (and one float32, an id and a length each), from memory to a file that
-is fsynced, as is its folder. Ours hashes every sample and the whole file on the way and writes CRC-32s; a tar has none.
-webdataset gets its own encoding (`npy` and `json`) and, as `raw bytes`, members that were encoded before the clock starts.
-Where it is not installed (benchmarks/requirements-peers.txt), tarfile writes the same members. The limit is one `write` of
-all frames, concatenated before the clock starts. Every file is read back and compared once. Every round takes all
-contestants in turn; MB are of the frames, figures medians of rounds, ratios medians of the ratios within a round.
+The work is 512 samples of float16 frames of the usual durations, with one float32, an id and a length each, from memory
+to a file. The file and its folder are fsynced. forebay hashes every sample and the whole file on the way and writes
+CRC-32s; a tar has none.
+
+webdataset gets its own encoding (`npy` and `json`). In the row `raw bytes` it gets members that were encoded before the
+clock starts. If webdataset is not installed (benchmarks/requirements-peers.txt), tarfile writes the same members. The
+limit is one `write` of all frames, concatenated before the clock starts.
+
+Every file is read back and compared once. Every round takes all contestants in turn. MB are MB of frames, figures are
+medians of the rounds, and ratios are medians of the ratios within a round.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ FIELDS = shard_fields(
         FieldSpec(name="input_features", dtype="float16", shape=(N_MELS,)),
         FieldSpec(name="pad_value", dtype="float32"),
         FieldSpec(name="sample_id", dtype="str", role="table"),
-        FieldSpec(name="num_samples", dtype="int64", role="table"),
+        FieldSpec(name="num_audio_samples", dtype="int64", role="table"),
     ),
     "media",
 )
@@ -60,7 +64,7 @@ def samples(count: int) -> list[Row]:
                 "input_features": frames,
                 "pad_value": pad_value,
                 "sample_id": f"clip-{index:06d}",
-                "num_samples": np.int64(num_samples),
+                "num_audio_samples": np.int64(num_samples),
             }
         )
     return rows
@@ -68,7 +72,7 @@ def samples(count: int) -> list[Row]:
 
 def member(row: Row) -> Member:
     """Returns the sample as arrays and a mapping, to be encoded by the writer."""
-    about = {"pad_value": float(row["pad_value"][0]), "num_samples": int(row["num_samples"])}
+    about = {"pad_value": float(row["pad_value"][0]), "num_audio_samples": int(row["num_audio_samples"])}
     return {"__key__": row["sample_id"], "npy": row["input_features"], "json": about}
 
 
@@ -137,7 +141,7 @@ def contestants(rows: Sequence[Row]) -> dict[str, Write]:
 
 
 def check(name: str, path: Path, written: Any, rows: Sequence[Row]) -> None:
-    """Returns where a file holds the samples that were to be written; stops the benchmark otherwise."""
+    """Stops the benchmark unless a file holds the samples that were to be written."""
     if isinstance(written, ShardEntry):
         shard = Shard(path, written, FIELDS)
         found = [shard.row(index)["input_features"] for index in range(len(rows))]

@@ -1,8 +1,8 @@
-"""transformers' Seq2SeqTrainer on forebay's loader: the loss of an evaluation set in mid-training, on its own loader.
+"""Runs transformers' Seq2SeqTrainer on forebay's loader, and evaluates on a second loader during training.
 
 python examples/hf_seq2seq_trainer.py configs/demo_vision.toml [section.field=value ...]
 
-`predict_with_generate` is for batches of single samples, as of Whisper; with packs the mixin refuses it.
+`predict_with_generate` needs batches of single samples, such as Whisper's. The mixin refuses it for packs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main(config_path: str, overrides: list[str]) -> list[float]:
     )
     place = {"dp_rank": arguments.process_index, "dp_world_size": arguments.world_size}
     trainer = ForebaySeq2SeqTrainer(
-        model=load_model(Path(str(config.train.model)), seed=config.train.seed, init=config.train.init),
+        model=load_model(Path(str(config.train.model)), seed=config.loader.seed, init=config.train.init),
         args=arguments,
         train_dataset=forebay.train.make_loader(config, **place),
         eval_dataset=forebay.train.make_loader(config, **place),  # of another config, as a rule

@@ -1,4 +1,4 @@
-"""A plain torch loop: build the cache once, find it by its key, train.
+"""Trains in a plain torch loop: builds the cache once, finds the cache by its key, trains.
 
 python examples/plain_loop.py configs/demo_speech.toml [section.field=value ...]
 """
@@ -22,7 +22,7 @@ def main(config_path: str, overrides: list[str]) -> list[float]:
     loader = forebay.train.make_loader(config)
 
     model = load_model(
-        Path(str(config.train.model)), seed=config.train.seed, init=config.train.init
+        Path(str(config.train.model)), seed=config.loader.seed, init=config.train.init
     )  # or from_pretrained of transformers
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.train.learning_rate)
     losses = []

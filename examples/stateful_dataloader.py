@@ -1,8 +1,9 @@
-"""forebay under torchdata's StatefulDataLoader: stop anywhere, go on at the next batch, with worker processes fetching ahead.
+"""Reads a cache through torchdata's StatefulDataLoader: workers fetch ahead, a stopped run goes on at its next batch.
 
 python examples/stateful_dataloader.py configs/demo_speech.toml [section.field=value ...]
 
-Needs torchdata. Nothing is replayed: the DataLoader's state holds the sampler's, which is a loader's (a few integers).
+This example needs torchdata. Nothing is replayed: the DataLoader's state holds the sampler's state, a few integers, as
+a loader's.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def make_dataloader(config: Config, *, num_workers: int) -> Any:
     """Returns a StatefulDataLoader over this rank's batches."""
     source = select(config).source
     planned = plan_of(config, source)
-    sampler = PlanSampler(planned.plan, seed=config.train.seed, plan_key=planned.key)
+    sampler = PlanSampler(planned.plan, seed=config.loader.seed, plan_key=planned.key)
     return StatefulDataLoader(
         SampleDataset(source), batch_sampler=sampler, collate_fn=Collator(source), num_workers=num_workers
     )

@@ -1,8 +1,8 @@
-"""forebay under torch's own DataLoader: the same samples, plan and collation, in worker processes.
+"""Reads a cache through torch's own DataLoader: the same samples, plan and collation, in worker processes.
 
 python examples/torch_dataloader.py configs/demo_speech.toml [section.field=value ...]
 
-For loops that must be given a DataLoader. forebay's loader gives equal batches with threads, and faster.
+This is for loops that need a DataLoader. forebay's own loader gives equal batches with threads, and is faster.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main(config_path: str, overrides: list[str]) -> None:
     config = forebay.load_config(config_path, overrides=overrides)
     forebay.preprocess.build(config)
     source = select(config).source
-    sampler = PlanSampler(plan_of(config, source).plan, seed=config.train.seed)
+    sampler = PlanSampler(plan_of(config, source).plan, seed=config.loader.seed)
     sampler.set_epoch(0)  # before every epoch, as with torch's DistributedSampler
     batches = DataLoader(SampleDataset(source), batch_sampler=sampler, collate_fn=Collator(source), num_workers=2)
     for number, (batch, same) in enumerate(zip(batches, forebay.train.make_loader(config), strict=True)):

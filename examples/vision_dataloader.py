@@ -1,8 +1,9 @@
-"""Packs of images and text for a loop that must be given a DataLoader: found by their folder, made in worker processes.
+"""Reads packs of images and text through torch's DataLoader: the dataset takes a folder, and workers make the packs.
 
 python examples/vision_dataloader.py configs/demo_vision.toml [section.field=value ...]
 
-`build_vl_dataloader` gives equal batches with threads, without a copy between processes.
+This is for loops that need a DataLoader. `build_vl_dataloader` gives equal batches with threads, without a copy between
+processes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def main(config_path: str, overrides: list[str]) -> None:
     cache = Path(forebay.preprocess.build(config).cache)
     loader = forebay.train.build_vl_dataloader(config)  # its plan is on disk now, beside the cache
 
-    dataset = forebay.train.CachedVLDataset(cache, seed=config.train.seed)
+    dataset = forebay.train.CachedVLDataset(cache, seed=config.loader.seed)
     dataset.set_epoch(0)  # before every epoch: the workers are copies
     batches = DataLoader(dataset, batch_size=None, num_workers=2)
     for number, (batch, same) in enumerate(zip(batches, loader, strict=True)):

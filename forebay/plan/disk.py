@@ -23,7 +23,7 @@ from forebay.plan.bucket.plan import ORDER_VERSION, BucketPlan
 from forebay.plan.bucket.sizes import grad_accs, read_calibration
 from forebay.plan.pack.plan import UNPLACED, PackPlan
 from forebay.plan.window import WindowPlan
-from forebay.store.chunked import ChunkCheck, chunk_sums
+from forebay.store.chunked import MEMBERS_A_CHUNK, CheckedArray, chunk_sums
 from forebay.store.files import fsync_folder, hash_file, write_all, write_aside, write_bytes
 from forebay.store.key import canonical_json, digest
 from forebay.store.layout import Array
@@ -147,7 +147,11 @@ def _loaded(
         name: _map_array(folder / f"{name}.npy", expected, is_checked=not (is_lazy and name == "members"))
         for name, expected in metadata["arrays"].items()
     }
-    check = ChunkCheck(folder / "members.npy", arrays["members"], arrays.pop(SUMS)) if is_lazy else None
+    check = None
+    if is_lazy:
+        path, sums = folder / "members.npy", arrays.pop(SUMS)
+        members = CheckedArray(path, arrays["members"], sums, chunk_items=MEMBERS_A_CHUNK, again=_AGAIN)
+        check = members.require_all
     rules: dict[str, Any] = {"tail": settings.tail, "check": check}
     if settings.kind == "pack":
         _require_packs(arrays, metadata["num_samples"], are_members_read=not is_lazy)
@@ -212,7 +216,7 @@ def _arrays(plan: AnyPlan) -> dict[str, Array]:
         if plan.shard_counts is not None:
             arrays["shard_counts"] = plan.shard_counts
     if plan.members.nbytes >= LAZY_BYTES:
-        arrays[SUMS] = chunk_sums(plan.members)
+        arrays[SUMS] = chunk_sums(plan.members, MEMBERS_A_CHUNK)
     return arrays
 
 
@@ -372,9 +376,9 @@ _CHANGES = (
     f"the settings of [plan] or a mixture changed since: {_EARLIER}",
     f"the recipe ([source], [audio], [text], [vision]) changed since: {_EARLIER}",
     "the samples are others: the data changed since, or a run without the cache had samples that the build left out as bad; "
-    'resume with the earlier data, a run that had no cache with train.cache = "off"',
+    'resume with the earlier data, a run that had no cache with loader.cache = "off"',
     "the lengths of the samples give other batches: a run without the cache takes the manifest's durations, rounded or not, "
-    'where no header says how long the audio is; resume as the state was made, with train.cache = "off" or with the cache',
+    'where no header says how long the audio is; resume as the state was made, with loader.cache = "off" or with the cache',
 )
 """What it means where a part of a state key differs, in the order of the parts."""
 

@@ -43,7 +43,7 @@ def statistics(
     share of a shuffle without buckets at the same mean batch size. `worlds` says, for W ranks, the
     steps an epoch, those in which the ranks hold batches of more than one bucket, and what becomes of the epoch's end.
     `dropped` and `repeated` are samples (the end of a bucket), `*_batches` micro-batches (the end of the epoch).
-    `mean_displacement` and `shard_spread`: see `forebay.plan.randomness`.
+    `mean_displacement` and `shard_spread`: see `forebay.plan.statistics`.
     Hours count each sample once; durations are in seconds. O(num_samples) time.
     """
     durations = np.asarray(durations)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -95,6 +96,18 @@ def _present(manifest: Manifest) -> list[SourceFile]:
 
 def _digests(manifest: Manifest) -> list[SourceDigest]:
     return [SourceDigest(name=shown_name(file), xxh3_128=file.xxh3_128) for file in manifest.files]
+
+
+def explain_lines(document: Mapping[str, Any], *, with_nearest: bool) -> Iterator[str]:
+    """Yields what `forebay key` prints of the document of `explain`. with_nearest: also how the nearest cache differs."""
+    yield f"key:        {document['key'] or 'unknown (a source would have to be hashed)'}"
+    yield f"recipe key: {document['recipe_key']}"
+    yield f"cache:      {document['cache'] or 'none'}{' (sealed)' if document['sealed'] else ''}"
+    nearest = document["nearest"]
+    if with_nearest and nearest:
+        yield f"nearest:    {nearest['key']}"
+        for row in nearest["differs"]:
+            yield f"  {row['field']}: {row['wanted']!r} wanted, {row['stored']!r} stored"
 
 
 def explain(config: Config, *, may_hash: bool) -> dict[str, Any]:

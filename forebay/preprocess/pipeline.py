@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from forebay.store.schema import require_writable
 from forebay.store.seal import seal
 from forebay.store.temporary import sweep
 from forebay.store.verify import quick_problems, verify_folder
+from forebay.visible import from_here, human_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,30 @@ class BuildReport:
         """Returns the JSON document."""
         return asdict(self)
 
+    def lines(self) -> Iterator[str]:
+        """Yields what `forebay preprocess` prints of a build, or of a dry run, which alone has an estimate."""
+        cache = from_here(self.cache)
+        if self.estimated_bytes is not None:
+            yield (
+                f"would make {cache}: {self.num_samples} samples, about {human_bytes(self.estimated_bytes)}; shards: "
+                f"{self.shards_written} to make, {self.shards_linked} to link, {self.shards_kept} finished"
+            )
+            return
+        if not self.sealed:
+            yield f"not sealed yet: {self.shards_written} shards made, {self.shards_kept} were there; run the other parts"
+            return
+        state = "already sealed" if self.already_sealed else "sealed"
+        yield f"{state}: {cache} ({self.num_samples} samples, {self.seconds:.1f} s)"
+        if not self.already_sealed:
+            yield f"shards: {self.shards_written} made, {self.shards_linked} linked, {self.shards_kept} kept"
+        for kind, counts in (("excluded", self.excluded), ("failed", self.failed)):
+            if counts:
+                yield f"{kind}: " + ", ".join(f"{reason} {n}" for reason, n in counts.items())
+        if self.longer:
+            yield f"longer: {self.longer} kept, of more audio than their manifest says"
+        if not self.num_samples:
+            yield "no sample is left: mend what was excluded or failed, or change the filters of [source]"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -98,8 +123,8 @@ def build(config: Config, options: Options | None = None) -> BuildReport:
         for folder in _WRITTEN_FOLDERS:
             sweep(config.cache_root / folder)
     memo = Memo(config.cache_root)
-    # `train.cache_dir` names what training reads; a build makes the cache of the config.
-    config = replace(config, train=replace(config.train, cache_dir=None))
+    # `loader.cache_dir` names what training reads; a build makes the cache of the config.
+    config = replace(config, loader=replace(config.loader, cache_dir=None))
     lookup = find_cache(config, memo=memo)
     standing = lookup.found
     if standing is not None and standing.metadata.get("codec") != codec_of(config):
@@ -326,8 +351,8 @@ class _Build:
         sealed_here = seal(target, contents, scratch=self.workspace.folder, replace=standing is not None)
         logger.info("%s %s", "sealed" if sealed_here else "another builder sealed", target)
         document = contents.document
-        counts = {name: document[name] for name in ("num_samples", "excluded", "failed", "unused_fields")}
-        return self._report(target, longer=document.get("longer", 0), **counts)
+        counts = {name: document[name] for name in ("num_samples", "excluded", "failed", "longer", "unused_fields")}
+        return self._report(target, **counts)
 
     def _unsealed(self) -> BuildReport:
         if self.options.part is None:
@@ -388,8 +413,8 @@ def _standing_report(standing: Sealed, started_s: float) -> BuildReport:
         num_samples=metadata["num_samples"],
         excluded=metadata["excluded"],
         failed=metadata["failed"],
-        longer=metadata.get("longer", 0),
-        unused_fields=metadata.get("unused_fields", {}),  # caches of before they were counted
+        longer=metadata["longer"],
+        unused_fields=metadata["unused_fields"],
         shards_kept=len(metadata["probe"]) * metadata["num_shards"],
         seconds=time.monotonic() - started_s,
         already_sealed=True,

@@ -24,7 +24,7 @@ class SampleSource(ABC):
 
     key: hash that names the values of all samples, 64 hex digits. recipe_key: digest of how samples are made, which
     does not depend on where they come from, 64 hex digits. fields: specification by field name. lengths: integers
-    [num_samples] by name: `num_samples` (audio samples), `num_frames` (stored frames), `num_tokens`; of images and text
+    [num_samples] by name: `num_audio_samples`, `num_frames` (stored frames), `num_tokens`; of images and text
     `num_tokens`, `num_patches`, `num_images`. constants: what collating needs and is equal for all samples: `features`,
     `prompt`, `n_mels`, `pad_token_id`, ...
     """
@@ -209,7 +209,7 @@ def _require_equal(first: SampleSource, other: SampleSource, *, names: tuple[str
     for field, one, two in wanted:
         advice = "build both with the same [audio] and [text]: forebay preprocess CONFIG"
         if shares_batches and has_audio(first) != has_audio(other):
-            advice = 'one has no audio, so no batch can hold both; set train.mixture_batches = "per_source"'
+            advice = 'one has no audio, so no batch can hold both; set mixture.batches = "per_source"'
         raise CacheMismatchError(
             f"cannot mix {names[0]} and {names[1]}: {field} is {one} in the former and {two} in the latter; {advice}"
         )

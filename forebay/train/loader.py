@@ -65,7 +65,7 @@ class Loader:
         """Starts nothing yet: threads live from `iter` to the end of the iterator.
 
         dp_rank, dp_world_size: left out, those of `resolve_ranks`. Every rank does as many steps; see
-        `forebay.plan.ranks` for the epoch's end.
+        `forebay.plan.cursor` for the epoch's end.
         dtype: of floating-point fields. num_threads: that fill batches; 0: in the caller's thread, when asked.
         prefetch: batches filled ahead. pin_memory: None: where CUDA is present. as_tensordict: batches as TensorDicts.
         epochs: iterations from this epoch on are empty; None: no end.
@@ -103,7 +103,7 @@ class Loader:
         ]
         self._is_cropped = crop_s is not None
         if pin_memory and not torch.cuda.is_available():
-            raise ConfigError("pin_memory is true but torch sees no CUDA device; leave train.pin_memory out")
+            raise ConfigError("pin_memory is true but torch sees no CUDA device; leave loader.pin_memory out")
         pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
         # Filled ahead, being filled, in the user's hands (one, and the one before it).
         self._ring = BufferRing(max_free=prefetch + num_threads + 2, pin_memory=pinned)
@@ -213,7 +213,7 @@ class Loader:
         }
 
     def _stand_at(self, state: LoaderState) -> None:
-        self._iteration += 1  # iterators that are still about no longer move the loader
+        self._iteration += 1  # an older iterator that somebody still holds no longer moves the loader
         self._start = self._next = state
 
     def _steps_left(self, state: LoaderState) -> int:

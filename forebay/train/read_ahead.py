@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from forebay.store.source import SampleSource
 
 _BATCHES = 256
-"""Batches that are asked for ahead after one that met the disk. Asking costs microseconds a sample, in memory too."""
+"""Batches whose pages are asked for after a batch that met the disk; asking costs microseconds a sample."""
 
 
 class ReadAhead:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from forebay.config.loader import LoaderConfig
 from forebay.config.plan import PlanConfig
-from forebay.config.train import TrainConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheError, CacheNotFoundError, ConfigError, PlanError, ResumeError
 from forebay.plan.cursor import LoaderState, next_position, num_steps, turn
@@ -54,8 +54,9 @@ def build_vl_dataloader(
 ) -> Loader:
     """Returns the loader of this rank's packs: `make_loader`, of a config that has `[vision]` and packs.
 
-    From the cache that answers the config, filled ahead by threads; without one, uncached after one warning that names the
-    command to run, unless `train.cache` says otherwise. Raises as `make_loader`, and ConfigError for a config of another kind.
+    Threads fill the packs ahead, from the cache whose key is the config's. Without such a cache the samples are made on
+    the fly after one warning that names the command to run, unless `loader.cache` says otherwise. Raises as
+    `make_loader`, and ConfigError for a config of another kind.
     """
     if config.modality == "speech" or config.plan is None or config.plan.kind != "pack":
         found = "no [vision]" if config.modality == "speech" else f"plan.kind = {config.plan and config.plan.kind!r}"
@@ -109,7 +110,7 @@ class CachedVLDataset(IterableDataset[Batch]):
         dp_rank, dp_world_size, device_mesh: see `resolve_ranks`; left out, they are found, here and not in a DataLoader's
         workers.
         infinite: the end of an epoch goes on with the next one. seed: of the order.
-        pixels, pack_shapes, patch_classes, varlen: as in `[train]`.
+        pixels, pack_shapes, patch_classes, varlen: as in `[loader]`.
         mask_fillers: packs of the head that fill the last step under tail "short" have all labels -100, see `Loader`.
         Raises CacheNotFoundError where cache or plan is missing, ConfigError where several plans could be meant or a value is
         impossible, CacheMismatchError or CacheCorruptError for folders that are not what was sealed, PlanError where no rank
@@ -126,7 +127,7 @@ class CachedVLDataset(IterableDataset[Batch]):
         self.plan_key = key_of(self.plan, self.plan_folder, source=self.source, settings=settings)
         self._earlier_key = plan_key(self.source.key, settings)
         self.seed, self.infinite = seed, infinite
-        wanted = TrainConfig(pixels=pixels, pack_shapes=pack_shapes, patch_classes=patch_classes, varlen=varlen)
+        wanted = LoaderConfig(pixels=pixels, pack_shapes=pack_shapes, patch_classes=patch_classes, varlen=varlen)
         self.collator = pack_collator(wanted, settings, self.source)
         self._mask_fillers = mask_fillers
         self._start = self._next = LoaderState(plan_key=self.plan_key, seed=seed, epoch=0, position=0)

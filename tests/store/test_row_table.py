@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from forebay.errors import CacheCorruptError
 from forebay.store.cache import open_cache
-from forebay.store.row_table import row_table
 from tests.store.trees import flip
 from tests.store_factory import LANGUAGES, RATE_HZ, TEXTS, make_cache
 
-TABLE = ["index", "sample_id", "num_samples", "text", "language", "prompt", "source", "duration_s"]
+TABLE = ["index", "sample_id", "num_audio_samples", "text", "language", "prompt", "source", "duration_s"]
 
 
 def test_columns_and_their_types(tmp_path: Path) -> None:
@@ -48,7 +47,7 @@ def test_rows_are_the_samples_in_their_order_without_those_that_failed(
     )
     cache = open_cache(folder)
     rows = [row for row in range(total) if row not in failed_rows]
-    table = row_table(cache).to_pydict()
+    table = cache.samples.to_pydict()
     assert table["index"] == list(range(num_samples))
     assert table["sample_id"] == [f"clip-{row:04d}" for row in rows]
     assert table["text"] == [TEXTS[row % len(TEXTS)] for row in rows]
@@ -57,8 +56,8 @@ def test_rows_are_the_samples_in_their_order_without_those_that_failed(
         sample = cache.read(index)
         assert table["num_frames"][index] == len(sample["input_features"])
         assert table["num_tokens"][index] == len(sample["input_ids"])
-        assert table["duration_s"][index] == table["num_samples"][index] / RATE_HZ
-    assert np.array_equal(table["num_samples"], cache.lengths["num_samples"])
+        assert table["duration_s"][index] == table["num_audio_samples"][index] / RATE_HZ
+    assert np.array_equal(table["num_audio_samples"], cache.lengths["num_audio_samples"])
 
 
 def test_it_is_built_once(tmp_path: Path) -> None:

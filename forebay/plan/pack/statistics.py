@@ -37,7 +37,7 @@ def pack_statistics(
     packs' `max_patches` (null without). `samples`, `tokens`, `patches` and `images` are of a pack: mean, least, most and
     a histogram, `counts[i]` packs from `edges[i]` up to below `edges[i + 1]`, the last one included. `unplaced` counts the
     samples in no pack by reason, `dropped` all of them. `worlds` as in `statistics`; `mean_displacement` and
-    `shard_spread`: see `forebay.plan.randomness`. O(num_samples) time.
+    `shard_spread`: see `forebay.plan.statistics`. O(num_samples) time.
     Raises PlanError for lengths of other samples.
     """
     given = {"tokens": tokens, "patches": patches, "images": images}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,12 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from forebay.config.data import SourceConfig
+from forebay.config.data import SourceColumns, SourceConfig
 from forebay.errors import ManifestError, MissingExtraError
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 
-DEFAULTS = {f.name: f.default for f in dataclasses.fields(SourceConfig)}
+DEFAULTS = SourceColumns()
 """A column that a config leaves at its default may be missing."""
 
 _PLACE_BITS = 40

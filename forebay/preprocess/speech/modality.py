@@ -142,7 +142,7 @@ class Speech:
     def of(cls, config: Config, recipe: Recipe) -> Speech:
         """Returns the modality of a config."""
         limits = DurationLimits.of(config.source, recipe.decode)
-        return cls(recipe, config.text.tokenizer if config.text else None, limits, config.source.audio_column)
+        return cls(recipe, config.text.tokenizer if config.text else None, limits, config.source.columns.audio)
 
     @property
     def max_sample_bytes(self) -> int:
@@ -157,7 +157,7 @@ class Speech:
     @property
     def length_names(self) -> tuple[str, ...]:
         """Audio samples, feature frames, tokens."""
-        return ("num_samples", "num_frames", "num_tokens")
+        return ("num_audio_samples", "num_frames", "num_tokens")
 
     def manifest(self, config: Config, *, map_: Map = map) -> Manifest:
         """See `Modality`."""
@@ -305,7 +305,7 @@ class Speech:
 
 def _audio_lengths(media: Shard) -> tuple[Array, Array]:
     """Returns audio samples and stored frames of every row, int64 [rows]; 0 where a row failed."""
-    values, offsets = media.column("num_samples")
+    values, offsets = media.column("num_audio_samples")
     present = np.diff(offsets) > 0
     num_samples = np.zeros(len(present), np.int64)
     num_samples[present] = values[offsets[:-1][present]]

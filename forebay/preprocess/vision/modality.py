@@ -63,7 +63,7 @@ class Vision:
         """Returns the modality of a config. Raises ConfigError where its processor is none of the Qwen2-VL family."""
         if config.vision is None or config.text is None:
             raise ValueError("a vision recipe comes from a config with [vision]")
-        vision, column = config.vision, config.source.image_column
+        vision, column = config.vision, config.source.columns.image
         settings = image_settings(Path(vision.processor))
         return cls(recipe, vision.processor, config.text.tokenizer, vision.codec, settings, column)
 
@@ -184,6 +184,7 @@ class Vision:
         """See `Modality`. `media_rows`: the text field that names a sample's media rows."""
         return {
             "clipped": 0,
+            "longer": 0,
             "languages": {},
             "codec": self.codec,
             "media_rows": MEDIA_ROWS,
