@@ -1,4 +1,4 @@
-"""From finished shards to the contents of a cache: which rows are samples, their lengths, the counts and the lists."""
+"""The contents of a cache, made of finished shards: which rows are samples, their lengths, the counts and the lists."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def _digests(manifest: Manifest) -> list[SourceDigest]:
 
 
 def explain_lines(document: Mapping[str, Any], *, with_nearest: bool) -> Iterator[str]:
-    """Yields what `forebay key` prints of the document of `explain`. with_nearest: also how the nearest cache differs."""
+    """Yields what `forebay key` prints of the document of `explain`. with_nearest: the nearest cache too."""
     yield f"key:        {document['key'] or 'unknown (a source would have to be hashed)'}"
     yield f"recipe key: {document['recipe_key']}"
     yield f"cache:      {document['cache'] or 'none'}{' (sealed)' if document['sealed'] else ''}"

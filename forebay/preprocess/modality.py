@@ -84,7 +84,7 @@ class Modality(Protocol):
 
     @property
     def max_sample_bytes(self) -> int:
-        """Of one encoded recording or image."""
+        """The most that one encoded recording or image may have."""
         ...
 
     @property

@@ -36,7 +36,7 @@ from forebay.visible import from_here, human_bytes
 logger = logging.getLogger(__name__)
 
 _WRITTEN_FOLDERS = ("", "plans", "tar_index", ".building")
-"""Under a cache root: where a run that was killed may have left something unfinished."""
+"""Folders of a cache root in which a run that was killed may have left something unfinished."""
 
 Unit = tuple[Cut, Group]
 """One shard of one group: the unit of work, commit and resume."""
@@ -78,7 +78,8 @@ class BuildReport:
             )
             return
         if not self.sealed:
-            yield f"not sealed yet: {self.shards_written} shards made, {self.shards_kept} were there; run the other parts"
+            made = f"{self.shards_written} shards made, {self.shards_kept} were there"
+            yield f"not sealed yet: {made}; run the other parts"
             return
         state = "already sealed" if self.already_sealed else "sealed"
         yield f"{state}: {cache} ({self.num_samples} samples, {self.seconds:.1f} s)"

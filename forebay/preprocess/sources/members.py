@@ -21,7 +21,7 @@ NAMELESS = frozenset(("bad_checksum", "bad_extended_header", "extended_header_to
 """Reasons after which a member's name cannot be believed: any of them may have been a clip."""
 
 MAX_SIDECAR_BYTES = 16 * 1024 * 1024
-"""Of a member that describes another."""
+"""The largest member that may describe another one."""
 
 NOT_FOUND = -1
 _STEM = r"([^/])\.[^./]*$"

@@ -23,14 +23,14 @@ _KBPS_2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0)
 
 
 _RATES_HZ = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8_000)}
-"""By the header's version: 3 is MPEG-1, 2 MPEG-2, 0 MPEG-2.5."""
+"""Rates by the header's version: 3 is MPEG-1, 2 MPEG-2, 0 MPEG-2.5."""
 
 
 _MPEG_1, _LAYER_3, _MONO = 3, 1, 3
 
 
 _SIDE_BYTES = {(True, True): 17, (True, False): 32, (False, True): 9, (False, False): 17}
-"""Of a frame's side information, by whether it is MPEG-1 and mono."""
+"""The size of a frame's side information, by whether the frame is MPEG-1 and mono."""
 
 
 _MARKS = (b"Xing", b"Info")
@@ -41,7 +41,7 @@ _SPARE_FRAMES = 1
 
 
 _MAX_JUNK_BYTES = 1 << 16
-"""Between two frames; as far as mpg123 looks for the next one."""
+"""What may lie between two frames; mpg123 looks as far for the next one."""
 
 
 _CHAINED = ("chained_audio", "it holds several MP3 files one behind the other; split it, or join them anew")
@@ -204,7 +204,7 @@ _MAGIC = b"OggS"
 
 
 _HEAD_BYTES = 27
-"""Of a page, up to its segment table: flags at 5, serial at 14, length of the table at 26."""
+"""A page up to its segment table: flags at 5, serial at 14, length of the table at 26."""
 
 
 _FIRST, _LAST = 0x02, 0x04

@@ -14,7 +14,7 @@ Read = Callable[[int, int], bytes]
 
 
 MAX_WHOLE_BYTES = 256 * 1024 * 1024
-"""Of a format whose length takes all of its bytes to tell."""
+"""The largest file that is read as a whole, for a format whose length takes all of its bytes to tell."""
 
 
 _PREFIX_BYTES = 4096

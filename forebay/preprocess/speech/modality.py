@@ -58,7 +58,7 @@ _LEAST_S, _SHARE = 0.5, 0.05
 
 _TOKENS_PER_BYTE = 0.5
 _OVERHEAD_BYTES = 160
-"""Of one sample: offsets, hashes, id, lengths."""
+"""What a sample costs beside its values: offsets, hashes, id, lengths."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +146,7 @@ class Speech:
 
     @property
     def max_sample_bytes(self) -> int:
-        """Of one encoded recording."""
+        """See `Modality`."""
         return self.recipe.decode.max_sample_bytes
 
     @property

@@ -42,7 +42,7 @@ _STORED_SHARE: Mapping[Codec, float] = {"raw": 1.0, "zstd": 0.6, "webp": 0.3, "s
 
 
 _BYTES_PER_TOKEN = 5
-"""Of an id and its mask."""
+"""The size of an id and its mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Vision:
 
     @property
     def max_sample_bytes(self) -> int:
-        """Of one encoded image."""
+        """See `Modality`."""
         return self.recipe.patches.max_sample_bytes
 
     @property

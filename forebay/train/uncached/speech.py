@@ -47,7 +47,7 @@ _HEADERS_A_PIECE = 512
 
 
 _THREADS = 8
-"""Of which most wait, where the files lie on a network."""
+"""Most of them wait if the files lie on a network."""
 
 
 class UncachedSpeech(UncachedSource):

@@ -35,11 +35,11 @@ def list_hf(source: SourceConfig) -> Manifest:
     """Returns the rows of `hf` data files: their place is a row number, or a file where the column holds only paths.
 
     The audio column is `Audio()`: bytes, path or both (paths relative to the data file), or plain binary or strings; it
-    is never decoded here. Text and language by `source.columns.text` and `source.columns.language` (null where those are
-    left at their default and missing), a ClassLabel language by its name. Optional: `sample_id` or `id`, `duration_s`
-    or `duration`, `prompt`; other columns are counted by name. An id left out is the path without extension, else
-    `<file>/<row>`. Raises MissingExtraError without the `datasets` library, ManifestError for missing columns and other
-    types.
+    is never decoded here. Text and language by `source.columns.text` and `source.columns.language` (null where those
+    are left at their default and missing), a ClassLabel language by its name. Optional: `sample_id` or `id`,
+    `duration_s` or `duration`, `prompt`; other columns are counted by name. An id left out is the path without
+    extension, else `<file>/<row>`. Raises MissingExtraError without the `datasets` library, ManifestError for missing
+    columns and other types.
     """
     manifests = manifest_files(source)
     files = NamedFiles(manifests, source)

@@ -75,9 +75,9 @@ def read_hf_part(task: PartTask) -> Part:
 
     The image column is `Image()` (bytes, path or both), binary, strings (paths relative to the data file), or a list of
     one of these; null is no image. Text by `source.columns.messages` (a list, or its JSON; left at its default also
-    `conversations`), else `source.columns.question` and `source.columns.answer`; optional `sample_id` or `id`, `system`.
-    Other columns are counted by name, or refused row by row as `canonical` does. No image is read where parquet's
-    statistics say that all are there. Raises ManifestError for missing columns and other types.
+    `conversations`), else `source.columns.question` and `source.columns.answer`; optional `sample_id` or `id`,
+    `system`. Other columns are counted by name, or refused row by row as `canonical` does. No image is read where
+    parquet's statistics say that all are there. Raises ManifestError for missing columns and other types.
     """
     file = HfFile(Path(task.path))
     images = _ImageColumn(file, task)

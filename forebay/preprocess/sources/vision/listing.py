@@ -37,10 +37,10 @@ def read_conversations(source: SourceConfig, *, cache_root: str | os.PathLike[st
     rows: CONVERSATION_SCHEMA, with rows of one file that share an image brought together, the groups by first
     appearance. images: IMAGE_SCHEMA, of these rows alone.
 
-    In this order: `source.rows`, rows that are no conversation, ids that occur twice, `source.exclude`, images that
-    cannot be used (a row fails with its first), `max_samples`; of a row that is out by an earlier one no image is read.
-    A table of 10 million rows is held as arrow and numpy; a Python object is held for each image that is a file of its
-    own.
+    Rows are left out in this order: `source.rows`, rows that are no conversation, ids that occur twice,
+    `source.exclude`, images that cannot be used (a row fails with its first), `max_samples`; of a row that is out by an
+    earlier one no image is read. A table of 10 million rows is held as arrow and numpy; a Python object is held for
+    each image that is a file of its own.
 
     map_: runs the tasks, `map` or one over processes. With `max_samples` or an end in `source.rows` only as much is
     read as it takes, and a bit more. Raises ManifestError where a manifest as a whole cannot be used, BuildError where

@@ -117,8 +117,7 @@ class VisionKind:
 
 @dataclass(slots=True)
 class PartRows:
-    """The rows of a part, gathered one by one; Python objects of at most 4096 rows are held, and of the different
-    places.
+    """The rows of a part, gathered one by one; Python objects are held of at most 4096 rows, and of different places.
 
     unused: fields that no row's conversation takes; the caller adds those that it knows of a whole file.
     """
