@@ -1,4 +1,4 @@
-"""A plain torch loop: build the cache once, find it by its key, train.
+"""Trains in a plain torch loop: builds the cache once, finds the cache by its key, trains.
 
 python examples/plain_loop.py configs/demo_speech.toml [section.field=value ...]
 """

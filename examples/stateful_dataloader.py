@@ -1,8 +1,9 @@
-"""forebay under torchdata's StatefulDataLoader: stop anywhere, go on at the next batch, with worker processes.
+"""Reads a cache through torchdata's StatefulDataLoader: workers fetch ahead, a stopped run goes on at its next batch.
 
 python examples/stateful_dataloader.py configs/demo_speech.toml [section.field=value ...]
 
-Needs torchdata. Nothing is replayed: the DataLoader's state holds the sampler's, which is a loader's (a few integers).
+This example needs torchdata. Nothing is replayed: the DataLoader's state holds the sampler's state, a few integers, as
+a loader's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""forebay under torch's own DataLoader: the same samples, plan and collation, in worker processes.
+"""Reads a cache through torch's own DataLoader: the same samples, plan and collation, in worker processes.
 
 python examples/torch_dataloader.py configs/demo_speech.toml [section.field=value ...]
 
-For loops that must be given a DataLoader. forebay's loader gives equal batches with threads, and faster.
+This is for loops that need a DataLoader. forebay's own loader gives equal batches with threads, and is faster.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""A dataloader in torchtitan's form: an endless iterable of (inputs, labels) with a state, for one data-parallel rank.
+"""Shows the dataloader that torchtitan wants: an endless iterable of (inputs, labels) with a state, for one rank.
 
 python examples/torchtitan_dataloader.py configs/demo_speech.toml [section.field=value ...]
 
-torchtitan builds it with `dp_rank` and `dp_world_size` and saves it with torch.distributed.checkpoint, as below. The
-state is the same on every rank, so a checkpoint of 8 ranks goes on with 4 or 16.
+torchtitan makes the dataloader with `dp_rank` and `dp_world_size`, and saves its state with
+torch.distributed.checkpoint, as below. The state is the same on every rank, so a checkpoint of 8 ranks goes on with 4
+or 16.
 """
 
 from __future__ import annotations
