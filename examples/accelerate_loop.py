@@ -17,7 +17,7 @@ import torch
 from accelerate import Accelerator
 
 import forebay
-from forebay.train.models import load_model
+from forebay.train import load_model
 
 
 def main(config_path: str, overrides: list[str]) -> list[float]:

@@ -13,8 +13,8 @@ from pathlib import Path
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 import forebay
+from forebay.train import load_model
 from forebay.train.integrations.hf import LoaderMixin
-from forebay.train.models import load_model
 
 
 class ForebaySeq2SeqTrainer(LoaderMixin, Seq2SeqTrainer):

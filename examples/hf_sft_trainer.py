@@ -16,8 +16,8 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 import forebay
+from forebay.train import load_model
 from forebay.train.integrations.hf import LoaderMixin
-from forebay.train.models import load_model
 
 
 class SftStyleTrainer(LoaderMixin, Trainer):

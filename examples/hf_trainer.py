@@ -15,8 +15,8 @@ from pathlib import Path
 from transformers import Trainer, TrainingArguments
 
 import forebay
+from forebay.train import load_model
 from forebay.train.integrations.hf import LoaderMixin
-from forebay.train.models import load_model
 
 
 class ForebayTrainer(LoaderMixin, Trainer):

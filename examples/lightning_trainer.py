@@ -17,14 +17,13 @@ import lightning
 import torch
 
 import forebay
-from forebay.config import Config
-from forebay.train.models import load_model
+from forebay.train import load_model
 
 
 class ConfigModel(lightning.LightningModule):
     """The config's model, of speech or of packs; a batch has its argument names."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: forebay.Config) -> None:
         super().__init__()
         self.model = load_model(Path(str(config.train.model)), seed=config.loader.seed, init=config.train.init)
         self.learning_rate = config.train.learning_rate
@@ -42,7 +41,7 @@ class ConfigModel(lightning.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=self.learning_rate)
 
 
-def trainer(config: Config, *, max_steps: int) -> lightning.Trainer:
+def trainer(config: forebay.Config, *, max_steps: int) -> lightning.Trainer:
     """Returns a Trainer that says little."""
     return lightning.Trainer(
         max_steps=max_steps,

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 import forebay
-from forebay.train.models import load_model
+from forebay.train import load_model
 
 
 def main(config_path: str, overrides: list[str]) -> list[float]:

@@ -20,13 +20,12 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.stateful import Stateful
 
 import forebay
-from forebay.config import Config
 
 
 class ForebayDataLoader(Stateful):
     """Yields (inputs, labels) for ever, epoch after epoch; stops and goes on between any two batches."""
 
-    def __init__(self, config: Config, *, dp_rank: int, dp_world_size: int) -> None:
+    def __init__(self, config: forebay.Config, *, dp_rank: int, dp_world_size: int) -> None:
         self._loader = forebay.train.make_loader(config, dp_rank=dp_rank, dp_world_size=dp_world_size)
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import forebay
-from forebay.train.models import load_model
+from forebay.train import load_model
 
 
 def main(config_path: str, overrides: list[str]) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
+import inspect
 import json
 import operator
 import re
 import shlex
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -161,6 +163,66 @@ def test_the_page_on_order_shows_the_state_as_it_is() -> None:
     assert re.findall(r"^\| `(version|plan_key|seed|epoch|position)` \|", text, re.MULTILINE) == list(real)
     examples = {path.name for path in (ROOT / "examples").glob("*.py")}
     assert {name for name in examples if f"`examples/{name}`" not in text} == set()
+
+
+# The public API: what documents and examples teach is what the faces of the packages offer.
+
+FACES = {
+    name: importlib.import_module(name)
+    for name in (
+        "forebay",
+        *(f"forebay.{room}" for room in ("config", "errors", "inspect", "plan", "preprocess", "store", "train")),
+        "forebay.train.integrations.hf",
+    )
+}
+
+
+def _taught() -> Iterator[tuple[str, str]]:
+    """Yields the file, and each dotted name below `forebay` that an example or a document uses."""
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        yield from ((path.name, name) for name in _names(path.read_text()))
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = path.read_text()
+        for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            yield from ((path.name, name) for name in _names(block))
+        yield from ((path.name, name) for name in re.findall(r"`(forebay(?:\.\w+)+)", text))
+
+
+def _names(code: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "forebay")
+        elif isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "forebay":
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute) and re.fullmatch(r"forebay(\.\w+)+", ast.unparse(node)):
+            yield ast.unparse(node)
+
+
+def _is_public(name: str) -> bool:
+    """Whether a dotted name is a face, or is in the `__all__` of its face."""
+    face = max((face for face in FACES if f"{name}.".startswith(f"{face}.")), key=len)
+    rest = name[len(face) + 1 :].split(".")[0]
+    public = getattr(FACES[face], "__all__", [*vars(FACES[face])])
+    return not rest or rest in public or any(other.startswith(f"{name}.") for other in FACES)
+
+
+def test_documents_and_examples_use_public_names_alone() -> None:
+    taught = list(_taught())
+    assert {"README.md", "vision.md", "plain_loop.py", "torch_dataloader.py"} <= {file for file, _ in taught}
+    assert [(file, name) for file, name in taught if not _is_public(name)] == []
+    below = ("forebay.train.models.folder.load_model", "forebay.train.select", "forebay.nothing", "forebay.plan.make")
+    assert [name for name in below if _is_public(name)] == []
+
+
+@pytest.mark.parametrize("face", sorted(set(FACES) - {"forebay.errors"}))
+def test_every_public_name_is_there_and_has_a_docstring(face: str) -> None:
+    module = FACES[face]
+    assert set(module.__all__) <= set(dir(module))
+    for name in module.__all__:
+        value = getattr(module, name)
+        if inspect.isclass(value) or inspect.isfunction(value) or inspect.ismodule(value):
+            assert value.__doc__, f"{face}.{name}"
+            assert not value.__doc__.startswith(f"{name}("), f"{face}.{name} has the docstring that dataclass makes"
 
 
 def test_no_committed_text_names_a_machine() -> None:
