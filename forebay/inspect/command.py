@@ -14,11 +14,11 @@ from forebay.inspect.export import CONFIG_NAME, Places, bucket_manifests, check_
 from forebay.inspect.facts import cache_facts, holds_images, pack_bytes, unreadable_facts
 from forebay.inspect.pack import Pack, read_pack
 from forebay.inspect.plans import is_plan, read_plan
-from forebay.inspect.sample import ImageSample, Sample, read_image_sample, read_sample, sample_index, sample_lines
+from forebay.inspect.sample import ImageSample, Sample, read_sample, sample_index
 from forebay.inspect.terminal.layout import print_json, print_lines
 from forebay.inspect.terminal.plan import plan_report_lines
 from forebay.inspect.terminal.report import report_lines, verify_lines
-from forebay.inspect.terminal.sample import image_sample_lines, pack_lines
+from forebay.inspect.terminal.sample import pack_lines, sample_lines
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lookup import find_cache, require, sealed_caches
 from forebay.store.metadata import check_description, check_file, foreign_values
@@ -91,10 +91,7 @@ def _show_cache(folder: Path, config: Config | None, options: InspectOptions) ->
 def _read(cache: Cache, wanted: str, config: Config | None) -> Sample | ImageSample:
     check_description(cache.folder, cache.metadata)
     with foreign_values(cache.folder):
-        index = sample_index(cache, wanted)
-        if holds_images(cache):
-            return read_image_sample(cache, index, config=config)
-        return read_sample(cache, index, config=config)
+        return read_sample(cache, sample_index(cache, wanted), config=config)
 
 
 def _check_outputs(folder: Path, options: InspectOptions) -> None:
@@ -165,7 +162,7 @@ def _print(
     if facts.get("sealed"):
         print_lines([*report_lines(facts), ""] if "verify" in facts else report_lines(facts))
     if sample is not None:
-        print_lines(image_sample_lines(sample) if isinstance(sample, ImageSample) else sample_lines(sample))
+        print_lines(sample_lines(sample))
     if "verify" in facts:
         print_lines(verify_lines(facts["verify"]))
     print_lines(f"wrote {path}" for path in written)
