@@ -16,7 +16,7 @@ from typing import Any
 
 from forebay.config import Config, load_config
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
-from forebay.store.schema import is_refusal, refusal
+from forebay.store.files import is_refusal, refusal
 from forebay.version import __version__
 from forebay.visible import from_here, json_text, one_message, visible_output
 

@@ -17,11 +17,20 @@ import numpy as np
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheReplacedError, ConfigError
 from forebay.store.chunked import SLOTS, open_slots
 from forebay.store.held import HeldFile, HeldFolder
-from forebay.store.image.stored import StoredImages
+from forebay.store.image.codec import StoredImages
 from forebay.store.layout import FORMAT_VERSION, ROW_BITS, ROW_MASK, Array, FieldSpec, Group
 from forebay.store.metadata import check_file, checked_fields, groups_of, load_array, read_metadata
-from forebay.store.shard import OUT_OF_HANDLES, Shard, ShardEntry, TensorColumns, row_of, shard_fields
-from forebay.store.shard_table import entry_of, shard_name, table_dtype
+from forebay.store.shard import (
+    OUT_OF_HANDLES,
+    Shard,
+    ShardEntry,
+    TensorColumns,
+    entry_of,
+    row_of,
+    shard_fields,
+    shard_name,
+    table_dtype,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa

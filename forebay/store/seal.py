@@ -18,8 +18,7 @@ from forebay.store.files import fsync_folder, link_or_copy
 from forebay.store.held import is_held
 from forebay.store.layout import FORMAT_VERSION, Array, FieldSpec, Group, format_of
 from forebay.store.metadata import check_file, read_metadata, save_array, save_file, write_metadata
-from forebay.store.shard import ShardEntry, shard_fields
-from forebay.store.shard_table import shard_name, to_table
+from forebay.store.shard import ShardEntry, shard_fields, shard_name, to_table
 from forebay.store.temporary import temporary_name
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,7 @@ from forebay.preprocess.sources import Manifest, MediaReader
 from forebay.preprocess.vision.headers import conversation_rows, media_rows
 from forebay.preprocess.vision.modality import VisionLine
 from forebay.preprocess.vision.samples import MEDIA_ROWS
-from forebay.store.image.codec import FIELDS
-from forebay.store.image.stored import StoredImages
+from forebay.store.image.codec import FIELDS, StoredImages
 from forebay.store.key import digest, recipe_key
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.row_table import sorted_categories, strings_digest
