@@ -214,7 +214,8 @@ def _build_plan(config: Config, folder: Path) -> str:
     from forebay.store.cache import open_cache
 
     if config.plan is None:
-        return f"plan: none, {from_here(config.path)} has no [plan] section; training needs one, for example: {plan_example(config)}"
+        where, example = from_here(config.path), plan_example(config)
+        return f"plan: none, {where} has no [plan] section; training needs one, for example: {example}"
     planned = plan_of(config, open_cache(folder))
     return planned.summary() + (f": {from_here(planned.folder)}" if planned.folder else "")
 
@@ -228,7 +229,8 @@ def _add_inspect(commands: Any) -> None:
     parser.add_argument(
         "--sample",
         metavar="I",
-        help="one sample by its index, or its id where it is no index; of a plan: a pack by its number or a sample's id",
+        help="one sample by its index, or its id where it is no index; of a plan: a pack by its number or a sample's "
+        "id",
     )
     parser.add_argument(
         "--wav", metavar="FILE", type=Path, help="with --sample: write its audio, where the cache keeps it"

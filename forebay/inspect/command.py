@@ -31,7 +31,8 @@ DONE, FAILED = 0, 1
 class InspectOptions:
     """What is asked for, as `forebay inspect` takes it.
 
-    sample: index or id; of a plan of packs the number of a pack, or a sample's id. wav, png: files to write of that sample.
+    sample: index or id; of a plan of packs the number of a pack, or a sample's id. wav, png: files to write of that
+    sample.
     export: a parquet file to write. verify: re-hash everything. cache_root: another place to look for caches and plans.
     """
 
@@ -46,11 +47,11 @@ class InspectOptions:
 
 
 def show(target: Path | Config, options: InspectOptions) -> int:
-    """Prints what is inside a cache or a plan and returns the exit code: 1 where `verify` found something wrong, else 0.
+    """Prints what is inside a cache or a plan; returns the exit code, 1 where `verify` found something wrong, else 0.
 
     target: the folder, or a config, whose cache is taken and whose tokenizer decodes labels.
-    Raises ConfigError for options that do not go together, CacheNotFoundError where the config has no cache or a pack's cache
-    is not there, another CacheError where the cache or the plan cannot be read.
+    Raises ConfigError for options that do not go together, CacheNotFoundError where the config has no cache or a pack's
+    cache is not there, another CacheError where the cache or the plan cannot be read.
     """
     if isinstance(target, Config):
         return _show_cache(require(target, find_cache(target)).folder, target, options)

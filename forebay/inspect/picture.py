@@ -1,9 +1,4 @@
-"""A sample's features as a picture.
-
-Images as they are rebuilt from the stored patches, side by side in one picture.
-
-Fonts for transcripts in any script.
-"""
+"""A sample as a picture: its features over time, or its images as they are rebuilt from the stored patches."""
 
 from __future__ import annotations
 
@@ -47,7 +42,8 @@ _LABELS = {"input_features": ("mel bin", "log-mel"), "fbanks": ("mel bin", "log 
 def write_picture(tensors: Mapping[str, Array], row: Mapping[str, Any], path: Path, *, sample_rate_hz: int) -> None:
     """Makes `path` a PNG of a sample: features over time in seconds, its waveform where it is kept, id and text above.
 
-    tensors: features [frames, bins] and `waveform` [num_samples], whichever are there. row: `sample_id`, `language`, `text`.
+    tensors: features [frames, bins] and `waveform` [num_samples], whichever are there. row: `sample_id`, `language`,
+    `text`.
     Raises MissingExtraError where matplotlib is not installed.
     """
     figure = draw(tensors, row, sample_rate_hz=sample_rate_hz)
@@ -57,7 +53,7 @@ def write_picture(tensors: Mapping[str, Array], row: Mapping[str, Any], path: Pa
 
 
 def draw(tensors: Mapping[str, Array], row: Mapping[str, Any], *, sample_rate_hz: int) -> Figure:
-    """Returns the figure, one panel a field, on matplotlib's Agg canvas: it needs no display and leaves no global state."""
+    """Returns the figure, one panel a field, on matplotlib's Agg canvas: no display is needed, no global state left."""
     figure_type, canvas_type = load_matplotlib()
     waveform = tensors.get("waveform")
     banks = [name for name in _LABELS if name in tensors]
@@ -283,7 +279,7 @@ def _width(aspects: Sequence[float], row: Sequence[int], height_in: float) -> fl
 
 
 def _fitting(aspects: Sequence[float], row: Sequence[int], room_in: float, high_in: float) -> float:
-    """Returns the height, at most `high_in`, at which a row takes the room; found by halving, as narrow tiles do not shrink."""
+    """Returns the height, at most `high_in`, at which a row takes the room; halving, as narrow tiles do not shrink."""
     low_in = 0.0
     for _ in range(40):
         middle_in = (low_in + high_in) / 2

@@ -1,4 +1,4 @@
-"""One sample of a cache: its row, its tensors and its labels; of a cache of images its conversation and its images too."""
+"""One sample of a cache: its row, tensors and labels; of a cache of images its conversation and images too."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from forebay.store.shard import Shard
 class Sample:
     """One sample as it is stored.
 
-    row: table fields, `duration_s`, `shard` and `shard_row`. tensors: read-only views [n, *shape] by field name. labels: of
-    `labels_of`.
+    row: table fields, `duration_s`, `shard` and `shard_row`. tensors: read-only views [n, *shape] by field name.
+    labels: of `labels_of`.
     """
 
     index: int
@@ -246,7 +246,7 @@ def read_image_sample(cache: Cache, index: int, *, config: Config | None) -> Ima
 
 
 def spoken(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Returns (role, text) of every message; where an image was shown stands its number in the conversation: `[image 0]`."""
+    """Returns (role, text) of every message; an image stands there by its number in the conversation: `[image 0]`."""
     found, images = [], 0
     for message in messages:
         text = ""

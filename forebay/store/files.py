@@ -25,11 +25,11 @@ _SYNC_FILE_RANGE_WRITE = 2
 
 @contextlib.contextmanager
 def write_aside(path: Path) -> Iterator[BinaryIO]:
-    """Yields a file that becomes `path` when the block ends without an error: written aside, fsynced, renamed, folder fsynced.
+    """Yields a file that becomes `path` when the block ends without an error: fsynced, renamed, folder fsynced.
 
-    On an error nothing is left behind and an older `path` stays as it was; only where the last step, the folder's fsync,
-    fails, is the new file there, whole. Buffering is off: each `write` is one call, so that a full disk is reported by it
-    and not by a later signal.
+    On an error nothing is left behind and an older `path` stays as it was; only where the last step, the folder's
+    fsync, fails, is the new file there, whole. Buffering is off: each `write` is one call, so that a full disk is
+    reported by it and not by a later signal.
     """
     temporary = temporary_name(path)
     try:
@@ -63,7 +63,7 @@ def write_all(file: BinaryIO, data: bytes | memoryview) -> None:
 
 
 def start_writeback(file: BinaryIO) -> None:
-    """Makes the kernel begin to write to the disk what `file` has so far, without waiting: the fsync at the end then waits less.
+    """Makes the kernel begin to write what `file` has so far, without waiting: the fsync at the end then waits less.
 
     sync_file_range of Linux, which Python does not have. Only a hint: where it fails, fsync does all of it.
     """

@@ -1,8 +1,8 @@
 """One shard: many samples of one field group in one `.tdz` file, written once and read through one mapping.
 
-Members: `values/<field>` (all samples' values concatenated), `offsets/<field>` int64 [rows + 1] into it, and `sample_hash`
-int64 [rows] (xxh3-64 of a row's tensor fields). A row that failed or was left out keeps its place with no values and a
-reason in the table field `failure`, so that the shards of both groups have the same rows.
+Members: `values/<field>` (all samples' values concatenated), `offsets/<field>` int64 [rows + 1] into it, and
+`sample_hash` int64 [rows] (xxh3-64 of a row's tensor fields). A row that failed or was left out keeps its place with no
+values and a reason in the table field `failure`, so that the shards of both groups have the same rows.
 
 The shard table of a group has one fixed-size record a shard, kept as .npy so that opening a cache parses nothing.
 """
@@ -82,8 +82,9 @@ def write_shard(
 ) -> ShardEntry:
     """Writes a shard, complete or absent.
 
-    fields: of one group, as `shard_fields` gives them. rows: values by field name (arrays [n, *shape]; str or number for
-    table fields), or the reason why the row has none. Table values may be kept beside a reason: `{"failure": reason, ...}`.
+    fields: of one group, as `shard_fields` gives them. rows: values by field name (arrays [n, *shape]; str or number
+    for table fields), or the reason why the row has none. Table values may be kept beside a reason: `{"failure":
+    reason, ...}`.
     """
     values = [{"failure": row} if isinstance(row, str) else row for row in rows]
     tensors: list[list[Array]] = []
@@ -153,8 +154,8 @@ class Shard:
     def __init__(self, path: AnyFile, entry: ShardEntry, fields: Sequence[FieldSpec]) -> None:
         """Maps the file and checks its size and both ends, not its content.
 
-        Raises CacheCorruptError where the file is missing or not the one that the entry describes, CacheReplacedError where it
-        is gone with the folder that held it.
+        Raises CacheCorruptError where the file is missing or not the one that the entry describes, CacheReplacedError
+        where it is gone with the folder that held it.
         """
         self.path = path if isinstance(path, Path) else path.path
         self.entry = entry
@@ -192,12 +193,13 @@ class Shard:
         stored = int(self.hashes[index])
         if computed != stored:
             raise CacheCorruptError(
-                f"{self.path} row {index} (bytes from {self._first_byte(index)}): stored xxh3-64 {stored & (2**64 - 1):016x}, "
-                f"computed {computed & (2**64 - 1):016x}; run: forebay preprocess CONFIG --verify, it makes this shard again"
+                f"{self.path} row {index} (bytes from {self._first_byte(index)}): stored xxh3-64 "
+                f"{stored & (2**64 - 1):016x}, computed {computed & (2**64 - 1):016x}; "
+                "run: forebay preprocess CONFIG --verify, it makes this shard again"
             )
 
     def column(self, name: str) -> tuple[Array, Array]:
-        """Returns values [total, *shape] and offsets int64 [rows + 1] of a field, after checking the members' CRC-32."""
+        """Returns a field's values [total, *shape] and offsets int64 [rows + 1], after checking their CRC-32."""
         values, view = self._columns[self._index(name)]
         offsets = np.asarray(view, np.int64)
         checksums = self._checksums

@@ -36,7 +36,7 @@ def raw_data(folder: Path, *, num_tars: int = 2) -> Path:
 
 
 def config_of(root: Path, **sections: dict[str, Any]) -> Config:
-    """Returns the config of `root`/config.toml: tars in `root`/data, caches in `root`/caches; sections are merged in."""
+    """Returns the config of `root`/config.toml: tars in `root`/data, caches in `root`/caches, sections merged in."""
     document: dict[str, Any] = {
         "name": "made_up",
         "source": {"kind": "webdataset", "manifest": "data"},

@@ -55,7 +55,7 @@ class ImageSettings:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any]) -> Self:
-        """Returns the settings that `to_json` wrote. Raises ConfigError, KeyError or AttributeError for what it does not write."""
+        """Returns the settings that `to_json` wrote; ConfigError, KeyError or AttributeError for anything else."""
         where, defaults = Path("image"), {field.name: field.default for field in fields(cls)}
         settings = _checked(where, {name: _value(where, name, value, defaults[name]) for name, value in doc.items()})
         return cls(**asdict(settings))
@@ -64,8 +64,8 @@ class ImageSettings:
 def image_settings(folder: Path) -> ImageSettings:
     """Returns the settings of the image processor in a folder.
 
-    From `image_processor` of processor_config.json where that is there, else from preprocessor_config.json; missing fields
-    have the class's defaults; `min_pixels` and `max_pixels` win over `size`. All as transformers 5 reads them.
+    From `image_processor` of processor_config.json where that is there, else from preprocessor_config.json; missing
+    fields have the class's defaults; `min_pixels` and `max_pixels` win over `size`. All as transformers 5 reads them.
 
     Raises ConfigError, naming file and field, for what is no Qwen2-VL processor or has a value of another kind.
     """
@@ -102,11 +102,11 @@ def settings_in(path: Path, document: Mapping[str, Any]) -> ImageSettings:
 def grid_thw(width: int, height: int, settings: ImageSettings) -> tuple[int, int, int]:
     """Returns the grid of patches (1, rows, columns) that an image of this size, as displayed, is resized to.
 
-    Both sides become multiples of patch_size * merge_size, their product lies in [min_pixels, max_pixels] as far as that
-    allows, the aspect ratio stays about the same: `smart_resize` of transformers' image_processing_qwen2_vl.py.
+    Both sides become multiples of patch_size * merge_size, their product lies in [min_pixels, max_pixels] as far as
+    that allows, the aspect ratio stays about the same: `smart_resize` of transformers' image_processing_qwen2_vl.py.
 
-    Raises SampleError `aspect_ratio` above 200, and `indivisible_size` where the processor does not resize and a side is no
-    multiple.
+    Raises SampleError `aspect_ratio` above 200, and `indivisible_size` where the processor does not resize and a side
+    is no multiple.
     """
     factor = settings.factor
     if not settings.do_resize:
