@@ -192,16 +192,8 @@ def _preprocess(options: argparse.Namespace) -> int:
     from forebay.preprocess.pipeline import Options, build
 
     config = _load(options)
-    report = build(
-        config,
-        Options(
-            rebuild=options.rebuild,
-            verify=options.verify,
-            dry_run=options.dry_run,
-            part=options.shards,
-            progress=not options.no_progress,
-        ),
-    )
+    asked = {name: getattr(options, name) for name in ("rebuild", "verify", "dry_run")}
+    report = build(config, Options(**asked, part=options.shards, progress=not options.no_progress))
     plan = _build_plan(config, Path(report.cache)) if report.sealed else None
     _show(options, report)
     if plan is not None and not (options.json or options.dry_run):

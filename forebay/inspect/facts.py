@@ -22,6 +22,10 @@ from forebay.store.layout import Array, FieldSpec, Group
 from forebay.store.metadata import check_description
 from forebay.store.shard import shard_fields
 
+logger = logging.getLogger(__name__)
+
+_FLOAT32_BYTES = 4
+
 _AXES: dict[str, str | int] = {
     "input_features": "frames",
     "fbanks": "frames",
@@ -61,8 +65,8 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
 
     Beside the interface: num_tokens (of all samples together), folder, name, split, recipe_key, recipe, constants,
     groups, bytes_per_hour, clipped, longer, rejected (the file that lists what was left out), histogram, probe,
-    made_with. Sizes are those of the shards. Without audio histogram is null, and lengths says how long the texts are;
-    of images there is what `image_facts` says too.
+    made_with. Sizes are those of the shards. Without audio histogram is null, and lengths says how long the texts are.
+    A cache of images has what `image_facts` says too.
     Raises CacheCorruptError where the metadata describes no cache, or the lengths are not those that were written.
     """
     metadata = cache.metadata
@@ -144,12 +148,6 @@ def _group(cache: Cache, group: Group) -> dict[str, int]:
     }
 
 
-logger = logging.getLogger(__name__)
-
-
-_FLOAT32_BYTES = 4
-
-
 def holds_images(cache: Cache) -> bool:
     """Whether a cache's media rows are images."""
     return "media_rows" in cache.metadata
@@ -181,7 +179,7 @@ def image_facts(cache: Cache) -> dict[str, Any]:
 def pack_bytes(cache: Cache, plan: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a plan, with `bytes_per_pack` (of the cache) and `float32_bytes_per_pack` if it is one of packs.
 
-    `float32_bytes_per_pack` is what one pack's `pixel_values` take: the images of a pack as often as its samples use them.
+    `float32_bytes_per_pack` is what one pack's `pixel_values` take: its images as often as its samples use them.
     """
     patches = plan["statistics"].get("patches")
     if plan["kind"] != "pack" or not plan["num_packs"] or patches is None:

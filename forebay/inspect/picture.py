@@ -36,6 +36,12 @@ _TITLE_LINES = 4
 _MAX_POINTS = 2000
 
 
+_DPI = 120
+
+
+_MAX_PIXELS_HIGH = 30_000
+
+
 _LABELS = {"input_features": ("mel bin", "log-mel"), "fbanks": ("mel bin", "log filter bank energy")}
 
 
@@ -46,10 +52,7 @@ def write_picture(tensors: Mapping[str, Array], row: Mapping[str, Any], path: Pa
     `text`.
     Raises MissingExtraError where matplotlib is not installed.
     """
-    figure = draw(tensors, row, sample_rate_hz=sample_rate_hz)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
-    write_bytes(path, buffer.getbuffer())
+    _write(draw(tensors, row, sample_rate_hz=sample_rate_hz), path)
 
 
 def draw(tensors: Mapping[str, Array], row: Mapping[str, Any], *, sample_rate_hz: int) -> Figure:
@@ -70,6 +73,12 @@ def draw(tensors: Mapping[str, Array], row: Mapping[str, Any], *, sample_rate_hz
     # parse_math: a transcript's dollar signs are money, not formulas.
     figure.suptitle(title, fontfamily=families, fontsize=11, ha="left", x=0.01, parse_math=False)
     return figure
+
+
+def _write(figure: Figure, path: Path) -> None:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=min(_DPI, _MAX_PIXELS_HIGH / figure.get_figheight()))
+    write_bytes(path, buffer.getbuffer())
 
 
 def load_matplotlib() -> tuple[Any, Any]:
@@ -155,12 +164,6 @@ _MIN_TILE_IN = 1.3
 """Width of a tile at least: of a narrow image its caption's."""
 
 
-_DPI = 120
-
-
-_MAX_PIXELS_HIGH = 30_000
-
-
 _CONVERSATION_COLUMNS = 125
 
 
@@ -218,10 +221,7 @@ def write_tiles(tiles: Sequence[Tile], path: Path, *, title: str) -> None:
 
     Raises MissingExtraError where matplotlib is not installed.
     """
-    figure = draw_tiles(tiles, title=title)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=min(_DPI, _MAX_PIXELS_HIGH / figure.get_figheight()))
-    write_bytes(path, buffer.getbuffer())
+    _write(draw_tiles(tiles, title=title), path)
 
 
 def draw_tiles(tiles: Sequence[Tile], *, title: str) -> Figure:

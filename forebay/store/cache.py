@@ -45,7 +45,7 @@ Verify = Literal["touch", "open", "never"]
 
 
 _MAX_OPEN_SHARDS = 1_000
-"""Of a process: mappings are a limited good of the kernel (`vm.max_map_count`, 65,530), and other libraries map too."""
+"""In one process: the kernel limits mappings (`vm.max_map_count`, 65,530), and other libraries map too."""
 
 
 def open_cache(path: str | os.PathLike[str], *, verify: Verify = "touch", max_open_shards: int = 256) -> Cache:
@@ -130,8 +130,8 @@ class Cache:
     def read(self, index: int) -> dict[str, Any]:
         """Returns the tensor fields of one sample as read-only views [n, *shape] of the mapping.
 
-        Of a vision cache, whatever its codec: `input_ids` int32 [n], `label_mask` uint8 [n], `image_grid_thw` int32 [k,
-        3], and `patches`, a tuple of uint8 [n, 3 * patch_size^2] for each of the k images.
+        A vision cache gives, whatever its codec: `input_ids` int32 [n], `label_mask` uint8 [n], `image_grid_thw`
+        int32 [k, 3], and `patches`, a tuple of uint8 [n, 3 * patch_size^2] for each of the k images.
         Raises IndexError outside the cache, CacheCorruptError where the bytes are not those that were written.
         """
         if not 0 <= index < self._length:

@@ -66,7 +66,7 @@ class HeldFile:
 
     @property
     def parent(self) -> Path:
-        """Of `path`."""
+        """The folder of `path`."""
         return self.path.parent
 
     def __str__(self) -> str:

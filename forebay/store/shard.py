@@ -31,7 +31,7 @@ from forebay.store.tdz import END_SIGNATURE, END_SIZE, LOCAL_SIGNATURE, Parts, s
 
 Span = tuple[int, int, int]
 TensorColumns = tuple[tuple[str, Array, memoryview], ...]
-"""Of every tensor field: name, all rows' values, int64 offsets of the rows into them."""
+"""Name of every tensor field, its values of all rows, int64 offsets of the rows into these values."""
 
 _STREAMED_BYTES = 16 * 1024
 """Rows of a field that are as large as this on average are written one by one."""

@@ -67,7 +67,8 @@ def usage_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     passes = facts["samples"] / facts["num_samples"]
     yield (
         f"  {facts['samples']:,} samples in {facts['batches']:,} micro-batches, {passes:.2f} times "
-        f"the {facts['num_samples']:,} there are; {facts['repeats']:,} repeated in their epoch; padding {human_share(facts['padding'])}"
+        f"the {facts['num_samples']:,} there are; {facts['repeats']:,} repeated in their epoch; "
+        f"padding {human_share(facts['padding'])}"
     )
     yield from (f"  nothing is recorded of steps {first + 1:,} to {last:,}" for first, last in facts["gaps"])
     for title in ("parts", "languages", "sources"):

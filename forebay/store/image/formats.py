@@ -168,7 +168,7 @@ _ORIENTATION = 0x0112
 
 
 _PNG_KEYWORDS = (b"XML:com.adobe.xmp\0", b"Raw profile type exif\0", b"exif\0", b"xmp\0")
-"""Of PNG text chunks from which Pillow takes an orientation."""
+"""Names of PNG text chunks from which Pillow takes an orientation."""
 
 
 def image_size(data: bytes | BinaryIO, *, max_pixels: int, sample_id: str) -> tuple[int, int]:

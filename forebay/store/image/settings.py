@@ -26,10 +26,10 @@ class ImageSettings:
     merge_size: int = 2
     temporal_patch_size: int = 2
     min_pixels: int = 56 * 56
-    """Of a resized image (the processor's `size.shortest_edge`), as is `max_pixels` (`size.longest_edge`)."""
+    """Bounds of a resized image: this is the processor's `size.shortest_edge`, `max_pixels` its `size.longest_edge`."""
     max_pixels: int = 28 * 28 * 1280
     resample: int = 3
-    """Of `PIL.Image.Resampling`; 3 is bicubic."""
+    """A number of `PIL.Image.Resampling`; 3 is bicubic."""
     do_resize: bool = True
     do_convert_rgb: bool = True
     """Always true: `image_settings` refuses other processors, which would treat a transparent colour differently."""
