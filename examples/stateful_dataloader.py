@@ -15,7 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import forebay
 from forebay.config import Config
-from forebay.plan.make import plan_of
+from forebay.plan import plan_of
 from forebay.train.collate import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.select import select
@@ -24,8 +24,7 @@ from forebay.train.select import select
 def make_dataloader(config: Config, *, num_workers: int) -> Any:
     """Returns a StatefulDataLoader over this rank's batches."""
     source = select(config).source
-    planned = plan_of(config, source)
-    sampler = PlanSampler(planned.plan, seed=config.train.seed, plan_key=planned.key)
+    sampler = PlanSampler(plan_of(config, source), seed=config.train.seed)
     return StatefulDataLoader(
         SampleDataset(source), batch_sampler=sampler, collate_fn=Collator(source), num_workers=num_workers
     )

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import forebay
-from forebay.plan.make import plan_of
+from forebay.plan import plan_of
 from forebay.train.collate import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.select import select
@@ -24,7 +24,7 @@ def main(config_path: str, overrides: list[str]) -> None:
     config = forebay.load_config(config_path, overrides=overrides)
     forebay.preprocess.build(config)
     source = select(config).source
-    sampler = PlanSampler(plan_of(config, source).plan, seed=config.train.seed)
+    sampler = PlanSampler(plan_of(config, source), seed=config.train.seed)
     sampler.set_epoch(0)  # before every epoch, as with torch's DistributedSampler
     batches = DataLoader(SampleDataset(source), batch_sampler=sampler, collate_fn=Collator(source), num_workers=2)
     for number, (batch, same) in enumerate(zip(batches, forebay.train.make_loader(config), strict=True)):

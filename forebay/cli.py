@@ -204,7 +204,6 @@ def _preprocess(options: argparse.Namespace) -> int:
             progress=not options.no_progress,
         ),
     )
-    plan = _build_plan(config, Path(report.cache)) if report.sealed else None
     if options.json:
         return _print_json(report.to_json())
     if options.dry_run:
@@ -218,11 +217,11 @@ def _preprocess(options: argparse.Namespace) -> int:
             f"not sealed yet: {report.shards_written} shards made, {report.shards_kept} were there; run the other parts"
         )
         return DONE
-    _print_build(report, plan)
+    _print_build(report)
     return DONE
 
 
-def _print_build(report: Any, plan: str | None) -> None:
+def _print_build(report: Any) -> None:
     state = "already sealed" if report.already_sealed else "sealed"
     print(f"{state}: {_shown(report.cache)} ({report.num_samples} samples, {report.seconds:.1f} s)")
     if not report.already_sealed:
@@ -235,18 +234,8 @@ def _print_build(report: Any, plan: str | None) -> None:
         print(f"longer: {report.longer} kept, of more audio than their manifest says")
     if not report.num_samples:
         print("no sample is left: mend what was excluded or failed, or change the filters of [source]")
-    if plan:
-        print(plan)
-
-
-def _build_plan(config: Config, folder: Path) -> str:
-    from forebay.plan.make import plan_example, plan_of
-    from forebay.store.cache import open_cache
-
-    if config.plan is None:
-        return f"plan: none, {_shown(config.path)} has no [plan] section; training needs one, for example: {plan_example(config)}"
-    planned = plan_of(config, open_cache(folder))
-    return planned.summary() + (f": {_shown(planned.folder)}" if planned.folder else "")
+    if report.plan:
+        print(report.plan + (f": {_shown(report.plan_folder)}" if report.plan_folder else ""))
 
 
 def _add_inspect(commands: Any) -> None:
@@ -275,7 +264,7 @@ def _add_inspect(commands: Any) -> None:
 
 def _inspect(options: argparse.Namespace) -> int:
     from forebay.inspect.command import run, run_plan
-    from forebay.inspect.plans import is_plan
+    from forebay.plan.disk import is_plan
     from forebay.store.lookup import find_cache, require
 
     if options.usage is not None:
@@ -300,8 +289,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
 def _bucket_manifests(options: argparse.Namespace) -> int:
     from forebay.inspect.export import CONFIG_NAME, BucketRows, write_bucket_manifests
-    from forebay.plan import BucketPlan
-    from forebay.plan.bucket.plan import shuffled_buckets
+    from forebay.plan.bucket.plan import BucketPlan, shuffled_buckets
     from forebay.plan.make import plan_of
     from forebay.preprocess.sources.speech.listing import tar_places
     from forebay.store.cache import open_cache

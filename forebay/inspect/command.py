@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.config.tree import Config
-from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheNotFoundError, ConfigError
+from forebay.errors import CacheCorruptError, CacheError, CacheNotFoundError, ConfigError
 from forebay.inspect.export import check_target, write_table, write_wav
 from forebay.inspect.facts import cache_facts, holds_images, pack_bytes, unreadable_facts
 from forebay.inspect.pack import Pack, read_pack
@@ -168,7 +168,10 @@ def run_plan(folder: Path, options: argparse.Namespace) -> int:
     """
     folder = Path(os.path.abspath(folder))
     _check(folder, options)
-    plan = _read_plan(folder)
+    try:
+        plan = read_plan(folder)
+    except OSError as err:
+        raise CacheCorruptError(f"{err}; delete {folder} and run: forebay preprocess CONFIG") from err
     facts: dict[str, Any] = {**plan, "verify": _verified(folder, plan).to_json()} if options.verify else plan
     if options.verify and not facts["verify"]["ok"]:
         _print_plan(options, facts, None, [])
@@ -192,15 +195,6 @@ def _check(folder: Path, options: argparse.Namespace) -> None:
         if options.sample is None:
             raise ConfigError("--png needs --sample I, the pack to draw; for example --sample 0")
         check_target(Path(options.png), "--png", cache_folder=folder)
-
-
-def _read_plan(folder: Path) -> dict[str, Any]:
-    try:
-        return read_plan(folder)
-    except CacheMismatchError as err:
-        raise CacheMismatchError(f"{err}; install a newer forebay") from err
-    except (CacheCorruptError, OSError) as err:
-        raise CacheCorruptError(f"{err}; delete {folder} and run: forebay preprocess CONFIG") from err
 
 
 def _verified(folder: Path, plan: dict[str, Any]) -> VerifyReport:

@@ -1,8 +1,6 @@
-"""Windows: a shuffle of all samples, cut into windows of so many batches, each sorted by length.
+"""A plan of windows and its order: a shuffle of all samples, cut into windows, each sorted by length and cut into batches.
 
-Where a window, sorted by length, is cut into batches.
-
-The order of an epoch of windows: position to micro-batch at the cost of one window.
+Any position is computed at the cost of the one window that holds it.
 """
 
 from __future__ import annotations
@@ -10,9 +8,10 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from forebay.store.layout import Array, Ints
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class WindowPlan:
-    """Samples by length, and the rules by which `WindowOrder` shuffles them into windows and makes micro-batches of these.
+    """Samples by length, and the rules by which `WindowOrder` makes windows of them, and micro-batches of the windows.
 
     members: int32 (int64 from 2^31 samples on) [num_samples], sample indices from the shortest sample to the longest.
     lengths: int64 [num_values], every length that occurs, rising, and starts: int64 [num_values + 1], how many samples
@@ -86,6 +85,39 @@ class WindowPlan:
     def repeated(self) -> int:
         """Samples taken a second time, to fill the incomplete batch: under `batch_size` and `pad`."""
         return -len(self.members) % self.batch_size if self.batch_size and self.tail == "pad" else 0
+
+    def arrays(self) -> dict[str, Array]:
+        """Returns what a folder keeps of the plan, by file name."""
+        return {"members": self.members, "lengths": self.lengths, "starts": self.starts}
+
+    def counts(self) -> dict[str, int]:
+        """Returns the counts that a list of plans shows."""
+        rate, samples = self.sample_rate_hz, len(self.members)
+        return {"sample_rate_hz": rate, "num_samples": samples, "num_batches": self.num_batches}
+
+    def figures(self, _settings: PlanConfig) -> dict[str, Any]:
+        """Returns what the plan is made of beside its settings and arrays, as JSON values."""
+        names = ("num_windows", "batches_per_window", "last_batches", "batch_size", "budget")
+        return {"windows": {name: getattr(self, name) for name in names}}
+
+    @classmethod
+    def restored(
+        cls,
+        arrays: Mapping[str, Any],
+        metadata: Mapping[str, Any],
+        settings: PlanConfig,
+        check: Callable[[Ints], None] | None,
+    ) -> WindowPlan:
+        """Returns the plan of `arrays` and `figures`; metadata: of the folder that keeps the plan."""
+        rate, lockstep = metadata["sample_rate_hz"], settings.lockstep
+        return cls(
+            **arrays,
+            **metadata["windows"],
+            sample_rate_hz=rate,
+            lockstep=lockstep,
+            tail=settings.tail,
+            check=check,
+        )
 
 
 def window_plan(durations: Array, *, sample_rate_hz: int, settings: PlanConfig) -> WindowPlan:
@@ -165,7 +197,8 @@ def _budgeted(settings: PlanConfig, lengths: Lengths, *, sample_rate_hz: int) ->
 def _worst_cut(lengths: Lengths, *, num_windows: int, budget: int, limit: int) -> int:
     """Returns how many batches the longest window that a seed could make needs; what is above `limit` may be cut short.
 
-    A window has one sample of every `num_windows` that follow each other in length, so the longest has the longest of each.
+    A window has one sample of every `num_windows` that follow each other in length, so the longest window has the longest
+    sample of each.
     """
     longest = -(-len(lengths) // num_windows)
 
@@ -193,8 +226,8 @@ def greedy_cut(length: Callable[[int], int], count: int, *, budget: int, limit: 
     """Returns the bounds of the fewest batches that keep to a budget, from 0 to `count`.
 
     length: of places 0 to count - 1, never falling. A batch costs its longest sample (a length of 0 counts as
-    1) times its samples, and has at least one. Taken from the longest sample down, each as large as it can be: what is left is then the least for the others.
-    Stops behind `limit` batches, with what is left in the first.
+    1) times its samples, and has at least one. Batches are taken from the longest sample down, each as large as it can be:
+    what is left is then the least for the others. Stops behind `limit` batches, with what is left in the first.
     """
     bounds = [count]
     while bounds[-1] and len(bounds) < limit:

@@ -1,26 +1,23 @@
-"""Lengths to buckets: which samples share a length range, and how many of them form a micro-batch.
+"""A plan of buckets and its order: which samples share a length range, and which micro-batch stands at which position.
 
-Each bucket's samples in one shuffle of all of them: for tables that other trainers read.
-
-Position to micro-batch: the order of one epoch, computed at any place without replaying what came before.
-
-The epoch is one sequence of micro-batches, the same for every world size. Its first part are the full lockstep groups
+An epoch is one sequence of micro-batches, the same for every world size. Its first part holds the full lockstep groups
 (`lockstep` batches of one bucket each) of all buckets under one keyed permutation: at every place the next group falls
-to a bucket in proportion to the full groups that the bucket still has. Its last part are the incomplete groups, at most
-one a bucket, in keyed order. They stand last because a shorter group anywhere else would shift all later ones against
-the ranks' steps: so a world size that divides `lockstep` never mixes buckets before that last part.
-
-The order of an epoch whose shuffle stays within a moving window of shards, for disks where every new shard is slow.
+to a bucket in proportion to the full groups that the bucket still has. Its last part holds the incomplete groups, at most
+one a bucket, in keyed order. The incomplete groups stand last because a shorter group anywhere else would shift all later
+groups against the ranks' steps: so a world size that divides `lockstep` never mixes buckets before that last part.
+Any position is computed at once: nothing that came before is replayed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from forebay.config.plan import PlanConfig
+from forebay.plan.bucket.sizes import grad_accs
 from forebay.plan.interface import Tail, check_epoch
 from forebay.plan.permutation import Permutations, derive_key
 from forebay.store.layout import Array, Ints
@@ -87,7 +84,7 @@ class BucketPlan:
 
     @property
     def dropped(self) -> Array:
-        """int64 [num_buckets], samples that an epoch leaves out: under `drop` those of the incomplete batch, other ones each epoch."""
+        """int64 [num_buckets], samples that an epoch leaves out: under `drop` the incomplete batch's, others each epoch."""
         rest: Array = self.bucket_sizes % self.batch_sizes
         return rest if self.tail == "drop" else np.zeros_like(rest)
 
@@ -96,6 +93,44 @@ class BucketPlan:
         """int64 [num_buckets], samples taken a second time to fill the incomplete batch; above 0 under `pad` only."""
         missing: Array = -self.bucket_sizes % self.batch_sizes
         return missing if self.tail == "pad" else np.zeros_like(missing)
+
+    def arrays(self) -> dict[str, Array]:
+        """Returns what a folder keeps of the plan, by file name."""
+        kept = {"members": self.members, "offsets": self.offsets, "batch_sizes": self.batch_sizes}
+        return kept if self.shard_counts is None else {**kept, "shard_counts": self.shard_counts}
+
+    def counts(self) -> dict[str, int]:
+        """Returns the counts that a list of plans shows."""
+        rate, samples = self.sample_rate_hz, len(self.members)
+        return {"sample_rate_hz": rate, "num_samples": samples, "num_batches": self.num_batches}
+
+    def figures(self, settings: PlanConfig) -> dict[str, Any]:
+        """Returns what the plan is made of beside its settings and arrays, as JSON values."""
+        if self.edges:
+            return {"edges_s": list(self.edges_s), "edges": list(self.edges)}
+        return {"edges_s": list(self.edges_s)} if settings.k is not None else {}
+
+    @classmethod
+    def restored(
+        cls,
+        arrays: Mapping[str, Any],
+        metadata: Mapping[str, Any],
+        settings: PlanConfig,
+        check: Callable[[Ints], None] | None,
+    ) -> BucketPlan:
+        """Returns the plan of `arrays` and `figures`; metadata: of the folder that keeps the plan."""
+        edges_s = tuple(metadata["edges_s"]) if "edges_s" in metadata else settings.edges_s
+        return cls(
+            **arrays,
+            edges_s=edges_s,
+            edges=tuple(metadata.get("edges", ())),
+            sample_rate_hz=metadata["sample_rate_hz"],
+            lockstep=settings.lockstep,
+            tail=settings.tail,
+            grad_accs=grad_accs(settings, edges_s=edges_s, num_buckets=len(arrays["batch_sizes"])),
+            locality_shards=settings.locality_shards,
+            check=check,
+        )
 
 
 def shuffled_buckets(plan: BucketPlan, *, seed: int) -> list[Array]:
@@ -215,7 +250,9 @@ class Order:
 
 
 class ShardOrder(Order):
-    """One epoch of a plan with `locality_shards` = N. Costs O(shards * buckets) to make, nothing a sample.
+    """One epoch of a plan with `locality_shards` = N, for disks where every new shard is slow.
+
+    Costs O(shards * buckets) to make, nothing a sample.
 
     The shards, in a keyed order of their own each epoch, form blocks of N / 2. A bucket's line goes through the blocks one
     after the other, and is shuffled inside each. A lockstep group belongs to the block in which its first sample lies;

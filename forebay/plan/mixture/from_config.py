@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,10 @@ from forebay.config.train import TrainConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.plan.bucket.plan import BucketPlan
-from forebay.plan.disk import with_mixture
 from forebay.plan.make import Planned
 from forebay.plan.mixture.assignment import PERIOD, tempered
 from forebay.plan.mixture.plan import MIXTURE_VERSION, MixturePlan, mixture_plan
-from forebay.store.key import digest
+from forebay.plan.names import with_mixture
 from forebay.store.layout import Array
 from forebay.store.source import Categorised, SampleSource, SourceUnion, has_audio, parts_of
 
@@ -33,22 +31,13 @@ _UNKNOWN = "unknown"
 _MAX_LOGGED = 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mixed:
-    """A mixture and its keys, see `Planned`."""
-
-    plan: MixturePlan
-    key: str
-    earlier_key: str
-
-
 def is_mixture(settings: TrainConfig) -> bool:
     """Returns whether a config mixes sources by weights."""
     return bool(settings.mixture) or settings.mixture_column is not None
 
 
-def mix(config: Config, source: SampleSource, planned: Planned) -> Mixed:
-    """Returns the mixture that a config asks for over the buckets of a plan, with its keys; says the quantised weights.
+def mix(config: Config, source: SampleSource, planned: Planned) -> Planned:
+    """Returns the mixture that a config asks for over the buckets of a plan, with its key; says the quantised weights.
 
     source: what is read, with the caches of `[[train.mixture]]` a `SourceUnion`. planned: of all its samples. The key is the
     plan's with names, quantised weights and rules on top: a state does not go on with other weights.
@@ -74,11 +63,7 @@ def mix(config: Config, source: SampleSource, planned: Planned) -> Mixed:
     _say(mixture)
     rules = _rules(settings, mixture)
     assigned = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(source_of, np.int32).data)
-    return Mixed(
-        plan=mixture,
-        key=with_mixture(planned.key, {**rules, "source_of": assigned}),
-        earlier_key=digest({"plan_key": planned.earlier_key, **rules}),
-    )
+    return Planned(plan=mixture, key=with_mixture(planned.key, {**rules, "source_of": assigned}))
 
 
 def _sources(config: Config, source: SampleSource) -> tuple[list[str], Array]:

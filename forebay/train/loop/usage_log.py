@@ -113,7 +113,7 @@ class _Lines:
             "version": USAGE_VERSION,
             "from_step": step,
             "plan_key": self._loader.plan_key,
-            "seed": self._loader.seed,
+            "seed": self._loader.state.seed,
             "caches": [{"folder": str(cache.folder), "key": cache.key} for cache in _caches(source)],
             "source_key": source.key,
             "num_samples": people.num_samples,

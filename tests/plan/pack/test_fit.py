@@ -109,7 +109,7 @@ def test_pieces_of_packs_are_shuffled_as_one(monkeypatch: pytest.MonkeyPatch) ->
     offsets = np.array([0, 5, 6, 300, 301, 640, 1000])
     whole = members.copy()
     shuffle_inside(whole, offsets, key=3)
-    monkeypatch.setattr("forebay.plan.pack_members._PIECE", 100)
+    monkeypatch.setattr("forebay.plan.pack.fit._PIECE", 100)
     pieces = members.copy()
     shuffle_inside(pieces, offsets, key=3)
     for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
