@@ -13,10 +13,10 @@ from PIL import Image
 
 from forebay import cli
 from forebay.config import PlanConfig
-from forebay.inspect.plans import is_plan, plans_of
+from forebay.inspect.plans import plans_of
 from forebay.inspect.terminal.plan import usage_lines
 from forebay.inspect.usage import usage_facts
-from forebay.plan.disk import load_plan
+from forebay.plan.disk import is_plan, load_plan
 from forebay.plan.pack.plan import PackPlan
 from forebay.store.cache import open_cache
 from forebay.store.metadata import checksum
