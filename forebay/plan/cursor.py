@@ -1,7 +1,8 @@
 """Where a rank stands in the micro-batches of a plan: how ranks share them, what comes next, how an epoch ends.
 
 W ranks take W consecutive micro-batches a step. From position `start` on, rank r takes at its step s the position
-start + s * W + r. The state of a run is therefore one global position, and a run of any W goes on where a run of another W
+start + s * W + r. The state of a run is therefore one global position, and a run of any W goes on where a run of
+another W
 stopped: order is a function of (plan, seed, epoch, position), so nothing is replayed. All ranks do the same number of
 steps. Where the positions left are not a multiple of W, `plan.tail` says how the epoch ends:
 
@@ -179,9 +180,10 @@ _AT_ONCE = 64
 class Cursor:
     """Where one rank stands in the epochs of a plan. The next walk begins where `start` is; `state` is the next batch.
 
-    A walk goes from there to the end of the epoch, and the walk after it is the next epoch. Steps may be computed ahead:
-    the cursor moves when a step is handed out. A walk that was begun earlier than the last one moves it no more.
-    Several workers of a rank share its steps: each takes every `num_workers`-th, and has a cursor and a state of its own.
+    A walk goes from there to the end of the epoch, and the walk after it is the next epoch. Steps may be computed
+    ahead: the cursor moves when a step is handed out. A walk that was begun earlier than the last one moves it no more.
+    Several workers of a rank share its steps: each takes every `num_workers`-th, and has a cursor and a state of its
+    own.
     """
 
     def __init__(
@@ -231,8 +233,8 @@ class Cursor:
     def load_state_dict(self, state: Mapping[str, Any], *, num_workers: int = 0) -> None:
         """Makes the next walk begin at the batch that `state` names; the seed of `state` becomes the cursor's.
 
-        Raises ResumeError, naming field and both values, for another plan, a newer version, wrong types, a place outside of
-        the plan or a worker's state where there is another number of workers; nothing has changed then.
+        Raises ResumeError, naming field and both values, for another plan, a newer version, wrong types, a place
+        outside of the plan or a worker's state where there is another number of workers; nothing has changed then.
         """
         loaded = LoaderState.from_json(state, plan_key=self.key, num_batches=self.plan.num_batches)
         stored = state.get(_WORKERS)
@@ -246,7 +248,9 @@ class Cursor:
         self._stand_at(loaded if is_own or self.steps_left(loaded) else loaded.next_epoch(), is_own=is_own)
 
     def walk(self, *, worker: int = 0, num_workers: int = 0) -> Iterator[Step]:
-        """Returns the steps from where the cursor stands to the end of the epoch, or without end; computed a few at once.
+        """Returns the steps from where the cursor stands to the end of the epoch, or without end.
+
+        A few steps are computed at once.
 
         worker, num_workers: which steps of the rank are this worker's; 0 workers: the rank has none, and all are taken.
         """
@@ -283,7 +287,7 @@ class Cursor:
         return turn(count, 0, dp_rank=self.rank, dp_world_size=self.world, tail=self.plan.tail, start=start)
 
     def _after(self, place: LoaderState, steps: int) -> LoaderState:
-        """Returns where a rank is `steps` steps behind `place`: at most at the end of its epoch, unless it is endless."""
+        """Returns the place `steps` steps behind `place`: at most the end of its epoch, unless it is endless."""
         while self.is_endless and steps >= (left := self.steps_left(place)):
             place, steps = place.next_epoch(), steps - left
         steps = min(steps, self.steps_left(place))

@@ -1,7 +1,7 @@
 """A plan as a sealed folder: flat arrays and their statistics, metadata.json last, opened by memory mapping.
 
-Checksums prove that the bytes of a folder are those that were written, and not that forebay wrote them: what the metadata
-and the statistics hold is checked too, before anything uses it.
+Checksums prove that the bytes of a folder are those that were written, and not that forebay wrote them: what the
+metadata and the statistics hold is checked too, before anything uses it.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def save_plan(
 ) -> None:
     """Makes `folder` (of `plan_folder`) hold the plan, complete or not at all; a damaged one that is there is replaced.
 
-    Two savers at once are fine: the first one's folder stays, the bytes are the same. Arrays that are mapped from a replaced
-    folder stay valid. sample_ids: the digest of which samples are planned.
+    Two savers at once are fine: the first one's folder stays, the bytes are the same. Arrays that are mapped from a
+    replaced folder stay valid. sample_ids: the digest of which samples are planned.
     Raises OSError where the root cannot be written, with nothing left behind, and CacheMismatchError where another plan
     (eight equal hex digits, or a newer format) has the folder.
     """
@@ -129,7 +129,8 @@ def load_plan(folder: Path, *, cache_key: str, settings: PlanConfig, num_samples
     _expect(folder, plan_document(cache_key, settings), metadata["plan"])
     if num_samples is not None and metadata["num_samples"] != num_samples:
         raise CacheMismatchError(
-            f"{folder}: num_samples differs ({num_samples} in the cache, {metadata['num_samples']} in the plan); {_AGAIN}"
+            f"{folder}: num_samples differs ({num_samples} in the cache, {metadata['num_samples']} in the plan); "
+            f"{_AGAIN}"
         )
     try:
         return _mapped(folder, metadata, settings)
@@ -167,8 +168,8 @@ def _content(metadata: dict[str, Any]) -> dict[str, Any]:
 def pack_settings(folder: Path) -> tuple[str, PlanConfig]:
     """Returns of which cache the packs of a plan folder are, by its key, and the settings they were made by.
 
-    `load_plan` wants both. Raises as that does, and CacheMismatchError where the folder is no plan of packs or has settings
-    that are not known here.
+    `load_plan` wants both. Raises as that does, and CacheMismatchError where the folder is no plan of packs or has
+    settings that are not known here.
     """
     metadata = read_metadata(folder)
     if metadata["kind"] != "pack":
@@ -196,8 +197,8 @@ def is_plan(folder: Path) -> bool:
 def read_metadata(folder: Path) -> dict[str, Any]:
     """Returns the checked metadata of a plan's folder, by which plans are found, listed and compared; reads no array.
 
-    Raises CacheNotFoundError where no plan is, CacheCorruptError where the document is not what was written or none that
-    forebay writes, CacheMismatchError where a newer forebay wrote it, OSError where it cannot be read.
+    Raises CacheNotFoundError where no plan is, CacheCorruptError where the document is not what was written or none
+    that forebay writes, CacheMismatchError where a newer forebay wrote it, OSError where it cannot be read.
     """
     path = folder / METADATA
     try:

@@ -48,7 +48,7 @@ class Plan(Protocol):
 
     @property
     def tail(self) -> Tail:
-        """What becomes of what is incomplete, see `forebay.plan.ranks`."""
+        """What becomes of what is incomplete, see `forebay.plan.cursor`."""
         ...
 
     @property

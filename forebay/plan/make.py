@@ -61,10 +61,10 @@ class Planned:
 class Samples:
     """What plans are made of, in sample order.
 
-    durations: integers [num_samples], in audio samples at sample_rate_hz; None: of images. The others are called only where
-    they are needed, and give integers [num_samples]: frames (of what is padded), tokens (of labels), patches and images,
-    shards (the number of the shard that holds the sample). None: not known. texts: bool [num_samples], those without audio,
-    whose length is their tokens; None: there are none.
+    durations: integers [num_samples], in audio samples at sample_rate_hz; None: of images. The others are called only
+    where they are needed, and give integers [num_samples]: frames (of what is padded), tokens (of labels), patches and
+    images, shards (the number of the shard that holds the sample). None: not known. texts: bool [num_samples], those
+    without audio, whose length is their tokens; None: there are none.
     """
 
     durations: Array | None = None
@@ -92,8 +92,8 @@ class Samples:
 def plan_of(config: Config, source: SampleSource, *, keep: bool = True) -> Planned:
     """Returns the plan of a config over a source: the one on disk, or made now and, with `keep`, saved.
 
-    Raises ConfigError without a `[plan]` section, PlanError where no plan can be made, CacheMismatchError where another plan
-    or one of a newer format has the folder.
+    Raises ConfigError without a `[plan]` section, PlanError where no plan can be made, CacheMismatchError where another
+    plan or one of a newer format has the folder.
     """
     settings, samples = config.plan, samples_of(source)
     if settings is None:
@@ -136,9 +136,9 @@ def kept_plan(
 ) -> tuple[AnyPlan, Path | None]:
     """Returns the plan of a folder (of `plan_folder`), made and saved where it is not there, and the folder.
 
-    sample_ids: gives the digest of which samples these are, for the plan's metadata. Where the folder cannot be written the
-    plan stays in memory, the folder is None and one log line says why. A damaged plan is made again: unlike a cache it costs
-    seconds. Raises as `plan_of`.
+    sample_ids: gives the digest of which samples these are, for the plan's metadata. Where the folder cannot be written
+    the plan stays in memory, the folder is None and one log line says why. A damaged plan is made again: unlike a cache
+    it costs seconds. Raises as `plan_of`.
     """
     name: dict[str, Any] = {"cache_key": cache_key, "settings": settings}
     try:
@@ -227,14 +227,14 @@ def _window_lengths(samples: Samples, settings: PlanConfig) -> Array:
         return samples.lengths
     if not samples.texts.all() or settings.batch_seconds is not None:
         raise PlanError(
-            f'plan.kind = "window" sorts by one length, and {int(samples.texts.sum())} of {len(samples.texts)} samples have '
-            'no audio; give plan.batch_size for text alone, or plan.kind = "bucket" with edges and batch_tokens'
+            f'plan.kind = "window" sorts by one length, and {int(samples.texts.sum())} of {len(samples.texts)} samples '
+            'have no audio; give plan.batch_size for text alone, or plan.kind = "bucket" with edges and batch_tokens'
         )
     return np.asarray(samples.tokens())
 
 
 def _key_of(plan: AnyPlan, folder: Path | None, *, source: SampleSource, settings: PlanConfig) -> str:
-    """Returns what the states of a loader over this plan are checked by: the same for a cache and for its uncached steps.
+    """Returns what the states of a loader are checked by: the same for a cache and for its uncached steps.
 
     folder: of the plan, which knows the checksums of its arrays; None: they are computed.
     """

@@ -71,10 +71,11 @@ _EARLIER = "resume with the earlier config, or start anew without the state"
 _CHANGES = (
     f"the settings of [plan] or a mixture changed since: {_EARLIER}",
     f"the recipe ([source], [audio], [text], [vision]) changed since: {_EARLIER}",
-    "the samples are others: the data changed since, or a run without the cache had samples that the build left out as bad; "
-    'resume with the earlier data, a run that had no cache with train.cache = "off"',
-    "the lengths of the samples give other batches: a run without the cache takes the manifest's durations, rounded or not, "
-    'where no header says how long the audio is; resume as the state was made, with train.cache = "off" or with the cache',
+    "the samples are others: the data changed since, or a run without the cache had samples that the build left out as "
+    'bad; resume with the earlier data, a run that had no cache with train.cache = "off"',
+    "the lengths of the samples give other batches: a run without the cache takes the manifest's durations, rounded or "
+    "not, where no header says how long the audio is; resume as the state was made, with train.cache = "
+    '"off" or with the cache',
 )
 """What it means where a part of a state key differs, in the order of the parts."""
 
@@ -84,11 +85,11 @@ _PART = 16
 
 
 def state_key(settings: PlanConfig, *, recipe: str, sample_ids: str, content: Mapping[str, Any]) -> str:
-    """Returns what a loader's state is checked by, 64 hex digits: 16 each of the settings, the recipe, the samples, the batches.
+    """Returns what a loader's state is checked by: 16 hex digits each of settings, recipe, samples and batches.
 
-    recipe, sample_ids: digests of how samples are made, and of which they are. content: of the plan, see `plan_content`.
-    Nothing here says whether samples are read from a cache: where their lengths put them into the same batches a state goes
-    from one to the other.
+    recipe, sample_ids: digests of how samples are made, and of which they are. content: of the plan, see
+    `plan_content`. Nothing here says whether samples are read from a cache: where their lengths put them into the same
+    batches a state goes from one to the other.
     """
     document = plan_document("", settings)
     del document["cache_keys"]

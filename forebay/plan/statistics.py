@@ -46,12 +46,12 @@ def statistics(
     durations: integers [num_samples], in audio samples, those that the plan was made from.
     frames: integers [num_samples], of what is padded (feature frames); left out: the durations.
     shards: integers [num_samples], the shard of each sample, for `shard_spread`.
-    Padding is the share of padded frames in all frames, each batch padded to its own longest sample, and `cv` the spread
-    of a batch's padded frames (standard deviation over mean, incomplete batches included); `padding_random_order` is the
-    share of a shuffle without buckets at the same mean batch size. `worlds` says, for W ranks, the
-    steps an epoch, those in which the ranks hold batches of more than one bucket, and what becomes of the epoch's end.
-    `dropped` and `repeated` are samples (the end of a bucket), `*_batches` micro-batches (the end of the epoch).
-    `mean_displacement` and `shard_spread`: see `Randomness`.
+    Padding is the share of padded frames in all frames, each batch padded to its own longest sample, and `cv` the
+    spread of a batch's padded frames (standard deviation over mean, incomplete batches included);
+    `padding_random_order` is the share of a shuffle without buckets at the same mean batch size. `worlds` says, for W
+    ranks, the steps an epoch, those in which the ranks hold batches of more than one bucket, and what becomes of the
+    epoch's end. `dropped` and `repeated` are samples (the end of a bucket), `*_batches` micro-batches (the end of the
+    epoch). `mean_displacement` and `shard_spread`: see `Randomness`.
     Hours count each sample once; durations are in seconds. O(num_samples) time.
     """
     durations = np.asarray(durations)
@@ -126,13 +126,13 @@ def pack_statistics(
 ) -> dict[str, Any]:
     """Returns the document of packing_stats.json; what depends on the order is of epoch 0 under `seed`.
 
-    tokens, patches, images: integers [num_samples], those that the plan was made from; shards: integers [num_samples], the
-    shard of each sample, for `shard_spread`.
-    `fill` is the share of tokens in all packs' `seq_len`, `pad_tokens` the rest, `patch_fill` the share of patches in all
-    packs' `max_patches` (null without). `samples`, `tokens`, `patches` and `images` are of a pack: mean, least, most and
-    a histogram, `counts[i]` packs from `edges[i]` up to below `edges[i + 1]`, the last one included. `unplaced` counts the
-    samples in no pack by reason, `dropped` all of them. `worlds` as in `statistics`; `mean_displacement` and
-    `shard_spread`: see `Randomness`. O(num_samples) time.
+    tokens, patches, images: integers [num_samples], those that the plan was made from; shards: integers [num_samples],
+    the shard of each sample, for `shard_spread`.
+    `fill` is the share of tokens in all packs' `seq_len`, `pad_tokens` the rest, `patch_fill` the share of patches in
+    all packs' `max_patches` (null without). `samples`, `tokens`, `patches` and `images` are of a pack: mean, least,
+    most and a histogram, `counts[i]` packs from `edges[i]` up to below `edges[i + 1]`, the last one included.
+    `unplaced` counts the samples in no pack by reason, `dropped` all of them. `worlds` as in `statistics`;
+    `mean_displacement` and `shard_spread`: see `Randomness`. O(num_samples) time.
     Raises PlanError for lengths of other samples.
     """
     given = {"tokens": tokens, "patches": patches, "images": images}
@@ -190,7 +190,7 @@ def _figures(held: Array) -> dict[str, Any]:
 
 
 def worlds(order: EpochOrder, tail: Tail) -> dict[str, dict[str, int]]:
-    """Returns for each of `WORLD_SIZES` the steps of an epoch, those that mix shapes, and what becomes of the epoch's end."""
+    """Returns for each of `WORLD_SIZES` the steps of an epoch, those that mix shapes, and how the epoch ends."""
     count = len(order)
     buckets = order.buckets(np.arange(count))
     found = {}
@@ -208,7 +208,7 @@ def worlds(order: EpochOrder, tail: Tail) -> dict[str, dict[str, int]]:
 
 
 def _batch_places(order: Order) -> list[Array]:
-    """Returns for each bucket where in the epoch's stream of samples its batches begin: int64 [batches of the bucket]."""
+    """Returns for each bucket where its batches begin in the epoch's stream of samples: int64 [num_batches]."""
     buckets, numbers = order.locate(np.arange(len(order)))
     sizes = order.batch_lengths(buckets, numbers)
     starts = np.cumsum(sizes) - sizes
@@ -258,7 +258,7 @@ _ENOUGH = 2**22
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """Sums over some batches: frames held, frames padded to, the squares of the latter, and how many batches they are."""
+    """Sums over some batches: frames held, frames padded to, their squares, and how many batches there are."""
 
     held: int = 0
     padded_to: int = 0
@@ -308,7 +308,7 @@ def padding_in_line(lengths: Array, size: int) -> Padding:
 
 
 def padding_random_order(frames: Array, size: int, *, seed: int) -> Padding:
-    """Returns the sums of a shuffle without buckets, in batches of `size`; of a shuffle longer than 4 million its head."""
+    """Returns the sums of a shuffle without buckets, in batches of `size`; of at most its first 4 million samples."""
     line = Permutations([len(frames)], derive_key("forebay random order", seed))
     found = Padding()
     step = max(CHUNK // size, 1) * size
@@ -347,8 +347,9 @@ class Randomness:
         """Returns `mean_displacement` and `shard_spread`, both as shares of the epoch.
 
         mean_displacement: between where a sample is stored and where it stands; 1/3 when any place is as likely.
-        shard_spread: root mean square distance of a sample from the mean place of its shard's samples; 0.289 (1/sqrt(12))
-        when a shard's samples are all over the epoch, about N / shards when they stay within N shards; None: not known.
+        shard_spread: root mean square distance of a sample from the mean place of its shard's samples; 0.289
+        (1/sqrt(12)) when a shard's samples are all over the epoch, about N / shards when they stay within N shards;
+        None: not known.
         """
         moved = self._moved / max(self._taken * self._num_samples, 1)
         if self._shards is None:

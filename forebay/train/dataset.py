@@ -23,14 +23,14 @@ class SampleDataset(Dataset[dict[str, torch.Tensor]]):
     """Samples by index, as dicts of tensors that are copies. A `Collator` of the same source is its `collate_fn`."""
 
     def __init__(self, source: SampleSource, *, crop_seed: int | None = None) -> None:
-        """crop_seed: samples have the draw of their crop beside them, for a `Collator` with `crop_s`; see `set_epoch`."""
+        """crop_seed: samples have the draw of their crop beside them, for a `Collator` with `crop_s`."""
         self.source = source
         self._crop_seed = crop_seed
         self._draws: CropDraws | None = None
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes crops those of `epoch`. To be called before the epoch's iterator is made: running workers have a copy."""
+        """Makes crops those of `epoch`. Call it before the epoch's iterator is made: running workers have a copy."""
         if self._crop_seed is not None:
             self._draws = CropDraws(seed=self._crop_seed, epoch=epoch)
 
@@ -52,8 +52,9 @@ class SampleDataset(Dataset[dict[str, torch.Tensor]]):
 class PlanSampler:
     """The sample indices of one rank's batches, an epoch an iteration: a `batch_sampler` for torch's DataLoader.
 
-    The batches are those of `Loader` under the same plan, seed and ranks, and so is the state: it goes from one to the other,
-    and to another world size. torchdata's StatefulDataLoader keeps it in its own state, whatever its workers fetch ahead.
+    The batches are those of `Loader` under the same plan, seed and ranks, and so is the state: it goes from one to the
+    other, and to another world size. torchdata's StatefulDataLoader keeps it in its own state, whatever its workers
+    fetch ahead.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class PlanSampler:
         self.cursor.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns where the next batch is, as `Loader.state_dict` does; what a DataLoader fetched ahead counts as given."""
+        """Returns where the next batch is, as `Loader` does; what a DataLoader fetched ahead counts as given."""
         return self.cursor.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -95,9 +96,10 @@ class PlanSampler:
         """
         if self.cursor.world > 1:
             raise ConfigError(
-                f"these batches are already those of dp_rank {self.cursor.rank} of {self.cursor.world}, and sharing them again "
-                "would leave samples out; do not give this DataLoader to accelerate's prepare, or make the PlanSampler with "
-                "dp_rank=0, dp_world_size=1"
+                f"these batches are already those of dp_rank {self.cursor.rank} of {self.cursor.world}, and sharing "
+                "them again would leave samples out; do not give this DataLoader to accelerate's prepare, or make the "
+                "PlanSampler "
+                "with dp_rank=0, dp_world_size=1"
             )
 
     def __len__(self) -> int:

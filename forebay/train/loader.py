@@ -30,8 +30,9 @@ class Loader:
     `model(**batch)`, pinned where CUDA is present; of packs with uint8 patches a `PatchBatch`, which is no mapping.
     A batch is the user's for as long as any view of it lives: its memory is used again only when the last view is gone.
     Under a mixture with `per_source` each batch is of one source and has that source's own fields.
-    Order and contents depend on (plan, seed, epoch, rank, world size) alone, never on threads. An epoch left before its end
-    begins again, where it had begun, at the next iteration; to go on instead: `loader.load_state_dict(loader.state_dict())`.
+    Order and contents depend on (plan, seed, epoch, rank, world size) alone, never on threads. An epoch left before its
+    end begins again, where it had begun, at the next iteration; to go on instead:
+    `loader.load_state_dict(loader.state_dict())`.
     """
 
     def __init__(
@@ -47,8 +48,9 @@ class Loader:
     ) -> None:
         """Starts nothing yet: threads live from `iter` to the end of the iterator.
 
-        dp_rank, dp_world_size: left out, those of `resolve_ranks`. Every rank does as many steps; see `forebay.plan.cursor`
-        for the epoch's end. collator: what makes the batches, for example of packs; None: a `Collator` of the settings.
+        dp_rank, dp_world_size: left out, those of `resolve_ranks`. Every rank does as many steps; see
+        `forebay.plan.cursor` for the epoch's end. collator: what makes the batches, for example of packs; None: a
+        `Collator` of the settings.
         finish: what makes the batch handed out of the one that was copied to the device.
         Raises ConfigError (also ValueError) for impossible values, PlanError where no rank has a step.
         """
@@ -82,7 +84,7 @@ class Loader:
 
     @property
     def dataset(self) -> NoReturn:
-        """Raises AttributeError: transformers' Trainer asks for it to read again what it had read before a checkpoint."""
+        """Raises AttributeError: transformers' Trainer would read again what it had read before a checkpoint."""
         raise AttributeError(
             "a forebay Loader has no dataset to be read again: to resume under transformers' Trainer, mix "
             "forebay.train.integrations.hf.LoaderMixin into it (examples/hf_trainer.py); elsewhere use load_state_dict"
@@ -134,7 +136,7 @@ class Loader:
         return self.plan.grad_accs[self.plan.order(place.seed, place.epoch).bucket(place.position)]
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next iteration that of `epoch`, from its head; in the epoch where the loader stands nothing changes."""
+        """Makes the next iteration that of `epoch`, from its head; in the epoch where it stands nothing changes."""
         self.cursor.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:

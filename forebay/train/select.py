@@ -1,4 +1,4 @@
-"""From a config to what is read: the sealed cache of the same key, or the same steps on the fly; several for a mixture."""
+"""From a config to what is read: the sealed cache of its key, or the same steps on the fly; several for a mixture."""
 
 from __future__ import annotations
 
@@ -58,15 +58,17 @@ def make_loader(
 
     `train.cache` decides: `auto` takes the cache, else goes uncached with one warning that names the command to run;
     `require` raises CacheNotFoundError; `off` goes uncached. Where torch.distributed is up, rank 0 finds cache and plan
-    and the others are told. `[[train.mixture]]` reads several caches, each chosen in this way; weights are applied on top of
-    the plan of all their samples.
+    and the others are told. `[[train.mixture]]` reads several caches, each chosen in this way; weights are applied on
+    top of the plan of all their samples.
     Every batch is right for `model(**batch)`. Packs have `pixel_values`, expanded where the batch is handed out, and
     `use_cache=False`; with `train.pixels = "uint8"` they are of another form, see `PatchBatch`.
-    dp_rank, dp_world_size, device_mesh: which batches are this process's, see `resolve_ranks`; left out, they are found.
-    device, device_prefetch: where batches are handed out, and how many are copied there ahead, see `Loader`; they depend on
-    the process and not on the run, so no config holds them.
+    dp_rank, dp_world_size, device_mesh: which batches are this process's, see `resolve_ranks`; left out, they are
+    found.
+    device, device_prefetch: where batches are handed out, and how many are copied there ahead, see `Loader`; they
+    depend on the process and not on the run, so no config holds them.
     Raises ConfigError without a `[plan]` section, for ranks that cannot be, or for a device that is not there,
-    CacheMismatchError for caches whose samples cannot stand in one batch, where `train.mixture_batches` puts them there.
+    CacheMismatchError for caches whose samples cannot stand in one batch, where `train.mixture_batches` puts them
+    there.
     """
     ranks = resolve_ranks(dp_rank, dp_world_size, device_mesh=device_mesh)
     selected = select(config)
@@ -115,8 +117,8 @@ def pack_forms(
     settings = config.train
     if settings.pixels == "uint8" and as_tensordict:
         raise ConfigError(
-            'train.pixels is "uint8" and as_tensordict is true: a model would take a TensorDict with uint8 patches and pass '
-            'over them; set train.pixels = "float32"'
+            'train.pixels is "uint8" and as_tensordict is true: a model would take a TensorDict with uint8 patches and '
+            'pass over them; set train.pixels = "float32"'
         )
     if settings.pixels == "uint8" or is_host(device):
         return pack_collator(settings, config.plan, source), None

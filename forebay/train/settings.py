@@ -24,8 +24,8 @@ class LoaderSettings:
     crop_s: float | None = None
     """Batches are of random crops of so many seconds, drawn by (seed, epoch, sample id); see `collate.crop`."""
     mask_fillers: bool = False
-    """Batches of weight 0 have all labels -100. A sum of token losses over ranks is then right by itself; a mean over the
-    batch's own tokens is NaN."""
+    """Batches of weight 0 have all labels -100. A sum of token losses over ranks is then right by itself; a mean over
+    the batch's own tokens is NaN."""
     as_tensordict: bool = False
     """Batches are TensorDicts."""
     num_threads: int = 2

@@ -1,4 +1,4 @@
-"""Packs of a sealed vision cache as an iterable dataset, for torch's DataLoader and whatever wraps it; needs no config."""
+"""Packs of a sealed vision cache as an iterable dataset, for torch's DataLoader and what wraps it; needs no config."""
 
 from __future__ import annotations
 
@@ -51,13 +51,15 @@ def build_vl_dataloader(
 ) -> Loader:
     """Returns the loader of this rank's packs: `make_loader`, of a config that has `[vision]` and packs.
 
-    From the cache that answers the config, filled ahead by threads; without one, uncached after one warning that names the
-    command to run, unless `train.cache` says otherwise. Raises as `make_loader`, and ConfigError for a config of another kind.
+    From the cache that answers the config, filled ahead by threads; without one, uncached after one warning that names
+    the command to run, unless `train.cache` says otherwise. Raises as `make_loader`, and ConfigError for a config of
+    another kind.
     """
     if config.vision is None or config.plan is None or config.plan.kind != "pack":
         found = "no [vision]" if config.vision is None else f"plan.kind = {config.plan and config.plan.kind!r}"
         raise ConfigError(
-            f'{config.path}: {found}, wanted [vision] and plan.kind = "pack"; use forebay.train.make_loader for other configs'
+            f'{config.path}: {found}, wanted [vision] and plan.kind = "pack"; use forebay.train.make_loader for other '
+            "configs"
         )
     return make_loader(
         config,
@@ -72,16 +74,16 @@ def build_vl_dataloader(
 class CachedVLDataset(IterableDataset[Batch]):
     """One rank's packed batches of an epoch, in the order of `Loader`; see `PackCollator` for their fields and form.
 
-    For loops that must be given a DataLoader: `DataLoader(dataset, batch_size=None, num_workers=n)`. Workers take turns, so
-    the order is the same for any number of them. `make_loader` gives equal batches with threads, without copies between
-    processes. States go from one to the other.
+    For loops that must be given a DataLoader: `DataLoader(dataset, batch_size=None, num_workers=n)`. Workers take
+    turns, so the order is the same for any number of them. `make_loader` gives equal batches with threads, without
+    copies between processes. States go from one to the other.
 
     The next iteration is the next epoch. A DataLoader's workers are copies, and the dataset in the main process stands
-    still: call `set_epoch` before each of its epochs, and for states take torchdata's StatefulDataLoader, with which every
-    worker keeps its own. An epoch left before its end begins again where it had begun.
+    still: call `set_epoch` before each of its epochs, and for states take torchdata's StatefulDataLoader, with which
+    every worker keeps its own. An epoch left before its end begins again where it had begun.
 
-    Where an epoch's packs are no multiple of the ranks, its last step has packs of its head (`plan.tail` "short" and "pad"),
-    or is left out ("drop").
+    Where an epoch's packs are no multiple of the ranks, its last step has packs of its head (`plan.tail` "short" and
+    "pad"), or is left out ("drop").
     """
 
     def __init__(
@@ -101,22 +103,22 @@ class CachedVLDataset(IterableDataset[Batch]):
     ) -> None:
         """Opens cache and plan; no config is needed.
 
-        cache_dir: a cache's folder, whose one plan of packs under `../plans` is taken, or a plan's folder, whose cache beside
-        `plans` is taken: of several codecs the one that is read the fastest.
-        dp_rank, dp_world_size, device_mesh: see `resolve_ranks`; left out, they are found, here and not in a DataLoader's
-        workers.
+        cache_dir: a cache's folder, whose one plan of packs under `../plans` is taken, or a plan's folder, whose cache
+        beside `plans` is taken: of several codecs the one that is read the fastest.
+        dp_rank, dp_world_size, device_mesh: see `resolve_ranks`; left out, they are found, here and not in a
+        DataLoader's workers.
         infinite: the end of an epoch goes on with the next one. seed: of the order.
         pixels, pack_shapes, patch_classes, varlen: as in `[train]`.
         mask_fillers: packs of the head that fill the last step under tail "short" have all labels -100, see `Loader`.
-        Raises CacheNotFoundError where cache or plan is missing, ConfigError where several plans could be meant or a value is
-        impossible, CacheMismatchError or CacheCorruptError for folders that are not what was sealed, PlanError where no rank
-        has a step.
+        Raises CacheNotFoundError where cache or plan is missing, ConfigError where several plans could be meant or a
+        value is impossible, CacheMismatchError or CacheCorruptError for folders that are not what was sealed, PlanError
+        where no rank has a step.
         """
         rank, world = resolve_ranks(dp_rank, dp_world_size, device_mesh=device_mesh)
         if pixels not in ("uint8", "float32", "float16", "bfloat16") or pack_shapes not in ("natural", "fixed"):
             raise ConfigError(
-                f'pixels is "{pixels}", wanted uint8, float32, float16 or bfloat16; pack_shapes is "{pack_shapes}", wanted '
-                "natural or fixed"
+                f'pixels is "{pixels}", wanted uint8, float32, float16 or bfloat16; pack_shapes is "{pack_shapes}", '
+                "wanted natural or fixed"
             )
         self.source, self.plan_folder = cache_and_plan_folder(Path(cache_dir).absolute())
         planned, settings = opened_packs(self.plan_folder, self.source)
@@ -186,9 +188,10 @@ def _num_workers() -> int:
 def cache_and_plan_folder(folder: Path) -> tuple[Cache, Path]:
     """Returns the cache that `folder` is, or whose plan of packs it is, and the plan's folder.
 
-    A cache's plan is the one of packs under `../plans`; a plan's cache lies beside `plans`: of several codecs the one that
-    is read the fastest. Raises CacheNotFoundError where either is missing, ConfigError where several plans could be meant or
-    the cache holds no images, CacheMismatchError or CacheCorruptError for a folder that is not what was sealed.
+    A cache's plan is the one of packs under `../plans`; a plan's cache lies beside `plans`: of several codecs the one
+    that is read the fastest. Raises CacheNotFoundError where either is missing, ConfigError where several plans could
+    be meant or the cache holds no images, CacheMismatchError or CacheCorruptError for a folder that is not what was
+    sealed.
     """
     if (folder / STATISTICS).is_file():
         return _cache_of(folder), folder
@@ -220,8 +223,8 @@ def _plan_of(cache: Cache) -> Path:
             logger.info("leaving out a plan: %s", err)
     if not found:
         raise CacheNotFoundError(
-            f"no plan of packs for {cache.folder} in {cache.folder.parent / PLANS}; run: forebay preprocess CONFIG, with "
-            '[plan] kind = "pack"'
+            f"no plan of packs for {cache.folder} in {cache.folder.parent / PLANS}; run: forebay preprocess CONFIG, "
+            'with [plan] kind = "pack"'
         )
     if len(found) > 1:
         names = ", ".join(path.name for path in found)

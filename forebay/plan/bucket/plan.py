@@ -2,10 +2,10 @@
 
 An epoch is one sequence of micro-batches, the same for every world size. Its first part holds the full lockstep groups
 (`lockstep` batches of one bucket each) of all buckets under one keyed permutation: at every place the next group falls
-to a bucket in proportion to the full groups that the bucket still has. Its last part holds the incomplete groups, at most
-one a bucket, in keyed order. The incomplete groups stand last because a shorter group anywhere else would shift all later
-groups against the ranks' steps: so a world size that divides `lockstep` never mixes buckets before that last part.
-Any position is computed at once: nothing that came before is replayed.
+to a bucket in proportion to the full groups that the bucket still has. Its last part holds the incomplete groups, at
+most one a bucket, in keyed order. The incomplete groups stand last because a shorter group anywhere else would shift
+all later groups against the ranks' steps: so a world size that divides `lockstep` never mixes buckets before that last
+part. Any position is computed at once: nothing that came before is replayed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class BucketPlan:
     calibration says so.
     edges_s: the upper edges; sample_rate_hz: of the durations that the plan was made from.
     edges: upper edges, in tokens, of the buckets of samples without audio, which come behind the others.
-    shard_counts: int32 [num_shards, num_buckets], samples of each, with `locality_shards`, the shards of the moving window.
+    shard_counts: int32 [num_shards, num_buckets], samples of each, with `locality_shards`, the shards of the moving
+    window.
     check: called with the places of `members` that are about to be read, where they are checked at first touch.
     """
 
@@ -84,7 +85,7 @@ class BucketPlan:
 
     @property
     def dropped(self) -> Array:
-        """int64 [num_buckets], samples that an epoch leaves out: under `drop` the incomplete batch's, others each epoch."""
+        """int64 [num_buckets], samples that an epoch leaves out under `drop`: other ones each epoch."""
         rest: Array = self.bucket_sizes % self.batch_sizes
         return rest if self.tail == "drop" else np.zeros_like(rest)
 
@@ -151,8 +152,8 @@ class Order:
     """One epoch of a plan: a function of (plan, seed, epoch, position) and nothing else. Costs O(buckets) to make.
 
     Inside a bucket a keyed permutation, another one each epoch, puts the samples in line; batch i of the bucket takes
-    places i * batch_size on. The last, incomplete batch of a bucket, by `plan.tail`: `short` has the fewer samples that are
-    left; `drop` leaves it out; `pad` fills it with the samples at the head of the bucket's line, which come twice.
+    places i * batch_size on. The last, incomplete batch of a bucket, by `plan.tail`: `short` has the fewer samples that
+    are left; `drop` leaves it out; `pad` fills it with the samples at the head of the bucket's line, which come twice.
     """
 
     __slots__ = (
@@ -254,11 +255,11 @@ class ShardOrder(Order):
 
     Costs O(shards * buckets) to make, nothing a sample.
 
-    The shards, in a keyed order of their own each epoch, form blocks of N / 2. A bucket's line goes through the blocks one
-    after the other, and is shuffled inside each. A lockstep group belongs to the block in which its first sample lies;
-    the epoch takes the groups block by block, inside a block by a keyed permutation. A group may end in the next block: its
-    samples lie in N shards at most, and the window moves on by N / 2. (The groups of a bucket too rare to fill one in a
-    block reach over several, and so do the incomplete groups at the epoch's end.)
+    The shards, in a keyed order of their own each epoch, form blocks of N / 2. A bucket's line goes through the blocks
+    one after the other, and is shuffled inside each. A lockstep group belongs to the block in which its first sample
+    lies; the epoch takes the groups block by block, inside a block by a keyed permutation. A group may end in the next
+    block: its samples lie in N shards at most, and the window moves on by N / 2. (The groups of a bucket too rare to
+    fill one in a block reach over several, and so do the incomplete groups at the epoch's end.)
     """
 
     __slots__ = (

@@ -1,4 +1,4 @@
-"""From `[[train.mixture]]` or `train.mixture_column` to a plan: which sources, by which weights."""
+"""From `[[train.mixture]]` or `train.mixture_column` to a plan: which sources are mixed, by which weights."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def is_mixture(settings: TrainConfig) -> bool:
 def mix(config: Config, source: SampleSource, planned: Planned) -> Planned:
     """Returns the mixture that a config asks for over the buckets of a plan, with its key; says the quantised weights.
 
-    source: what is read, with the caches of `[[train.mixture]]` a `SourceUnion`. planned: of all its samples. The key is the
-    plan's with names, quantised weights and rules on top: a state does not go on with other weights.
-    Raises ConfigError for a column that the source lacks, weights of other values than the column has, or a plan without
-    buckets; PlanError where weights and samples give no mixture.
+    source: what is read, with the caches of `[[train.mixture]]` a `SourceUnion`. planned: of all its samples. The key
+    is the plan's with names, quantised weights and rules on top: a state does not go on with other weights.
+    Raises ConfigError for a column that the source lacks, weights of other values than the column has, or a plan
+    without buckets; PlanError where weights and samples give no mixture.
     """
     settings, plan = config.train, planned.plan
     if not isinstance(plan, BucketPlan) or getattr(plan, "locality_shards", None) is not None:
@@ -95,8 +95,8 @@ def _weights(config: Config, source: SampleSource, names: Sequence[str], source_
     mute = [name for name, part in zip(names, parts_of(source), strict=False) if not has_audio(part)]
     if mute and settings.mixture:
         raise ConfigError(
-            f"{config.path}: {mute[0]} has no audio, so hours give it no weight; give every [[train.mixture]] a weight, or "
-            "train.asr_ratio"
+            f"{config.path}: {mute[0]} has no audio, so hours give it no weight; give every [[train.mixture]] a "
+            "weight, or train.asr_ratio"
         )
     return tempered(_hours(source, source_of, len(names)), settings.mixture_temperature)
 
@@ -113,8 +113,8 @@ def _asr_weights(config: Config, source: SourceUnion) -> list[float]:
     mute = [name for name, part in zip(source.names, source.sources, strict=True) if not has_audio(part)]
     if len(mute) != 1:
         raise ConfigError(
-            f"{config.path}: train.asr_ratio is the share of micro-batches beside one cache without audio, and {len(mute)} of "
-            f"{len(source.names)} have none{': ' if mute else ''}{', '.join(mute)}; give weights instead"
+            f"{config.path}: train.asr_ratio is the share of micro-batches beside one cache without audio, and "
+            f"{len(mute)} of {len(source.names)} have none{': ' if mute else ''}{', '.join(mute)}; give weights instead"
         )
     hours = _hours(source, source.source_of, len(source.names))
     heard = [weight if has_audio(part) else 0.0 for weight, part in zip(hours, source.sources, strict=True)]

@@ -1,9 +1,9 @@
 """The packers: from the lengths of samples to packs, on the histogram of all lengths or along a line of samples.
 
 On the histogram, packs of which thousands are alike are thought of once: `best_fit` with exact completion, and
-`best_fit_decreasing`, exactly the packs of the usual algorithm. `hand_out` then draws at random which samples of a length
-go where, and `shuffle_inside` puts the samples of a pack into random order. Along a line, `stream_packs` sees only so many
-samples at once, and keeps to one budget or two.
+`best_fit_decreasing`, exactly the packs of the usual algorithm. `hand_out` then draws at random which samples of a
+length go where, and `shuffle_inside` puts the samples of a pack into random order. Along a line, `stream_packs` sees
+only so many samples at once, and keeps to one budget or two.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def _next(stock: _Stock, room: int) -> list[int]:
 class _Stock:
     """The samples that are left, by length.
 
-    The lengths that occur are bits of an integer, and of its mirror image: which pairs have a given sum is then one shift
-    and one AND over all lengths.
+    The lengths that occur are bits of an integer, and of its mirror image: which pairs have a given sum is then one
+    shift and one AND over all lengths.
     """
 
     def __init__(self, counts: Array, *, seq_len: int) -> None:
@@ -108,7 +108,7 @@ class _Stock:
         return [longer, target - longer]
 
     def cross_section(self, room: int, longest: int) -> list[int]:
-        """Returns lengths at even distances in the sorted line of all samples, so many that about `longest` stays free."""
+        """Returns lengths at even distances in the sorted line of all samples; about `longest` stays free."""
         count = (room - longest) * self.num_samples // self.num_tokens
         count = max(1, min(count, self.num_samples))
         self._phase = (self._phase + _GOLDEN) % 2**32
@@ -129,7 +129,7 @@ class _Stock:
             self._flip(length)
 
     def take_again(self, lengths: list[int], *, at_most: int) -> int:
-        """Takes the samples of more packs of these lengths, as many as there are up to `at_most`; returns how many packs."""
+        """Takes the samples of up to `at_most` more packs of these lengths; returns how many packs."""
         values, copies = np.unique(lengths, return_counts=True)
         times = min(int((self._counts[values] // copies).min()), at_most)
         if times > 0:
@@ -154,8 +154,8 @@ def best_fit_decreasing(counts: Array, *, seq_len: int) -> list[Pattern]:
 
     counts: int64 [seq_len + 1], samples of each length; none of length 0.
     From the longest sample to the shortest, each goes into the pack with the least room that it fits, or a new one
-    (Johnson 1974). A pack that is the tightest for a length stays so until the length does not fit any more, so packs of
-    equal room take it all in the same way.
+    (Johnson 1974). A pack that is the tightest for a length stays so until the length does not fit any more, so packs
+    of equal room take it all in the same way.
     """
     packs: defaultdict[int, list[tuple[int, _Chain]]] = defaultdict(list)
     rooms = 0  # bit r: there are packs with room r
@@ -224,7 +224,8 @@ def shuffle_inside(members: Array, offsets: Array, *, key: int) -> None:
 def shuffled_groups(groups: Array, *, key: int, first: int = 0) -> Array:
     """Returns the places 0..len-1, int32 (int64 from 2^31 on), group by group as they rise, inside one in random order.
 
-    groups: integers [num_places], 0 or more. key: a 64-bit integer. first: number of the first place, where the groups are
+    groups: integers [num_places], 0 or more. key: a 64-bit integer. first: number of the first place, where the groups
+    are
     a piece of something longer: the random order is a function of (key, first + place).
     One sort of flat integers that hold group, random bits and place: four times as fast as an argsort.
     """
@@ -340,7 +341,7 @@ def _fullest(waiting: Sequence[_Waiting], room: int, other_room: int) -> list[in
 
 
 def _subset(waiting: Sequence[_Waiting], numbers: list[int], reached: list[int], total: int) -> list[int]:
-    """Returns the numbers, rising, whose sizes have the sum `total`: a later one only where earlier ones do not reach."""
+    """Returns the numbers, rising, whose sizes have the sum `total`; later ones only where others do not reach."""
     found = []
     for place in range(len(numbers) - 1, -1, -1):
         if not total:

@@ -1,4 +1,5 @@
-"""A plan of packs and its order: which samples share one row of `seq_len` tokens, and which pack stands at which position.
+"""A plan of packs and its order: which samples share one row of `seq_len` tokens, and which pack stands at which
+position.
 
 An epoch's order is one keyed permutation of the packs.
 """
@@ -39,8 +40,8 @@ _SEEN_AT_ONCE = 256
 class PackPlan:
     """Samples in packs; a micro-batch is one pack. No seed, no epoch: one for all.
 
-    members: int32 (int64 from 2^31 samples on) [placed samples], sample indices pack by pack, in the order in which they
-    stand in the pack.
+    members: int32 (int64 from 2^31 samples on) [placed samples], sample indices pack by pack, in the order in which
+    they stand in the pack.
     offsets: int64 [num_packs + 1]; pack p holds members[offsets[p] : offsets[p + 1]].
     unplaced: for each reason of `UNPLACED` the indices, rising, of the samples that are in no pack.
     check: called with the places of `members` that are about to be read, where they are checked at first touch.
@@ -134,13 +135,13 @@ def pack_plan(tokens: Array, *, patches: Array | None = None, settings: PlanConf
 
     tokens: integers [num_samples], of 1 or more. patches: integers [num_samples], of the sample's images; needed for
     `max_patches`.
-    With `buffer_size` packs are made along the samples as they are stored (`stream_packs`). Else of all of them at once,
-    on the histogram of lengths (`best_fit`, or `best_fit_decreasing` where that needs fewer packs), and the samples of
-    a length are drawn at random; only where such packs exceed `max_patches` along a shuffled line of all samples.
-    A function of the lengths and settings, on any machine. O(num_samples) memory; time: 10 million samples in 3 s on
-    the histogram, 30 s along a line.
-    Raises PlanError for no samples, a length below 1, missing patches, nothing that fits, and under `overlong = "error"`
-    for the first sample that does not fit.
+    With `buffer_size` packs are made along the samples as they are stored (`stream_packs`). Else of all of them at
+    once, on the histogram of lengths (`best_fit`, or `best_fit_decreasing` where that needs fewer packs), and the
+    samples of a length are drawn at random; only where such packs exceed `max_patches` along a shuffled line of all
+    samples. A function of the lengths and settings, on any machine. O(num_samples) memory; time: 10 million samples in
+    3 s on the histogram, 30 s along a line.
+    Raises PlanError for no samples, a length below 1, missing patches, nothing that fits, and under `overlong =
+    "error"` for the first sample that does not fit.
     """
     seq_len = _checked(tokens, patches, settings)
     unplaced = _unplaced(tokens, patches, settings, seq_len=seq_len)
@@ -223,7 +224,8 @@ def _unplaced(tokens: Array, patches: Array | None, settings: PlanConfig, *, seq
     if is_long.sum() + is_large.sum() == len(tokens):
         raise PlanError(
             f"none of {len(tokens)} samples fits into a pack: {len(found['too_long'])} have more than plan.seq_len = "
-            f"{seq_len} tokens, {len(found['too_many_patches'])} more than plan.max_patches = {settings.max_patches} patches"
+            f"{seq_len} tokens, {len(found['too_many_patches'])} more than plan.max_patches = {settings.max_patches} "
+            "patches"
         )
     return found
 
