@@ -69,11 +69,11 @@ class Corpus:
     def config(self, *overrides: str) -> Config:
         """Returns the config, of the calling thread's loader; where a cache is wanted it must be there."""
         fixed = (
-            "train.num_threads=0",
-            "train.prefetch=1",
-            "train.pixels=uint8",
+            "loader.num_threads=0",
+            "loader.prefetch=1",
+            "loader.pixels=uint8",
             f"plan.seq_len={self.seq_len}",
-            'train.cache="require"',
+            'loader.cache="require"',
         )
         return load_config(self.folder / "packs.toml", overrides=[*fixed, *overrides])
 
@@ -251,13 +251,13 @@ def sources(corpus: Corpus) -> dict[str, Source]:
     raw = corpus.config()
     loader = make_loader(raw)
     table, copies = patch_table(loader.source.constants), int(loader.source.constants["temporal_patch_size"])
-    memmap = Memmap(corpus.folder / "packs", from_loader(corpus.config("train.pixels=float32"))())
+    memmap = Memmap(corpus.folder / "packs", from_loader(corpus.config("loader.pixels=float32"))())
     packs = from_loader(raw)
     found: dict[str, Source] = {"cache raw, uint8": packs, "cache raw, uint8, just opened": first_read(raw)}
     for codec in corpus.codecs[1:]:
         found[f"cache {codec}, uint8"] = from_loader(corpus.config(f"vision.codec={codec}"))
     for dtype in ("bfloat16", "float32"):
-        found[f"cache raw, {dtype} expanded by the loader"] = from_loader(corpus.config(f"train.pixels={dtype}"))
+        found[f"cache raw, {dtype} expanded by the loader"] = from_loader(corpus.config(f"loader.pixels={dtype}"))
     found["cache raw, bfloat16 by the device's gathers, on the CPU"] = device_twin(
         packs, table, copies, dtype=torch.bfloat16
     )
@@ -265,7 +265,7 @@ def sources(corpus: Corpus) -> dict[str, Source]:
         FLOAT32_REUSED: memmap.into_reused_memory,
         FLOAT32: memmap.into_new_memory,
         FLOAT32_TORCH: memmap.by_torch,
-        "forebay uncached, uint8": from_loader(corpus.config('train.cache="off"')),
+        "forebay uncached, uint8": from_loader(corpus.config('loader.cache="off"')),
         ONLINE: Online(corpus, loader),
     }
 

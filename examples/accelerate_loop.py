@@ -2,8 +2,9 @@
 
 python examples/accelerate_loop.py configs/demo_vision.toml [section.field=value ...]
 
-The loader gives each rank its share and puts batches on the device, so it is not prepared. accelerate's `accumulate` asks a
-prepared loader where an epoch ends; the loop says so itself, or the last, odd micro-batch of an epoch would spill into the next.
+The loader gives each rank its share and puts batches on the device, so it is not prepared. accelerate's `accumulate`
+asks a prepared loader where an epoch ends; the loop says so itself, or the last, odd micro-batch of an epoch would
+spill into the next.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def main(config_path: str, overrides: list[str]) -> list[float]:
     loader = forebay.train.make_loader(
         config, dp_rank=accelerator.process_index, dp_world_size=accelerator.num_processes, device=accelerator.device
     )
-    model = load_model(Path(str(config.train.model)), seed=config.train.seed, init=config.train.init)
+    model = load_model(Path(str(config.train.model)), seed=config.loader.seed, init=config.train.init)
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=config.train.learning_rate))
 
     losses: list[float] = []

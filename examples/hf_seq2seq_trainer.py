@@ -37,7 +37,7 @@ def main(config_path: str, overrides: list[str]) -> list[float]:
     )
     place = {"dp_rank": arguments.process_index, "dp_world_size": arguments.world_size}
     trainer = ForebaySeq2SeqTrainer(
-        model=load_model(Path(str(config.train.model)), seed=config.train.seed, init=config.train.init),
+        model=load_model(Path(str(config.train.model)), seed=config.loader.seed, init=config.train.init),
         args=arguments,
         train_dataset=forebay.train.make_loader(config, **place),
         eval_dataset=forebay.train.make_loader(config, **place),  # of another config, as a rule

@@ -1,4 +1,4 @@
-"""A trainer in the style of TRL's SFTTrainer on forebay's packs: the model's own loss, no key-value cache, token accuracy.
+"""A trainer in the style of TRL's SFTTrainer on forebay's packs: the model's own loss, and the token accuracy.
 
 python examples/hf_sft_trainer.py configs/demo_vision.toml [section.field=value ...]
 
@@ -53,7 +53,7 @@ def main(config_path: str, overrides: list[str]) -> list[float]:
         report_to=[],
     )
     trainer = SftStyleTrainer(
-        model=load_model(Path(str(config.train.model)), seed=config.train.seed, init=config.train.init),
+        model=load_model(Path(str(config.train.model)), seed=config.loader.seed, init=config.train.init),
         args=arguments,
         train_dataset=forebay.train.make_loader(
             config, dp_rank=arguments.process_index, dp_world_size=arguments.world_size

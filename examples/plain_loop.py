@@ -22,7 +22,7 @@ def main(config_path: str, overrides: list[str]) -> list[float]:
     loader = forebay.train.make_loader(config)
 
     model = load_model(
-        Path(str(config.train.model)), seed=config.train.seed, init=config.train.init
+        Path(str(config.train.model)), seed=config.loader.seed, init=config.train.init
     )  # or from_pretrained of transformers
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.train.learning_rate)
     losses = []

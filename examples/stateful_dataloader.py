@@ -1,4 +1,4 @@
-"""forebay under torchdata's StatefulDataLoader: stop anywhere, go on at the next batch, with worker processes fetching ahead.
+"""forebay under torchdata's StatefulDataLoader: stop anywhere, go on at the next batch, with worker processes.
 
 python examples/stateful_dataloader.py configs/demo_speech.toml [section.field=value ...]
 
@@ -24,7 +24,7 @@ from forebay.train.select import select
 def make_dataloader(config: Config, *, num_workers: int) -> Any:
     """Returns a StatefulDataLoader over this rank's batches."""
     source = select(config).source
-    sampler = PlanSampler(plan_of(config, source), seed=config.train.seed)
+    sampler = PlanSampler(plan_of(config, source), seed=config.loader.seed)
     return StatefulDataLoader(
         SampleDataset(source), batch_sampler=sampler, collate_fn=Collator(source), num_workers=num_workers
     )

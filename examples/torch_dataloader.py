@@ -24,7 +24,7 @@ def main(config_path: str, overrides: list[str]) -> None:
     config = forebay.load_config(config_path, overrides=overrides)
     forebay.preprocess.build(config)
     source = select(config).source
-    sampler = PlanSampler(plan_of(config, source), seed=config.train.seed)
+    sampler = PlanSampler(plan_of(config, source), seed=config.loader.seed)
     sampler.set_epoch(0)  # before every epoch, as with torch's DistributedSampler
     batches = DataLoader(SampleDataset(source), batch_sampler=sampler, collate_fn=Collator(source), num_workers=2)
     for number, (batch, same) in enumerate(zip(batches, forebay.train.make_loader(config), strict=True)):

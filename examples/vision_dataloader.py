@@ -23,7 +23,7 @@ def main(config_path: str, overrides: list[str]) -> None:
     cache = Path(forebay.preprocess.build(config).cache)
     loader = forebay.train.build_vl_dataloader(config)  # its plan is on disk now, beside the cache
 
-    dataset = forebay.train.CachedVLDataset(cache, seed=config.train.seed)
+    dataset = forebay.train.CachedVLDataset(cache, seed=config.loader.seed)
     dataset.set_epoch(0)  # before every epoch: the workers are copies
     batches = DataLoader(dataset, batch_size=None, num_workers=2)
     for number, (batch, same) in enumerate(zip(batches, loader, strict=True)):

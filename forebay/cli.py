@@ -272,7 +272,7 @@ def _inspect(options: argparse.Namespace) -> int:
     if options.config is None:
         raise ConfigError("inspect needs a cache folder or a config, or --usage FILE")
     if options.seed is not None and options.bucket_manifests is None:
-        raise ConfigError("--seed goes with --bucket-manifests DIR; for training: --set train.seed=N")
+        raise ConfigError("--seed goes with --bucket-manifests DIR; for training: --set loader.seed=N")
     if options.bucket_manifests is not None:
         return _bucket_manifests(options)
     if not Path(options.config).exists():

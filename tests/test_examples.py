@@ -17,7 +17,7 @@ from accelerate.state import AcceleratorState, GradientState
 
 import forebay
 from forebay.train.collate.expand import expand_patches, patch_table
-from forebay.train.models import load_model
+from forebay.train.models.folder import load_model
 
 _ROOT = Path(__file__).parents[1]
 
@@ -115,11 +115,11 @@ def _own_accelerate() -> Iterator[None]:
 
 def losses_one_by_one(config: forebay.Config, *, num_packs: int) -> list[float]:
     """The mean loss over the learnt tokens of each pack, of forward passes of single samples as their processor gives them."""
-    model = load_model(Path(str(config.train.model)), seed=config.train.seed, init=config.train.init)
+    model = load_model(Path(str(config.train.model)), seed=config.loader.seed, init=config.train.init)
     loader = forebay.train.make_loader(config)
     table, image_token_id = patch_table(loader.source.constants), loader.source.constants["image_token_id"]
     found = []
-    for indices in loader.plan.order(config.train.seed, 0).batches(range(num_packs)):
+    for indices in loader.plan.order(config.loader.seed, 0).batches(range(num_packs)):
         total, count = 0.0, 0
         for sample in map(loader.source.read, indices.tolist()):
             ids = torch.from_numpy(sample["input_ids"]).long()[None]

@@ -48,13 +48,12 @@ def speech_config(folder: Path, *overrides: str) -> Config:
 
 
 def mixed_config(folder: Path, *overrides: str, text: str = "asr_ratio = 0.8\n") -> Config:
-    """Returns the config of a run on both, four micro-batches of five with audio; `text` goes into `[train]`."""
+    """Returns the config of a run on both, four micro-batches of five with audio; `text` goes into `[mixture]`."""
     path = folder / "mixed.toml"
-    entries = "".join(f'[[train.mixture]]\nconfig = "{folder / name}.toml"\n' for name in ("speech", "texts"))
+    entries = "".join(f'[[mixture.source]]\nconfig = "{folder / name}.toml"\n' for name in ("speech", "texts"))
     speech = SPEECH.read_text().replace("../demo", str(ROOT / "demo")).replace("../caches", str(folder / "caches"))
     (folder / "speech.toml").write_text(speech)
     plan = "edges = [16, 64]\nbatch_tokens = 256\nbatch_seconds = 60"
-    head, _, train = speech.replace("batch_seconds = 60", plan).partition("[train]\n")
-    train, _, run = train.partition("[run]\n")
-    path.write_text(f'{head}[train]\nmixture_batches = "per_source"\n{text}{train}{entries}[run]\n{run}')
-    return load_config(path, overrides=[f'train.output_dir="{folder / "runs"}"', "train.num_threads=1", *overrides])
+    own = speech.replace("batch_seconds = 60", plan)
+    path.write_text(f'{own}[mixture]\nbatches = "per_source"\n{text}{entries}')
+    return load_config(path, overrides=[f'train.output_dir="{folder / "runs"}"', "loader.num_threads=1", *overrides])

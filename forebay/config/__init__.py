@@ -1,18 +1,22 @@
 """The configuration tree, its loader, and the descriptions of the steps. Imports the standard library only."""
 
-from forebay.config.data import AudioConfig, LayoutConfig, SourceConfig, TextConfig, VisionConfig
+from forebay.config.data import AudioConfig, LayoutConfig, SourceColumns, SourceConfig, TextConfig, VisionConfig
 from forebay.config.load import load_config, parse_config
+from forebay.config.loader import LoaderConfig, MixtureConfig, MixtureSource
 from forebay.config.plan import PlanConfig
-from forebay.config.train import MixtureSource, RunConfig, TrainConfig
+from forebay.config.train import RunConfig, TrainConfig
 from forebay.config.tree import Config
 
 __all__ = [
     "AudioConfig",
     "Config",
     "LayoutConfig",
+    "LoaderConfig",
+    "MixtureConfig",
     "MixtureSource",
     "PlanConfig",
     "RunConfig",
+    "SourceColumns",
     "SourceConfig",
     "TextConfig",
     "TrainConfig",

@@ -1,4 +1,4 @@
-"""What `train.crop_s` asks for, checked against what is stored."""
+"""What `loader.crop_s` asks for, checked against what is stored."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def crop_samples(crop_s: float, *, features: str, sample_rate_hz: int, has_wavef
     """
     if features not in ("w2v_bert", "waveform"):
         raise ConfigError(
-            f'train.crop_s is {crop_s} and audio.features is "{features}", whose frames depend on the whole clip; '
+            f'loader.crop_s is {crop_s} and audio.features is "{features}", whose frames depend on the whole clip; '
             'crops need "w2v_bert" or "waveform"'
         )
     if not has_waveform:
         raise ConfigError(
-            f"train.crop_s is {crop_s}, and batches of crops hold the waveform, which is not kept; "
+            f"loader.crop_s is {crop_s}, and batches of crops hold the waveform, which is not kept; "
             "set audio.keep_waveform = true and run: forebay preprocess CONFIG"
         )
     samples = Fraction(repr(float(crop_s))) * sample_rate_hz if math.isfinite(crop_s) else Fraction(0)
     shortest = _W2V_BERT_SAMPLES if features == "w2v_bert" else 1
     if samples.denominator != 1 or samples < shortest:
         raise ConfigError(
-            f"train.crop_s is {crop_s}, {float(samples)} samples at {sample_rate_hz} Hz; "
+            f"loader.crop_s is {crop_s}, {float(samples)} samples at {sample_rate_hz} Hz; "
             f"wanted a whole number of samples, {shortest} or more"
         )
     return int(samples)

@@ -19,6 +19,22 @@ VISION_KINDS: tuple[SourceKind, ...] = ("jsonl", "hf", "webdataset")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SourceColumns:
+    """`[source.columns]`: what the columns of an `hf` source are called."""
+
+    __pydantic_config__ = STRICT
+
+    audio: str = "audio"
+    text: str = "text"
+    language: str = "language"
+    id: str | None = None
+    image: str = "image"
+    question: str = "question"
+    answer: str = "answer"
+    messages: str = "messages"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SourceConfig:
     """Which samples: the raw data and the filters over it."""
 
@@ -43,14 +59,8 @@ class SourceConfig:
     confined: bool = False
     """Refuse a manifest that names a file outside of its folder, also by a link: for manifests of strangers. In no key: it
     changes no value."""
-    audio_column: str = "audio"
-    text_column: str = "text"
-    language_column: str = "language"
-    image_column: str = "image"
-    question_column: str = "question"
-    answer_column: str = "answer"
-    messages_column: str = "messages"
-    """Column names of an `hf` source."""
+    columns: SourceColumns = SourceColumns()
+    """What the columns of a table are called."""
     rows: str | None = None
     """Of a source with `[vision]`: the rows of its manifest to take, as a Python slice: `"0:1000"`, `"::10"`."""
     max_pixels: int = 89_478_485

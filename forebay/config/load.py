@@ -27,6 +27,23 @@ _MAX_PROBLEMS = 20
 """Of one file that a message lists."""
 
 
+_TO_LOADER = (
+    *("cache", "cache_dir", "verify", "seed", "dtype", "crop_s", "pixels", "pack_shapes", "patch_classes", "varlen"),
+    *("num_threads", "prefetch", "pin_memory", "max_open_shards"),
+)
+_TO_MIXTURE = ("column", "weights", "temperature", "batches", "exhausted")
+_COLUMNS = ("audio", "text", "language", "image", "question", "answer", "messages")
+
+RENAMED = {
+    **{f"train.{name}": f"loader.{name}" for name in _TO_LOADER},
+    **{f"train.mixture_{name}": f"mixture.{name}" for name in _TO_MIXTURE},
+    "train.mixture": "mixture.source",
+    "train.asr_ratio": "mixture.asr_ratio",
+    **{f"source.{name}_column": f"source.columns.{name}" for name in _COLUMNS},
+}
+"""Settings that have another name now, to tell a user of yesterday."""
+
+
 _MAX_INTEGER = 2**63
 """What TOML's integers are below, and Python's are not."""
 
@@ -35,7 +52,7 @@ def load_config(path: str | os.PathLike[str] | Mapping[str, Any], *, overrides: 
     """Returns the config of a TOML file with `section.field=value` overrides applied; its paths are absolute.
 
     path: a file, or a mapping of what one would hold: sections of fields, lists or tuples, paths as strings or Path.
-    overrides: values are TOML (`train.seed=3`, `source.languages=["en"]`); what is not TOML is taken as a string.
+    overrides: values are TOML (`loader.seed=3`, `source.languages=["en"]`); what is not TOML is taken as a string.
     Relative paths, in overrides too, are relative to the file's folder, those of a mapping to the current one.
     Raises ConfigError, which lists every unknown field (with the nearest name), wrong type and impossible value.
     """
@@ -132,6 +149,8 @@ def _describe(problem: Any) -> str:
         str(part) for part in problem["loc"] if not _is_union_tag(part) or (is_unknown and part == problem["loc"][-1])
     ]
     dotted = ".".join(names) or "config"
+    if is_unknown and dotted in RENAMED:
+        return f"{dotted}: now {RENAMED[dotted]}"
     if is_unknown:
         near = difflib.get_close_matches(names[-1], _field_names(names[:-1]), n=1)
         return f"{dotted}: unknown field" + (f"; did you mean {'.'.join([*names[:-1], near[0]])}?" if near else "")

@@ -160,8 +160,10 @@ _VISION_COLUMNS = ("image_column", "question_column", "answer_column", "messages
 
 def _source_document(source: SourceConfig, fields: tuple[str, ...], columns: tuple[str, ...]) -> dict[str, Any]:
     """The settings of `[source]` that decide which rows are samples, in their one form."""
+    columns += ("id_column",) if source.columns.id is not None else ()
     names = ("kind", "split", *fields, *(columns if source.kind == "hf" else ()))
-    settings = {**asdict(source), **_plain_filters(source)}
+    named = {f"{name}_column": column for name, column in asdict(source.columns).items()}
+    settings = {**asdict(source), **named, **_plain_filters(source)}
     return {name: settings[name] for name in names}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from forebay.config.crop import crop_samples
 from forebay.config.data import STRICT, VISION_KINDS, AudioConfig, LayoutConfig, SourceConfig, TextConfig, VisionConfig
+from forebay.config.loader import LoaderConfig, MixtureConfig
 from forebay.config.plan import PlanConfig
 from forebay.config.train import RunConfig, TrainConfig
 
@@ -25,6 +26,8 @@ class Config:
     vision: VisionConfig | None = None
     layout: LayoutConfig = field(default_factory=LayoutConfig)
     plan: PlanConfig | None = None
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    mixture: MixtureConfig = field(default_factory=MixtureConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     run: RunConfig = field(default_factory=RunConfig)
     path: str = ""
@@ -47,11 +50,14 @@ class Config:
             raise ValueError(
                 f'plan.kind is "{self.plan.kind}", wanted {wanted}: packs are of [vision], buckets of audio'
             )
-
+        if self.mixture.source and self.loader.cache_dir is not None:
+            raise ValueError(
+                "loader.cache_dir names one cache; with a mixture give each its own: [[mixture.source]] cache"
+            )
         self._check_text_alone()
-        if self.train.crop_s is not None:
+        if self.loader.crop_s is not None:
             crop_samples(
-                self.train.crop_s,
+                self.loader.crop_s,
                 features=self.audio.features,
                 sample_rate_hz=self.audio.sample_rate_hz,
                 has_waveform=self.audio.keep_waveform or self.audio.features == "waveform",
@@ -73,9 +79,9 @@ class Config:
         for name, default in foreign.items():
             if getattr(self.source, name) != default:
                 raise ValueError(f"source.{name} is only for audio, not for a config with [vision]")
-        if self.train.crop_s is not None:
-            raise ValueError("train.crop_s is only for audio, not for a config with [vision]")
-        if self.train.mixture or self.train.mixture_column is not None:
+        if self.loader.crop_s is not None:
+            raise ValueError("loader.crop_s is only for audio, not for a config with [vision]")
+        if self.mixture.is_given:
             raise ValueError(
                 "mixtures are of plans with buckets, not of the packs of [vision]; list all data in one manifest"
             )

@@ -199,7 +199,7 @@ def samples_of(source: SampleSource) -> Samples:
         return stored if texts is None else np.where(texts, lengths["num_tokens"], stored)
 
     return Samples(
-        durations=lengths.get("num_samples"),
+        durations=lengths.get("num_audio_samples"),
         sample_rate_hz=int(source.constants.get("sample_rate_hz", 0)),
         frames=frames,
         tokens=column("num_tokens"),

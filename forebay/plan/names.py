@@ -72,9 +72,9 @@ _CHANGES = (
     f"the settings of [plan] or a mixture changed since: {_EARLIER}",
     f"the recipe ([source], [audio], [text], [vision]) changed since: {_EARLIER}",
     "the samples are others: the data changed since, or a run without the cache had samples that the build left out as "
-    'bad; resume with the earlier data, a run that had no cache with train.cache = "off"',
+    'bad; resume with the earlier data, a run that had no cache with loader.cache = "off"',
     "the lengths of the samples give other batches: a run without the cache takes the manifest's durations, rounded or "
-    "not, where no header says how long the audio is; resume as the state was made, with train.cache = "
+    "not, where no header says how long the audio is; resume as the state was made, with loader.cache = "
     '"off" or with the cache',
 )
 """What it means where a part of a state key differs, in the order of the parts."""

@@ -30,7 +30,7 @@ _CHUNK = 4096
 
 
 COLUMNS = ("part", "language", "source")
-"""What samples are counted by, where it is known: the cache of `[[train.mixture]]`, and text fields."""
+"""What samples are counted by, where it is known: the cache of `[[mixture.source]]`, and text fields."""
 
 
 @runtime_checkable

@@ -121,8 +121,8 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
         for folder in _WRITTEN_FOLDERS:
             sweep(config.cache_root / folder)
     memo = Memo(config.cache_root)
-    # `train.cache_dir` names what training reads; a build makes the cache of the config.
-    config = replace(config, train=replace(config.train, cache_dir=None))
+    # `loader.cache_dir` names what training reads; a build makes the cache of the config.
+    config = replace(config, loader=replace(config.loader, cache_dir=None))
     lookup = find_cache(config, memo=memo)
     standing = lookup.found
     if standing is not None and standing.metadata.get("codec") != codec_of(config):
@@ -288,7 +288,7 @@ class _Build:
             files=files,
             line=self.line,
             max_open_tars=self.config.run.max_open_tars,
-            media_column=source.audio_column if self.config.vision is None else source.image_column,
+            media_column=source.columns.audio if self.config.vision is None else source.columns.image,
         )
 
     def _death(self, err: WorkerDied) -> str:
@@ -351,8 +351,8 @@ class _Build:
         sealed_here = seal(target, contents, scratch=self.workspace.folder, replace=standing is not None)
         logger.info("%s %s", "sealed" if sealed_here else "another builder sealed", target)
         document = contents.document
-        counts = {name: document[name] for name in ("num_samples", "excluded", "failed", "unused_fields")}
-        return self._report(target, longer=document.get("longer", 0), **counts)
+        counts = {name: document[name] for name in ("num_samples", "excluded", "failed", "longer", "unused_fields")}
+        return self._report(target, **counts)
 
     def _unsealed(self) -> BuildReport:
         if self.options.part is None:
@@ -413,8 +413,8 @@ def _standing_report(standing: Sealed, started_s: float) -> BuildReport:
         num_samples=metadata["num_samples"],
         excluded=metadata["excluded"],
         failed=metadata["failed"],
-        longer=metadata.get("longer", 0),
-        unused_fields=metadata.get("unused_fields", {}),  # caches of before they were counted
+        longer=metadata["longer"],
+        unused_fields=metadata["unused_fields"],
         shards_kept=len(metadata["probe"]) * metadata["num_shards"],
         seconds=time.monotonic() - started_s,
         already_sealed=True,

@@ -109,13 +109,13 @@ def find_cache(config: Config, *, may_hash: bool = True, memo: Memo | None = Non
     """Returns the cache that answers a config, or the nearest one and how it differs.
 
     Caches are filtered by recipe first. Of those left, sources are compared by the memo: a stat a file, and a read only
-    for a file that the memo does not know (never where `may_hash` is false). `train.cache_dir` names a cache outright; its
+    for a file that the memo does not know (never where `may_hash` is false). `loader.cache_dir` names a cache outright; its
     recipe and sources are compared all the same.
-    Raises ConfigError where the config's own files are missing, CacheMismatchError where `train.cache_dir` is another recipe.
+    Raises ConfigError where the config's own files are missing, CacheMismatchError where `loader.cache_dir` is another recipe.
     """
     recipe = recipe_key(config)
-    sealed = _named_cache(config) if config.train.cache_dir else sealed_caches(config.cache_root)
-    if config.train.cache_dir and sealed[0].metadata["recipe_key"] != recipe.key:
+    sealed = _named_cache(config) if config.loader.cache_dir else sealed_caches(config.cache_root)
+    if config.loader.cache_dir and sealed[0].metadata["recipe_key"] != recipe.key:
         raise CacheMismatchError(_mismatch(sealed[0], recipe))
     # Any layout has the same values; that of the config is read as its user means it to be.
     sealed = sorted(sealed, key=lambda cache: cache.metadata.get("codec") != codec_of(config))
@@ -159,12 +159,12 @@ def require(config: Config, lookup: Lookup) -> Sealed:
 
 
 def _named_cache(config: Config) -> list[Sealed]:
-    folder = Path(str(config.train.cache_dir))
+    folder = Path(str(config.loader.cache_dir))
     if not folder.is_dir():
-        raise CacheNotFoundError(f"train.cache_dir {folder} is not a folder; run: forebay preprocess {config.path}")
+        raise CacheNotFoundError(f"loader.cache_dir {folder} is not a folder; run: forebay preprocess {config.path}")
     metadata = read_metadata(folder, format_version=FORMAT_VERSION)
     if "recipe" not in metadata:
-        raise CacheMismatchError(f"train.cache_dir {folder} is not a cache: its metadata.json has no recipe")
+        raise CacheMismatchError(f"loader.cache_dir {folder} is not a cache: its metadata.json has no recipe")
     check_found(folder, metadata)
     return [Sealed(folder=folder, metadata=metadata)]
 
@@ -180,7 +180,7 @@ def _candidates(config: Config, recipe: RecipeKey, sealed: Sequence[Sealed]) -> 
             _require_confined(config, cache, sources)
             found.append((cache, sources))
         except (CacheCorruptError, CacheMismatchError) as err:
-            if config.train.cache_dir:
+            if config.loader.cache_dir:
                 raise
             logger.warning("leaving out %s", err)
     return found
@@ -226,7 +226,7 @@ def _mismatch(cache: Sealed, recipe: RecipeKey) -> str:
     versions = {"field": "recipe_key", "wanted": recipe.key[:SHORT], "stored": cache.metadata["recipe_key"][:SHORT]}
     first = next(iter(differences(recipe.document, cache.metadata["recipe"])), versions)
     return (
-        f"train.cache_dir {cache.folder}: {first['field']} is {first['stored']!r} in the cache, "
+        f"loader.cache_dir {cache.folder}: {first['field']} is {first['stored']!r} in the cache, "
         f"{first['wanted']!r} in the config; change the config, or name another cache"
     )
 

@@ -266,7 +266,7 @@ def _map(path: AnyFile, entry: ShardEntry) -> mmap.mmap:
     except (OSError, ValueError) as err:  # ValueError: an empty file that its entry calls empty
         if isinstance(err, OSError) and err.errno in OUT_OF_HANDLES:  # says nothing about the file
             raise CacheError(
-                f"{path} cannot be mapped: {err.strerror}; lower train.max_open_shards or raise `ulimit -n`"
+                f"{path} cannot be mapped: {err.strerror}; lower loader.max_open_shards or raise `ulimit -n`"
             ) from err
         raise CacheCorruptError(f"{path} cannot be opened: {getattr(err, 'strerror', None) or err}") from err
     if mapping[:4] != LOCAL_SIGNATURE or mapping[-END_SIZE : 4 - END_SIZE] != END_SIGNATURE:

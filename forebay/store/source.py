@@ -37,7 +37,7 @@ class SampleSource(Protocol):
 
     @property
     def lengths(self) -> Mapping[str, np.ndarray[Any, Any]]:
-        """Integers [num_samples] by name: `num_samples` (audio samples), `num_frames` (stored frames), `num_tokens`.
+        """Integers [num_samples] by name: `num_audio_samples`, `num_frames` (stored frames), `num_tokens`.
 
         Of images and text: `num_tokens`, `num_patches`, `num_images`.
         """
@@ -204,7 +204,7 @@ def _require_equal(first: SampleSource, other: SampleSource, *, names: tuple[str
     for field, one, two in wanted:
         advice = "build both with the same [audio] and [text]: forebay preprocess CONFIG"
         if shares_batches and has_audio(first) != has_audio(other):
-            advice = 'one has no audio, so no batch can hold both; set train.mixture_batches = "per_source"'
+            advice = 'one has no audio, so no batch can hold both; set mixture.batches = "per_source"'
         raise CacheMismatchError(
             f"cannot mix {names[0]} and {names[1]}: {field} is {one} in the former and {two} in the latter; {advice}"
         )

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
-from forebay.config import Config, MixtureSource, PlanConfig, TrainConfig, load_config
+from forebay.config import Config, LoaderConfig, MixtureConfig, MixtureSource, PlanConfig, load_config
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
 from forebay.plan.make import Planned, plan_of
-from forebay.plan.mixture.from_config import is_mixture, mix
+from forebay.plan.mixture.from_config import mix
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lookup import Lookup, failures_of, find_cache, not_found_message
 from forebay.store.source import SampleSource, SourceUnion
@@ -56,18 +56,18 @@ def make_loader(
 ) -> Loader:
     """Returns the loader of this rank: the sealed cache of the same config, found by its key, or the uncached steps.
 
-    `train.cache` decides: `auto` takes the cache, else goes uncached with one warning that names the command to run;
+    `loader.cache` decides: `auto` takes the cache, else goes uncached with one warning that names the command to run;
     `require` raises CacheNotFoundError; `off` goes uncached. Where torch.distributed is up, rank 0 finds cache and plan
-    and the others are told. `[[train.mixture]]` reads several caches, each chosen in this way; weights are applied on
+    and the others are told. `[[mixture.source]]` reads several caches, each chosen in this way; weights are applied on
     top of the plan of all their samples.
     Every batch is right for `model(**batch)`. Packs have `pixel_values`, expanded where the batch is handed out, and
-    `use_cache=False`; with `train.pixels = "uint8"` they are of another form, see `PatchBatch`.
+    `use_cache=False`; with `loader.pixels = "uint8"` they are of another form, see `PatchBatch`.
     dp_rank, dp_world_size, device_mesh: which batches are this process's, see `resolve_ranks`; left out, they are
     found.
     device, device_prefetch: where batches are handed out, and how many are copied there ahead, see `Loader`; they
     depend on the process and not on the run, so no config holds them.
     Raises ConfigError without a `[plan]` section, for ranks that cannot be, or for a device that is not there,
-    CacheMismatchError for caches whose samples cannot stand in one batch, where `train.mixture_batches` puts them
+    CacheMismatchError for caches whose samples cannot stand in one batch, where `mixture.batches` puts them
     there.
     """
     ranks = resolve_ranks(dp_rank, dp_world_size, device_mesh=device_mesh)
@@ -90,7 +90,7 @@ def make_loader(
 
 def loader_settings(config: Config) -> LoaderSettings:
     """Returns how the loader of a config works, as the config says it."""
-    section = config.train
+    section = config.loader
     return LoaderSettings(
         seed=section.seed,
         dtype=_DTYPES[section.dtype],
@@ -107,18 +107,18 @@ def _planned(config: Config, selected: Selected) -> Planned:
     if selected.kind == "cache":
         _by_rank_0(lambda: made.append(plan_of(config, source)))
     planned = made[0] if made else plan_of(config, source, keep=selected.kind == "cache")
-    return mix(config, source, planned) if is_mixture(config.train) else planned
+    return mix(config, source, planned) if config.mixture.is_given else planned
 
 
 def pack_forms(
     config: Config, source: SampleSource, *, device: torch.device | str | None, as_tensordict: bool
 ) -> tuple[PackCollator, DeviceExpansion | None]:
     """Returns what makes the batches of packs on the host, and what then makes `pixel_values` of them on a device."""
-    settings = config.train
+    settings = config.loader
     if settings.pixels == "uint8" and as_tensordict:
         raise ConfigError(
-            'train.pixels is "uint8" and as_tensordict is true: a model would take a TensorDict with uint8 patches and '
-            'pass over them; set train.pixels = "float32"'
+            'loader.pixels is "uint8" and as_tensordict is true: a model would take a TensorDict with uint8 patches and '
+            'pass over them; set loader.pixels = "float32"'
         )
     if settings.pixels == "uint8" or is_host(device):
         return pack_collator(settings, config.plan, source), None
@@ -129,8 +129,8 @@ def pack_forms(
     )
 
 
-def pack_collator(settings: TrainConfig, plan: PlanConfig | None, source: SampleSource) -> PackCollator:
-    """Returns what makes the batches of packs, as `[train]` wants them."""
+def pack_collator(settings: LoaderConfig, plan: PlanConfig | None, source: SampleSource) -> PackCollator:
+    """Returns what makes the batches of packs, as `[loader]` wants them."""
     shapes = None
     if settings.pack_shapes == "fixed" and plan is not None and plan.seq_len is not None:
         shapes = PackShapes.even(
@@ -145,11 +145,11 @@ def pack_collator(settings: TrainConfig, plan: PlanConfig | None, source: Sample
 
 def select(config: Config) -> Selected:
     """Returns what a config's samples are read from, see `make_loader`."""
-    if config.train.mixture:
+    if config.mixture.source:
         return _select_mixture(config)
     folder, probe = _by_rank_0(lambda: _choose(config))
     if folder is not None:
-        cache = _opened(folder, config.train)
+        cache = _opened(folder, config.loader)
         return Selected(source=cache, kind="cache")
     from forebay.train.uncached import UncachedSource, UncachedVisionSource
 
@@ -158,35 +158,30 @@ def select(config: Config) -> Selected:
 
 
 def _select_mixture(config: Config) -> Selected:
-    """Returns the union of the caches of `[[train.mixture]]`; of kind `cache` where all of them are."""
-    parts = [_select_entry(config, entry) for entry in config.train.mixture]
+    """Returns the union of the caches of `[[mixture.source]]`; of kind `cache` where all of them are."""
+    parts = [_select_entry(config, entry) for entry in config.mixture.source]
     kind: SourceKind = "cache" if all(part.kind == "cache" for part, _ in parts) else "uncached"
     union = SourceUnion(
         [part.source for part, _ in parts],
         [name for _, name in parts],
-        shares_batches=config.train.mixture_batches == "mixed",
+        shares_batches=config.mixture.batches == "mixed",
     )
     return Selected(source=union, kind=kind)
 
 
 def _select_entry(config: Config, entry: MixtureSource) -> tuple[Selected, str]:
-    settings = config.train
+    settings = config.loader
     if entry.cache is not None:
         return Selected(source=_opened(entry.cache, settings), kind="cache"), entry.cache
     named = load_config(str(entry.config))
     # Of the other config only what it reads counts: its own mixture would have no weights here.
-    train = replace(
-        named.train,
-        cache=settings.cache,
-        verify=settings.verify,
-        max_open_shards=settings.max_open_shards,
-        mixture=(),
-        asr_ratio=None,
+    loader = replace(
+        named.loader, cache=settings.cache, verify=settings.verify, max_open_shards=settings.max_open_shards
     )
-    return select(replace(named, train=train)), str(entry.config)
+    return select(replace(named, loader=loader, mixture=MixtureConfig())), str(entry.config)
 
 
-def _opened(folder: str | Path, settings: TrainConfig) -> Cache:
+def _opened(folder: str | Path, settings: LoaderConfig) -> Cache:
     return open_cache(folder, verify=settings.verify, max_open_shards=settings.max_open_shards)
 
 
@@ -216,10 +211,10 @@ def _choose(config: Config) -> tuple[Path | None, dict[str, str] | None]:
     """Returns the cache folder to use (None: go uncached) and the probe of a cache that is there but not used."""
     lookup = find_cache(config)
     found = lookup.found
-    if config.train.cache == "off":
+    if config.loader.cache == "off":
         return None, dict(found.metadata["probe"]) if found is not None else None
     if found is None:
-        if config.train.cache == "require":
+        if config.loader.cache == "require":
             raise CacheNotFoundError(not_found_message(config, lookup))
         logger.warning("going uncached, which is slow: %s", not_found_message(config, lookup))
         return None, None

@@ -45,7 +45,7 @@ class LoaderSettings:
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigError(f"{name} is {value!r} (wanted {least} or more)")
         if self.pin_memory and not torch.cuda.is_available():
-            raise ConfigError("pin_memory is true but torch sees no CUDA device; leave pin_memory out")
+            raise ConfigError("pin_memory is true but torch sees no CUDA device; leave loader.pin_memory out")
 
     @property
     def is_pinned(self) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from forebay.config.train import TrainConfig
+from forebay.config.loader import LoaderConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheError, CacheNotFoundError, ConfigError
 from forebay.plan.cursor import Cursor, Step
@@ -52,7 +52,7 @@ def build_vl_dataloader(
     """Returns the loader of this rank's packs: `make_loader`, of a config that has `[vision]` and packs.
 
     From the cache that answers the config, filled ahead by threads; without one, uncached after one warning that names
-    the command to run, unless `train.cache` says otherwise. Raises as `make_loader`, and ConfigError for a config of
+    the command to run, unless `loader.cache` says otherwise. Raises as `make_loader`, and ConfigError for a config of
     another kind.
     """
     if config.vision is None or config.plan is None or config.plan.kind != "pack":
@@ -108,7 +108,7 @@ class CachedVLDataset(IterableDataset[Batch]):
         dp_rank, dp_world_size, device_mesh: see `resolve_ranks`; left out, they are found, here and not in a
         DataLoader's workers.
         infinite: the end of an epoch goes on with the next one. seed: of the order.
-        pixels, pack_shapes, patch_classes, varlen: as in `[train]`.
+        pixels, pack_shapes, patch_classes, varlen: as in `[loader]`.
         mask_fillers: packs of the head that fill the last step under tail "short" have all labels -100, see `Loader`.
         Raises CacheNotFoundError where cache or plan is missing, ConfigError where several plans could be meant or a
         value is impossible, CacheMismatchError or CacheCorruptError for folders that are not what was sealed, PlanError
@@ -123,7 +123,7 @@ class CachedVLDataset(IterableDataset[Batch]):
         self.source, self.plan_folder = cache_and_plan_folder(Path(cache_dir).absolute())
         planned, settings = opened_packs(self.plan_folder, self.source)
         self.cursor = Cursor(planned.plan, planned.key, seed=seed, rank=rank, world=world, is_endless=infinite)
-        wanted = TrainConfig(pixels=pixels, pack_shapes=pack_shapes, patch_classes=patch_classes, varlen=varlen)
+        wanted = LoaderConfig(pixels=pixels, pack_shapes=pack_shapes, patch_classes=patch_classes, varlen=varlen)
         self.collator = pack_collator(wanted, settings, self.source)
         self._mask_fillers = mask_fillers
 

@@ -17,7 +17,7 @@ def config_with(crop_s: Any, **audio: Any) -> Config:
         "name": "a",
         "source": {"kind": "tar", "manifest": "a.parquet"},
         "audio": audio,
-        "train": {"crop_s": crop_s},
+        "loader": {"crop_s": crop_s},
     }
     return parse_config(document, path=Path("a.toml"))
 
@@ -41,13 +41,13 @@ def test_an_integer_and_a_decimal_are_the_same() -> None:
 
 @pytest.mark.parametrize("crop_s", [6, 6.0, 0.035])
 def test_configs_that_can_be_cropped(crop_s: float) -> None:
-    assert config_with(crop_s, features="w2v_bert", keep_waveform=True).train.crop_s == crop_s
-    assert config_with(crop_s, features="waveform", sample_rate_hz=48_000).train.crop_s == crop_s
+    assert config_with(crop_s, features="w2v_bert", keep_waveform=True).loader.crop_s == crop_s
+    assert config_with(crop_s, features="waveform", sample_rate_hz=48_000).loader.crop_s == crop_s
 
 
 @pytest.mark.parametrize("features", ["log_mel", "qwen3_asr"])
 def test_features_of_the_whole_clip_are_refused(features: str) -> None:
-    with pytest.raises(ConfigError, match=rf'train.crop_s is 6.0 and audio.features is "{features}"'):
+    with pytest.raises(ConfigError, match=rf'loader.crop_s is 6.0 and audio.features is "{features}"'):
         config_with(6.0, features=features, keep_waveform=True)
 
 
@@ -67,7 +67,7 @@ def test_filter_banks_without_their_waveform_are_refused() -> None:
     ],
 )
 def test_lengths_that_are_no_crop_are_refused(crop_s: float, audio: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"train.crop_s is .* samples at 16000 Hz; wanted a whole number"):
+    with pytest.raises(ConfigError, match=r"loader.crop_s is .* samples at 16000 Hz; wanted a whole number"):
         config_with(crop_s, **audio)
 
 

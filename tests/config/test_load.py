@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from forebay import load_config
 from forebay.config import Config, parse_config
+from forebay.config.load import RENAMED
 from forebay.errors import ConfigError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -50,7 +51,7 @@ def test_the_smallest_config_has_the_documented_defaults(tmp_path: Path) -> None
         None,
         None,
     )
-    assert (config.layout.rows_per_shard, config.train.cache, config.run.max_open_tars) == (512, "auto", 64)
+    assert (config.layout.rows_per_shard, config.loader.cache, config.run.max_open_tars) == (512, "auto", 64)
 
 
 def test_unknown_fields_are_refused_with_the_nearest_name(tmp_path: Path) -> None:
@@ -86,7 +87,7 @@ def test_unknown_fields_named_like_types_keep_their_names(tmp_path: Path, name: 
         ("[audio]\nkeep_waveform = 1\n", "audio.keep_waveform: Input should be a valid boolean, got 1"),
         ("[text]\n", "text.tokenizer: missing"),
         ("[plan]\nbatch_size = 1\nedges_s = 3\n", "plan.edges_s: Input should be a valid array, got 3"),
-        ("[train]\nseed = 1.5\n", "train.seed: Input should be a valid integer, got 1.5"),
+        ("[loader]\nseed = 1.5\n", "loader.seed: Input should be a valid integer, got 1.5"),
         ("[run]\nnum_workers = true\n", "run.num_workers: Input should be a valid integer, got True"),
     ],
 )
@@ -128,7 +129,7 @@ def test_wrong_types_are_named_by_their_dotted_field(tmp_path: Path, text: str, 
         ("[plan]\nbatch_size = 1\nedges_s = []", "plan: edges_s must rise from above 0, got []"),
         ("[plan]\nbatch_size = 1\nlockstep = 0", "plan: lockstep is 0, wanted 1 or more"),
         ("[train]\nmax_steps = 0", "train: max_steps is 0, wanted 1 or more"),
-        ("[train]\nnum_threads = -1", "train: num_threads is -1, wanted 0 or more"),
+        ("[loader]\nnum_threads = -1", "loader: num_threads is -1, wanted 0 or more"),
         ("[run]\nnum_workers = 0", "run: num_workers is 0, wanted 1 or more"),
         ("[run]\nmax_failed_share = 2.0", "run: max_failed_share is 2.0, wanted 0 to 1"),
         ("[run]\nmax_open_tars = 0", "run: max_open_tars is 0, wanted 1 or more"),
@@ -186,7 +187,7 @@ def test_relative_paths_are_relative_to_the_file_and_become_absolute(
     assert config.source.manifests == (f"{tmp_path}/a/*.tsv", f"{tmp_path.parent}/b", "/c")
     assert config.text is not None
     assert config.text.tokenizer == f"{tmp_path.parent}/t/u"
-    assert (config.train.model, config.train.cache_dir) == ("/abs/model", None)
+    assert (config.train.model, config.loader.cache_dir) == ("/abs/model", None)
     assert (config.run.cache_root, config.train.output_dir) == (f"{tmp_path}/caches", f"{tmp_path}/runs")
     monkeypatch.chdir(tmp_path)
     assert load_config("config.toml", overrides=["run.cache_root=here"]).run.cache_root == f"{tmp_path}/here"
@@ -196,20 +197,20 @@ def test_relative_paths_are_relative_to_the_file_and_become_absolute(
 @pytest.mark.parametrize(
     ("override", "path", "value"),
     [
-        ("train.seed=3", "train.seed", 3),
-        ("train.seed = 3 # why not", "train.seed", 3),
+        ("loader.seed=3", "loader.seed", 3),
+        ("loader.seed = 3 # why not", "loader.seed", 3),
         ("source.split=dev", "source.split", "dev"),
         ('source.split="dev"', "source.split", "dev"),
         ('source.languages=["en", "no"]', "source.languages", ("en", "no")),
         ("source.languages=[]", "source.languages", ()),
-        ("train.pin_memory=true", "train.pin_memory", True),
+        ("loader.pin_memory=true", "loader.pin_memory", True),
         ("source.max_duration_s=30", "source.max_duration_s", 30.0),
         ("train.learning_rate=1e-3", "train.learning_rate", 0.001),
         ("name=other", "name", "other"),
-        ("source.text_column=a=b", "source.text_column", "a=b"),
-        ("source.text_column=", "source.text_column", ""),
-        ("source.text_column=x\nseed = 4", "source.text_column", "x\nseed = 4"),
-        ("source.text_column=3\nother = 4", "source.text_column", "3\nother = 4"),
+        ("source.columns.text=a=b", "source.columns.text", "a=b"),
+        ("source.columns.text=", "source.columns.text", ""),
+        ("source.columns.text=x\nseed = 4", "source.columns.text", "x\nseed = 4"),
+        ("source.columns.text=3\nother = 4", "source.columns.text", "3\nother = 4"),
     ],
 )
 def test_overrides_are_toml_or_text(tmp_path: Path, override: str, path: str, value: Any) -> None:
@@ -221,15 +222,15 @@ def test_overrides_are_toml_or_text(tmp_path: Path, override: str, path: str, va
 
 def test_overrides_make_sections_win_over_the_file_and_over_earlier_ones(tmp_path: Path) -> None:
     config = load(
-        tmp_path, "[train]\nseed = 1\n", "train.seed=2", "train.seed=3", "plan.batch_size=4", "text.tokenizer=t"
+        tmp_path, "[loader]\nseed = 1\n", "loader.seed=2", "loader.seed=3", "plan.batch_size=4", "text.tokenizer=t"
     )
-    assert config.train.seed == 3
+    assert config.loader.seed == 3
     assert config.plan is not None
     assert config.plan.batch_size == 4
     assert config.text is not None
 
 
-@pytest.mark.parametrize("override", ["train.seed", "=3", ".seed=3", "train.=3", "train..seed=3", ""])
+@pytest.mark.parametrize("override", ["loader.seed", "=3", ".seed=3", "train.=3", "train..seed=3", ""])
 def test_a_malformed_override_is_refused(tmp_path: Path, override: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"override {override!r} is not section.field=value")):
         load(tmp_path, "", override)
@@ -241,9 +242,9 @@ def test_an_override_below_a_value_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_override_is_checked_like_the_file(tmp_path: Path) -> None:
-    assert problems(tmp_path, "", "train.sed=3", "train.grad_acc=true") == [
+    assert problems(tmp_path, "", "loader.sed=3", "train.grad_acc=true") == [
+        "loader.sed: unknown field; did you mean loader.seed?",
         "train.grad_acc: Input should be a valid integer, got True",
-        "train.sed: unknown field; did you mean train.seed?",
     ]
 
 
@@ -280,7 +281,7 @@ JUNK = st.recursive(
 NAMES = [
     *(("source", name) for name in ("manifest", "languages", "max_samples", "junk", "str")),
     *(("plan", name) for name in ("edges_s", "batch_size")),
-    *(("audio", "dtype"), ("text", "tokenizer"), ("train", "cache_dir"), ("run", "num_workers")),
+    *(("audio", "dtype"), ("text", "tokenizer"), ("loader", "cache_dir"), ("run", "num_workers")),
 ]
 
 
@@ -301,6 +302,27 @@ def test_any_document_is_a_config_or_a_config_error(values: dict[tuple[str, str]
 def test_the_whole_tree_is_frozen(tmp_path: Path) -> None:
     config = load(tmp_path)
     with pytest.raises(dataclasses.FrozenInstanceError, match="seed"):
-        config.train.seed = 3  # type: ignore[misc]
+        config.loader.seed = 3  # type: ignore[misc]
     assert hash(config) == hash(load(tmp_path))
     assert config == load(tmp_path)
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_yesterdays_name_is_refused_with_todays(tmp_path: Path, old: str) -> None:
+    assert problems(tmp_path, "", f"{old}=1") == [f"{old}: now {RENAMED[old]}"]
+    assert _has_field(RENAMED[old])
+
+
+def test_a_list_of_tables_by_yesterdays_name_is_refused_too(tmp_path: Path) -> None:
+    text = '[[train.mixture]]\ncache = "a"\n[[train.mixture]]\ncache = "b"\n'
+    assert problems(tmp_path, text) == ["train.mixture: now mixture.source"]
+
+
+def _has_field(name: str) -> bool:
+    owner: Any = Config
+    for part in name.split("."):
+        hints = get_type_hints(owner)
+        if part not in hints:
+            return False
+        owner = hints[part]
+    return True

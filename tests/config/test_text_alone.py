@@ -11,7 +11,7 @@ from forebay.config.recipe import recipe_document, recipe_of
 from forebay.errors import ConfigError
 from tests.text_corpus import TOKENIZER, text_config
 
-MIXTURE = '[[train.mixture]]\ncache = "a"\n[[train.mixture]]\ncache = "b"\n'
+MIXTURE = '[[mixture.source]]\ncache = "a"\n[[mixture.source]]\ncache = "b"\n'
 
 
 def test_the_recipe_has_no_audio_step(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_the_recipe_has_no_audio_step(tmp_path: Path) -> None:
         (["audio.keep_waveform=true"], r'audio: keep_waveform is True and features = "none" has no audio'),
         (["audio.sample_rate_hz=8000"], r'audio: sample_rate_hz is 8000 and features = "none" has no audio'),
         (['audio.dtype="float16"'], r"audio: dtype is 'float16' and features = \"none\" has no audio"),
-        (["train.crop_s=1.0"], r'crops need "w2v_bert" or "waveform"'),
+        (["loader.crop_s=1.0"], r'crops need "w2v_bert" or "waveform"'),
         (['plan.kind="window"', "plan.batch_size=2"], r"give exactly one of|edges is only for kind"),
     ],
 )
@@ -56,22 +56,22 @@ def test_text_alone_needs_a_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("asr_ratio = 0.8\n", r"asr_ratio needs \[\[train.mixture\]\]"),
-        (f"asr_ratio = 0.8\n{MIXTURE}", r'asr_ratio is a share of micro-batches, and mixture_batches is "mixed"'),
+        ("asr_ratio = 0.8\n", r"asr_ratio needs \[\[mixture.source\]\]"),
+        (f"asr_ratio = 0.8\n{MIXTURE}", r'asr_ratio is a share of micro-batches, and batches is "mixed"'),
         (
-            f'asr_ratio = 1.0\nmixture_batches = "per_source"\n{MIXTURE}',
+            f'asr_ratio = 1.0\nbatches = "per_source"\n{MIXTURE}',
             r"asr_ratio is 1.0, wanted more than 0 and less",
         ),
         (
-            'asr_ratio = 0.8\nmixture_batches = "per_source"\n' + MIXTURE.replace('"\n', '"\nweight = 1\n'),
-            r"give one of asr_ratio and the weights of mixture",
+            'asr_ratio = 0.8\nbatches = "per_source"\n' + MIXTURE.replace('"\n', '"\nweight = 1\n'),
+            r"give one of asr_ratio and the weights of source",
         ),
-        ('asr_ratio = 0.8\nmixture_column = "language"\n', r"asr_ratio needs \[\[train.mixture\]\]"),
+        ('asr_ratio = 0.8\ncolumn = "language"\n', r"asr_ratio needs \[\[mixture.source\]\]"),
     ],
 )
 def test_an_asr_ratio_that_says_nothing(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "config.toml"
     source = '[source]\nkind = "tar"\nmanifest = "t.parquet"\n'
-    path.write_text(f'name = "t"\n{source}[text]\ntokenizer = "{TOKENIZER}"\n[train]\n{text}')
+    path.write_text(f'name = "t"\n{source}[text]\ntokenizer = "{TOKENIZER}"\n[mixture]\n{text}')
     with pytest.raises(ConfigError, match=message):
         load_config(path)

@@ -277,7 +277,7 @@ def test_overlong_clips(corpus: Corpus, overlong: str) -> None:
         assert report.excluded == {"too_long": longer}
     else:
         assert len(cache) == 17
-        assert cache.lengths["num_samples"].max() == (longest if overlong == "keep" else 3520)
+        assert cache.lengths["num_audio_samples"].max() == (longest if overlong == "keep" else 3520)
         assert cache.metadata["clipped"] == (longer if overlong == "clip" else 0)
 
 
@@ -395,7 +395,7 @@ def test_another_tokenisation_decodes_nothing(tmp_path: Path) -> None:
 
 def test_a_named_cache_is_for_training_and_does_not_steer_a_build(corpus: Corpus) -> None:
     first = make(corpus.config())
-    report = make(corpus.config(f'train.cache_dir="{first.cache}"', "audio.sample_rate_hz=8000"))
+    report = make(corpus.config(f'loader.cache_dir="{first.cache}"', "audio.sample_rate_hz=8000"))
     assert report.cache != first.cache
 
 

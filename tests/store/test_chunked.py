@@ -21,7 +21,7 @@ CHUNK = 4
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots_module, "CHUNK_ITEMS", CHUNK)
+    monkeypatch.setattr(slots_module, "SLOTS_A_CHUNK", CHUNK)
 
 
 def saved(folder: Path, count: int) -> tuple[np.ndarray, dict[str, object]]:

@@ -277,7 +277,7 @@ def test_layout_and_run_time_sections_still_hit(config: Config, tmp_path: Path, 
         tmp_path,
         layout={"rows_per_shard": 7},
         plan={"batch_size": 3},
-        train={"seed": 5, "num_threads": 0},
+        loader={"seed": 5, "num_threads": 0},
         run={"num_workers": 9},
     )
     assert find_cache(other).state == "same"
@@ -287,7 +287,7 @@ def test_layout_and_run_time_sections_still_hit(config: Config, tmp_path: Path, 
 def test_a_cache_named_outright_is_compared_all_the_same(config: Config, tmp_path: Path, settled: None) -> None:
     folder = build(config)
     os.rename(folder, tmp_path / "named")
-    named = config_of(tmp_path, train={"cache_dir": "named"})
+    named = config_of(tmp_path, loader={"cache_dir": "named"})
     assert require(named, find_cache(named)).folder == tmp_path / "named"
     assert find_cache(config).found is None
     (tmp_path / "data" / "00000.tar").write_bytes(b"TAR 0")
@@ -298,7 +298,7 @@ def test_a_cache_named_outright_is_compared_all_the_same(config: Config, tmp_pat
 
 def test_a_cache_of_another_recipe_named_outright_is_an_error(config: Config, tmp_path: Path) -> None:
     folder = build(config)
-    other = config_of(tmp_path, train={"cache_dir": str(folder)}, source={"max_samples": 2})
+    other = config_of(tmp_path, loader={"cache_dir": str(folder)}, source={"max_samples": 2})
     with pytest.raises(
         CacheMismatchError, match=r"source\.max_samples is None in the cache, 2 in the config; change the config"
     ):
@@ -310,15 +310,15 @@ def test_a_cache_whose_key_was_made_in_another_way_is_named_by_recipe_key(config
     document = read_metadata(folder, format_version=1)
     write_metadata(folder, {**document, "recipe_key": "0" * 64})
     with pytest.raises(CacheMismatchError, match=r"recipe_key is '0000000000000000' in the cache"):
-        find_cache(config_of(tmp_path, train={"cache_dir": str(folder)}))
+        find_cache(config_of(tmp_path, loader={"cache_dir": str(folder)}))
 
 
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("gone", CacheNotFoundError, r"train\.cache_dir .*gone is not a folder; run: forebay preprocess"),
+        ("gone", CacheNotFoundError, r"loader\.cache_dir .*gone is not a folder; run: forebay preprocess"),
         ("empty", CacheIncompleteError, "it is not sealed"),
-        ("plan", CacheMismatchError, r"train\.cache_dir .*plan is not a cache"),
+        ("plan", CacheMismatchError, r"loader\.cache_dir .*plan is not a cache"),
     ],
 )
 def test_a_folder_named_outright_that_is_no_cache_is_an_error(
@@ -328,7 +328,7 @@ def test_a_folder_named_outright_that_is_no_cache_is_an_error(
     (tmp_path / "plan").mkdir()
     write_metadata(tmp_path / "plan", {"format_version": 1, "key": "0"})
     with pytest.raises(error, match=message):
-        find_cache(config_of(tmp_path, train={"cache_dir": name}))
+        find_cache(config_of(tmp_path, loader={"cache_dir": name}))
 
 
 def test_what_cannot_be_read_is_logged_and_left_out(
@@ -361,7 +361,7 @@ def test_a_cache_whose_sources_are_damaged_is_left_out_so_that_it_is_made_again(
     assert "leaving out" in caplog.text
     assert "sources.parquet: stored xxh3-128" in caplog.text
     with pytest.raises(CacheCorruptError, match=r"sources\.parquet: stored xxh3-128"):
-        find_cache(config_of(tmp_path, train={"cache_dir": str(folder)}))
+        find_cache(config_of(tmp_path, loader={"cache_dir": str(folder)}))
 
 
 def test_a_memo_that_came_with_a_cache_is_used(config: Config, settled: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,7 +428,10 @@ def test_fields_that_need_others_change_the_key(tmp_path: Path) -> None:
         *(config_of(tmp_path, audio={"features": "log_mel", "n_mels": n}) for n in (80, 128)),
         config_of(tmp_path, audio={"features": "log_mel", "keep_waveform": True}),
         config_of(tmp_path, audio={"features": "qwen3_asr"}),
-        *(config_of(tmp_path, source={"kind": "hf", f"{c}_column": "x"}) for c in ("audio", "text", "language")),
+        *(
+            config_of(tmp_path, source={"kind": "hf", "columns": {name: "x"}})
+            for name in ("audio", "text", "language", "id")
+        ),
     ]
     assert len({recipe_key(config).key for config in variants}) == len(variants)
 
@@ -495,8 +498,8 @@ def test_the_codec_is_in_the_folder_and_not_in_the_key(tmp_path: Path) -> None:
 
 
 def test_columns_of_an_hf_source_are_in_the_key_of_images(tmp_path: Path) -> None:
-    columns = ("image", "question", "answer", "messages")
-    configs = [config_of(tmp_path, vision=VISION, source={"kind": "hf", f"{name}_column": "x"}) for name in columns]
+    columns = ("image", "question", "answer", "messages", "id")
+    configs = [config_of(tmp_path, vision=VISION, source={"kind": "hf", "columns": {name: "x"}}) for name in columns]
     assert len({recipe_key(config).key for config in configs}) == len(columns)
 
 
@@ -504,17 +507,20 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
     """A field that is new in the config tree has to be added to the lists above, or to those that change no value."""
     tried = {(section, field) for section, field, _ in KEY_CHANGES}
     tried |= {("source", "overlong"), ("audio", "n_mels"), ("audio", "keep_waveform"), ("text", "tokenizer")}
-    tried |= {("source", f"{name}_column") for name in ("audio", "text", "language")}
-    tried |= {("source", f"{name}_column") for name in ("image", "question", "answer", "messages")}
+    tried |= {("columns", name) for name in ("audio", "text", "language", "id")}
+    tried |= {("columns", name) for name in ("image", "question", "answer", "messages")}
     tried |= {(section, field) for section, field, _, _ in VISION_CHANGES} | {("text", "learn_through")}
     config = config_of(tmp_path, text=TEXT)
     assert config.text is not None
     known = {
         (section, field.name)
-        for section, part in (("source", config.source), ("audio", config.audio), ("text", config.text))
+        for section, part in (
+            *(("source", config.source), ("columns", config.source.columns)),
+            *(("audio", config.audio), ("text", config.text)),
+        )
         for field in fields(part)
     }
-    assert known - tried == {("source", "manifest"), ("source", "confined")}
+    assert known - tried == {("source", "manifest"), ("source", "columns"), ("source", "confined")}
 
 
 def test_paths_and_run_time_sections_never_change_the_key(tmp_path: Path) -> None:
@@ -527,7 +533,10 @@ def test_paths_and_run_time_sections_never_change_the_key(tmp_path: Path) -> Non
         config_of(tmp_path, text=TEXT, source={"confined": True}),
         config_of(tmp_path, text=TEXT, plan={"batch_seconds": 3, "edges_s": [1, 2], "lockstep": 2, "tail": "drop"}),
         config_of(
-            tmp_path, text=TEXT, train={"seed": 3, "model": "m", "max_steps": 5, "output_dir": "o", "cache": "off"}
+            tmp_path,
+            text=TEXT,
+            loader={"seed": 3, "cache": "off"},
+            train={"model": "m", "max_steps": 5, "output_dir": "o"},
         ),
         config_of(tmp_path, text=TEXT, run={"num_workers": 7, "max_failed_share": 0.5, "max_open_tars": 3}),
         replace(config_of(tmp_path, text=TEXT), name="other"),
@@ -593,7 +602,7 @@ def test_the_document_survives_the_metadata(config: Config) -> None:
 def test_the_made_up_caches_of_these_tests_open(config: Config, tmp_path: Path) -> None:
     cache = open_cache(build(config))
     expected = contents_of(tmp_path / "again").arrays["lengths.npy"]
-    np.testing.assert_array_equal(cache.lengths["num_samples"], expected[0])
+    np.testing.assert_array_equal(cache.lengths["num_audio_samples"], expected[0])
     assert lookup_module.SOURCES_NAME in cache.metadata["files"]
 
 

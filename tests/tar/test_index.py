@@ -272,5 +272,5 @@ def test_importing_the_index_loads_no_pyarrow() -> None:
     import subprocess
     import sys
 
-    code = "import sys, forebay.tar.index, forebay.preprocess.sources.media; print({'pyarrow', 'torch'} & set(sys.modules))"
+    code = "import sys, forebay.tar.index, forebay.tar.scan; print({'pyarrow', 'torch'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

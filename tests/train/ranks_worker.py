@@ -34,7 +34,7 @@ def heads(batches: Iterable[dict[str, Any]]) -> list[list[list[int]]]:
 def main(config_path: str, packs: str, out: Path) -> None:
     """Reads one epoch in every way and writes rank_R.json."""
     torch.set_num_threads(1)
-    config = load_config(config_path, overrides=["train.num_threads=1"])
+    config = load_config(config_path, overrides=["loader.num_threads=1"])
     results: dict[str, Any] = {"environment": heads(make_loader(config))}
     dataset = CachedVLDataset(packs)
     results["workers"] = [

@@ -40,12 +40,12 @@ def test_auto_goes_uncached_with_one_warning_that_names_the_command(
 
 def test_require_is_an_error_instead(corpus: Corpus) -> None:
     with pytest.raises(CacheNotFoundError, match=r"no cache for recipe .* run: forebay preprocess .*config.toml"):
-        make_loader(corpus.config('train.cache="require"'))
+        make_loader(corpus.config('loader.cache="require"'))
 
 
 def test_off_goes_uncached_beside_a_cache(corpus: Corpus) -> None:
     build_here(corpus.config())
-    assert select(corpus.config('train.cache="off"')).kind == "uncached"
+    assert select(corpus.config('loader.cache="off"')).kind == "uncached"
 
 
 def test_a_changed_source_never_hits(corpus: Corpus) -> None:
@@ -54,7 +54,7 @@ def test_a_changed_source_never_hits(corpus: Corpus) -> None:
     corpus.write_manifest()
     assert select(corpus.config()).kind == "uncached"
     with pytest.raises(CacheNotFoundError, match=r"sources\.train\.parquet differs"):
-        select(corpus.config('train.cache="require"'))
+        select(corpus.config('loader.cache="require"'))
 
 
 def test_without_the_raw_data_the_cache_serves_and_the_log_says_so(
@@ -63,14 +63,14 @@ def test_without_the_raw_data_the_cache_serves_and_the_log_says_so(
     build_here(corpus.config())
     for name in ("a.tar", "b.tar", "train.parquet"):
         (corpus.folder / name).unlink()
-    assert select(corpus.config('train.cache="require"')).kind == "cache"
+    assert select(corpus.config('loader.cache="require"')).kind == "cache"
     assert "its raw data is not here to be compared" in caplog.text
 
 
 def test_a_cache_can_be_named_outright(corpus: Corpus, tmp_path: Path) -> None:
     report = build_here(corpus.config())
     shutil.move(report.cache, tmp_path / "elsewhere")
-    named = f'train.cache_dir="{tmp_path / "elsewhere"}"'
+    named = f'loader.cache_dir="{tmp_path / "elsewhere"}"'
     selected = select(corpus.config(named))
     assert isinstance(selected.source, Cache)
     assert selected.source.folder == tmp_path / "elsewhere"

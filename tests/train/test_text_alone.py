@@ -94,12 +94,12 @@ def test_the_ratio_holds_at_every_micro_batch(folder: Path, ratio: float) -> Non
     places = np.arange(1, len(parts) + 1)
     assert np.abs(np.cumsum(parts == 0) - loader.plan.shares[0] * places).max() < 1
     weighted = mixed_config(folder, text="")
-    entries = [f"train.mixture={_entries(weighted, (ratio, 1 - ratio))}"]
+    entries = [f"mixture.source={_entries(weighted, (ratio, 1 - ratio))}"]
     assert make_loader(mixed_config(folder, *entries, text="")).plan_key == loader.plan_key
 
 
 def _entries(config: Config, weights: tuple[float, ...]) -> str:
-    rows = zip(config.train.mixture, weights, strict=True)
+    rows = zip(config.mixture.source, weights, strict=True)
     return "[" + ", ".join(f'{{config = "{entry.config}", weight = {weight}}}' for entry, weight in rows) + "]"
 
 
@@ -118,7 +118,7 @@ def test_the_share_of_samples_is_what_batches_of_such_sizes_give(folder: Path) -
 
 def test_cached_equals_uncached(folder: Path) -> None:
     cached = select(text_config(folder))
-    online = select(text_config(folder, 'train.cache="off"'))
+    online = select(text_config(folder, 'loader.cache="off"'))
     assert (cached.kind, online.kind) == ("cache", "uncached")
     assert (cached.source.fields, cached.source.constants) == (online.source.fields, online.source.constants)
     for index in range(len(cached.source)):
@@ -127,7 +127,7 @@ def test_cached_equals_uncached(folder: Path) -> None:
         assert all(np.array_equal(wanted[name], made[name]) for name in wanted)
     for name, lengths in cached.source.lengths.items():
         np.testing.assert_array_equal(lengths, online.source.lengths[name])
-    loaders = make_loader(text_config(folder)), make_loader(text_config(folder, 'train.cache="off"'))
+    loaders = make_loader(text_config(folder)), make_loader(text_config(folder, 'loader.cache="off"'))
     for one, two in zip(*loaders, strict=True):
         assert all(torch.equal(one[name], two[name]) for name in one)
     report = loaders[0].report()
@@ -203,20 +203,18 @@ def test_a_dry_run_and_inspect_of_a_config(folder: Path, capsys: pytest.CaptureF
 
 
 def test_mixtures_that_cannot_be(folder: Path, tmp_path: Path) -> None:
-    mixed = mixed_config(folder, 'train.mixture_batches="mixed"', text="")
-    with pytest.raises(
-        CacheMismatchError, match=r"one has no audio, so no batch can hold both; set train.mixture_batches"
-    ):
+    mixed = mixed_config(folder, 'mixture.batches="mixed"', text="")
+    with pytest.raises(CacheMismatchError, match=r"one has no audio, so no batch can hold both; set mixture.batches"):
         make_loader(mixed)
     with pytest.raises(
-        ConfigError, match=r"texts.toml has no audio, so hours give it no weight; .* or train.asr_ratio"
+        ConfigError, match=r"texts.toml has no audio, so hours give it no weight; .* or mixture.asr_ratio"
     ):
         make_loader(mixed_config(folder, text=""))
     for caches, found in ((("waveform", "log_mel"), "0 of 2 have none"), (("none", "none"), "2 of 2 have none: ")):
         folders = [make_cache(tmp_path, features=kind, seed=seed) for seed, kind in enumerate(caches)]  # type: ignore[arg-type]
         entries = ", ".join(f'{{cache = "{cache}"}}' for cache in folders)
         with pytest.raises(ConfigError, match=rf"asr_ratio is the share of micro-batches .* {found}"):
-            make_loader(mixed_config(folder, f"train.mixture=[{entries}]", "plan.batch_seconds=60"))
+            make_loader(mixed_config(folder, f"mixture.source=[{entries}]", "plan.batch_seconds=60"))
 
 
 def test_batches_of_any_fields_mix_but_not_two_tokenizers_or_rates(tmp_path: Path) -> None:
@@ -241,11 +239,13 @@ def test_several_caches_with_audio_share_the_ratio_by_hours(tmp_path: Path, fold
     kinds = [("log_mel", 12), ("none", 8), ("log_mel", 5)]
     folders = [make_cache(tmp_path, features=kind, num_samples=count, seed=count) for kind, count in kinds]  # type: ignore[arg-type]
     entries = ", ".join(f'{{cache = "{cache}"}}' for cache in folders)
-    overrides = (f"train.mixture=[{entries}]", "plan.edges_s=[3.0]", "plan.edges=[16]")
+    overrides = (f"mixture.source=[{entries}]", "plan.edges_s=[3.0]", "plan.edges=[16]")
     for temperature in (1.0, 0.5):
-        plan = make_loader(mixed_config(folder, *overrides, f"train.mixture_temperature={temperature}")).plan
+        plan = make_loader(mixed_config(folder, *overrides, f"mixture.temperature={temperature}")).plan
         assert isinstance(plan, MixturePlan)
-        hours = np.array([open_cache(cache).lengths["num_samples"].sum() for cache in folders], float) ** temperature
+        hours = (
+            np.array([open_cache(cache).lengths["num_audio_samples"].sum() for cache in folders], float) ** temperature
+        )
         hours[1] = 0
         wanted = 0.8 * hours / hours.sum() + [0, 0.2, 0]
         assert plan.shares == pytest.approx(wanted, abs=2e-5)

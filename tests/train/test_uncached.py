@@ -26,7 +26,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(path: Path, root: Path, *overrides: str) -> Config:
-    return load_config(path, overrides=[f'run.cache_root="{root}"', "train.num_threads=1", *overrides])
+    return load_config(path, overrides=[f'run.cache_root="{root}"', "loader.num_threads=1", *overrides])
 
 
 def arrays(value: Any) -> tuple[np.ndarray, ...]:
@@ -38,7 +38,7 @@ def arrays(value: Any) -> tuple[np.ndarray, ...]:
 def test_cached_equals_uncached(path: Path, root: Path) -> None:
     config = load(path, root)
     build(config, Options(progress=False))
-    cached, online = select(config), select(load(path, root, 'train.cache="off"'))
+    cached, online = select(config), select(load(path, root, 'loader.cache="off"'))
     assert (cached.kind, online.kind) == ("cache", "uncached")
     assert isinstance(cached.source, Cache)
     assert len(cached.source) == len(online.source) > 30
@@ -54,7 +54,7 @@ def test_cached_equals_uncached(path: Path, root: Path) -> None:
                 assert values.tobytes() == others.tobytes(), (index, name)
     for name, lengths in cached.source.lengths.items():
         np.testing.assert_array_equal(lengths, online.source.lengths[name])
-    loaders = make_loader(config), make_loader(load(path, root, 'train.cache="off"'))
+    loaders = make_loader(config), make_loader(load(path, root, 'loader.cache="off"'))
     assert len(loaders[0]) == len(loaders[1])
     for wanted_batch, made_batch in zip(*loaders, strict=True):
         assert wanted_batch.keys() == made_batch.keys()

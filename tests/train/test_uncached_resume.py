@@ -40,7 +40,7 @@ PLANS = {
     "budget": "batch_seconds = 1.2\nk = 3\nlockstep = 1",
     "window": 'kind = "window"\nbatch_size = 3\nwindow = 3',
 }
-OFF = 'train.cache="off"'
+OFF = 'loader.cache="off"'
 Batch = dict[str, Any]
 
 
@@ -54,7 +54,7 @@ class Listed:
         path = self.folder / f"{plan}.toml"
         path.write_text(
             'name = "listed"\n[source]\nkind = "filelist"\nmanifest = "train.tsv"\n[audio]\nfeatures = "waveform"\n'
-            f"[plan]\n{PLANS[plan]}\n[train]\nnum_threads = 0\nseed = 3\n"
+            f"[plan]\n{PLANS[plan]}\n[loader]\nnum_threads = 0\nseed = 3\n"
             '[run]\ncache_root = "caches"\nnum_workers = 1\nmax_failed_share = 1.0\n'
         )
         return load_config(path, overrides=overrides)
@@ -116,7 +116,7 @@ def test_a_file_list_with_rounded_durations(corpus: Listed, plan: str, caplog: p
     for name, lengths in cached.source.lengths.items():
         np.testing.assert_array_equal(lengths, online.source.lengths[name])
     rounded = np.array([float(line.split("\t")[3]) for line in (corpus.folder / "train.tsv").read_text().splitlines()])
-    assert np.any(np.rint(rounded * 16_000) != cached.source.lengths["num_samples"])
+    assert np.any(np.rint(rounded * 16_000) != cached.source.lengths["num_audio_samples"])
     assert cached.plan_key == online.plan_key
     assert not [record for record in caplog.records if "lengths" in record.getMessage()]
     assert_goes_on(online, cached, steps=2)
@@ -128,12 +128,12 @@ def test_begun_before_the_cache_was_built(tmp_path: Path) -> None:
     online = make_loader(corpus.config())
     assert select(corpus.config()).kind == "uncached"
     build_here(corpus.config())
-    cached = make_loader(corpus.config('train.cache="require"'))
+    cached = make_loader(corpus.config('loader.cache="require"'))
     assert_goes_on(online, cached, steps=2)
 
 
 def test_a_mixture_and_a_sampler_go_on_too(corpus: Listed) -> None:
-    mixture = ('train.mixture_column="language"', "train.mixture_weights={en=0.5, fr=0.5}", "plan.edges_s=[9.0]")
+    mixture = ('mixture.column="language"', "mixture.weights={en=0.5, fr=0.5}", "plan.edges_s=[9.0]")
     assert_goes_on(make_loader(corpus.config(OFF, *mixture)), make_loader(corpus.config(*mixture)), steps=2)
     online = make_loader(corpus.config(OFF))
     iterator = iter(online)
@@ -156,7 +156,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> PhotoCorpus:
 
 
 def test_the_vision_line(photos: PhotoCorpus) -> None:
-    overrides = ("plan.seq_len=120", "train.num_threads=0")
+    overrides = ("plan.seq_len=120", "loader.num_threads=0")
     cached, online = (
         (lambda: make_loader(photos.config(*overrides))),
         (lambda: make_loader(photos.config(*overrides, OFF))),
@@ -196,9 +196,9 @@ def test_a_sample_that_the_build_leaves_out_is_said_and_refused(
     list(online)
     assert caplog.text.count("the cache will leave such samples out") == 1
     build_here(corpus.config())
-    cached = make_loader(corpus.config('train.cache="require"'))
+    cached = make_loader(corpus.config('loader.cache="require"'))
     assert len(cached.source) == NUM_CLIPS - 1
-    with pytest.raises(ResumeError, match=r'the samples are others: .* left out as bad; .* train\.cache = "off"'):
+    with pytest.raises(ResumeError, match=r'the samples are others: .* left out as bad; .* loader\.cache = "off"'):
         cached.load_state_dict(online.state_dict())
     make_loader(corpus.config(OFF)).load_state_dict(online.state_dict())
 

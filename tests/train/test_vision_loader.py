@@ -48,7 +48,7 @@ ANSWER = {"role": "assistant", "content": "Hm."}
 
 def config(corpus: PhotoCorpus, *overrides: str) -> Config:
     """The corpus's config under packs of a few samples; where the cache is must be said."""
-    return corpus.config(SEQ_LEN, 'train.cache="require"', *overrides)
+    return corpus.config(SEQ_LEN, 'loader.cache="require"', *overrides)
 
 
 def batches(config: Config, **options: Any) -> list[Batch]:
@@ -83,9 +83,9 @@ def assert_all_equal(left: list[Batch], right: list[Batch]) -> None:
 
 @pytest.mark.parametrize("pixels", ["uint8", "float32"])
 def test_packs_of_the_cache_are_those_made_without_it(corpus: PhotoCorpus, pixels: str) -> None:
-    options = (f"train.pixels={pixels}", "train.varlen=true")
+    options = (f"loader.pixels={pixels}", "loader.varlen=true")
     cached = batches(config(corpus, *options))
-    online = batches(config(corpus, *options, 'train.cache="off"'))
+    online = batches(config(corpus, *options, 'loader.cache="off"'))
     assert ("patches" in cached[0]) is (pixels == "uint8")
     assert_all_equal(cached, online)
 
@@ -94,16 +94,16 @@ def test_a_batch_is_right_for_the_model_by_default_and_no_mapping_as_uint8(corpu
     [first, *_] = batches(config(corpus))
     assert first["pixel_values"].dtype == torch.float32
     assert first["use_cache"] is False
-    [stored, *_] = batches(config(corpus, "train.pixels=uint8"))
+    [stored, *_] = batches(config(corpus, "loader.pixels=uint8"))
     assert isinstance(stored, PatchBatch)
     with pytest.raises(TypeError, match="to_model_inputs"):
         dict(stored)
     constants = make_loader(config(corpus)).source.constants
     assert_equal(to_model_inputs(stored, constants), first)
     with pytest.raises(
-        ConfigError, match=r'pixels is "uint8" and as_tensordict is true: .*set train\.pixels = "float32"'
+        ConfigError, match=r'pixels is "uint8" and as_tensordict is true: .*set loader\.pixels = "float32"'
     ):
-        make_loader(config(corpus, "train.pixels=uint8"), as_tensordict=True)
+        make_loader(config(corpus, "loader.pixels=uint8"), as_tensordict=True)
 
 
 @pytest.mark.parametrize("pixels", ["float32", "bfloat16"])
@@ -111,7 +111,7 @@ def test_a_device_gets_patches_and_hands_out_what_the_host_does(
     corpus: PhotoCorpus, pixels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The meta device stands for CUDA: it takes the form for a device."""
-    settings = config(corpus, f"train.pixels={pixels}")
+    settings = config(corpus, f"loader.pixels={pixels}")
     monkeypatch.setattr("forebay.train.loader.side_stream", lambda device: None)
     [on_host, *_], [for_device, *_] = batches(settings), list(make_loader(settings, device="meta"))
     finish = DeviceExpansion(make_loader(settings).source.constants, dtype=getattr(torch, pixels))
@@ -136,10 +136,10 @@ def test_pixel_values_are_those_of_the_processor(corpus: PhotoCorpus) -> None:
     """Of every pack, bit for bit: expanded by the loader, and from its uint8 patches; padding is images of zeros behind."""
     processor = load_processor(DEMO / "model", "pil")
     rows = {row["id"]: row for row in corpus.rows}
-    loader = make_loader(config(corpus, "train.pixels=float32"))
+    loader = make_loader(config(corpus, "loader.pixels=float32"))
     order = loader.plan.order(0, 0)
     seen = 0
-    for place, (batch, stored) in enumerate(zip(loader, batches(config(corpus, "train.pixels=uint8")), strict=True)):
+    for place, (batch, stored) in enumerate(zip(loader, batches(config(corpus, "loader.pixels=uint8")), strict=True)):
         ids = [loader.source.sample_id(index) for index in order.batch(place).tolist()]
         names = [name for sample_id in ids for name in np.atleast_1d(rows[sample_id].get("image", []))]
         seen += len(names)
@@ -156,14 +156,14 @@ def test_pixel_values_are_those_of_the_processor(corpus: PhotoCorpus) -> None:
 
 @pytest.mark.parametrize("num_threads", [0, 1])
 def test_threads_change_nothing(corpus: PhotoCorpus, num_threads: int) -> None:
-    assert_all_equal(batches(config(corpus, f"train.num_threads={num_threads}")), batches(config(corpus)))
+    assert_all_equal(batches(config(corpus, f"loader.num_threads={num_threads}")), batches(config(corpus)))
 
 
 def test_kept_packs_are_not_overwritten(corpus: PhotoCorpus) -> None:
     """With fewer buffers than batches that are held, and views of them alone."""
-    loader = make_loader(config(corpus, "train.prefetch=1", "train.num_threads=1"))
+    loader = make_loader(config(corpus, "loader.prefetch=1", "loader.num_threads=1"))
     kept = [{name: value[..., :3] for name, value in tensors(batch)} for _ in range(3) for batch in loader]
-    again = make_loader(config(corpus, "train.num_threads=0"))
+    again = make_loader(config(corpus, "loader.num_threads=0"))
     fresh = [{name: value[..., :3].clone() for name, value in tensors(batch)} for _ in range(3) for batch in again]
     assert_all_equal(kept, fresh)
 
@@ -183,7 +183,7 @@ def test_a_state_goes_on_anywhere_and_at_another_world_size(corpus: PhotoCorpus)
 
 
 def test_the_dataset_and_its_states_are_those_of_the_loader(corpus: PhotoCorpus) -> None:
-    loader = make_loader(config(corpus, "train.seed=7"))
+    loader = make_loader(config(corpus, "loader.seed=7"))
     found = CachedVLDataset(loader.source.folder, seed=7)  # type: ignore[attr-defined]
     assert found.plan_key == loader.plan_key
     assert_all_equal(list(found), list(loader))
@@ -195,7 +195,7 @@ def test_the_dataset_and_its_states_are_those_of_the_loader(corpus: PhotoCorpus)
 
 def test_fixed_shapes_are_few_and_hold_the_same_packs(corpus: PhotoCorpus) -> None:
     natural = batches(config(corpus))
-    loader = make_loader(config(corpus, "train.pack_shapes=fixed", "train.patch_classes=3"))
+    loader = make_loader(config(corpus, "loader.pack_shapes=fixed", "loader.patch_classes=3"))
     shapes = PackShapes.even(120, num_classes=3)
     for batch, same in zip(loader, natural, strict=True):
         assert batch["input_ids"].shape == batch["labels"].shape == (1, shapes.num_tokens)
@@ -227,9 +227,9 @@ def test_samples_longer_than_a_pack_are_counted_or_stop_the_plan(corpus: PhotoCo
 
 def test_packs_as_tensordicts(corpus: PhotoCorpus) -> None:
     """Of several samples and of a single one: a pack has no dimension of samples."""
-    plain = batches(config(corpus, "train.varlen=true"))
+    plain = batches(config(corpus, "loader.varlen=true"))
     sizes = set()
-    loader = make_loader(config(corpus, "train.varlen=true"), as_tensordict=True)
+    loader = make_loader(config(corpus, "loader.varlen=true"), as_tensordict=True)
     for place, (packed, batch) in enumerate(zip(loader, plain, strict=True)):
         sizes.add(len(loader.plan.order(0, 0).batch(place)))
         assert packed.batch_size == torch.Size([])
@@ -250,7 +250,7 @@ def test_without_a_cache_one_warning_names_the_command(
     with pytest.raises(CacheNotFoundError, match=r"no cache for recipe .*run: forebay preprocess .*config\.toml"):
         make_loader(config(corpus, absent))
     with caplog.at_level(logging.WARNING):
-        loader = build_vl_dataloader(config(corpus, absent, "train.cache=auto"))
+        loader = build_vl_dataloader(config(corpus, absent, "loader.cache=auto"))
     assert len(caplog.records) == 1
     assert "going uncached" in caplog.text
     assert_all_equal(list(loader), batches(config(corpus)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from forebay.config import AudioConfig, Config, PlanConfig, SourceConfig, TextConfig, TrainConfig
+from forebay.config import AudioConfig, Config, LoaderConfig, PlanConfig, SourceConfig, TextConfig, TrainConfig
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.interface import Tail
 from forebay.plan.mixture.plan import mixture_plan
@@ -93,7 +93,7 @@ def _write(folder: Path, config: Mapping[str, Any]) -> Path:
 
 
 def config_of(
-    folder: Path, *, model: Path, model_type: str = "whisper", n_mels: int | None = None, **train: Any
+    folder: Path, *, model: Path, model_type: str = "whisper", n_mels: int | None = None, seed: int = 0, **train: Any
 ) -> Config:
     """Returns a config whose run folder is `folder`/runs/tiny; `train` are fields of [train]."""
     return Config(
@@ -101,6 +101,7 @@ def config_of(
         source=SourceConfig(kind="tar", manifest=str(folder / "train.parquet")),
         audio=AudioConfig(features="log_mel" if model_type == "whisper" else "qwen3_asr", n_mels=n_mels),  # type: ignore[arg-type]
         text=TextConfig(tokenizer=str(model), prompt=model_type),  # type: ignore[arg-type]
+        loader=LoaderConfig(seed=seed),
         train=TrainConfig(model=str(model), output_dir=str(folder / "runs"), **{"init": "random", **train}),
         path=str(folder / "tiny.toml"),
     )
@@ -149,7 +150,7 @@ def real_loader(*, dp_rank: int = 0, dp_world_size: int = 1, num_threads: int = 
     settings = PlanConfig(edges_s=(1.0, 3.0), batch_size=3, lockstep=1)
     return loader_of(
         source,
-        bucket_plan(source.lengths["num_samples"], sample_rate_hz=16_000, settings=settings),
+        bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=settings),
         plan_key=plan_key(source.key, settings),
         seed=1,
         dp_rank=dp_rank,
@@ -166,7 +167,7 @@ def text_loader(*, dp_rank: int = 0, dp_world_size: int = 1, tail: Tail = "short
     settings = PlanConfig(edges_s=(1.0, 3.0), edges=(15, 30), batch_size=3, lockstep=1, tail=tail)
     lengths = union.lengths
     plan = bucket_plan(
-        lengths["num_samples"],
+        lengths["num_audio_samples"],
         sample_rate_hz=16_000,
         settings=settings,
         tokens=lengths["num_tokens"],

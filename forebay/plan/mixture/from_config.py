@@ -1,4 +1,4 @@
-"""From `[[train.mixture]]` or `train.mixture_column` to a plan: which sources are mixed, by which weights."""
+"""From `[[mixture.source]]` or `mixture.column` to a plan: which sources are mixed, by which weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from forebay.config.train import TrainConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.plan.bucket.plan import BucketPlan
@@ -31,20 +30,15 @@ _UNKNOWN = "unknown"
 _MAX_LOGGED = 20
 
 
-def is_mixture(settings: TrainConfig) -> bool:
-    """Returns whether a config mixes sources by weights."""
-    return bool(settings.mixture) or settings.mixture_column is not None
-
-
 def mix(config: Config, source: SampleSource, planned: Planned) -> Planned:
     """Returns the mixture that a config asks for over the buckets of a plan, with its key; says the quantised weights.
 
-    source: what is read, with the caches of `[[train.mixture]]` a `SourceUnion`. planned: of all its samples. The key
+    source: what is read, with the caches of `[[mixture.source]]` a `SourceUnion`. planned: of all its samples. The key
     is the plan's with names, quantised weights and rules on top: a state does not go on with other weights.
     Raises ConfigError for a column that the source lacks, weights of other values than the column has, or a plan
     without buckets; PlanError where weights and samples give no mixture.
     """
-    settings, plan = config.train, planned.plan
+    plan = planned.plan
     if not isinstance(plan, BucketPlan) or getattr(plan, "locality_shards", None) is not None:
         raise ConfigError(
             f'{config.path}: a mixture needs a plan of buckets over all shards; set plan.kind = "bucket" (one edge for '
@@ -57,11 +51,11 @@ def mix(config: Config, source: SampleSource, planned: Planned) -> Planned:
         source_of,
         names=names,
         weights=weights,
-        batches=settings.mixture_batches,
-        exhausted=settings.mixture_exhausted,
+        batches=config.mixture.batches,
+        exhausted=config.mixture.exhausted,
     )
     _say(mixture)
-    rules = _rules(settings, mixture)
+    rules = _rules(config.mixture.column, mixture)
     assigned = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(source_of, np.int32).data)
     return Planned(plan=mixture, key=with_mixture(planned.key, {**rules, "source_of": assigned}))
 
@@ -70,11 +64,11 @@ def _sources(config: Config, source: SampleSource) -> tuple[list[str], Array]:
     """Returns the names of the sources that are mixed, and which one each sample is of."""
     if isinstance(source, SourceUnion):
         return source.names, source.source_of
-    column = str(config.train.mixture_column)
+    column = str(config.mixture.column)
     found = source.categories(column) if isinstance(source, Categorised) else None
     if found is None:
         raise ConfigError(
-            f'{config.path}: train.mixture_column is "{column}", and cache {source.key[:16]} has no such text column; '
+            f'{config.path}: mixture.column is "{column}", and cache {source.key[:16]} has no such text column; '
             'take "language" or "source"'
         )
     names = [name or (_UNKNOWN if _UNKNOWN not in found[0] else "") for name in found[0]]
@@ -84,41 +78,41 @@ def _sources(config: Config, source: SampleSource) -> tuple[list[str], Array]:
 
 
 def _weights(config: Config, source: SampleSource, names: Sequence[str], source_of: Array) -> list[float]:
-    settings = config.train
-    given = [entry.weight for entry in settings.mixture if entry.weight is not None]
+    settings = config.mixture
+    given = [entry.weight for entry in settings.source if entry.weight is not None]
     if given:
         return given
     if settings.asr_ratio is not None and isinstance(source, SourceUnion):
         return _asr_weights(config, source)
-    if settings.mixture_weights is not None:
-        return _named_weights(config, settings.mixture_weights, names)
+    if settings.weights is not None:
+        return _named_weights(config, settings.weights, names)
     mute = [name for name, part in zip(names, parts_of(source), strict=False) if not has_audio(part)]
-    if mute and settings.mixture:
+    if mute and settings.source:
         raise ConfigError(
-            f"{config.path}: {mute[0]} has no audio, so hours give it no weight; give every [[train.mixture]] a "
-            "weight, or train.asr_ratio"
+            f"{config.path}: {mute[0]} has no audio, so hours give it no weight; give every [[mixture.source]] a "
+            "weight, or mixture.asr_ratio"
         )
-    return tempered(_hours(source, source_of, len(names)), settings.mixture_temperature)
+    return tempered(_hours(source, source_of, len(names)), settings.temperature)
 
 
 def _hours(source: SampleSource, source_of: Array, num_sources: int) -> list[float]:
-    samples = np.bincount(source_of, weights=source.lengths["num_samples"], minlength=num_sources)
+    samples = np.bincount(source_of, weights=source.lengths["num_audio_samples"], minlength=num_sources)
     hours: list[float] = (samples / (3600 * int(source.constants["sample_rate_hz"]))).tolist()
     return hours
 
 
 def _asr_weights(config: Config, source: SourceUnion) -> list[float]:
     """Returns `asr_ratio` shared by the sources with audio, by their hours, and the rest for the one without."""
-    ratio = float(config.train.asr_ratio or 0)
+    ratio = float(config.mixture.asr_ratio or 0)
     mute = [name for name, part in zip(source.names, source.sources, strict=True) if not has_audio(part)]
     if len(mute) != 1:
         raise ConfigError(
-            f"{config.path}: train.asr_ratio is the share of micro-batches beside one cache without audio, and "
+            f"{config.path}: mixture.asr_ratio is the share of micro-batches beside one cache without audio, and "
             f"{len(mute)} of {len(source.names)} have none{': ' if mute else ''}{', '.join(mute)}; give weights instead"
         )
     hours = _hours(source, source.source_of, len(source.names))
     heard = [weight if has_audio(part) else 0.0 for weight, part in zip(hours, source.sources, strict=True)]
-    heard = tempered(heard, config.train.mixture_temperature)
+    heard = tempered(heard, config.mixture.temperature)
     return [
         ratio * weight / sum(heard) if has_audio(part) else 1 - ratio
         for weight, part in zip(heard, source.sources, strict=True)
@@ -126,18 +120,18 @@ def _asr_weights(config: Config, source: SourceUnion) -> list[float]:
 
 
 def _named_weights(config: Config, weights: Mapping[str, float], names: Sequence[str]) -> list[float]:
-    column = config.train.mixture_column
+    column = config.mixture.column
     unknown = [name for name in weights if name not in names]
     if unknown:
         near = difflib.get_close_matches(unknown[0], names, n=1)
         raise ConfigError(
-            f'{config.path}: train.mixture_weights.{unknown[0]}: no sample has {column} "{unknown[0]}"'
+            f'{config.path}: mixture.weights.{unknown[0]}: no sample has {column} "{unknown[0]}"'
             + (f'; did you mean "{near[0]}"?' if near else f"; there are {', '.join(names[:_MAX_LOGGED])}")
         )
     missing = [name for name in names if name not in weights]
     if missing:
         raise ConfigError(
-            f"{config.path}: train.mixture_weights has no weight for {column} {', '.join(missing[:_MAX_LOGGED])}; "
+            f"{config.path}: mixture.weights has no weight for {column} {', '.join(missing[:_MAX_LOGGED])}; "
             "give one, 0 to leave it out"
         )
     return [weights[name] for name in names]
@@ -157,11 +151,11 @@ def _say(mixture: MixturePlan) -> None:
         )
 
 
-def _rules(settings: TrainConfig, mixture: MixturePlan) -> dict[str, Any]:
+def _rules(column: str | None, mixture: MixturePlan) -> dict[str, Any]:
     return {
         "mixture_version": MIXTURE_VERSION,
-        "column": settings.mixture_column,
-        "names": list(mixture.names) if settings.mixture_column else None,
+        "column": column,
+        "names": list(mixture.names) if column else None,
         "weights": mixture.weights.tolist(),
         "batches": mixture.batches,
         "exhausted": mixture.exhausted,

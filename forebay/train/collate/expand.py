@@ -29,7 +29,7 @@ def patch_table(constants: Mapping[str, Any]) -> torch.Tensor:
 
 
 def pixel_dtype(name: str) -> torch.dtype:
-    """Returns the dtype of `pixel_values` under `train.pixels`; of patches that are handed out as stored: float32."""
+    """Returns the dtype of `pixel_values` under `loader.pixels`; of patches that are handed out as stored: float32."""
     return {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(name, torch.float32)
 
 

@@ -9,7 +9,7 @@ import torch
 
 _REMEDY = (
     "a batch of uint8 patches is not what a model takes: pass model(**forebay.train.to_model_inputs(batch, constants)), "
-    'or set train.pixels = "float32"'
+    'or set loader.pixels = "float32"'
 )
 
 

@@ -47,7 +47,7 @@ class DryRunReport:
     """By language `samples`, their `share` of all samples and the `expected` share; empty where none is known."""
     sources: dict[str, dict[str, float]]
     parts: dict[str, dict[str, float]]
-    """By cache of `[[train.mixture]]`; empty where there is but one."""
+    """By cache of `[[mixture.source]]`; empty where there is but one."""
     shards_touched: int
     num_shards: int
     """0 where nothing is sharded: uncached."""

@@ -1,8 +1,7 @@
-"""The usage log of a run, `logs/data_usage.jsonl`: a head line, then a line every N steps with what was used since the
-last.
+"""The usage log of a run, `logs/data_usage.jsonl`: a head line, then a line every N steps with what was used since.
 
-A line says between which steps and states it counts, so lines add up, and a resumed run only has to cut off those
-behind its checkpoint. `forebay inspect --usage FILE` adds them.
+A line says between which steps and which states it counts, so lines add up. A resumed run only has to cut off the lines
+behind its checkpoint. `forebay inspect --usage FILE` adds the lines.
 """
 
 from __future__ import annotations
@@ -26,13 +25,12 @@ from forebay.train.loader import Loader
 
 logger = logging.getLogger(__name__)
 
-
 _MAX_COMPARED = 64
-"""A line compares so many languages, or sources, with their expected share; of more it only counts the used ones."""
+"""Languages, or sources, that a line compares with their expected share; with more of them a line has counts alone."""
 
 
 class UsageLog:
-    """The log of one run, seen from one rank: rank 0 counts and writes, the others say how much they padded."""
+    """The log of one run, seen from one rank: rank 0 counts and writes; the others only say how much they padded."""
 
     def __init__(
         self,
@@ -53,7 +51,7 @@ class UsageLog:
         self._lines = _Lines(path, loader, step=step, with_ids=with_ids) if loader.dp_rank == 0 else None
 
     def record(self, step: int) -> None:
-        """Writes what was used since the last record; nothing where no step was done.
+        """Writes what was used since the last record, if a step was done. Every rank calls it at the same step.
 
         Every rank calls it at the same step. step: steps done by now. Raises ForebayError where the file cannot be
         written.
@@ -170,7 +168,7 @@ class _Lines:
 
 
 def _caches(source: SampleSource) -> list[Cache]:
-    """Returns the caches that a source is made of, in order; none where some samples are not of a cache."""
+    """Returns the caches whose samples are those of the source, in order; none if some samples are not of a cache."""
     parts = parts_of(source)
     caches = [part for part in parts if isinstance(part, Cache)]
     return caches if len(caches) == len(parts) else []

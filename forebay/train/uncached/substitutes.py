@@ -49,5 +49,5 @@ class Substitutes:
         if is_first:
             logger.warning(
                 "the cache will leave such samples out, so its batches will be others: a state saved here goes on here "
-                '(train.cache = "off"), and is refused there'
+                '(loader.cache = "off"), and is refused there'
             )

@@ -54,7 +54,7 @@ class UncachedVisionSource:
             found.files,
             max_open=config.run.max_open_tars,
             max_bytes=config.source.max_sample_bytes,
-            audio_column=config.source.image_column,
+            audio_column=config.source.columns.image,
             as_listed=True,
         )
         self.fields: Mapping[str, FieldSpec] = {spec.name: spec for spec in self._line.fields()}

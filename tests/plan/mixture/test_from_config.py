@@ -26,7 +26,7 @@ HEAD = 'name = "both"\n[source]\nkind = "tar"\nmanifest = "none.parquet"\n[audio
 
 
 PLAN = (
-    '[plan]\nbatch_size = 4\nlockstep = 1\nedges_s = [30.0]\n[run]\ncache_root = "caches"\n[train]\nnum_threads = 0\n'
+    '[plan]\nbatch_size = 4\nlockstep = 1\nedges_s = [30.0]\n[run]\ncache_root = "caches"\n[loader]\nnum_threads = 0\n'
 )
 
 
@@ -46,7 +46,7 @@ def two_caches(root: Path, *, weights: tuple[float, float] | None = (3, 1), **ch
     first = make_cache(root, features="waveform", num_samples=12, seed=1)
     second = make_cache(root, **{"features": "waveform", "num_samples": 9, "seed": 2, **changes})
     lines = [f"weight = {weight}\n" for weight in weights] if weights else ["", ""]
-    return "".join(f'[[train.mixture]]\ncache = "{c}"\n{line}' for c, line in zip((first, second), lines, strict=True))
+    return "".join(f'[[mixture.source]]\ncache = "{c}"\n{line}' for c, line in zip((first, second), lines, strict=True))
 
 
 def owners(loader: Loader, epoch: int = 0) -> np.ndarray[Any, Any]:
@@ -127,9 +127,11 @@ def test_weights_of_several_caches_hold_at_every_sample(tmp_path: Path) -> None:
 
 def test_left_out_weights_are_hours_to_the_temperature(tmp_path: Path) -> None:
     text = two_caches(tmp_path, weights=None)
-    hours = [float(cache.lengths["num_samples"].sum()) for cache in map(open_cache, sorted(tmp_path.glob("prompts-*")))]
+    hours = [
+        float(cache.lengths["num_audio_samples"].sum()) for cache in map(open_cache, sorted(tmp_path.glob("prompts-*")))
+    ]
     for temperature in (1.0, 0.3, 0.0):
-        plan = make_loader(mixed(tmp_path, text, f"train.mixture_temperature={temperature}")).plan
+        plan = make_loader(mixed(tmp_path, text, f"mixture.temperature={temperature}")).plan
         assert isinstance(plan, MixturePlan)
         wanted = np.array(sorted(hours)) ** temperature
         assert np.sort(plan.shares) == pytest.approx(wanted / wanted.sum(), abs=2e-5)
@@ -137,7 +139,7 @@ def test_left_out_weights_are_hours_to_the_temperature(tmp_path: Path) -> None:
 
 def test_batches_of_one_source_each(tmp_path: Path) -> None:
     text = two_caches(tmp_path)
-    loader = make_loader(mixed(tmp_path, text, 'train.mixture_batches="per_source"'))
+    loader = make_loader(mixed(tmp_path, text, 'mixture.batches="per_source"'))
     rows = owners(loader).reshape(-1, 4)
     assert (rows == rows[:, :1]).all()
     assert len({*rows[:, 0].tolist()}) == 2
@@ -145,7 +147,7 @@ def test_batches_of_one_source_each(tmp_path: Path) -> None:
 
 def test_an_epoch_that_ends_with_a_source_repeats_nothing(tmp_path: Path) -> None:
     text = two_caches(tmp_path, weights=(1, 1))
-    loader = make_loader(mixed(tmp_path, text, 'train.mixture_exhausted="end"'))
+    loader = make_loader(mixed(tmp_path, text, 'mixture.exhausted="end"'))
     order = loader.plan.order(0, 0)
     used = Counter(np.concatenate(order.batches(np.arange(len(order)))).tolist())
     assert set(used.values()) == {1}
@@ -155,11 +157,11 @@ def test_an_epoch_that_ends_with_a_source_repeats_nothing(tmp_path: Path) -> Non
 def test_languages_of_one_cache_with_weights_changed_at_train_time(corpus: Corpus) -> None:
     report = build_here(corpus.config())
     files = sorted(path for path in Path(report.cache).rglob("*"))
-    column = 'train.mixture_column="language"'
+    column = 'mixture.column="language"'
     cache = open_cache(report.cache)
     language = np.array(cache.samples["language"].to_pylist())
     for weights, share in (("{en = 1, fr = 1}", 0.5), ("{en = 3.0, fr = 1}", 0.75), ("{en = 1, fr = 0}", 1.0)):
-        loader = make_loader(corpus.config(column, f"train.mixture_weights={weights}", "plan.lockstep=1"))
+        loader = make_loader(corpus.config(column, f"mixture.weights={weights}", "plan.lockstep=1"))
         assert isinstance(loader.source, Cache)
         used = np.concatenate(
             [b for e in range(20) for b in loader.plan.order(0, e).batches(range(loader.plan.num_batches))]
@@ -173,15 +175,15 @@ def test_languages_of_one_cache_with_weights_changed_at_train_time(corpus: Corpu
 
 def test_uncached_sources_mix_as_their_caches_do(corpus: Corpus) -> None:
     build_here(corpus.config())
-    column = ('train.mixture_column="language"', "plan.lockstep=1")
+    column = ('mixture.column="language"', "plan.lockstep=1")
     cached = make_loader(corpus.config(*column))
-    uncached = make_loader(corpus.config(*column, 'train.cache="off"'))
+    uncached = make_loader(corpus.config(*column, 'loader.cache="off"'))
     for one, two in zip(cached, uncached, strict=True):
         assert all(np.array_equal(one[name], two[name]) for name in one)
-    entries = "".join(f'[[train.mixture]]\nconfig = "{corpus.folder / "config.toml"}"\n' for _ in range(2))
+    entries = "".join(f'[[mixture.source]]\nconfig = "{corpus.folder / "config.toml"}"\n' for _ in range(2))
     config = mixed(corpus.folder, entries)
     assert select(config).kind == "cache"
-    assert select(load_config(config.path, overrides=['train.cache="off"'])).kind == "uncached"
+    assert select(load_config(config.path, overrides=['loader.cache="off"'])).kind == "uncached"
     assert len(select(config).source) == 2 * len(cached.source)
 
 
@@ -219,22 +221,22 @@ def test_weight_zero_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     ("overrides", "message"),
     [
         (
-            ['train.mixture_column="speaker"'],
-            r'train.mixture_column is "speaker", and cache .* has no such text column',
+            ['mixture.column="speaker"'],
+            r'mixture.column is "speaker", and cache .* has no such text column',
         ),
         (
-            ['train.mixture_column="language"', "train.mixture_weights={eng = 1.0, fr = 1.0}"],
-            r'train.mixture_weights.eng: no sample has language "eng"; did you mean "en"\?',
+            ['mixture.column="language"', "mixture.weights={eng = 1.0, fr = 1.0}"],
+            r'mixture.weights.eng: no sample has language "eng"; did you mean "en"\?',
         ),
         (
-            ['train.mixture_column="language"', "train.mixture_weights={en = 1.0}"],
-            r"train.mixture_weights has no weight for language fr; give one, 0 to leave it out",
+            ['mixture.column="language"', "mixture.weights={en = 1.0}"],
+            r"mixture.weights has no weight for language fr; give one, 0 to leave it out",
         ),
         (
-            ['train.mixture_column="language"', 'plan.kind="window"', "plan.edges_s=[3, 5, 7, 10, 15, 20, 30]"],
+            ['mixture.column="language"', 'plan.kind="window"', "plan.edges_s=[3, 5, 7, 10, 15, 20, 30]"],
             r"a mixture needs a plan of buckets over all shards",
         ),
-        (['train.mixture_column="language"', 'plan.locality="shards:2"'], r"a mixture needs a plan of buckets"),
+        (['mixture.column="language"', 'plan.locality="shards:2"'], r"a mixture needs a plan of buckets"),
     ],
 )
 def test_a_column_that_cannot_be_mixed(corpus: Corpus, overrides: list[str], message: str) -> None:
@@ -246,32 +248,32 @@ def test_a_column_that_cannot_be_mixed(corpus: Corpus, overrides: list[str], mes
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[[train.mixture]]\nweight = 1\n", r"train.mixture.0: give exactly one of cache and config"),
-        ('[[train.mixture]]\ncache = "a"\nconfig = "b"\n', r"train.mixture.0: give exactly one of cache and config"),
+        ("[[mixture.source]]\nweight = 1\n", r"mixture.source.0: give exactly one of cache and config"),
+        ('[[mixture.source]]\ncache = "a"\nconfig = "b"\n', r"mixture.source.0: give exactly one of cache and config"),
         (
-            '[[train.mixture]]\ncache = "a"\nweights = 1\n',
-            r"train.mixture.0.weights: unknown field; did you mean .*weight",
+            '[[mixture.source]]\ncache = "a"\nweights = 1\n',
+            r"mixture.source.0.weights: unknown field; did you mean .*weight",
         ),
-        ('[[train.mixture]]\ncache = "a"\nweight = -1\n', r"weight is -1.0, wanted 0 or more"),
+        ('[[mixture.source]]\ncache = "a"\nweight = -1\n', r"weight is -1.0, wanted 0 or more"),
         (
-            '[[train.mixture]]\ncache = "a"\nweight = 1\n[[train.mixture]]\ncache = "b"\n',
-            r"mixture has 1 weights for 2 caches; give all of them, or none",
+            '[[mixture.source]]\ncache = "a"\nweight = 1\n[[mixture.source]]\ncache = "b"\n',
+            r"source has 1 weights for 2 caches; give all of them, or none",
         ),
-        ('mixture_column = "language"\n[[train.mixture]]\ncache = "a"\n', r"give one of mixture and mixture_column"),
+        ('[mixture]\ncolumn = "language"\n[[mixture.source]]\ncache = "a"\n', r"give one of source and column"),
         (
-            'cache_dir = "c"\n[[train.mixture]]\ncache = "a"\n',
-            r"cache_dir names one cache; with mixture give each its own",
+            'cache_dir = "c"\n[[mixture.source]]\ncache = "a"\n',
+            r"cache_dir names one cache; with a mixture give each its own",
         ),
-        ("mixture_weights = {en = 1.0}\n", r'mixture_weights needs mixture_column, for example "language"'),
+        ("[mixture]\nweights = {en = 1.0}\n", r'weights needs column, for example "language"'),
         (
-            'mixture_column = "language"\nmixture_weights = {en = -1.0}\n',
-            r"mixture_weights.en is -1.0, wanted 0 or more",
+            '[mixture]\ncolumn = "language"\nweights = {en = -1.0}\n',
+            r"weights.en is -1.0, wanted 0 or more",
         ),
         (
-            'mixture_column = "language"\nmixture_temperature = 0.5\nmixture_weights = {en = 1.0}\n',
-            r"give one of weights and mixture_temperature",
+            '[mixture]\ncolumn = "language"\ntemperature = 0.5\nweights = {en = 1.0}\n',
+            r"give one of weights and temperature",
         ),
-        ("mixture_temperature = -0.5\n", r"mixture_temperature is -0.5, wanted 0 or more"),
+        ("[mixture]\ntemperature = -0.5\n", r"temperature is -0.5, wanted 0 or more"),
     ],
 )
 def test_settings_that_contradict_each_other(tmp_path: Path, text: str, message: str) -> None:
@@ -280,8 +282,8 @@ def test_settings_that_contradict_each_other(tmp_path: Path, text: str, message:
 
 
 def test_paths_of_a_mixture_are_relative_to_the_file(tmp_path: Path) -> None:
-    config = mixed(tmp_path, '[[train.mixture]]\ncache = "../x/./c"\n[[train.mixture]]\nconfig = "/abs/d.toml"\n')
-    assert [(entry.cache, entry.config) for entry in config.train.mixture] == [
+    config = mixed(tmp_path, '[[mixture.source]]\ncache = "../x/./c"\n[[mixture.source]]\nconfig = "/abs/d.toml"\n')
+    assert [(entry.cache, entry.config) for entry in config.mixture.source] == [
         (str(tmp_path.parent / "x" / "c"), None),
         (None, "/abs/d.toml"),
     ]

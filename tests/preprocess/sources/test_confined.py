@@ -118,7 +118,7 @@ def test_a_cache_that_was_built_without_it_is_not_handed_out(
     with pytest.raises(CacheNotFoundError):
         require(config, find_cache(config))
     with pytest.raises(CacheMismatchError, match=r"made of 'a.tar', which is .*outside-a.tar'; source.confined allows"):
-        find_cache(corpus.config(CONFINED, f"train.cache_dir={report.cache}"))
+        find_cache(corpus.config(CONFINED, f"loader.cache_dir={report.cache}"))
     with pytest.raises(ManifestError, match=r"a.tar', which is .* and not below"):
         make_loader(config)
     assert cli.main(["inspect", config.path, "--set", CONFINED]) == cli.NO_CACHE

@@ -218,7 +218,7 @@ def test_bad_images_cost_their_samples_and_are_counted_and_named(corpus: PhotoCo
     rejected = json_lines(Path(report.cache) / "rejected.jsonl")
     assert {row["sample_id"]: row["reason"] for row in rejected} == wanted
     # Uncached, a truncated image shows when it is decoded, not in its header: "truncated" and "half" are still listed.
-    assert len(select(corpus.config(limit, 'train.cache="off"')).source) == 15
+    assert len(select(corpus.config(limit, 'loader.cache="off"')).source) == 15
     with pytest.raises(BuildError, match=r"(?s)bad so far.*max_failed_share = 0.*too_many_pixels"):
         build_here(corpus.config(limit, "run.max_failed_share=0", 'run.cache_root="strict"'))
 
@@ -227,7 +227,7 @@ def test_uncached_samples_are_those_of_the_cache(built: tuple[PhotoCorpus, Build
     corpus, report = built
     cache = open_cache(report.cache)
     for _ in range(2):  # listed, then from what was kept
-        online = select(corpus.config('train.cache="off"')).source
+        online = select(corpus.config('loader.cache="off"')).source
         assert len(online) == len(cache)
         assert online.constants == cache.constants
         assert online.fields == cache.fields
@@ -240,7 +240,7 @@ def test_uncached_samples_are_those_of_the_cache(built: tuple[PhotoCorpus, Build
 def test_kept_lengths_are_made_again_when_a_photo_changes(
     corpus: PhotoCorpus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = corpus.config('train.cache="off"')
+    config = corpus.config('loader.cache="off"')
     caplog.set_level("INFO")
     first = select(config).source
     caplog.clear()
@@ -260,7 +260,7 @@ def test_kept_lengths_are_made_again_when_a_photo_changes(
 def test_a_bad_sample_gives_way_to_one_that_fits(corpus: PhotoCorpus) -> None:
     data = (corpus.folder / "p3.jpg").read_bytes()
     (corpus.folder / "p3.jpg").write_bytes(data[: len(data) // 2])
-    source: Any = select(corpus.config('train.cache="off"')).source
+    source: Any = select(corpus.config('loader.cache="off"')).source
     index = int(np.argmax(source.lengths["num_patches"]))
     sample = source.read(index)
     assert source.failed["unreadable_image"] >= 1
@@ -269,7 +269,7 @@ def test_a_bad_sample_gives_way_to_one_that_fits(corpus: PhotoCorpus) -> None:
 
 
 def test_an_image_that_changed_after_it_was_listed_gives_way_and_is_counted(corpus: PhotoCorpus) -> None:
-    source: Any = select(corpus.config('train.cache="off"')).source
+    source: Any = select(corpus.config('loader.cache="off"')).source
     shutil.copyfile(corpus.folder / "p1.jpg", corpus.folder / "p3.jpg")
     for index in range(len(source)):
         sample = source.read(index)

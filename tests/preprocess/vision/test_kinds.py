@@ -60,7 +60,7 @@ def parquet(folder: Path) -> str:
         for sample_id, numbers, question, answer in ROWS
     ]
     pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
-    return 'kind = "hf"\nmanifest = "train.parquet"\nimage_column = "pictures"\nquestion_column = "ask"'
+    return 'kind = "hf"\nmanifest = "train.parquet"\ncolumns = {image = "pictures", question = "ask"}'
 
 
 KINDS = {"jsonl": jsonl, "webdataset": webdataset, "hf": parquet}
@@ -96,7 +96,7 @@ def test_a_kind_gives_the_samples_of_another(wanted: Cache, tmp_path: Path, kind
         np.testing.assert_array_equal(sample["input_ids"], other["input_ids"])
         for ours, theirs in zip(sample["patches"], other["patches"], strict=True):
             np.testing.assert_array_equal(ours, theirs)
-    online = select(config(tmp_path, kind, 'train.cache="off"')).source
+    online = select(config(tmp_path, kind, 'loader.cache="off"')).source
     for index in range(len(cache)):
         assert online.sample_id(index) == cache.sample_id(index)
         for ours, theirs in zip(online.read(index)["patches"], cache.read(index)["patches"], strict=True):
@@ -107,5 +107,5 @@ def test_a_kind_gives_the_samples_of_another(wanted: Cache, tmp_path: Path, kind
 
 @pytest.mark.parametrize(("rows", "ids"), [("1:3", {"b", "c"}), ("::2", {"a", "c"}), (":1", {"a"})])
 def test_a_slice_of_the_manifest_s_rows(tmp_path: Path, rows: str, ids: set[str]) -> None:
-    source = select(config(tmp_path, "jsonl", f'source.rows="{rows}"', 'train.cache="off"')).source
+    source = select(config(tmp_path, "jsonl", f'source.rows="{rows}"', 'loader.cache="off"')).source
     assert {source.sample_id(index) for index in range(len(source))} == ids

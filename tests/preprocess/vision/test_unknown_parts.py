@@ -78,7 +78,7 @@ def test_what_cannot_be_stored_is_counted_by_reason_and_named(corpus: PhotoCorpu
     rejected = {row["sample_id"]: row["reason"] for row in json_lines(Path(report.cache) / "rejected.jsonl")}
     assert rejected == {**{name: reason for name, (_, reason) in REFUSED.items()}, "train/12": "repeated_field"}
     assert sum(report.failed.values()) == len(REFUSED) + 1
-    online = select(corpus.config('train.cache="off"')).source
+    online = select(corpus.config('loader.cache="off"')).source
     assert [online.sample_id(index) for index in range(len(online))] == ["fine"]
 
 
@@ -102,7 +102,7 @@ def test_a_system_message_and_unlearnt_turns_reach_the_sample(corpus: PhotoCorpu
     )
     assert words(through, "turns", targets=True) == "Yes.<|im_end|>\n"
     assert through.key != cache.key
-    online = select(corpus.config('train.cache="off"')).source
+    online = select(corpus.config('loader.cache="off"')).source
     for index in range(len(cache)):
         for name in ("input_ids", "label_mask"):
             np.testing.assert_array_equal(online.read(index)[name], cache.read(index)[name])
@@ -121,7 +121,7 @@ def test_other_fields_are_named_once_a_build(corpus: PhotoCorpus, caplog: pytest
     caplog.clear()
     again = build_here(corpus.config())
     assert (again.already_sealed, again.unused_fields) == (True, expected)
-    select(corpus.config('train.cache="off"', 'run.cache_root="none"'))
+    select(corpus.config('loader.cache="off"', 'run.cache_root="none"'))
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING].count(line) == 1
 
 
@@ -149,5 +149,5 @@ def test_columns_of_speech_are_named_once_a_build(tmp_path: Path, caplog: pytest
     lines = [r.getMessage() for r in caplog.records if "not used" in r.getMessage()]
     assert lines == ['samples: 1 field is not used: "speaker" (17 rows)']
     caplog.clear()
-    select(corpus.config('train.cache="off"', 'run.cache_root="none"'))
+    select(corpus.config('loader.cache="off"', 'run.cache_root="none"'))
     assert lines[0] in [r.getMessage() for r in caplog.records]

@@ -78,7 +78,7 @@ def all_digests() -> list[list[str]]:
 
 def in_another_process(**environment: str) -> list[list[str]]:
     program = (
-        "import json, torch; from tests.steps.audio.test_compute import all_digests;print(json.dumps(all_digests()))"
+        "import json, torch; from tests.steps.audio.test_features import all_digests;print(json.dumps(all_digests()))"
     )
     root = Path(__file__).parents[3]
     done = subprocess.run(

@@ -150,7 +150,7 @@ class CropSource:
         }
         self.constants: Mapping[str, Any] = {"features": "w2v_bert", "sample_rate_hz": 16_000}
         sizes = [len(clip) for clip in floats]
-        self.lengths: Mapping[str, Array] = {"num_samples": np.array(sizes, np.int32)}
+        self.lengths: Mapping[str, Array] = {"num_audio_samples": np.array(sizes, np.int32)}
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -257,7 +257,7 @@ PLAN = PlanConfig(edges_s=(0.5, 1.0, 2.0), batch_size=3, lockstep=2)
 
 
 def loader_of(source: CropSource, **changes: Any) -> Loader:
-    plan = bucket_plan(source.lengths["num_samples"], sample_rate_hz=16_000, settings=PLAN)
+    plan = bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=PLAN)
     return plan_loader(source, plan, **{"plan_key": plan_key(source.key, PLAN), "seed": 7, "crop_s": 0.5, **changes})
 
 
@@ -368,7 +368,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load(name: str, root: Path, *overrides: str) -> Config:
     config = load_config(
         ROOT / "configs" / name,
-        overrides=[f'run.cache_root="{root}"', "train.num_threads=1", f"train.crop_s={CROP_S}", *overrides],
+        overrides=[f'run.cache_root="{root}"', "loader.num_threads=1", f"loader.crop_s={CROP_S}", *overrides],
     )
     build(config, Options(progress=False))
     return config
@@ -404,7 +404,7 @@ def test_w2v_bert_batches_are_the_extractors_of_the_cropped_recordings(root: Pat
 @pytest.mark.parametrize("name", ["demo_w2v_bert.toml", "demo_waveform.toml"])
 def test_cached_crops_equal_uncached_ones(name: str, root: Path) -> None:
     cached = make_loader(load(name, root))
-    online = make_loader(load(name, root, 'train.cache="off"'))
+    online = make_loader(load(name, root, 'loader.cache="off"'))
     assert isinstance(cached.source, Cache)
     assert not isinstance(online.source, Cache)
     ids = [cached.source.sample_id(i) for i in range(len(cached.source))]
@@ -422,7 +422,7 @@ def test_waveform_caches_have_wav_alone_and_start_on_any_hop(root: Path) -> None
     crop = Crop(num_samples=CROP_SAMPLES, grid_samples=HOP_SAMPLES)
     pieces: dict[bytes, tuple[int, int]] = {}
     for epoch in range(2):
-        epoch_draws = CropDraws(seed=config.train.seed, epoch=epoch)
+        epoch_draws = CropDraws(seed=config.loader.seed, epoch=epoch)
         for index in range(len(source)):
             samples = source.read(index)["waveform"].astype(np.float32) / np.float32(32768)
             start = crop.start(len(samples), draw=epoch_draws.draw(source.sample_id(index)))

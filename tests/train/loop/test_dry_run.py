@@ -25,7 +25,7 @@ def corpus(tmp_path: Path) -> Corpus:
 
 
 def test_it_reports_what_the_loader_gives(corpus: Corpus) -> None:
-    config = corpus.config("train.seed=5")
+    config = corpus.config("loader.seed=5")
     loader = make_loader(config)
     sizes = [len(batch["input_values"]) for batch in loader] * 2  # two epochs of the same buckets
     epoch = len(loader)
@@ -51,7 +51,7 @@ def test_few_steps_touch_few_shards(corpus: Corpus) -> None:
 
 
 def test_uncached_it_says_so(corpus: Corpus) -> None:
-    report = dry_run(corpus.config('train.cache="off"'), steps=3)
+    report = dry_run(corpus.config('loader.cache="off"'), steps=3)
     assert (report.source, report.num_shards, report.shards_touched) == ("uncached", 0, 0)
     assert sum(row["samples"] for row in report.sources.values()) == report.samples
     cached = dry_run(corpus.config(), steps=3)
@@ -72,7 +72,7 @@ def test_it_raises_what_a_loader_raises(corpus: Corpus) -> None:
     with pytest.raises(ConfigError, match="--steps is 0, wanted 1 or more"):
         dry_run(corpus.config(), steps=0)
     with pytest.raises(CacheNotFoundError, match="run: forebay preprocess"):
-        dry_run(corpus.config('train.cache="require"', "audio.sample_rate_hz=8000"))
+        dry_run(corpus.config('loader.cache="require"', "audio.sample_rate_hz=8000"))
 
 
 def test_the_command(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ Durations of `hf` rows whose columns give none.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.config.data import SourceConfig
+from forebay.config.data import SourceColumns, SourceConfig
 from forebay.errors import DecodeError, ManifestError, MissingExtraError
 from forebay.preprocess.sources.hf_file import HfFile
 from forebay.preprocess.sources.members import member_stems
@@ -30,19 +29,20 @@ from forebay.preprocess.sources.unused import Unused
 from forebay.store.source_files import SourceFile
 
 _IDS = ("sample_id", "id")
+"""Columns that hold ids where `source.columns.id` names none, the first of them that is there."""
 
 
 _DURATIONS = ("duration_s", "duration")
 
 
-DEFAULTS = {f.name: f.default for f in dataclasses.fields(SourceConfig)}
+DEFAULTS = SourceColumns()
 
 
 def list_hf(source: SourceConfig) -> Manifest:
     """Returns the rows of `hf` data files: their place is a row number, or a file where the column holds only paths.
 
     The audio column is `Audio()`: bytes, path or both (paths relative to the data file), or plain binary or strings; it
-    is never decoded here. Text and language by `source.text_column` and `source.language_column` (null where those are
+    is never decoded here. Text and language by `source.columns.text` and `source.columns.language` (null where those are
     left at their default and missing), a ClassLabel language by its name. Optional: `sample_id` or `id`, `duration_s` or
     `duration`, `prompt`; other columns are counted by name. An id left out is the path without extension, else
     `<file>/<row>`.
@@ -113,7 +113,7 @@ class _File:
     @property
     def unused(self) -> set[str]:
         """The columns that nothing takes."""
-        return set(self._names) - self._taken() - {self._source.audio_column}
+        return set(self._names) - self._taken() - {self._source.columns.audio}
 
     def rows(self, files: NamedFiles, start: int) -> tuple[pa.Table, pa.Table]:
         """Returns the rows, numbered from `start`, and those that hold no audio."""
@@ -134,7 +134,7 @@ class _File:
                 "duration_s": next((c for n in _DURATIONS if (c := columns.seconds(n)) is not None), None),
                 "language": self._language(columns),
                 "prompt": columns.strings("prompt", nullable=True),
-                "text": columns.strings(self._source.text_column, nullable=True),
+                "text": columns.strings(self._source.columns.text, nullable=True),
             },
             num_rows=count,
         )
@@ -151,12 +151,13 @@ class _File:
         return table.filter(pa.array(~bad)), failed
 
     def _checked_audio_kind(self) -> Any:
-        name = self._source.audio_column
-        for setting in ("audio_column", "text_column", "language_column"):
-            column = getattr(self._source, setting)
-            if column not in self._names and (setting == "audio_column" or column != DEFAULTS[setting]):
+        name = self._source.columns.audio
+        for setting in ("audio", "text", "language", "id"):
+            column = getattr(self._source.columns, setting)
+            if column not in self._names and (setting == "audio" or column != getattr(DEFAULTS, setting)):
                 raise ManifestError(
-                    f"{self._manifest.path}: no column {column} (source.{setting}); it has {', '.join(self._names)}"
+                    f"{self._manifest.path}: no column {column} (source.columns.{setting}); "
+                    f"it has {', '.join(self._names)}"
                 )
         kind = self._file.schema.field(name).type
         children = {field.name for field in kind} if pa.types.is_struct(kind) else set()
@@ -166,7 +167,7 @@ class _File:
 
     def _audio(self) -> tuple[np.ndarray[Any, Any], Any]:
         """bool [rows], bytes are in the row; the paths, null where there is none."""
-        name, kind, count = self._source.audio_column, self._audio_kind, len(self._file)
+        name, kind, count = self._source.columns.audio, self._audio_kind, len(self._file)
         no_paths = pa.nulls(count, pa.large_string())
         if is_bytes(kind):
             return self._file.has_values(name), no_paths
@@ -189,25 +190,29 @@ class _File:
         for row, written in zip(outside.tolist(), paths.take(pa.array(outside)).to_pylist(), strict=True):
             problem = "has neither bytes nor a path" if written is None else usable_name(written)
             if problem:
-                problems[row] = f"{self._manifest.path}, row {row + 1}: column {self._source.audio_column} {problem}"
+                problems[row] = f"{self._manifest.path}, row {row + 1}: column {self._source.columns.audio} {problem}"
             else:
                 numbers[row] = files.number(written, manifest=self._manifest)
         return numbers, problems
 
     def _taken(self) -> set[str]:
-        return {self._source.text_column, self._source.language_column, "prompt", *_IDS, *_DURATIONS}
+        return {self._source.columns.text, self._source.columns.language, "prompt", *self._id_names(), *_DURATIONS}
+
+    def _id_names(self) -> tuple[str, ...]:
+        named = self._source.columns.id
+        return _IDS if named is None else (named,)
 
     def _plain_columns(self) -> pa.Table:
         wanted = self._taken()
         return self._file.columns(
-            [name for name in self._names if name in wanted and name != self._source.audio_column]
+            [name for name in self._names if name in wanted and name != self._source.columns.audio]
         )
 
     def _ids(self, columns: Columns, paths: Any) -> tuple[Any, Any]:
         derived = joined(path_stem(self._manifest.path.name), "/", pa.array(np.arange(len(self._file))))
         named = member_stems(paths)
         derived = pc.coalesce(pc.if_else(pc.equal(named, ""), pa.scalar(None, pa.large_string()), named), derived)
-        name = next((name for name in _IDS if name in columns.table.column_names), None)
+        name = next((name for name in self._id_names() if name in columns.table.column_names), None)
         if name is None:
             return derived, None
         if pa.types.is_integer(columns.table[name].type):
@@ -217,7 +222,7 @@ class _File:
         return pc.coalesce(given, derived), pc.is_valid(given)
 
     def _language(self, columns: Columns) -> Any:
-        name = self._source.language_column
+        name = self._source.columns.language
         if name not in columns.table.column_names or not pa.types.is_integer(columns.table[name].type):
             return columns.strings(name, nullable=True)
         from datasets import ClassLabel, Features

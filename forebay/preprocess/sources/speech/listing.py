@@ -116,7 +116,7 @@ def locate_tasks(
             paths={number: str(manifest.files[number].path) for number in sorted(numbers)},
             rows=part,
             cache_root=os.fspath(cache_root),
-            audio_column=source.audio_column,
+            audio_column=source.columns.audio,
         )
 
 

@@ -71,15 +71,15 @@ def read_hf_part(task: PartTask) -> Part:
     """Returns the rows of some row groups or record batches of a data file.
 
     The image column is `Image()` (bytes, path or both), binary, strings (paths relative to the data file), or a list of
-    one of these; null is no image. Text by `source.messages_column` (a list, or its JSON; left at its default also
-    `conversations`), else `source.question_column` and `source.answer_column`; optional `sample_id` or `id`, `system`.
+    one of these; null is no image. Text by `source.columns.messages` (a list, or its JSON; left at its default also
+    `conversations`), else `source.columns.question` and `source.columns.answer`; optional `sample_id` or `id`, `system`.
     Other columns are counted by name, or refused row by row as `canonical` does. No image is read where parquet's
     statistics say that all are there. Raises ManifestError for missing columns and other types.
     """
     file = HfFile(Path(task.path))
     images = _ImageColumn(file, task)
     text = _text_columns(file, task)
-    taken = {*text.values(), task.source.image_column, *_IDS}
+    taken = {*text.values(), task.source.columns.image}
     held = [name for name in file.schema.names if name in _HELD - taken]
     columns = list(dict.fromkeys([*text.values(), *held, *images.leaves]))
     is_large = any(map(_holds_bytes, (file.schema.field(name).type for name in held)))
@@ -146,23 +146,24 @@ def _holds_bytes(kind: pa.DataType) -> bool:
 
 def _text_columns(file: HfFile, task: PartTask) -> dict[str, str]:
     """The columns of texts and ids by what they are called in a conversation. Raises ManifestError where there are none."""
-    source, names = task.source, file.schema.names
-    wanted = {"messages": source.messages_column, "question": source.question_column, "answer": source.answer_column}
+    columns, names = task.source.columns, file.schema.names
+    wanted = {"messages": columns.messages, "question": columns.question, "answer": columns.answer}
     found = {name: column for name, column in wanted.items() if column in names}
-    if "messages" not in found and source.messages_column == MESSAGES[0] and MESSAGES[1] in names:
+    if "messages" not in found and columns.messages == MESSAGES[0] and MESSAGES[1] in names:
         found["messages"] = MESSAGES[1]
-    for name, column in wanted.items():
-        if column not in names and column != DEFAULTS[f"{name}_column"]:
-            raise _no_column(task, f"{column} (source.{name}_column)", names)
+    ids = {name: name for name in _IDS if name in names} if columns.id is None else {"id": columns.id}
+    for name, column in {**wanted, **ids}.items():
+        if column not in names and column != getattr(DEFAULTS, name):
+            raise _no_column(task, f"{column} (source.columns.{name})", names)
     if "messages" not in found and not {"question", "answer"} <= found.keys():
         raise _no_column(task, f"{wanted['messages']}, nor {wanted['question']} and {wanted['answer']}", names)
-    return found | {name: name for name in _IDS if name in names}
+    return found | ids
 
 
 def _no_column(task: PartTask, what: str, names: list[str]) -> ManifestError:
     return ManifestError(
-        f"{task.path}: no column {what}; it has {', '.join(names)}; set source.image_column, question_column,"
-        " answer_column or messages_column"
+        f"{task.path}: no column {what}; it has {', '.join(names)}; set image, question, answer or messages "
+        "under [source.columns]"
     )
 
 
@@ -170,9 +171,9 @@ class _ImageColumn:
     """The image column of a data file: what of it has to be read to know which rows have how many images, and where."""
 
     def __init__(self, file: HfFile, task: PartTask) -> None:
-        self._name = name = task.source.image_column
+        self._name = name = task.source.columns.image
         if name not in file.schema.names:
-            raise _no_column(task, f"{name} (source.image_column)", file.schema.names)
+            raise _no_column(task, f"{name} (source.columns.image)", file.schema.names)
         kind = file.schema.field(name).type
         self._is_list = _is_list(kind)
         element = kind.value_type if self._is_list else kind

@@ -210,7 +210,7 @@ class Images:
                 # Only data files hold images by row: a manifest that is named as an image is a file like others.
                 files=tuple(replace(f, listed=f.listed and self.source.kind == "hf") for f in files),
                 places=table,
-                image_column=self.source.image_column,
+                image_column=self.source.columns.image,
                 max_bytes=self.source.max_sample_bytes,
                 max_pixels=self.source.max_pixels,
             )

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from forebay.config import SourceColumns
 from forebay.errors import DecodeError, ManifestError, MissingExtraError
 from forebay.preprocess.sources import Manifest, MediaReader
 from tests.preprocess.sources.helpers import audio, ids, read, rejected
@@ -124,7 +125,7 @@ def test_plain_binary_and_string_columns_are_audio_too(tmp_path: Path, column: p
     (tmp_path / "a.flac").write_bytes(audio(100))
     (tmp_path / "b.flac").write_bytes(audio(200))
     pq.write_table(pa.table({"sound": column, "words": ["x", "y"], "id": [7, 8]}), tmp_path / "m.parquet")
-    manifest = read("hf", tmp_path / "m.parquet", root=tmp_path, audio_column="sound", text_column="words")
+    manifest = read("hf", tmp_path / "m.parquet", root=tmp_path, columns=SourceColumns(audio="sound", text="words"))
     assert bytes_of(manifest, audio_column="sound") == expected
     assert manifest.rows["text"].to_pylist() == ["x", "y"]
     assert ids(manifest) == ["7", "8"]
@@ -147,19 +148,20 @@ def test_files_that_the_state_does_not_list_hold_no_rows(tmp_path: Path, quiet: 
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("columns", "message"),
     [
-        ({"audio_column": "sound"}, r"no column sound \(source\.audio_column\); it has audio, text, language"),
-        ({"text_column": "words"}, r"no column words \(source\.text_column\)"),
-        ({"language_column": "tongue"}, r"no column tongue \(source\.language_column\)"),
-        ({"audio_column": "language"}, "column language is int64, wanted audio as bytes or path"),
-        ({"text_column": "language"}, "column language is int64, wanted string"),
+        ({"audio": "sound"}, r"no column sound \(source\.columns\.audio\); it has audio, text, language"),
+        ({"text": "words"}, r"no column words \(source\.columns\.text\)"),
+        ({"language": "tongue"}, r"no column tongue \(source\.columns\.language\)"),
+        ({"id": "name"}, r"no column name \(source\.columns\.id\)"),
+        ({"audio": "language"}, "column language is int64, wanted audio as bytes or path"),
+        ({"text": "language"}, "column language is int64, wanted string"),
     ],
 )
-def test_a_wrong_column_is_named(tmp_path: Path, settings: dict[str, str], message: str) -> None:
+def test_a_wrong_column_is_named(tmp_path: Path, columns: dict[str, str], message: str) -> None:
     pq.write_table(table_of(), tmp_path / "m.parquet")
     with pytest.raises(ManifestError, match=rf"m\.parquet: {message}"):
-        read("hf", tmp_path / "m.parquet", root=tmp_path, **settings)
+        read("hf", tmp_path / "m.parquet", root=tmp_path, columns=SourceColumns(**columns))
 
 
 def test_an_integer_language_without_names_is_refused(tmp_path: Path) -> None:
@@ -205,3 +207,11 @@ def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(builtins, "__import__", absent)
     with pytest.raises(MissingExtraError, match=r'pip install "forebay\[hf\]"'):
         read("hf", tmp_path / "m.parquet", root=tmp_path)
+
+
+def test_the_column_of_ids_can_be_named(tmp_path: Path) -> None:
+    table = table_of(sample_id=pa.array([*"vwxyz"]), name=pa.array([*"abcde"]))
+    pq.write_table(table, tmp_path / "m.parquet")
+    manifest = read("hf", tmp_path / "m.parquet", root=tmp_path, columns=SourceColumns(id="name"))
+    assert ids(manifest) == [*"abcde"]
+    assert manifest.unused == {"sample_id": 5}

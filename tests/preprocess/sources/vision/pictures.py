@@ -62,7 +62,7 @@ def check(manifest: Manifest, source: SourceConfig) -> None:
     """Asserts what holds of every manifest of conversations."""
     assert manifest.images is not None
     entries = manifest.images.to_pylist()
-    with MediaReader(manifest.files, max_open=2, audio_column=source.image_column) as read:
+    with MediaReader(manifest.files, max_open=2, audio_column=source.columns.image) as read:
         for entry in entries:
             data = read(entry["file"], entry["offset"], entry["size"])
             assert entry["hash"] == xxhash.xxh3_128_hexdigest(data)

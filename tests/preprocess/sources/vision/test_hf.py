@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from forebay.config import SourceColumns
 from forebay.errors import ManifestError, MissingExtraError
 from forebay.preprocess.sources import hf_file
 from forebay.preprocess.sources.vision import hf as conversation_hf
@@ -190,7 +191,9 @@ def test_a_column_that_would_change_the_meaning_fails_the_rows_that_have_a_value
 def test_a_column_that_is_named_in_the_config_is_taken_whatever_its_name(tmp_path: Path) -> None:
     table = table_of(inside([1])).rename_columns(["image", "question", "chosen"])
     pq.write_table(table, tmp_path / "d.parquet")
-    assert questions(converse("hf", tmp_path / "d.parquet", root=tmp_path, answer_column="chosen")) == ["q0"]
+    assert questions(converse("hf", tmp_path / "d.parquet", root=tmp_path, columns=SourceColumns(answer="chosen"))) == [
+        "q0"
+    ]
 
 
 def test_a_system_column_comes_first(tmp_path: Path) -> None:
@@ -226,19 +229,19 @@ def test_a_field_twice_in_json_of_a_column_fails_its_row(tmp_path: Path) -> None
 def test_columns_by_other_names_and_ids(tmp_path: Path) -> None:
     table = table_of(inside([1, 2]), id=[11, 12]).rename_columns(["picture", "ask", "reply", "id"])
     pq.write_table(table, tmp_path / "d.parquet")
-    names = {"image_column": "picture", "question_column": "ask", "answer_column": "reply"}
-    manifest = converse("hf", tmp_path / "d.parquet", root=tmp_path, **names)
+    names = {"image": "picture", "question": "ask", "answer": "reply"}
+    manifest = converse("hf", tmp_path / "d.parquet", root=tmp_path, columns=SourceColumns(**names))
     assert ids(manifest) == ["11", "12"]
     with pytest.raises(
-        ManifestError, match=r"d\.parquet: no column image \(source\.image_column\); it has picture, ask"
+        ManifestError, match=r"d\.parquet: no column image \(source\.columns\.image\); it has picture, ask"
     ):
         converse("hf", tmp_path / "d.parquet", root=tmp_path)
     with pytest.raises(ManifestError, match="no column messages, nor question and answer"):
-        converse("hf", tmp_path / "d.parquet", root=tmp_path, image_column="picture")
-    with pytest.raises(ManifestError, match=r"no column q \(source\.question_column\)"):
-        converse("hf", tmp_path / "d.parquet", root=tmp_path, image_column="picture", question_column="q")
+        converse("hf", tmp_path / "d.parquet", root=tmp_path, columns=SourceColumns(image="picture"))
+    with pytest.raises(ManifestError, match=r"no column q \(source\.columns\.question\)"):
+        converse("hf", tmp_path / "d.parquet", root=tmp_path, columns=SourceColumns(image="picture", question="q"))
     with pytest.raises(ManifestError, match="column id is int64, wanted images"):
-        converse("hf", tmp_path / "d.parquet", root=tmp_path, **{**names, "image_column": "id"})
+        converse("hf", tmp_path / "d.parquet", root=tmp_path, columns=SourceColumns(**{**names, "image": "id"}))
 
 
 def test_bad_rows_are_counted_and_named(tmp_path: Path) -> None:
@@ -302,3 +305,12 @@ def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(MissingExtraError, match=r"forebay\[hf\]"):
         converse("hf", tmp_path / "d.parquet", root=tmp_path)
+
+
+def test_the_column_of_ids_can_be_named(tmp_path: Path) -> None:
+    pq.write_table(table_of(inside([1, 2]), sample_id=[*"vw"], name=[*"ab"]), tmp_path / "d.parquet")
+    manifest = converse("hf", tmp_path / "d.parquet", root=tmp_path, columns=SourceColumns(id="name"))
+    assert ids(manifest) == ["a", "b"]
+    assert manifest.unused == {"sample_id": 2}
+    with pytest.raises(ManifestError, match=r"no column key \(source\.columns\.id\)"):
+        converse("hf", tmp_path / "d.parquet", root=tmp_path, columns=SourceColumns(id="key"))
