@@ -193,7 +193,7 @@ def test_a_newer_plan_asks_for_a_newer_forebay(
     (plan / "metadata.json").write_text(json.dumps({**document, "format_version": 2}))
     code, out, err = run(capsys, plan)
     assert (code, out) == (1, "")
-    assert "format_version is 2, this forebay reads 1; install a newer forebay" in err
+    assert "format_version differs (2 stored, 1 is the newest that this forebay reads); install a newer forebay" in err
 
 
 def test_a_plan_of_buckets_has_a_report_and_no_packs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
