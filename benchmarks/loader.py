@@ -25,10 +25,13 @@ import torch
 
 from benchmarks.plan import usual_durations
 from forebay.config import PlanConfig
-from forebay.plan import BucketPlan, Order, bucket_plan
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.plan import BucketPlan, Order
+from forebay.plan.make import Planned
 from forebay.store.layout import FieldSpec
 from forebay.store.source import SampleSource
 from forebay.train.loader import Loader
+from forebay.train.settings import LoaderSettings
 
 SAMPLES_PER_FRAME = 160
 BATCH_SIZE = 32
@@ -121,7 +124,7 @@ def measure(features: str, *, n_mels: int, count: int, rounds: int) -> list[dict
     works = {"np.copyto, float16": copy_loop(source, plan)}
     for dtype in (torch.float16, torch.float32, torch.bfloat16):
         for num_threads in (0, 2):
-            loader = Loader(source, plan, plan_key="0", seed=0, dtype=dtype, num_threads=num_threads)
+            loader = Loader(source, Planned(plan=plan, key="0"), LoaderSettings(dtype=dtype, num_threads=num_threads))
             check(loader, source, plan)
             name = f"loader, {str(dtype).removeprefix('torch.')}, {num_threads} threads"
             works[name] = lambda loader=loader: [None for _ in loader] and None

@@ -12,8 +12,9 @@ import xxhash
 from hypothesis import strategies as st
 
 from forebay.config import Config, PlanConfig, SourceConfig, load_config
-from forebay.plan import load_plan, save_plan, statistics
 from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.disk import load_plan, save_plan
+from forebay.plan.statistics import statistics
 from forebay.preprocess.sources.speech.listing import read_rows
 from forebay.store.cache import open_cache
 from forebay.store.key import canonical_json

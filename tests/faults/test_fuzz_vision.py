@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 
 from forebay.config import PlanConfig
 from forebay.errors import SampleError
-from forebay.plan import load_plan, pack_plan, pack_statistics, save_plan
+from forebay.plan.disk import load_plan, save_plan
+from forebay.plan.pack.plan import pack_plan
+from forebay.plan.statistics import pack_statistics
 from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.sources.vision.listing import read_conversations
 from forebay.store.cache import Cache, open_cache

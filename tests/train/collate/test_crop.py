@@ -22,7 +22,9 @@ from transformers import SeamlessM4TFeatureExtractor
 from forebay.config import Config, PlanConfig, load_config
 from forebay.config.steps import W2vBert
 from forebay.errors import CacheCorruptError, ConfigError
-from forebay.plan import bucket_plan, plan_key
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.make import Planned
+from forebay.plan.names import plan_key
 from forebay.preprocess import Options, build
 from forebay.steps.audio.features import compute
 from forebay.steps.audio.ragged import BLOCK_ROWS
@@ -38,6 +40,7 @@ from forebay.train.loader import Loader
 from forebay.train.select import make_loader, select
 from tests.steps.audio.clips import recordings
 from tests.train.fake_source import FakeSource
+from tests.train.loaders import loader_of as plan_loader
 
 ROOT = Path(__file__).parents[3]
 
@@ -260,7 +263,7 @@ PLAN = PlanConfig(edges_s=(0.5, 1.0, 2.0), batch_size=3, lockstep=2)
 
 def loader_of(source: CropSource, **changes: Any) -> Loader:
     plan = bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=PLAN)
-    return Loader(source, plan, **{"plan_key": plan_key(source.key, PLAN), "seed": 7, "crop_s": 0.5, **changes})
+    return plan_loader(source, plan, **{"plan_key": plan_key(source.key, PLAN), "seed": 7, "crop_s": 0.5, **changes})
 
 
 def found(batches: Any) -> set[tuple[bytes, bytes]]:
@@ -319,7 +322,7 @@ def test_a_dataloader_has_the_same_crops(num_workers: int) -> None:
     source = many_clips()
     loader = loader_of(source, num_threads=0)
     dataset = SampleDataset(source, crop_seed=7)
-    sampler = PlanSampler(loader.plan, seed=7)
+    sampler = PlanSampler(Planned(plan=loader.plan, key="0"), seed=7)
     theirs: Any = DataLoader(
         dataset, batch_sampler=sampler, collate_fn=Collator(source, crop_s=0.5), num_workers=num_workers
     )
