@@ -30,7 +30,9 @@ SECTIONS = [
     tree.VisionConfig,
     tree.TextConfig,
     tree.LayoutConfig,
-    tree.PlanConfig,
+    tree.BucketConfig,
+    tree.WindowConfig,
+    tree.PackConfig,
     tree.TrainConfig,
     tree.RunConfig,
 ]

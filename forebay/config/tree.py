@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from forebay.config.crop import crop_samples
 from forebay.config.data import STRICT, VISION_KINDS, AudioConfig, LayoutConfig, SourceConfig, TextConfig, VisionConfig
 from forebay.config.loader import LoaderConfig, MixtureConfig
-from forebay.config.plan import PlanConfig
+from forebay.config.plan import ByKind, PlanConfig
 from forebay.config.train import RunConfig, TrainConfig
 
 
@@ -25,7 +26,7 @@ class Config:
     """With `[vision]` it may be left out: the processor's folder, prompt "chat"."""
     vision: VisionConfig | None = None
     layout: LayoutConfig = field(default_factory=LayoutConfig)
-    plan: PlanConfig | None = None
+    plan: Annotated[PlanConfig, ByKind()] | None = None
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     mixture: MixtureConfig = field(default_factory=MixtureConfig)
     train: TrainConfig = field(default_factory=TrainConfig)

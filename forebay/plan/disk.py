@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from forebay.config.plan import PACK_FIELDS, PlanConfig
+from forebay.config.plan import BucketConfig, PackConfig, PlanConfig, WindowConfig
 from forebay.errors import CacheCorruptError, CacheMismatchError, CacheNotFoundError
 from forebay.plan.bucket.plan import ORDER_VERSION, BucketPlan
 from forebay.plan.bucket.sizes import grad_accs, read_calibration
@@ -57,8 +57,9 @@ LAZY_BYTES = 2**25
 def plan_folder(root: Path, *, dataset: str, split: str, cache_key: str, settings: PlanConfig) -> Path:
     """Returns where the plan of a cache lives under a cache root, whether it is there or not."""
     key = digest(plan_document(cache_key, settings))
-    is_pack = settings.kind == "pack"
-    kind = f"seq{settings.seq_len}_buf{settings.buffer_size}" if is_pack else settings.kind
+    kind: str = settings.kind
+    if isinstance(settings, PackConfig):
+        kind = f"seq{settings.seq_len}_buf{settings.buffer_size}"
     return root / "plans" / f"{dataset}_{split}_{kind}_{key[:8]}"
 
 
@@ -149,11 +150,11 @@ def _loaded(
     }
     check = ChunkCheck(folder / "members.npy", arrays["members"], arrays.pop(SUMS)) if is_lazy else None
     rules: dict[str, Any] = {"tail": settings.tail, "check": check}
-    if settings.kind == "pack":
+    if isinstance(settings, PackConfig):
         _require_packs(arrays, metadata["num_samples"], are_members_read=not is_lazy)
         return PackPlan(unplaced={reason: arrays.pop(reason) for reason in UNPLACED}, **arrays, **rules)
     rules |= {"sample_rate_hz": metadata["sample_rate_hz"], "lockstep": settings.lockstep}
-    if settings.kind == "window":
+    if isinstance(settings, WindowConfig):
         return WindowPlan(**arrays, **rules, **metadata["windows"])
     edges_s = tuple(metadata["edges_s"]) if "edges_s" in metadata else settings.edges_s
     return BucketPlan(
@@ -181,7 +182,7 @@ def _require_packs(arrays: dict[str, Array], num_samples: int, *, are_members_re
         raise ValueError(f"it names samples outside of 0 to {num_samples - 1}")
 
 
-def pack_settings(folder: Path) -> tuple[str, PlanConfig]:
+def pack_settings(folder: Path) -> tuple[str, PackConfig]:
     """Returns of which cache the packs of a plan folder are, by its key, and the settings they were made by.
 
     `load_plan` wants both. Raises as that does, and CacheMismatchError where the folder is no plan of packs or has settings
@@ -194,7 +195,7 @@ def pack_settings(folder: Path) -> tuple[str, PlanConfig]:
         )
     document = metadata["plan"]
     try:
-        return document["cache_keys"][0], PlanConfig(**document["settings"])
+        return document["cache_keys"][0], PackConfig(**document["settings"])
     except (TypeError, ValueError) as err:
         raise CacheMismatchError(
             f"{folder}: its settings are not those of this forebay's packs ({err}); run: forebay preprocess CONFIG"
@@ -234,7 +235,7 @@ def _figures(plan: AnyPlan, settings: PlanConfig) -> dict[str, Any]:
         return _windows(plan)
     if plan.edges:
         return {"edges_s": list(plan.edges_s), "edges": list(plan.edges)}
-    return {"edges_s": list(plan.edges_s)} if settings.k is not None else {}
+    return {"edges_s": list(plan.edges_s)} if isinstance(settings, BucketConfig) and settings.k is not None else {}
 
 
 def _windows(plan: AnyPlan) -> dict[str, Any]:
@@ -361,8 +362,8 @@ def _move_in(aside: Path, folder: Path, *, cache_key: str, settings: PlanConfig)
     fsync_folder(folder.parent)
 
 
-_ADDED = ("edges", "k", "batch_tokens", "calibration")
-"""Settings that came later: at their default they stay out, so that plans of before keep their key."""
+_OPTIONAL = ("edges_s", "edges", "k", "batch_tokens", "calibration", "locality")
+"""Settings of buckets that stay out of the document where they are left out."""
 
 
 _EARLIER = "resume with the earlier config, or start anew without the state"
@@ -392,27 +393,18 @@ def plan_document(cache_key: str, settings: PlanConfig) -> dict[str, Any]:
 
     A calibration file is in it by its content. Raises ConfigError where that cannot be read.
     """
-    if settings.kind == "pack":
-        names = ("kind", "tail", *PACK_FIELDS)
-        return {
-            "order_version": ORDER_VERSION,
-            "packer_version": PACKER_VERSION,
-            "cache_keys": [cache_key],
-            "settings": {name: getattr(settings, name) for name in names},
-        }
     described = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
-    # 3 and 3.0 seconds are one edge: an int in a TOML file must not make another plan.
-    described["edges_s"] = [float(edge) for edge in settings.edges_s]
-    if settings.batch_seconds is not None:
+    packer = {"packer_version": PACKER_VERSION} if isinstance(settings, PackConfig) else {}
+    if not isinstance(settings, PackConfig) and settings.batch_seconds is not None:
         described["batch_seconds"] = float(settings.batch_seconds)
-    if settings.calibration is not None:
-        described["calibration"] = read_calibration(settings.calibration)
-    unused = {name for name in _ADDED if described[name] is None} | set(PACK_FIELDS)
-    unused |= {"window"} if settings.kind == "bucket" else set()
-    unused |= {"edges_s"} if settings.kind == "window" or settings.k is not None else set()
-    unused |= {"locality"} if settings.locality == "global" else set()
-    described = {name: value for name, value in described.items() if name not in unused}
-    return {"order_version": ORDER_VERSION, "cache_keys": [cache_key], "settings": described}
+    if isinstance(settings, BucketConfig):
+        # 3 and 3.0 seconds are one edge: an int in a TOML file must not make another plan.
+        described["edges_s"] = [float(edge) for edge in settings.edges_s] if settings.k is None else None
+        described["locality"] = None if settings.locality == "global" else settings.locality
+        if settings.calibration is not None:
+            described["calibration"] = read_calibration(settings.calibration)
+        described = {name: value for name, value in described.items() if value is not None or name not in _OPTIONAL}
+    return {"order_version": ORDER_VERSION, **packer, "cache_keys": [cache_key], "settings": described}
 
 
 def plan_key(cache_key: str, settings: PlanConfig) -> str:

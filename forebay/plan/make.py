@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.config.plan import PlanConfig
+from forebay.config.plan import LengthsConfig, PackConfig, PlanConfig, WindowConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, CacheNotFoundError, ConfigError, PlanError
 from forebay.plan.bucket.make import bucket_plan
@@ -56,9 +56,9 @@ class Samples:
     texts: Array | None = None
 
 
-def make_plan(samples: Samples, settings: PlanConfig) -> BucketPlan | WindowPlan:
+def make_plan(samples: Samples, settings: LengthsConfig) -> BucketPlan | WindowPlan:
     """Returns the plan of some samples. Raises PlanError where none can be made."""
-    if settings.kind == "window":
+    if isinstance(settings, WindowConfig):
         return window_plan(_window_lengths(samples, settings), sample_rate_hz=samples.sample_rate_hz, settings=settings)
     return bucket_plan(
         samples.durations,
@@ -70,7 +70,7 @@ def make_plan(samples: Samples, settings: PlanConfig) -> BucketPlan | WindowPlan
     )
 
 
-def _window_lengths(samples: Samples, settings: PlanConfig) -> Array:
+def _window_lengths(samples: Samples, settings: WindowConfig) -> Array:
     """Returns what windows are sorted by: durations, or where no sample has audio tokens."""
     if samples.texts is None or samples.tokens is None:
         return samples.durations
@@ -100,7 +100,7 @@ def resolve_plan(
     dataset: str,
     split: str,
     cache_key: str,
-    settings: PlanConfig,
+    settings: LengthsConfig,
     tokens: Callable[[], Array] | None = None,
     shards: Callable[[], Array] | None = None,
     texts: Array | None = None,
@@ -136,7 +136,7 @@ def resolve_packs(
     dataset: str,
     split: str,
     cache_key: str,
-    settings: PlanConfig,
+    settings: PackConfig,
     shards: Callable[[], Array] | None = None,
     sample_ids: Callable[[], str] | None = None,
 ) -> tuple[AnyPlan, Path | None]:
@@ -267,7 +267,7 @@ def _plan_and_folder(
         return stored if texts is None else np.where(texts, tokens(), stored)
 
     shards = None if slots is None else lambda: (np.asarray(slots) >> ROW_BITS).astype(np.int32)
-    if settings.kind == "pack":
+    if isinstance(settings, PackConfig):
         return _packs_of(config, settings, source, shards=shards, keep=keep)
     durations = np.asarray(source.lengths["num_samples"])
     rate = int(source.constants["sample_rate_hz"])
@@ -300,7 +300,7 @@ def plan_example(config: Config) -> str:
 
 
 def _packs_of(
-    config: Config, settings: PlanConfig, source: SampleSource, *, shards: Callable[[], Array] | None, keep: bool
+    config: Config, settings: PackConfig, source: SampleSource, *, shards: Callable[[], Array] | None, keep: bool
 ) -> tuple[AnyPlan, Path | None]:
     tokens = np.asarray(source.lengths["num_tokens"])
 

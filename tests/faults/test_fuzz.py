@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 from hypothesis import strategies as st
 
-from forebay.config import Config, PlanConfig, SourceConfig, load_config
+from forebay.config import BucketConfig, Config, SourceConfig, load_config
 from forebay.plan import load_plan, save_plan, statistics
 from forebay.plan.bucket.make import bucket_plan
 from forebay.preprocess.sources import read_rows
@@ -149,7 +149,7 @@ def _prepare(folder: Path) -> None:
 
 
 def _plan_settings() -> Any:
-    return PlanConfig(batch_seconds=60.0)
+    return BucketConfig(batch_seconds=60.0)
 
 
 def _cache(folder: Path) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig
 from forebay.errors import BuildError
 from forebay.plan.make import resolve_plan
 from forebay.store.cache import open_cache
@@ -103,7 +103,7 @@ def _read_a_read_only_cache(config: Path, root: Path, cache: Path) -> str:
         dataset="tones",
         split="train",
         cache_key=opened.key,
-        settings=PlanConfig(batch_size=4),
+        settings=BucketConfig(batch_size=4),
     )
     assert folder is None
     assert plan.num_batches

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig
 from forebay.errors import CacheMismatchError, PlanError
 from forebay.plan import BucketPlan, resolve_plan
 
@@ -23,7 +23,7 @@ def resolved(root: Path, **changes: Any) -> tuple[BucketPlan, Path | None]:
         "dataset": "prompts",
         "split": "train",
         "cache_key": "ab" * 32,
-        "settings": PlanConfig(batch_seconds=60.0),
+        "settings": BucketConfig(batch_seconds=60.0),
     }
     return resolve_plan(root, **{**arguments, **changes})
 
@@ -45,7 +45,7 @@ def test_padding_is_counted_in_frames(tmp_path: Path) -> None:
 
 def test_settings_get_their_own_plans(tmp_path: Path) -> None:
     _, first = resolved(tmp_path)
-    _, second = resolved(tmp_path, settings=PlanConfig(batch_seconds=90.0))
+    _, second = resolved(tmp_path, settings=BucketConfig(batch_seconds=90.0))
     assert first != second
     assert len(list((tmp_path / "plans").iterdir())) == 2
 

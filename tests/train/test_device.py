@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig, PackConfig
 from forebay.errors import CacheCorruptError, ConfigError
 from forebay.plan import bucket_plan, pack_plan
 from forebay.train import loader as loader_module
@@ -39,7 +39,7 @@ class FakeStream:
 
 
 def make_loader(source: FakeSource, **settings: object) -> Loader:
-    plan = bucket_plan(source.lengths["num_samples"], sample_rate_hz=16_000, settings=PlanConfig(batch_size=4))
+    plan = bucket_plan(source.lengths["num_samples"], sample_rate_hz=16_000, settings=BucketConfig(batch_size=4))
     return Loader(source, plan, plan_key="0", seed=3, **settings)  # type: ignore[arg-type]
 
 
@@ -106,7 +106,7 @@ def test_devices_that_are_not_there_are_refused() -> None:
 
 def pack_loader(**settings: object) -> Loader:
     source = FakeVlSource(conversations(3, 20))
-    plan = pack_plan(source.lengths["num_tokens"], settings=PlanConfig(kind="pack", seq_len=60))
+    plan = pack_plan(source.lengths["num_tokens"], settings=PackConfig(seq_len=60))
     return Loader(source, plan, plan_key="0", seed=3, **settings)  # type: ignore[arg-type]
 
 

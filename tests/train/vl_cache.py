@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.config import PlanConfig
+from forebay.config import PackConfig
 from forebay.plan.make import resolve_packs
 from forebay.preprocess.vision.samples import MEDIA_ROWS, vision_fields
 from forebay.store.image.codec import Codec, encode
@@ -79,7 +79,7 @@ def make_packs(root: Path, cache_key: str, samples: Sequence[Mapping[str, Any]],
         dataset="tiny",
         split="train",
         cache_key=cache_key,
-        settings=PlanConfig(kind="pack", **settings),
+        settings=PackConfig(**settings),
     )
     assert folder is not None
     return folder
