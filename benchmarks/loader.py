@@ -49,7 +49,7 @@ class FlatSource:
         self.key = "0" * 64
         self.constants = {"features": features, "prompt": prompt, "pad_token_id": 0, "n_mels": n_mels}
         self.fields = {"input_features": FieldSpec(name="input_features", dtype="float16", shape=(n_mels,))}
-        self.lengths = {"num_samples": durations, "num_frames": frames, "num_tokens": np.full(count, NUM_TOKENS)}
+        self.lengths = {"num_audio_samples": durations, "num_frames": frames, "num_tokens": np.full(count, NUM_TOKENS)}
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -109,7 +109,7 @@ def measure(features: str, *, n_mels: int, count: int, rounds: int) -> list[dict
     prompt = {"log_mel": "whisper", "qwen3_asr": "qwen3_asr"}[features]
     source = FlatSource(count=count, features=features, n_mels=n_mels, prompt=prompt)
     settings = BucketConfig(batch_size=BATCH_SIZE)
-    plan = bucket_plan(source.lengths["num_samples"], sample_rate_hz=16_000, settings=settings)
+    plan = bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=settings)
     works = {"np.copyto, float16": copy_loop(source, plan)}
     for dtype in (torch.float16, torch.float32, torch.bfloat16):
         for num_threads in (0, 2):

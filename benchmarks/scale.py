@@ -76,7 +76,7 @@ class FreeLine(SpeechLine):
         for sample_id in rows["sample_id"].to_pylist():
             yield {
                 "sample_id": sample_id,
-                "num_samples": np.int64(320),
+                "num_audio_samples": np.int64(320),
                 "input_features": frame,
                 "pad_value": silence,
             }

@@ -38,7 +38,7 @@ FIELDS = shard_fields(
         FieldSpec(name="input_features", dtype="float16", shape=(N_MELS,)),
         FieldSpec(name="pad_value", dtype="float32"),
         FieldSpec(name="sample_id", dtype="str", role="table"),
-        FieldSpec(name="num_samples", dtype="int64", role="table"),
+        FieldSpec(name="num_audio_samples", dtype="int64", role="table"),
     ),
     "media",
 )
@@ -60,7 +60,7 @@ def samples(count: int) -> list[Row]:
                 "input_features": frames,
                 "pad_value": pad_value,
                 "sample_id": f"clip-{index:06d}",
-                "num_samples": np.int64(num_samples),
+                "num_audio_samples": np.int64(num_samples),
             }
         )
     return rows
@@ -68,7 +68,7 @@ def samples(count: int) -> list[Row]:
 
 def member(row: Row) -> Member:
     """Returns the sample as arrays and a mapping, to be encoded by the writer."""
-    about = {"pad_value": float(row["pad_value"][0]), "num_samples": int(row["num_samples"])}
+    about = {"pad_value": float(row["pad_value"][0]), "num_audio_samples": int(row["num_audio_samples"])}
     return {"__key__": row["sample_id"], "npy": row["input_features"], "json": about}
 
 

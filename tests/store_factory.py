@@ -87,7 +87,7 @@ def _fields(features: Features, *, keep_waveform: bool, tokens: bool) -> tuple[F
         media.append(FieldSpec(name="waveform", dtype="int16"))
     media.append(FieldSpec(name="sample_id", dtype="str", role="table"))
     if features != "none":
-        media.append(FieldSpec(name="num_samples", dtype="int64", role="table"))
+        media.append(FieldSpec(name="num_audio_samples", dtype="int64", role="table"))
     text = [FieldSpec(name=name, dtype="int32", group="text") for name in ("input_ids", "prefix_len")] if tokens else []
     table = [
         FieldSpec(name=name, dtype="str", group="text", role="table")
@@ -113,7 +113,7 @@ def _row(
         "pad_value": np.array([-1.5], np.float32),
         "waveform": (tone * 32767).astype(np.int16),
         "sample_id": f"clip-{index:04d}",
-        "num_samples": np.int64(num_samples),
+        "num_audio_samples": np.int64(num_samples),
         "input_ids": np.array(ids, np.int32),
         "prefix_len": np.array([1], np.int32),
         "text": texts[index % len(texts)],
@@ -148,7 +148,7 @@ def _arrays(rows: Sequence[Row], rows_per_shard: int, *, frames_field: str | Non
     kept = [index for index, row in enumerate(rows) if "failure" not in row]
     slots = [index // rows_per_shard << 32 | index % rows_per_shard for index in kept]
     lengths = [
-        [int(rows[index]["num_samples"]) if frames_field else 0 for index in kept],
+        [int(rows[index]["num_audio_samples"]) if frames_field else 0 for index in kept],
         [len(rows[index][frames_field]) if frames_field else 0 for index in kept],
         [len(rows[index]["input_ids"]) for index in kept],
     ]
@@ -184,7 +184,7 @@ def _document(
     for row in kept:
         entry = languages.setdefault(row["language"] or "unknown", {"samples": 0, "hours": 0.0})
         entry["samples"] += 1
-        entry["hours"] += float(row["num_samples"]) / RATE_HZ / 3600 if recipe["audio"] else 0.0
+        entry["hours"] += float(row["num_audio_samples"]) / RATE_HZ / 3600 if recipe["audio"] else 0.0
     failed = len(rows) - len(kept)
     return {
         "name": "prompts",
@@ -193,7 +193,7 @@ def _document(
         "recipe_key": digest(recipe),
         "recipe": recipe,
         "num_samples": len(kept),
-        "length_names": ["num_samples", "num_frames", "num_tokens"],
+        "length_names": ["num_audio_samples", "num_frames", "num_tokens"],
         "rows_per_shard": rows_per_shard,
         "probe": {"media": "0" * 32, "text": "0" * 32},
         "constants": {
@@ -203,7 +203,9 @@ def _document(
         },
         "excluded": {},
         "failed": {"corrupt_audio": failed} if failed else {},
+        "unused_fields": {},
         "clipped": 0,
+        "longer": 0,
         "languages": languages,
         "size_bytes": sum(entry.size_bytes for group in GROUPS for _, entry in shards[group]),
         "made_with": {"forebay": "0.1.0", "numpy": "2.0.0", "python": "3.11.0"},

@@ -134,7 +134,7 @@ STORED_FIELDS = (
     FieldSpec(name="pad_value", dtype="float32"),
     FieldSpec(name="waveform", dtype="int16"),
     FieldSpec(name="sample_id", dtype="str", role="table"),
-    FieldSpec(name="num_samples", dtype="int64", role="table"),
+    FieldSpec(name="num_audio_samples", dtype="int64", role="table"),
     FieldSpec(name="failure", dtype="str", role="table"),
 )
 """Fields of a media shard: two-dimensional, scalar and flat tensors, text and a number in the row table."""
@@ -154,7 +154,7 @@ def stored_rows(draw: st.DrawFn) -> list[dict[str, Any]]:
                 size = count * int(np.prod(field.shape, dtype=np.int64)) * field.numpy_dtype.itemsize
                 data = draw(st.binary(min_size=size, max_size=size))
                 row[field.name] = np.frombuffer(data, field.numpy_dtype).reshape(count, *field.shape)
-            row["num_samples"] = np.int64(draw(st.integers(-(2**63), 2**63 - 1)))
+            row["num_audio_samples"] = np.int64(draw(st.integers(-(2**63), 2**63 - 1)))
         rows.append(row)
     return rows
 

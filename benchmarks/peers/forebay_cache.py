@@ -97,7 +97,7 @@ def document(count: int) -> dict[str, object]:
         "recipe_key": digest("bench"),
         "recipe": {},
         "num_samples": count,
-        "length_names": ["num_samples", "num_frames", "num_tokens"],
+        "length_names": ["num_audio_samples", "num_frames", "num_tokens"],
         "constants": constants,
     }
 

@@ -113,7 +113,7 @@ def write_bucket_manifests(
     table = _with_tars(cache, places)
     for bucket in buckets:
         _write(folder / bucket.file_name, _rows(table, bucket))
-    durations_s = np.asarray(cache.lengths["num_samples"]) / cache.constants["sample_rate_hz"]
+    durations_s = np.asarray(cache.lengths["num_audio_samples"]) / cache.constants["sample_rate_hz"]
     document = bucket_config(durations_s, buckets, seed=seed)
     write_bytes(folder / CONFIG_NAME, json.dumps(document, indent=1, allow_nan=False).encode("ascii"))
     return [*(folder / bucket.file_name for bucket in buckets), folder / CONFIG_NAME]

@@ -99,7 +99,7 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
         "groups": {group: _group(cache, group) for group in cache.groups},
         "bytes_per_hour": size_bytes / hours if hours else None,
         "clipped": metadata["clipped"],
-        "longer": metadata.get("longer", 0),
+        "longer": metadata["longer"],
         "rejected": os.path.abspath(cache.folder / "rejected.jsonl"),
         "histogram": None if durations_s is None else duration_histogram(durations_s).to_json(),
         "lengths": token_lengths(cache.lengths["num_tokens"]) if durations_s is None else None,
@@ -125,7 +125,7 @@ def _durations_s(cache: Cache) -> np.ndarray[Any, Any] | None:
     """Returns float64 [num_samples]; None for a cache without audio."""
     if cache.constants["features"] in ("none", "patches"):
         return None
-    durations_s: np.ndarray[Any, Any] = cache.lengths["num_samples"] / cache.constants["sample_rate_hz"]
+    durations_s: np.ndarray[Any, Any] = cache.lengths["num_audio_samples"] / cache.constants["sample_rate_hz"]
     return durations_s
 
 

@@ -160,7 +160,7 @@ def _row(cache: Cache, index: int) -> dict[str, Any]:
         for spec in shard.fields:
             if spec.role == "table" and spec.name != "failure":
                 row[spec.name] = _cell(shard, spec, position)
-    duration_s = int(cache.lengths["num_samples"][index]) / cache.constants["sample_rate_hz"]
+    duration_s = int(cache.lengths["num_audio_samples"][index]) / cache.constants["sample_rate_hz"]
     heard = {} if cache.constants["features"] == "none" else {"duration_s": duration_s}
     return {**row, **heard, "shard": number, "shard_row": position}
 

@@ -269,7 +269,7 @@ def _plan_and_folder(
     shards = None if slots is None else lambda: (np.asarray(slots) >> ROW_BITS).astype(np.int32)
     if isinstance(settings, PackConfig):
         return _packs_of(config, settings, source, shards=shards, keep=keep)
-    durations = np.asarray(source.lengths["num_samples"])
+    durations = np.asarray(source.lengths["num_audio_samples"])
     rate = int(source.constants["sample_rate_hz"])
     if not keep:
         samples = Samples(durations=durations, sample_rate_hz=rate, tokens=tokens, shards=shards, texts=texts)

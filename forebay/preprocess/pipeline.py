@@ -330,8 +330,8 @@ class _Build:
         sealed_here = seal(target, contents, scratch=self.workspace.folder, replace=standing is not None)
         logger.info("%s %s", "sealed" if sealed_here else "another builder sealed", target)
         document = contents.document
-        counts = {name: document[name] for name in ("num_samples", "excluded", "failed", "unused_fields")}
-        return self._report(target, longer=document.get("longer", 0), **counts)
+        counts = {name: document[name] for name in ("num_samples", "excluded", "failed", "longer", "unused_fields")}
+        return self._report(target, **counts)
 
     def _unsealed(self) -> BuildReport:
         if self.options.part is None:
@@ -392,8 +392,8 @@ def _standing_report(standing: Sealed, started_s: float) -> BuildReport:
         num_samples=metadata["num_samples"],
         excluded=metadata["excluded"],
         failed=metadata["failed"],
-        longer=metadata.get("longer", 0),
-        unused_fields=metadata.get("unused_fields", {}),  # caches of before they were counted
+        longer=metadata["longer"],
+        unused_fields=metadata["unused_fields"],
         shards_kept=len(metadata["probe"]) * metadata["num_shards"],
         seconds=time.monotonic() - started_s,
         already_sealed=True,

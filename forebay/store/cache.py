@@ -59,7 +59,7 @@ def open_cache(path: str | os.PathLike[str], *, verify: Verify = "touch", max_op
 class Cache:
     """Samples of a sealed cache, by index. Threads may share it; a forked child may go on using it; a pickle opens it anew.
 
-    fields: specification by field name. groups: of fields, without "media" where the samples are texts alone. lengths: int32 [num_samples] by name: `num_samples` (audio samples), `num_frames`
+    fields: specification by field name. groups: of fields, without "media" where the samples are texts alone. lengths: int32 [num_samples] by name: `num_audio_samples`, `num_frames`
     (feature frames), `num_tokens`. constants: what collating needs (feature kind, prompt kind, pad ids, tables).
 
     A rebuild puts another folder at the same path. A cache that is open goes on reading the folder that it opened, which is

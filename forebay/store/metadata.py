@@ -201,6 +201,7 @@ _DESCRIPTION: Mapping[str, Check] = {
     "failed": map_of(COUNT),
     "format_version": COUNT,
     "languages": map_of(record({"samples": COUNT, "hours": NUMBER})),
+    "longer": COUNT,
     "made_with": map_of(TEXT),
     "name": TEXT,
     "probe": OBJECT,
@@ -208,12 +209,9 @@ _DESCRIPTION: Mapping[str, Check] = {
     "rows_per_shard": COUNT,
     "size_bytes": COUNT,
     "split": TEXT,
+    "unused_fields": map_of(COUNT),
 }
 """What opening needs not, and a report shows."""
-
-
-_OPTIONAL: Mapping[str, Check] = {"longer": COUNT, "unused_fields": map_of(COUNT)}
-"""What caches of before have not."""
 
 
 _AUDIO = record({"sample_rate_hz": POSITIVE})
@@ -267,7 +265,7 @@ def check_found(folder: Path, metadata: Mapping[str, Any]) -> None:
 
 def check_description(folder: Path, metadata: Mapping[str, Any]) -> None:
     """Returns where the metadata of an opened cache describes it wholly, as a report needs it. Raises CacheCorruptError."""
-    _require_form(record(_DESCRIPTION, _OPTIONAL), folder, metadata)
+    _require_form(record(_DESCRIPTION), folder, metadata)
     _require_form(_CLIPPED, folder, metadata["recipe"])
     constants, lengths = metadata["constants"], {"num_tokens"}
     _require_form(record({"features": TEXT}), folder, constants)
@@ -276,7 +274,7 @@ def check_description(folder: Path, metadata: Mapping[str, Any]) -> None:
         lengths |= {"num_images", "num_patches"}
     elif constants["features"] != "none":
         _require_form(_AUDIO, folder, constants)
-        lengths |= {"num_samples"}
+        lengths |= {"num_audio_samples"}
     if ("media_rows" in metadata) != (constants["features"] == "patches"):
         raise _foreign(folder, f"features is {constants['features']!r:.60}, which its media rows are not")
     if missing := sorted(lengths - set(metadata["length_names"])):

@@ -43,12 +43,12 @@ def row_table(cache: Cache) -> pa.Table:
 def _audio_samples(cache: Cache) -> Array:
     """Returns how long each clip is. Raises CacheCorruptError for a signed document that says nothing of it."""
     rate = cache.constants.get("sample_rate_hz")
-    if not isinstance(rate, int) or rate < 1 or "num_samples" not in cache.lengths:
+    if not isinstance(rate, int) or rate < 1 or "num_audio_samples" not in cache.lengths:
         raise CacheCorruptError(
             f"{cache.folder}: its metadata.json is none that forebay writes: sample_rate_hz is {rate!r:.60}, lengths are "
             f"{', '.join(cache.lengths)}; run: forebay preprocess CONFIG --rebuild"
         )
-    return np.asarray(cache.lengths["num_samples"])
+    return np.asarray(cache.lengths["num_audio_samples"])
 
 
 def _is_of_samples(cache: Cache, group: Group) -> bool:

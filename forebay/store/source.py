@@ -37,7 +37,7 @@ class SampleSource(Protocol):
 
     @property
     def lengths(self) -> Mapping[str, np.ndarray[Any, Any]]:
-        """Integers [num_samples] by name: `num_samples` (audio samples), `num_frames` (stored frames), `num_tokens`.
+        """Integers [num_samples] by name: `num_audio_samples`, `num_frames` (stored frames), `num_tokens`.
 
         Of images and text: `num_tokens`, `num_patches`, `num_images`.
         """

@@ -97,7 +97,7 @@ def _read_a_read_only_cache(config: Path, root: Path, cache: Path) -> str:
     assert build_here(config, root, Fault(), {})["already_sealed"]
     plan, folder = resolve_plan(
         root,
-        opened.lengths["num_samples"],
+        opened.lengths["num_audio_samples"],
         frames=lambda: opened.lengths["num_frames"],
         sample_rate_hz=16_000,
         dataset="tones",

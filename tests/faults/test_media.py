@@ -93,7 +93,7 @@ def media(children: Children, number: int, folder: Path) -> str:
     assert report["num_samples"] + sum(report["failed"].values()) == 2, report
     assert ended.peak_bytes < MEMORY_BYTES, ended.peak_bytes
     cache = open_cache(report["cache"])
-    assert (cache.lengths["num_samples"] <= len(_SHORT) * 3).all()  # never more than there is
+    assert (cache.lengths["num_audio_samples"] <= len(_SHORT) * 3).all()  # never more than there is
     return f"{name}: {next(iter(report['failed']), 'taken for what is there')}"
 
 

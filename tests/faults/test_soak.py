@@ -67,7 +67,7 @@ def _loader(folder: Path) -> Any:
     from forebay.train.loader import Loader  # torch is loaded in the child that needs it
 
     cache, settings = open_cache(folder), BucketConfig(batch_size=3, edges_s=(0.2, 0.5))
-    plan = bucket_plan(cache.lengths["num_samples"], sample_rate_hz=16_000, settings=settings)
+    plan = bucket_plan(cache.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=settings)
     key = plan_key(cache.key, settings)
     return Loader(cache, plan, plan_key=key, seed=1, dp_rank=0, dp_world_size=1)
 

@@ -33,7 +33,7 @@ FIELDS = (
     FieldSpec(name="patches", dtype="uint8", shape=(5,)),
     FieldSpec(name="codes", dtype="int8"),
     FieldSpec(name="sample_id", dtype="str", role="table"),
-    FieldSpec(name="num_samples", dtype="int64", role="table"),
+    FieldSpec(name="num_audio_samples", dtype="int64", role="table"),
     FieldSpec(name="input_ids", dtype="int32", group="text"),
     FieldSpec(name="positions", dtype="int64", group="text"),
     FieldSpec(name="text", dtype="str", group="text", role="table"),
@@ -61,7 +61,7 @@ def rows(group: Group) -> list[dict[str, Any]]:
     table = [
         {
             "sample_id": f"clip-{row}",
-            "num_samples": np.int64(NUM_FRAMES[row] * 160),
+            "num_audio_samples": np.int64(NUM_FRAMES[row] * 160),
             "text": TEXTS[row],
             "language": LANGUAGES[row],
         }
@@ -72,7 +72,7 @@ def rows(group: Group) -> list[dict[str, Any]]:
     for index, row in enumerate(table):
         kept = {field.name: row[field.name] for field in fields if field.name in row}
         if index in FAILED:
-            kept = {name: value for name, value in kept.items() if name != "num_samples"}
+            kept = {name: value for name, value in kept.items() if name != "num_audio_samples"}
             found.append({**kept, "failure": FAILED[index]})
         else:
             found.append({**kept, **{f.name: values(f, index) for f in fields if f.role == "tensor"}})
@@ -111,7 +111,7 @@ def expected() -> dict[str, Any]:
     table = {
         "index": list(range(len(kept))),
         "sample_id": [f"clip-{row}" for row in kept],
-        "num_samples": [NUM_FRAMES[row] * 160 for row in kept],
+        "num_audio_samples": [NUM_FRAMES[row] * 160 for row in kept],
         "num_frames": [NUM_FRAMES[row] for row in kept],
         "num_tokens": [NUM_FRAMES[row] for row in kept],
         "duration_s": [NUM_FRAMES[row] * 160 / RATE_HZ for row in kept],
@@ -145,13 +145,15 @@ def contents(scratch: Path) -> Contents:
             "recipe_key": digest("golden recipe"),
             "recipe": {"source": {"kind": "tar"}, "audio": {"features": "log_mel"}, "text": None},
             "num_samples": len(kept),
-            "length_names": ["num_samples", "num_frames", "num_tokens"],
+            "length_names": ["num_audio_samples", "num_frames", "num_tokens"],
             "rows_per_shard": ROWS_PER_SHARD,
             "probe": {"media": "0" * 32, "text": "0" * 32},
             "constants": {"sample_rate_hz": RATE_HZ, "features": "log_mel", "pad": [-1.5, 1e-05]},
             "excluded": {},
             "failed": {"corrupt_audio": 1, "missing_member": 1},
+            "unused_fields": {},
             "clipped": 0,
+            "longer": 0,
             "languages": {},
         },
     )

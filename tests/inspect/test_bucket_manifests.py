@@ -42,7 +42,7 @@ def places(tmp_path: Path, cache: Cache) -> pa.Table:
 
 
 def halves(cache: Cache, *, edge_s: float = 3.0) -> list[BucketRows]:
-    is_long = cache.lengths["num_samples"] >= edge_s * RATE_HZ
+    is_long = cache.lengths["num_audio_samples"] >= edge_s * RATE_HZ
     return [
         BucketRows(low_s=0.0, high_s=edge_s, samples=np.flatnonzero(~is_long)[::-1]),
         BucketRows(low_s=edge_s, high_s=8.5, samples=np.flatnonzero(is_long)),
@@ -96,7 +96,7 @@ def test_a_sample_without_a_place_is_named(tmp_path: Path, cache: Cache, places:
 def test_bucket_config_counts_what_is_written(tmp_path: Path, cache: Cache, places: pa.Table) -> None:
     written = write_bucket_manifests(cache, tmp_path / "out", halves(cache), places=places, seed=7)
     document = json.loads(written[-1].read_text())
-    durations_s = np.asarray(cache.lengths["num_samples"]) / RATE_HZ
+    durations_s = np.asarray(cache.lengths["num_audio_samples"]) / RATE_HZ
     assert (document["total_samples"], document["seed"]) == (9, 7)
     assert document["total_hours"] == pytest.approx(durations_s.sum() / 3600, abs=1e-6)
     first, second, empty = document["buckets"]

@@ -23,7 +23,7 @@ def save(root: Path, cache: Cache, settings: PlanConfig) -> Path:
     """Saves the plan of a cache as training does."""
     _, folder = resolve_plan(
         root,
-        cache.lengths["num_samples"].astype("int64"),
+        cache.lengths["num_audio_samples"].astype("int64"),
         frames=lambda: cache.lengths["num_frames"],
         sample_rate_hz=RATE_HZ,
         dataset="prompts",

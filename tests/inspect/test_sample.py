@@ -83,8 +83,8 @@ def test_a_terminal_shows_row_fields_and_ids(tmp_path: Path) -> None:
     cache = open_cache(make_cache(tmp_path, sample_ids=[f"{os.fsdecode(bytes([0xE9]))}{i}" for i in range(6)]))
     lines = list(sample_lines(read_sample(cache, 1, config=None)))
     assert lines[0] == "sample 1"
-    assert lines[1] == "  sample_id    \\udce91"
-    assert f"  text         {TEXTS[1]}" in lines
+    assert lines[1] == "  sample_id          \\udce91"
+    assert f"  text               {TEXTS[1]}" in lines
     assert "labels: 5 tokens, the first 1 are the prefix (not trained on)" in lines
     assert "  ids      1, 3, 4, 5, 2" in lines
     assert "a cache does not hold its tokenizer; run: forebay inspect CONFIG --sample I" in " ".join(lines)

@@ -34,7 +34,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 
 def save(folder: Path) -> None:
     cache = open_cache(folder)
-    tokens, durations = cache.lengths["num_tokens"], cache.lengths["num_samples"]
+    tokens, durations = cache.lengths["num_tokens"], cache.lengths["num_audio_samples"]
     plan = bucket_plan(durations, sample_rate_hz=16_000, settings=SETTINGS, tokens=tokens, texts=without_audio(cache))
     target = plan_folder(folder.parent, dataset="prompts", split="train", cache_key=cache.key, settings=SETTINGS)
     found = statistics(plan, durations, frames=tokens)
@@ -72,7 +72,7 @@ def test_one_sample(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert sample["fields"].keys() == {"input_ids", "prefix_len"}
     assert "duration_s" not in sample["row"]
-    assert "num_samples" not in sample["row"]
+    assert "num_audio_samples" not in sample["row"]
 
 
 @pytest.mark.parametrize(

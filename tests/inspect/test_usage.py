@@ -31,7 +31,7 @@ def cache(tmp_path: Path) -> Cache:
 def logged(cache: Cache, path: Path, *, steps: int, with_ids: bool = True) -> list[int]:
     """Makes the log of so many steps; returns the samples that they were given."""
     settings = BucketConfig(edges_s=(2.0,), batch_size=2, lockstep=1)
-    plan = bucket_plan(cache.lengths["num_samples"], sample_rate_hz=16_000, settings=settings)
+    plan = bucket_plan(cache.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=settings)
     loader = Loader(cache, plan, plan_key="p", seed=3, num_threads=0)
     log = UsageLog(path, loader, step=0, sum_over_ranks=list, with_ids=with_ids)
     batches = iter(loader)

@@ -60,7 +60,7 @@ SOURCE = LabelledSource()
 
 def make_loaders(*, world_size: int = 1, tail: str = "short", lockstep: int = 2, seed: int = 7) -> list[Loader]:
     plan_settings = BucketConfig(edges_s=(0.1, 0.2, 0.4), batch_size=4, lockstep=lockstep, tail=tail)  # type: ignore[arg-type]
-    plan = bucket_plan(SOURCE.lengths["num_samples"], sample_rate_hz=16_000, settings=plan_settings)
+    plan = bucket_plan(SOURCE.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=plan_settings)
     key = plan_key(SOURCE.key, plan_settings)
     return [
         Loader(SOURCE, plan, plan_key=key, seed=seed, dp_rank=rank, dp_world_size=world_size, num_threads=0, prefetch=1)
@@ -374,7 +374,7 @@ def test_parts_of_a_mixture_are_counted_against_its_weights(tmp_path: Path) -> N
     caches = [open_cache(folder) for folder in folders]
     union = SourceUnion(caches, ["small", "large"])
     plan_settings = BucketConfig(edges_s=(2.0,), batch_size=4, lockstep=1)
-    plan = bucket_plan(union.lengths["num_samples"], sample_rate_hz=16_000, settings=plan_settings)
+    plan = bucket_plan(union.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=plan_settings)
     mixture = mixture_plan(plan, union.source_of, names=union.names, weights=[3, 1])
     loader = Loader(union, mixture, plan_key="m", seed=3, num_threads=0)
     log = UsageLog(tmp_path / "u.jsonl", loader, step=0, sum_over_ranks=one_rank_sum, with_ids=True)

@@ -255,7 +255,7 @@ def test_overlong_clips(corpus: Corpus, overlong: str) -> None:
         assert report.excluded == {"too_long": longer}
     else:
         assert len(cache) == 17
-        assert cache.lengths["num_samples"].max() == (longest if overlong == "keep" else 3520)
+        assert cache.lengths["num_audio_samples"].max() == (longest if overlong == "keep" else 3520)
         assert cache.metadata["clipped"] == (longer if overlong == "clip" else 0)
 
 

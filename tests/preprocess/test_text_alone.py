@@ -42,12 +42,12 @@ def test_a_build_stores_the_texts_and_nothing_of_audio(folder: Path) -> None:
     assert list(cache.fields) == ["sample_id", "input_ids", "prefix_len", "text", "language", "prompt", "source"]
     assert cache.metadata["recipe"]["audio"] is None
     assert {name: int(values.max()) for name, values in cache.lengths.items() if name != "num_tokens"} == {
-        "num_samples": 0,
+        "num_audio_samples": 0,
         "num_frames": 0,
     }
     rows = cache.samples
     assert "duration_s" not in rows.column_names
-    assert "num_samples" not in rows.column_names
+    assert "num_audio_samples" not in rows.column_names
     for name, column in (("id", "sample_id"), ("text", "text"), ("language", "language")):
         assert rows[column].to_pylist() == [row[name] for row in texts]
     for index in range(len(cache)):

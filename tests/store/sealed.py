@@ -78,7 +78,7 @@ def contents_of(scratch: Path, *, seed: int = 0, num_samples: int = 5, **documen
         "recipe_key": digest("recipe"),
         "constants": {},
         "num_samples": num_samples,
-        "length_names": ["num_samples"],
+        "length_names": ["num_audio_samples"],
     }
     files = document.pop("files", {})
     return Contents(

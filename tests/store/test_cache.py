@@ -82,11 +82,11 @@ def test_a_sample_has_the_fields_dtypes_and_lengths_that_the_cache_declares(fold
         for name, value in sample.items():
             assert (value.dtype, value.shape[1:]) == (cache.fields[name].numpy_dtype, cache.fields[name].shape)
             assert not value.flags.writeable
-        assert len(sample["waveform"]) == cache.lengths["num_samples"][index]
+        assert len(sample["waveform"]) == cache.lengths["num_audio_samples"][index]
         assert len(sample["input_features"]) == cache.lengths["num_frames"][index]
         assert len(sample["input_ids"]) == cache.lengths["num_tokens"][index]
     assert {name: length.dtype for name, length in cache.lengths.items()} == {
-        name: np.dtype("int32") for name in ("num_samples", "num_frames", "num_tokens")
+        name: np.dtype("int32") for name in ("num_audio_samples", "num_frames", "num_tokens")
     }
 
 

@@ -602,7 +602,7 @@ def test_the_document_survives_the_metadata(config: Config) -> None:
 def test_the_made_up_caches_of_these_tests_open(config: Config, tmp_path: Path) -> None:
     cache = open_cache(build(config))
     expected = contents_of(tmp_path / "again").arrays["lengths.npy"]
-    np.testing.assert_array_equal(cache.lengths["num_samples"], expected[0])
+    np.testing.assert_array_equal(cache.lengths["num_audio_samples"], expected[0])
     assert lookup_module.SOURCES_NAME in cache.metadata["files"]
 
 

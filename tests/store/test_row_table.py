@@ -15,7 +15,7 @@ from forebay.store.row_table import row_table
 from tests.store.trees import flip
 from tests.store_factory import LANGUAGES, RATE_HZ, TEXTS, make_cache
 
-TABLE = ["index", "sample_id", "num_samples", "text", "language", "prompt", "source", "duration_s"]
+TABLE = ["index", "sample_id", "num_audio_samples", "text", "language", "prompt", "source", "duration_s"]
 
 
 def test_columns_and_their_types(tmp_path: Path) -> None:
@@ -57,8 +57,8 @@ def test_rows_are_the_samples_in_their_order_without_those_that_failed(
         sample = cache.read(index)
         assert table["num_frames"][index] == len(sample["input_features"])
         assert table["num_tokens"][index] == len(sample["input_ids"])
-        assert table["duration_s"][index] == table["num_samples"][index] / RATE_HZ
-    assert np.array_equal(table["num_samples"], cache.lengths["num_samples"])
+        assert table["duration_s"][index] == table["num_audio_samples"][index] / RATE_HZ
+    assert np.array_equal(table["num_audio_samples"], cache.lengths["num_audio_samples"])
 
 
 def test_it_is_built_once(tmp_path: Path) -> None:

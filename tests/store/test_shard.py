@@ -75,9 +75,9 @@ def test_the_row_table_comes_back_and_failed_rows_keep_their_places(rows: Rows) 
         shard = Shard(path, entry, STORED_FIELDS)
         assert shard.strings("sample_id") == [row["sample_id"] for row in rows]
         assert shard.strings("failure") == [row.get("failure", "") for row in rows]
-        values, offsets = shard.column("num_samples")
-        assert values.tolist() == [int(row["num_samples"]) for row in rows if "num_samples" in row]
-        assert np.diff(offsets).tolist() == [int("num_samples" in row) for row in rows]
+        values, offsets = shard.column("num_audio_samples")
+        assert values.tolist() == [int(row["num_audio_samples"]) for row in rows if "num_audio_samples" in row]
+        assert np.diff(offsets).tolist() == [int("num_audio_samples" in row) for row in rows]
         assert shard.lengths("features").tolist() == [len(expected(row, TENSORS[0])) for row in rows]
 
 
@@ -125,7 +125,7 @@ def test_every_flipped_byte_of_hashes_or_offsets_is_found(rows: Rows, draw: st.D
 
 
 @settings(max_examples=100)
-@given(stored_rows().filter(len), st.sampled_from(["sample_id", "num_samples", "failure"]), st.data())
+@given(stored_rows().filter(len), st.sampled_from(["sample_id", "num_audio_samples", "failure"]), st.data())
 def test_every_flipped_byte_of_a_table_field_is_found(rows: Rows, name: str, draw: st.DataObject) -> None:
     with written(rows) as (path, entry):
         index = [field.name for field in STORED_FIELDS].index(name)
@@ -225,7 +225,7 @@ def test_names_that_are_not_utf8_keep_their_bytes(tmp_path: Path) -> None:
         ("features", np.zeros((2, 4), np.float16)),
         ("features", np.zeros(3, np.float16)),
         ("waveform", [1, 2]),
-        ("num_samples", 1.0),
+        ("num_audio_samples", 1.0),
     ],
 )
 def test_another_dtype_or_shape_is_refused_by_field(tmp_path: Path, name: str, value: Any) -> None:

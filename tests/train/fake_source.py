@@ -41,7 +41,7 @@ class FakeSource:
         tokens = [len(sample.get("input_ids", ())) for sample in self.samples]
         frames = np.array(num_frames, dtype=np.int32) * (features != "none")
         self.lengths: Mapping[str, Array] = {
-            "num_samples": frames * (1 if features == "waveform" else 160),
+            "num_audio_samples": frames * (1 if features == "waveform" else 160),
             "num_frames": frames,
             "num_tokens": np.array(tokens, dtype=np.int32),
         }

@@ -29,7 +29,7 @@ SOURCE = FakeSource([100 + 37 * i for i in range(61)], features="waveform", prom
 
 def plan_of(**changes: Any) -> BucketPlan:
     settings = BucketConfig(**{"edges_s": (0.05, 0.1, 0.2), "batch_size": 2, "lockstep": 3, **changes})
-    return bucket_plan(SOURCE.lengths["num_samples"], sample_rate_hz=16_000, settings=settings)
+    return bucket_plan(SOURCE.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=settings)
 
 
 def sequence(plan: BucketPlan, *, epoch: int) -> list[list[int]]:
@@ -163,4 +163,4 @@ def test_eight_ranks_stopped_anywhere_go_on_with_another_number(
     assert len(set(together)) == 61 - dropped
 
 
-LENGTH_TO_SAMPLE = {int(length): index for index, length in enumerate(SOURCE.lengths["num_samples"])}
+LENGTH_TO_SAMPLE = {int(length): index for index, length in enumerate(SOURCE.lengths["num_audio_samples"])}

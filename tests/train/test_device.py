@@ -39,7 +39,7 @@ class FakeStream:
 
 
 def make_loader(source: FakeSource, **settings: object) -> Loader:
-    plan = bucket_plan(source.lengths["num_samples"], sample_rate_hz=16_000, settings=BucketConfig(batch_size=4))
+    plan = bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=BucketConfig(batch_size=4))
     return Loader(source, plan, plan_key="0", seed=3, **settings)  # type: ignore[arg-type]
 
 

@@ -34,7 +34,7 @@ def make_source(**changes: Any) -> FakeSource:
 
 
 def make_plan(source: FakeSource, **changes: Any) -> BucketPlan:
-    return bucket_plan(source.lengths["num_samples"], sample_rate_hz=16_000, settings=plan_settings(**changes))
+    return bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=plan_settings(**changes))
 
 
 def plan_settings(**changes: Any) -> BucketConfig:
@@ -159,7 +159,7 @@ def test_a_run_goes_on_at_another_world_size_with_nothing_lost_or_twice(
     first: int, second: int, steps: int, tail: str, num_threads: int
 ) -> None:
     source = make_source(features="waveform", prompt=None, dtype="int16")
-    source.lengths = {**source.lengths, "num_samples": source.lengths["num_samples"] * 160}
+    source.lengths = {**source.lengths, "num_audio_samples": source.lengths["num_audio_samples"] * 160}
     plan = make_plan(source, tail=tail)
     taken: list[list[Batch]] = []
     states = []
@@ -454,7 +454,7 @@ def test_children_of_a_process_that_set_torchs_threads_start_theirs() -> None:
     """Where the threads remake torch's pool all at once, a third of the children fail, so 20 of them find it."""
     source = FakeSource([1500] * 24)
     settings = BucketConfig(batch_size=8)
-    plan = bucket_plan(source.lengths["num_samples"], sample_rate_hz=16_000, settings=settings)
+    plan = bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=settings)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

@@ -127,7 +127,7 @@ def test_the_environment_of_torchrun_is_enough(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert resolve_ranks() == (2, 3)
     plan = bucket_plan(
-        FakeSource([50] * 12).lengths["num_samples"],
+        FakeSource([50] * 12).lengths["num_audio_samples"],
         sample_rate_hz=16_000,
         settings=corpus.config().plan,  # type: ignore[arg-type]
     )

@@ -243,7 +243,9 @@ def test_several_caches_with_audio_share_the_ratio_by_hours(tmp_path: Path, fold
     for temperature in (1.0, 0.5):
         plan = make_loader(mixed_config(folder, *overrides, f"mixture.temperature={temperature}")).plan
         assert isinstance(plan, MixturePlan)
-        hours = np.array([open_cache(cache).lengths["num_samples"].sum() for cache in folders], float) ** temperature
+        hours = (
+            np.array([open_cache(cache).lengths["num_audio_samples"].sum() for cache in folders], float) ** temperature
+        )
         hours[1] = 0
         wanted = 0.8 * hours / hours.sum() + [0, 0.2, 0]
         assert plan.shares == pytest.approx(wanted, abs=2e-5)

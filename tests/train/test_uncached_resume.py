@@ -118,7 +118,7 @@ def test_a_file_list_with_rounded_durations(corpus: Listed, plan: str, caplog: p
     for name, lengths in cached.source.lengths.items():
         np.testing.assert_array_equal(lengths, online.source.lengths[name])
     rounded = np.array([float(line.split("\t")[3]) for line in (corpus.folder / "train.tsv").read_text().splitlines()])
-    assert np.any(np.rint(rounded * 16_000) != cached.source.lengths["num_samples"])
+    assert np.any(np.rint(rounded * 16_000) != cached.source.lengths["num_audio_samples"])
     assert cached.plan_key == online.plan_key
     assert not [record for record in caplog.records if "lengths" in record.getMessage()]
     assert_goes_on(online, cached, steps=2)

@@ -148,7 +148,7 @@ def real_loader(*, dp_rank: int = 0, dp_world_size: int = 1, num_threads: int = 
     settings = BucketConfig(edges_s=(1.0, 3.0), batch_size=3, lockstep=1)
     return Loader(
         source,
-        bucket_plan(source.lengths["num_samples"], sample_rate_hz=16_000, settings=settings),
+        bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=settings),
         plan_key=plan_key(source.key, settings),
         seed=1,
         dp_rank=dp_rank,
@@ -165,7 +165,7 @@ def text_loader(*, dp_rank: int = 0, dp_world_size: int = 1, tail: Tail = "short
     settings = BucketConfig(edges_s=(1.0, 3.0), edges=(15, 30), batch_size=3, lockstep=1, tail=tail)
     lengths = union.lengths
     plan = bucket_plan(
-        lengths["num_samples"],
+        lengths["num_audio_samples"],
         sample_rate_hz=16_000,
         settings=settings,
         tokens=lengths["num_tokens"],

@@ -57,7 +57,7 @@ def make_vl_cache(
             "key": key,
             "recipe_key": digest("recipe"),
             "recipe": {},
-            "constants": {**CONSTANTS, "image": SETTINGS.to_json(), "max_pixels": 1 << 26},
+            "constants": {**CONSTANTS, "image": SETTINGS.to_json(), "max_pixels": 1 << 26, "alpha": "drop"},
             "num_samples": len(samples),
             "length_names": list(lengths),
             "media_rows": MEDIA_ROWS,

@@ -111,7 +111,7 @@ def _weights(config: Config, source: SampleSource, names: Sequence[str], source_
 
 
 def _hours(source: SampleSource, source_of: Array, num_sources: int) -> list[float]:
-    samples = np.bincount(source_of, weights=source.lengths["num_samples"], minlength=num_sources)
+    samples = np.bincount(source_of, weights=source.lengths["num_audio_samples"], minlength=num_sources)
     hours: list[float] = (samples / (3600 * int(source.constants["sample_rate_hz"]))).tolist()
     return hours
 

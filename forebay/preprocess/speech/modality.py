@@ -84,7 +84,7 @@ class SpeechLine:
     @property
     def length_names(self) -> tuple[str, ...]:
         """Audio samples, feature frames, tokens."""
-        return ("num_samples", "num_frames", "num_tokens")
+        return ("num_audio_samples", "num_frames", "num_tokens")
 
     def fields(self) -> tuple[FieldSpec, ...]:
         """See `Line`."""
@@ -228,7 +228,7 @@ class SpeechLine:
 
 def _audio_lengths(media: Shard) -> tuple[Array, Array]:
     """Returns audio samples and stored frames of every row, int64 [rows]; 0 where a row failed."""
-    values, offsets = media.column("num_samples")
+    values, offsets = media.column("num_audio_samples")
     present = np.diff(offsets) > 0
     num_samples = np.zeros(len(present), np.int64)
     num_samples[present] = values[offsets[:-1][present]]

@@ -35,7 +35,7 @@ _BLOCK_SAMPLES = 16_000 * 300
 _ID = FieldSpec(name="sample_id", dtype="str", role="table")
 
 
-_NUM_SAMPLES = FieldSpec(name="num_samples", dtype="int64", role="table")
+_NUM_SAMPLES = FieldSpec(name="num_audio_samples", dtype="int64", role="table")
 
 
 _TEXT_TABLE = tuple(
@@ -80,7 +80,7 @@ def media_samples(recipe: Recipe, rows: pa.Table, read: Read) -> Iterator[Values
         try:
             data = read(row["file"], row["offset"], row["size"])
             audio = decode_audio(data, recipe.decode, sample_id=row["sample_id"], want=_wanted(recipe))
-            values["num_samples"] = np.int64(len(audio))
+            values["num_audio_samples"] = np.int64(len(audio))
             held += len(audio)
         except SampleError as err:
             values |= {"failure": err.reason, "message": str(err)}

@@ -179,6 +179,7 @@ class VisionLine:
         """See `Line`. `media_rows`: the text field that names a sample's media rows."""
         return {
             "clipped": 0,
+            "longer": 0,
             "languages": {},
             "codec": self.codec,
             "media_rows": MEDIA_ROWS,

@@ -44,7 +44,7 @@ class StoredImages:
                 metadata["codec"],
                 ImageSettings.from_json(constants["image"]),
                 int(constants["max_pixels"]),
-                constants.get("alpha", "drop"),  # caches of before it could be chosen
+                constants["alpha"],
             )
             if stored.alpha not in get_args(Alpha):
                 raise ValueError(f"alpha is {stored.alpha!r}")

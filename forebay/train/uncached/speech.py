@@ -127,8 +127,8 @@ class UncachedSource:
 
     def _check_duration(self, values: Mapping[str, Any], *, stated_s: Array) -> None:
         """Raises SampleError where a build leaves a sample out for what was decoded of it."""
-        if self._limits.shorter(np.array([values["num_samples"]]), stated_s)[0]:
-            message = self._limits.message(values["sample_id"], int(values["num_samples"]), float(stated_s[0]))
+        if self._limits.shorter(np.array([values["num_audio_samples"]]), stated_s)[0]:
+            message = self._limits.message(values["sample_id"], int(values["num_audio_samples"]), float(stated_s[0]))
             raise SampleError("duration_mismatch", message)
 
     def _tokenise(self, rows: pa.Table) -> tuple[Array, pa.Table]:
@@ -143,10 +143,10 @@ class UncachedSource:
     def _measure(self, tokens: Array) -> dict[str, Array]:
         if not self._recipe.has_audio:
             nothing = np.zeros(len(tokens), np.int32)
-            return {"num_samples": nothing, "num_frames": nothing, "num_tokens": tokens.astype(np.int32)}
+            return {"num_audio_samples": nothing, "num_frames": nothing, "num_tokens": tokens.astype(np.int32)}
         samples = self._samples()
         frames = np.asarray(num_frames(self._recipe.features, samples))
-        lengths = {"num_samples": samples, "num_frames": frames, "num_tokens": tokens}
+        lengths = {"num_audio_samples": samples, "num_frames": frames, "num_tokens": tokens}
         return {name: values.astype(np.int32) for name, values in lengths.items()}
 
     def _samples(self) -> Array:

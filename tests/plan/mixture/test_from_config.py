@@ -127,7 +127,9 @@ def test_weights_of_several_caches_hold_at_every_sample(tmp_path: Path) -> None:
 
 def test_left_out_weights_are_hours_to_the_temperature(tmp_path: Path) -> None:
     text = two_caches(tmp_path, weights=None)
-    hours = [float(cache.lengths["num_samples"].sum()) for cache in map(open_cache, sorted(tmp_path.glob("prompts-*")))]
+    hours = [
+        float(cache.lengths["num_audio_samples"].sum()) for cache in map(open_cache, sorted(tmp_path.glob("prompts-*")))
+    ]
     for temperature in (1.0, 0.3, 0.0):
         plan = make_loader(mixed(tmp_path, text, f"mixture.temperature={temperature}")).plan
         assert isinstance(plan, MixturePlan)

@@ -150,15 +150,18 @@ def test_drop_shows_the_colours_under_the_alpha(tmp_path: Path, codec: str) -> N
         assert np.array_equal(found, of_the_open_image(IMAGES[name])) == is_one_colour, name
 
 
-def test_a_cache_of_before_the_setting_dropped_the_alpha() -> None:
-    constants = {"image": ImageSettings().to_json(), "max_pixels": 100}
+def test_a_cache_says_what_became_of_the_alpha() -> None:
+    constants: dict[str, Any] = {"image": ImageSettings().to_json(), "max_pixels": 100}
     fields = [{"name": name, "role": "tensor"} for name in ("image_file", "image_rows", "image_grid_thw")]
     metadata = {"media_rows": "image_rows", "codec": "source", "fields": fields, "constants": constants}
-    stored = StoredImages.of(metadata, folder=Path("x"))
-    assert stored is not None
-    assert stored.alpha == "drop"
-    constants["alpha"] = "white"
-    assert StoredImages.of(metadata, folder=Path("x")).alpha == "white"  # type: ignore[union-attr]
+    for alpha in ("drop", "white"):
+        constants["alpha"] = alpha
+        stored = StoredImages.of(metadata, folder=Path("x"))
+        assert stored is not None
+        assert stored.alpha == alpha
+    del constants["alpha"]
+    with pytest.raises(CacheCorruptError, match=r"none that forebay writes.*alpha"):
+        StoredImages.of(metadata, folder=Path("x"))
     for wrong in ("black", 1, ["white"]):
         constants["alpha"] = wrong
         with pytest.raises(CacheCorruptError, match="none that forebay writes"):

@@ -147,7 +147,7 @@ class CropSource:
         }
         self.constants: Mapping[str, Any] = {"features": "w2v_bert", "sample_rate_hz": 16_000}
         sizes = [len(clip) for clip in floats]
-        self.lengths: Mapping[str, Array] = {"num_samples": np.array(sizes, np.int32)}
+        self.lengths: Mapping[str, Array] = {"num_audio_samples": np.array(sizes, np.int32)}
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -254,7 +254,7 @@ PLAN = BucketConfig(edges_s=(0.5, 1.0, 2.0), batch_size=3, lockstep=2)
 
 
 def loader_of(source: CropSource, **changes: Any) -> Loader:
-    plan = bucket_plan(source.lengths["num_samples"], sample_rate_hz=16_000, settings=PLAN)
+    plan = bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=PLAN)
     return Loader(source, plan, **{"plan_key": plan_key(source.key, PLAN), "seed": 7, "crop_s": 0.5, **changes})
 
 

@@ -28,7 +28,7 @@ def settings(tmp_path: Path) -> BucketConfig:
 def make_loader(settings: BucketConfig, *, dp_rank: int = 0, dp_world_size: int = 1) -> Loader:
     lengths = np.random.default_rng(5).integers(10, 400, 80).tolist()
     source = FakeSource(lengths, features="qwen3_asr", prompt="qwen3_asr", dtype="float16")
-    plan = bucket_plan(source.lengths["num_samples"], sample_rate_hz=16_000, settings=settings)
+    plan = bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=settings)
     key = plan_key(source.key, settings)
     return Loader(source, plan, plan_key=key, seed=7, dp_rank=dp_rank, dp_world_size=dp_world_size, num_threads=0)
 
