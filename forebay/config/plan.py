@@ -53,18 +53,20 @@ class BucketConfig(_LengthsConfig):
 
     kind: Literal["bucket"] = "bucket"
     edges_s: tuple[float, ...] = CLASSIC_EDGES_S
-    """Upper edges in seconds: buckets are [0, e0), [e0, e1), ... The last bucket is closed and takes all that is longer."""
+    """Upper edges in seconds: buckets are [0, e0), [e0, e1), ... The last bucket is closed and takes all that is
+    longer."""
     edges: tuple[int, ...] | None = None
     """Upper edges, in tokens, of the buckets of samples without audio. These buckets come behind those of `edges_s`."""
     k: int | None = None
-    """This many edges instead of `edges_s`, and of `edges` where they are left out, where the lengths are padded least."""
+    """This many edges instead of `edges_s`, and of `edges` where they are left out, where the lengths are padded
+    least."""
     batch_tokens: int | None = None
     """Budget of padded label tokens a batch, instead of the seconds or beside them."""
     batch_size: int | tuple[int, ...] | None = None
     """Samples a batch: one number, or one a bucket."""
     calibration: str | None = field(default=None, metadata={"path": True})
-    """JSON file `{bucket: {"batch_size", "grad_acc"}}` with buckets by name (`b_0_3`) or index. The training loop applies
-    its `grad_acc` bucket by bucket. The file is in the plan's key by its content."""
+    """JSON file `{bucket: {"batch_size", "grad_acc"}}` with buckets by name (`b_0_3`) or index. The training loop
+    applies its `grad_acc` bucket by bucket. The file is in the plan's key by its content."""
     locality: str = "global"
     """`shards:N`: the shuffle stays within a moving window of N shards, for cold or remote disks."""
 
@@ -125,8 +127,8 @@ class PackConfig:
     buffer_size: int = 0
     """Samples along the cache that the packer sees at once, so that a pack's samples lie near each other. 0: all."""
     algorithm: Literal["best_fit", "best_fit_decreasing"] = "best_fit"
-    """`best_fit`: with exact completion. Over all samples it never makes more packs than `best_fit_decreasing`, the usual
-    algorithm."""
+    """`best_fit`: with exact completion. Over all samples it never makes more packs than `best_fit_decreasing`, the
+    usual algorithm."""
     pack_seed: int = 0
     """Seed of the choice which samples of one length share a pack, and of their order in the pack."""
     overlong: Literal["drop", "error"] = "drop"

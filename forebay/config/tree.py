@@ -20,6 +20,7 @@ class Config:
     __pydantic_config__ = STRICT
 
     name: str
+    """First part of the cache folder's name."""
     source: SourceConfig
     audio: AudioConfig = field(default_factory=AudioConfig)
     text: TextConfig | None = None
@@ -100,7 +101,8 @@ class Config:
         if self.text is None or self.text.prompt != "plain":
             found = "no [text] section" if self.text is None else f'text.prompt is "{self.text.prompt}"'
             raise ValueError(
-                f'{found} and audio.features is "none"; text alone is tokenised: give text.tokenizer and prompt = "plain"'
+                f'{found} and audio.features is "none"; text alone is tokenised: '
+                'give text.tokenizer and prompt = "plain"'
             )
         if self.source.duration_tolerance is not None:
             raise ValueError('source.duration_tolerance is for audio, and audio.features is "none"; leave it out')
