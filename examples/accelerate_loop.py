@@ -2,8 +2,9 @@
 
 python examples/accelerate_loop.py configs/demo_vision.toml [section.field=value ...]
 
-The loader gives each rank its share and puts batches on the device, so it is not prepared. accelerate's `accumulate` asks a
-prepared loader where an epoch ends; the loop says so itself, or the last, odd micro-batch of an epoch would spill into the next.
+The loader gives each rank its share and puts batches on the device, so it is not prepared. accelerate's `accumulate`
+asks a prepared loader where an epoch ends; the loop says so itself, or the last, odd micro-batch of an epoch would
+spill into the next.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A trainer in the style of TRL's SFTTrainer on forebay's packs: the model's own loss, no key-value cache, token accuracy.
+"""A trainer in the style of TRL's SFTTrainer on forebay's packs: the model's own loss, and the token accuracy.
 
 python examples/hf_sft_trainer.py configs/demo_vision.toml [section.field=value ...]
 

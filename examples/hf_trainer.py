@@ -1,10 +1,10 @@
-"""transformers' Trainer on forebay's loader, of speech or of packs of images and text; stopped anywhere, it goes on there.
+"""transformers' Trainer on forebay's loader, of speech or of packs: a run that is stopped anywhere goes on there.
 
 python examples/hf_trainer.py configs/demo_speech.toml [--resume] [section.field=value ...]
 
-`LoaderMixin` hands the loader over as it is (it already gives each rank its share, so accelerate must not wrap it) and keeps its
-state in the Trainer's checkpoints. On several ranks set plan.tail to "drop" or "pad": the Trainer does not know of fillers
-with weight 0, and the mixin says so.
+`LoaderMixin` hands the loader over as it is (it already gives each rank its share, so accelerate must not wrap it) and
+keeps its state in the Trainer's checkpoints. On several ranks set plan.tail to "drop" or "pad": the Trainer does not
+know of fillers with weight 0, and the mixin says so.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Lightning's Trainer on forebay's loader: it is an iterable with a length and a state, which is all that Lightning wants.
+"""Lightning's Trainer on forebay's loader, an iterable with a length and a state: Lightning wants no more.
 
 python examples/lightning_trainer.py configs/demo_speech.toml [section.field=value ...]
 
-Needs lightning. Lightning keeps the loader's state in its checkpoints, so a run stopped within an epoch goes on at the next
-batch. On several ranks give `make_loader` the rank, pass `use_distributed_sampler=False`, and set plan.tail = "drop":
-Lightning does not know of fillers with weight 0.
+Needs lightning. Lightning keeps the loader's state in its checkpoints, so a run stopped within an epoch goes on at the
+next batch. On several ranks give `make_loader` the rank, pass `use_distributed_sampler=False`, and set plan.tail =
+"drop": Lightning does not know of fillers with weight 0.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def trainer(config: Config, *, max_steps: int) -> lightning.Trainer:
 
 
 def main(config_path: str, overrides: list[str]) -> list[float]:
-    """Trains `train.max_steps` steps, saves, and goes on for as many with a new Trainer and a new loader; returns the losses."""
+    """Trains `train.max_steps` steps, and as many with a new Trainer and a new loader; returns the losses."""
     config = forebay.load_config(config_path, overrides=overrides)
     forebay.preprocess.build(config)
     first = trainer(config, max_steps=config.train.max_steps)

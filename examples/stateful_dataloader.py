@@ -1,4 +1,4 @@
-"""forebay under torchdata's StatefulDataLoader: stop anywhere, go on at the next batch, with worker processes fetching ahead.
+"""forebay under torchdata's StatefulDataLoader: stop anywhere, go on at the next batch, with worker processes.
 
 python examples/stateful_dataloader.py configs/demo_speech.toml [section.field=value ...]
 

@@ -1,9 +1,9 @@
-"""A dataloader in the form that torchtitan wants: an endless iterable of (inputs, labels) with a state, for one data-parallel rank.
+"""A dataloader in torchtitan's form: an endless iterable of (inputs, labels) with a state, for one data-parallel rank.
 
 python examples/torchtitan_dataloader.py configs/demo_speech.toml [section.field=value ...]
 
-torchtitan builds it with `dp_rank` and `dp_world_size` and saves it with torch.distributed.checkpoint, as below. The state
-is the same on every rank, so a checkpoint of 8 ranks goes on with 4 or 16.
+torchtitan builds it with `dp_rank` and `dp_world_size` and saves it with torch.distributed.checkpoint, as below. The
+state is the same on every rank, so a checkpoint of 8 ranks goes on with 4 or 16.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from accelerate.state import AcceleratorState, GradientState
 
 import forebay
 from forebay.train.collate.expand import expand_patches, patch_table
-from forebay.train.models import load_model
+from forebay.train.models.folder import load_model
 
 _ROOT = Path(__file__).parents[1]
 

@@ -15,7 +15,7 @@ import pytest
 
 from forebay.errors import ConfigError
 from forebay.steps.image.processor import load_processor
-from forebay.train.models import load_model, model_facts
+from forebay.train.models.folder import load_model, model_facts
 
 ROOT = Path(__file__).parents[1]
 HELPER = ROOT / "forebay" / "pretrained.py"
@@ -82,7 +82,7 @@ from forebay.inspect.labels import _load
 from forebay.steps.text.turns import find_turn_marks
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.steps.image.processor import load_processor
-from forebay.train.models import load_model, model_facts
+from forebay.train.models.folder import load_model, model_facts
 for given in sys.argv[1:]:
     folder = Path(given)
     for load in (

@@ -20,7 +20,8 @@ Batch = dict[str, Any] | PatchBatch
 class Ahead(Generic[T]):
     """Iterator over what `start` makes of items, `depth` of which are started before the one handed out is finished.
 
-    start: begins the work on an item and returns what finishes it. An error of the items stands where its item would have stood.
+    start: begins the work on an item and returns what finishes it. An error of the items stands where its item would
+    have stood.
     """
 
     def __init__(self, items: Iterator[T], start: Callable[[T], Callable[[], T]], *, depth: int) -> None:
@@ -46,8 +47,8 @@ class Ahead(Generic[T]):
 class SideStream:
     """Copies batches to a CUDA device on a stream of its own: the copies run beside the step's kernels.
 
-    The host's memory is pinned and torch's own (see `BufferRing`): its allocator gives a block out again only after the copies
-    from it have ended, so a batch on the host may be dropped as soon as its copy has begun.
+    The host's memory is pinned and torch's own (see `BufferRing`): its allocator gives a block out again only after the
+    copies from it have ended, so a batch on the host may be dropped as soon as its copy has begun.
     """
 
     def __init__(self, device: torch.device) -> None:

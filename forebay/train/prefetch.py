@@ -30,7 +30,7 @@ class Prefetch(Generic[A, T]):
     """
 
     def __init__(self, function: Callable[[A], T], arguments: Iterator[A], *, num_threads: int, prefetch: int) -> None:
-        """Starts `num_threads` threads that keep `prefetch` results ready; 0 threads: each result is made when asked for."""
+        """Starts threads that keep `prefetch` results ready; num_threads of 0: each result is made when asked for."""
         self._function = function
         self._arguments = arguments
         self._num_threads = num_threads

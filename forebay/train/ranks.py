@@ -54,12 +54,11 @@ class _World(NamedTuple):
 def resolve_ranks(dp_rank: int | None = None, dp_world_size: int | None = None, *, device_mesh: Any = None) -> Ranks:
     """Returns the rank whose batches this process takes, out of how many.
 
-    dp_rank, dp_world_size: both, and they win; or neither. device_mesh: a torch DeviceMesh, whose data-parallel dimensions
-    (DATA_DIMENSIONS) are taken, the first the slowest. Without any of them: torch.distributed where it is initialised, else
-    RANK and WORLD_SIZE, else 0 of 1.
-    Raises ConfigError for a rank that is none of so many, a dp_world_size that does not divide the world, one of the two
-    alone, a mesh that does not say which ranks read other data, and where nothing is given and ranks share a model (tensor,
-    context, sequence or pipeline parallelism).
+    dp_rank, dp_world_size: both, and they win; or neither. device_mesh: a torch DeviceMesh, whose data-parallel
+    dimensions (DATA_DIMENSIONS) are taken, the first the slowest. Without any of them: torch.distributed where it is
+    initialised, else RANK and WORLD_SIZE, else 0 of 1. Raises ConfigError for a rank that is none of so many, a
+    dp_world_size that does not divide the world, one of the two alone, a mesh that does not say which ranks read other
+    data, and where nothing is given and ranks share a model (tensor, context, sequence or pipeline parallelism).
     """
     if dp_rank is not None and dp_world_size is not None:
         return _given(dp_rank, dp_world_size)
@@ -87,8 +86,8 @@ def _given(dp_rank: int, dp_world_size: int) -> Ranks:
     world = _world()
     if world is not None and world.size % dp_world_size:
         raise ConfigError(
-            f"dp_world_size is {dp_world_size}, which does not divide the {world.size} processes of {world.origin}: ranks of "
-            "one model replica read the same data, so replicas are of equal size"
+            f"dp_world_size is {dp_world_size}, which does not divide the {world.size} processes of {world.origin}: "
+            "ranks of one model replica read the same data, so replicas are of equal size"
         )
     return Ranks(int(dp_rank), int(dp_world_size))
 
@@ -131,16 +130,17 @@ def _of_mesh(mesh: Any) -> Ranks:
         return Ranks(places[0], sizes[0])
     if names is None:
         raise ConfigError(
-            f"device_mesh has {len(sizes)} dimensions without names, so which ranks read other data is not known; name them "
-            '(mesh_dim_names=("dp", "tp")), or give dp_rank and dp_world_size'
+            f"device_mesh has {len(sizes)} dimensions without names, so which ranks read other data is not known; name "
+            'them (mesh_dim_names=("dp", "tp")), or give dp_rank and dp_world_size'
         )
     unknown = [name for name, size in zip(names, sizes, strict=True) if size > 1 and not _is_known(name)]
     taken = [number for number, name in enumerate(names) if name in DATA_DIMENSIONS]
     if unknown or not taken:
         what = f"a dimension {unknown[0]!r} that says nothing here" if unknown else "no dimension of data parallelism"
         raise ConfigError(
-            f"device_mesh has {what} (its names are {', '.join(names)}; known are {', '.join(sorted(DATA_DIMENSIONS))}); give "
-            'the part of it that reads other data, as in mesh["dp"], or dp_rank and dp_world_size'
+            f"device_mesh has {what} (its names are {', '.join(names)}; "
+            f"known are {', '.join(sorted(DATA_DIMENSIONS))}); "
+            'give the part of it that reads other data, as in mesh["dp"], or dp_rank and dp_world_size'
         )
     rank, size = 0, 1
     for number in taken:
@@ -186,9 +186,9 @@ def _parallelisms() -> Iterator[tuple[str, Mapping[str, int]]]:
 
 
 def _live_meshes() -> list[Any]:
-    # torch keeps no list of its meshes, and the group of a dimension that spans the world is the world's own, without its
-    # name. A tensor-parallel model holds its mesh, so the collector knows it: some tenths of a second, once a loader
-    # of several ranks.
+    # torch keeps no list of its meshes, and the group of a dimension that spans the world is the world's own, without
+    # its name. A tensor-parallel model holds its mesh, so the collector knows it: some tenths of a second, once a
+    # loader of several ranks.
     module = sys.modules.get("torch.distributed.device_mesh")
     kind = getattr(module, "DeviceMesh", None)
     return [found for found in gc.get_objects() if type(found) is kind] if kind is not None else []

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from forebay.store.source import ReadsAhead
 
 _BATCHES = 256
-"""For which pages are asked for ahead after one that met the disk. Asking costs microseconds a sample, also where all is in memory."""
+"""Batches whose pages are asked for after a batch that met the disk; asking costs microseconds a sample."""
 
 
 class ReadAhead:

@@ -2,8 +2,8 @@
 
 A fresh buffer costs page faults, often more than the copy into it. A buffer refilled too early gives wrong gradients
 without an error. So nobody hands buffers back by hand: the tensor's storage owns a loan, and the end of the loan is the
-return. Slices, `view`s, `detach`, tensors saved for backward, a TensorDict and `.numpy()` arrays all keep the storage, and
-with it the loan, alive.
+return. Slices, `view`s, `detach`, tensors saved for backward, a TensorDict and `.numpy()` arrays all keep the storage,
+and with it the loan, alive.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 _GROWTH = 1.25
-"""A shelf that meets a larger batch makes its buffers this much larger than needed, so that slow growth does not reallocate."""
+"""A shelf that meets a larger batch makes its buffers larger by this factor: slow growth does not reallocate."""
 
 _ALIGNMENT = 64
-"""Bytes; a cache line. numpy gives 16, and a copy of a whole sample into memory that begins inside of a line takes twice as long
-(AMD EPYC: 17 us instead of 9 for 180 KB)."""
+"""Bytes; a cache line. numpy gives 16, and a copy of a whole sample into memory that begins inside of a line takes
+twice as long (AMD EPYC: 17 us instead of 9 for 180 KB)."""
 
 
 class BufferRing:
@@ -34,7 +34,7 @@ class BufferRing:
     """
 
     def __init__(self, *, max_free: int, pin_memory: bool = False) -> None:
-        """Makes an empty ring that keeps at most `max_free` returned buffers a name; more are given back to the system."""
+        """Makes an empty ring that keeps at most `max_free` returned buffers a name; more go back to the system."""
         self.pin_memory = pin_memory
         self._max_free = max_free
         self._shelves: dict[str, _Shelf] = {}
@@ -53,8 +53,11 @@ class BufferRing:
 
 
 class _Shelf:
-    """Buffers of one batch field. Returned ones wait in a deque: its operations are single steps under the GIL, so that a
-    return may happen in any thread, in the middle of a garbage collection, and across a fork, without a lock."""
+    """Buffers of one batch field.
+
+    Returned ones wait in a deque: its operations are single steps under the GIL, so that a return may happen in any
+    thread, in the middle of a garbage collection, and across a fork, without a lock.
+    """
 
     __slots__ = ("_size_bytes", "free")
 
@@ -86,9 +89,10 @@ class _Buffer:
 
 
 class _Loan:
-    """Owner of a buffer while it is out. Arrays made of it keep it as their base; when the last one dies it returns the buffer.
+    """Owner of a buffer while it is out; when the last array made of the owner dies, the owner returns the buffer.
 
-    It speaks numpy's array interface because numpy shortens a chain of array bases, and would pass by an array subclass.
+    It speaks numpy's array interface because numpy shortens a chain of array bases, and would pass by an array
+    subclass.
     """
 
     __slots__ = ("__array_interface__", "_buffer", "_free")

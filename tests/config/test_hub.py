@@ -11,7 +11,7 @@ import pytest
 
 from forebay.config.digest import Thing, hub_advice, processor_digest, tokenizer_digest
 from forebay.errors import ConfigError
-from forebay.train.models import model_facts
+from forebay.train.models.folder import model_facts
 
 
 @pytest.mark.parametrize("thing", get_args(Thing))

@@ -15,7 +15,8 @@ from forebay.errors import CacheMismatchError, ConfigError
 from forebay.train.collate.packed import PackCollator
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import train
-from forebay.train.models import check_batch, check_config, check_constants, load_model, model_facts
+from forebay.train.models.facts import check_batch, check_config, check_constants
+from forebay.train.models.folder import load_model, model_facts
 from tests.train.tiny import ListLoader, config_of, whisper_folder
 from tests.train.tiny_vl import CONSTANTS, IMAGE, FakeVlSource, conversations, qwen3_vl_folder, vl_config
 
@@ -40,12 +41,12 @@ def packs(count: int, **collator: Any) -> list[Any]:
 
 def test_facts_of_the_tiny_and_of_the_demo_model(tmp_path: Path) -> None:
     facts = model_facts(qwen3_vl_folder(tmp_path))
-    assert (facts.model_type, facts.n_mels, facts.vocab_size, facts.labels_are_shifted) == ("qwen3_vl", None, 64, False)
-    assert facts.vision is not None
-    assert (facts.vision.patch_size, facts.vision.merge_size, facts.vision.temporal_patch_size) == (16, 2, 2)
+    assert (facts.model_type, facts.vocab_size, facts.labels_are_shifted) == ("qwen3_vl", 64, False)
+    assert facts.takes_packs
+    sizes = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2, "image_token_id": IMAGE}
+    assert facts.constants == {"features": "patches", "prompt": "chat", **sizes}
     demo, document = model_facts(DEMO), json.loads((DEMO / "config.json").read_bytes())
-    assert demo.vision is not None
-    assert demo.vision.image_token_id == document["image_token_id"]
+    assert demo.constants["image_token_id"] == document["image_token_id"]
 
 
 def test_weights_come_back_from_a_folder(tmp_path: Path) -> None:

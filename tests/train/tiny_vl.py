@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from forebay.config import Config, SourceConfig, TextConfig, TrainConfig, VisionConfig
-from forebay.train.models import load_model
+from forebay.train.models.folder import load_model
 
 Array = np.ndarray[Any, Any]
 

@@ -1,1 +1,1 @@
-"""What other frameworks need to hand a loader over, to evaluate with one and to resume rightly; each file needs its framework."""
+"""What other frameworks need to take a loader, evaluate with a loader and resume rightly; a file a framework."""

@@ -32,13 +32,14 @@ _TRAINER_STATE = "trainer_state.json"
 class LoaderMixin:
     """Mixed into a Trainer, makes it take forebay's loaders as its data sets: `class T(LoaderMixin, Trainer)`.
 
-    `T(train_dataset=make_loader(config), eval_dataset=make_loader(eval_config), ...)`; also a dict of loaders to evaluate on,
-    and any other data set beside them. Seq2SeqTrainer and trainers that are made of them are mixed with in the same way.
+    `T(train_dataset=make_loader(config), eval_dataset=make_loader(eval_config), ...)`; also a dict of loaders to
+    evaluate on, and any other data set beside them. Seq2SeqTrainer and trainers that are made of them are mixed with in
+    the same way.
 
-    The loader already gives each rank its share, so accelerate never sees it. After every optimizer step its state is written
-    to the Trainer's state, and with it to each checkpoint: that of the batches that the model has learnt from. `train`
-    begins at the head of epoch 0; `train(resume_from_checkpoint=...)` goes on with the next batch, in mid-epoch too, and
-    reads nothing again, whatever `ignore_data_skip` says. An evaluation goes over epoch 0 of its own loader.
+    The loader already gives each rank its share, so accelerate never sees it. After every optimizer step its state is
+    written to the Trainer's state, and with it to each checkpoint: that of the batches that the model has learnt from.
+    `train` begins at the head of epoch 0; `train(resume_from_checkpoint=...)` goes on with the next batch, in mid-epoch
+    too, and reads nothing again, whatever `ignore_data_skip` says. An evaluation goes over epoch 0 of its own loader.
     """
 
     args: Any
@@ -51,8 +52,9 @@ class LoaderMixin:
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Trains as the Trainer does.
 
-        Raises ConfigError for settings under which batches would be shared out, scaled or scored wrongly; ResumeError for a
-        checkpoint without a loader's state, of another plan, or that the Trainer would go on from at another place.
+        Raises ConfigError for settings under which batches would be shared out, scaled or scored wrongly; ResumeError
+        for a checkpoint without a loader's state, of another plan, or that the Trainer would go on from at another
+        place.
         """
         loader = self.train_dataset
         if not isinstance(loader, Loader):
@@ -84,7 +86,7 @@ class LoaderMixin:
         return _Handed(self.train_dataset)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Returns this rank's loader of an evaluation, at the head of its epoch 0; `eval_dataset` may be a name in a dict."""
+        """Returns this rank's loader of an evaluation, at the head of its epoch 0; a name is looked up in the dict."""
         found = self.eval_dataset if eval_dataset is None else eval_dataset
         found = self.eval_dataset[found] if isinstance(found, str) else found
         if not isinstance(found, Loader):
@@ -126,26 +128,27 @@ class LoaderMixin:
         planned, steps = loader.plan.grad_accs, self.args.gradient_accumulation_steps
         if planned is not None and set(planned) != {steps}:
             raise ConfigError(
-                f"plan.calibration wants grad_acc {sorted(set(planned))}, the Trainer has gradient_accumulation_steps = {steps} "
-                "for all; take a calibration without grad_acc, or forebay train"
+                f"plan.calibration wants grad_acc {sorted(set(planned))}, the Trainer has gradient_accumulation_steps "
+                f"= {steps} for all; take a calibration without grad_acc, or forebay train"
             )
 
     def _check_loader(self, loader: Loader) -> None:
         if self.args.n_gpu > 1:
             raise ConfigError(
-                f"the Trainer would cut each batch for {self.args.n_gpu} GPUs of one process; start a process a GPU with torchrun"
+                f"the Trainer would cut each batch for {self.args.n_gpu} GPUs of one process; start a process a GPU "
+                "with torchrun"
             )
         shards = self.get_tp_size() * self.get_cp_size() * self.get_sp_size()  # type: ignore[attr-defined]
         rank, world = self.accelerator.process_index // shards, self.accelerator.num_processes // shards
         if (loader.dp_rank, loader.dp_world_size) != (rank, world):
             raise ConfigError(
-                f"the loader is that of rank {loader.dp_rank} of {loader.dp_world_size}, the Trainer's is rank {rank} of {world}; "
-                f"make it with make_loader(config, dp_rank={rank}, dp_world_size={world})"
+                f"the loader is that of rank {loader.dp_rank} of {loader.dp_world_size}, the Trainer's is rank {rank} "
+                f"of {world}; make it with make_loader(config, dp_rank={rank}, dp_world_size={world})"
             )
         if loader.plan.tail == "short" and loader.plan.num_batches % world:
             raise ConfigError(
-                f'plan.tail is "short": the last step of an epoch of {loader.plan.num_batches} micro-batches on {world} ranks '
-                'has fillers of weight 0, which the Trainer would count; set plan.tail = "drop" or "pad"'
+                f'plan.tail is "short": the last step of an epoch of {loader.plan.num_batches} micro-batches on '
+                f'{world} ranks has fillers of weight 0, which the Trainer would count; set plan.tail = "drop" or "pad"'
             )
         self._check_smoothing()
 
@@ -156,12 +159,12 @@ class LoaderMixin:
         is_shifted = not getattr(config, "is_encoder_decoder", False)
         if is_shifted and name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
             raise ConfigError(
-                f"label_smoothing_factor is {self.args.label_smoothing_factor}, and the Trainer would score each token of a {name} "
-                "against itself, not the next one; set it to 0, or pass a compute_loss_func"
+                f"label_smoothing_factor is {self.args.label_smoothing_factor}, and the Trainer would score each token "
+                f"of a {name} against itself, not the next one; set it to 0, or pass a compute_loss_func"
             )
 
     def _restore(self, loader: Loader, checkpoint: Path) -> None:
-        """Moves the loader to where `checkpoint` left it, after it is sure that the Trainer will go on at the same place."""
+        """Moves the loader to where `checkpoint` left it; ResumeError if the Trainer would go on at another place."""
         path = checkpoint / _TRAINER_STATE
         try:
             state = TrainerState.load_from_json(os.fspath(path))
@@ -170,8 +173,8 @@ class LoaderMixin:
         stored = (state.stateful_callbacks or {}).get(STATE_NAME)
         if stored is None:
             raise ResumeError(
-                f"{path} has no state of a forebay loader: it was written by a Trainer without LoaderMixin, or before step 1; "
-                "resume from another checkpoint, or call train() without resume_from_checkpoint"
+                f"{path} has no state of a forebay loader: it was written by a Trainer without LoaderMixin, or before "
+                "step 1; resume from another checkpoint, or call train() without resume_from_checkpoint"
             )
         loader.load_state_dict(stored)
         world, accumulated = loader.dp_world_size, self.args.gradient_accumulation_steps
@@ -180,24 +183,25 @@ class LoaderMixin:
         place = (loader.state.epoch, loader.state.position)
         if place != (epoch, updates * accumulated * world):
             raise ResumeError(
-                f"{path}: step {state.global_step} stands at micro-batch {place[1]} of epoch {place[0]}; with {world} ranks and "
-                f"gradient_accumulation_steps = {accumulated} the Trainer would go on at {updates * accumulated * world} of "
-                f"epoch {epoch}; resume with as many ranks times gradient_accumulation_steps as wrote it"
+                f"{path}: step {state.global_step} stands at micro-batch {place[1]} of epoch {place[0]}; with {world} "
+                f"ranks and gradient_accumulation_steps = {accumulated} the Trainer would go on at "
+                f"{updates * accumulated * world} of epoch {epoch}; resume with as many ranks times "
+                "gradient_accumulation_steps as wrote it"
             )
 
 
 class _KeepState(TrainerCallback):  # type: ignore[misc]
     """Writes the loader's state to the Trainer's after every optimizer step.
 
-    Not when a checkpoint is saved: a run that is stopped between two micro-batches of a step saves what it had read of the
-    step, and learnt nothing from.
+    Not when a checkpoint is saved: a run that is stopped between two micro-batches of a step saves what it had read of
+    the step, and learnt nothing from.
     """
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
 
     def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Called by the Trainer, before it saves or evaluates. It has read the micro-batches of this step and no more."""
+        """Called by the Trainer before it saves or evaluates; it has read this step's micro-batches and no more."""
         state.stateful_callbacks[STATE_NAME] = self._loader.state_dict()
 
 
@@ -228,7 +232,7 @@ class _Handed:
 
 
 class _Rest(IterableDataset[Batch | None]):
-    """The epoch in which a loader stands: None for each step of this rank before that, to be skipped, then its batches."""
+    """The epoch in which a loader stands: None, to be skipped, for each step that this rank has done; then batches."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader

@@ -10,29 +10,19 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from forebay.config.tree import Config
 from forebay.errors import ForebayError, ResumeError
 from forebay.store.files import fsync_folder, hash_file, write_bytes
 from forebay.store.temporary import sweep, temporary_name
 
-if TYPE_CHECKING:
-    from forebay.config.tree import Config
-
 _VERSION = 1
-
-
 _POINTER = "last.json"
-
-
 _PREFIX = "checkpoint-"
-
-
 _OPTIMIZER = "optimizer.pt"
-
-
 _PROCESSOR_SUFFIXES = {".json", ".txt", ".jinja", ".model"}
 
 
@@ -167,7 +157,7 @@ def _verify(checkpoint: Path, stored: Mapping[str, str]) -> None:
 
 
 def load_optimizer(checkpoint: Path) -> dict[str, Any]:
-    """Returns the optimizer's state on the CPU; ResumeError where optimizer.pt is damaged or holds anything but tensors."""
+    """Returns the optimizer's state on the CPU; ResumeError if optimizer.pt is damaged or holds more than tensors."""
     path = checkpoint / _OPTIMIZER
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
@@ -179,7 +169,8 @@ def load_optimizer(checkpoint: Path) -> dict[str, Any]:
 
 
 def _free_name(folder: Path, step: int) -> Path:
-    # A new run in the folder of an old one reaches the same steps; the old name stays taken until last.json has moved on.
+    # A new run in the folder of an old one reaches the same steps. The old name stays taken until last.json names
+    # another.
     target, attempt = folder / f"{_PREFIX}{step:08d}", 1
     while target.exists():
         attempt += 1
@@ -208,10 +199,6 @@ def _folder_aside(target: Path) -> Iterator[Path]:
 def _copy_processor(source: Path, target: Path) -> None:
     for path in sorted(source.iterdir()):
         is_weights = ".safetensors" in path.name or ".bin" in path.name
-        if (
-            path.is_file()
-            and path.suffix in _PROCESSOR_SUFFIXES
-            and not is_weights
-            and not (target / path.name).exists()
-        ):
+        is_wanted = path.is_file() and path.suffix in _PROCESSOR_SUFFIXES and not is_weights
+        if is_wanted and not (target / path.name).exists():
             shutil.copyfile(path, target / path.name)

@@ -5,27 +5,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import random
 from collections.abc import Generator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 
+from forebay.config.tree import Config
 from forebay.errors import ConfigError, ResumeError
 from forebay.train.collate.expand import pixel_dtype, to_model_inputs
 from forebay.train.collate.patch_batch import fields_of
 from forebay.train.device import Batch
+from forebay.train.loop.arithmetic import adamw, count_targets, lr_factor, seed_step, summed_loss
 from forebay.train.loop.checkpoint import TrainState, load_optimizer, load_state, save_checkpoint
 from forebay.train.loop.meter import Meter
 from forebay.train.loop.micro_batches import BatchLoader, Group, host_sum, micro_batch_groups
-from forebay.train.models import ModelFacts, check_batch, count_targets, load_model, model_facts, summed_loss
-
-if TYPE_CHECKING:
-    from forebay.config.train import TrainConfig
-    from forebay.config.tree import Config
+from forebay.train.models.facts import ModelFacts, check_batch
+from forebay.train.models.folder import load_model, model_facts
 
 _logger = logging.getLogger(__name__)
 
@@ -36,7 +33,7 @@ class Learner:
     def __init__(
         self, config: Config, *, facts: ModelFacts, accelerator: Any, constants: Mapping[str, Any] | None = None
     ) -> None:
-        """Starts nothing yet. constants: of the source, which uint8 patches are expanded by; other batches need none."""
+        """Starts nothing yet. constants: those of the source, by which uint8 patches are expanded."""
         self.settings = config.train
         self._loader = config.loader
         self._constants = constants or {}
@@ -46,7 +43,7 @@ class Learner:
         self._optimizer: Any = None
 
     def start(self, checkpoint: Path | None, *, loader: BatchLoader) -> TrainState | None:
-        """Returns the state of `checkpoint`; afterwards model, optimizer and loader stand where it left them, or at step 0."""
+        """Returns the state of `checkpoint`; model, optimizer and loader then stand where the checkpoint left them."""
         state = load_state(checkpoint) if checkpoint else None
         model = (
             _checkpoint_model(self.facts, checkpoint)
@@ -91,7 +88,7 @@ class Learner:
         return {**settings, "num_ranks": self.accelerator.num_processes}
 
     def groups(self, loader: BatchLoader) -> Generator[Group, None, None]:
-        """Returns the groups of micro-batches, one a step: as many as the plan's calibration says, else `train.grad_acc`.
+        """Returns the groups of micro-batches, one a step, of the size of the plan's calibration or `train.grad_acc`.
 
         The first micro-batch of a step decides for the step; those of a bucket come `plan.lockstep` in a row.
         """
@@ -118,11 +115,11 @@ class Learner:
         )
 
     def update(self, group: Group, *, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns this rank's part of the step's loss and the gradient norm before clipping; afterwards the weights have moved.
+        """Returns this rank's part of the step's loss and the gradient norm before clipping; the weights have moved.
 
         Only the last micro-batch of the group synchronises gradients. DDP takes the mean over ranks, hence the factor.
         """
-        _seed_step(self._loader.seed, step=step, rank=self.accelerator.process_index)
+        seed_step(self._loader.seed, step=step, rank=self.accelerator.process_index)
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = self.settings.learning_rate * lr_factor(step, self.settings)
         total = torch.zeros((), device=self.accelerator.device)
@@ -178,48 +175,20 @@ class Learner:
         return saved
 
 
-def lr_factor(step: int, settings: TrainConfig) -> float:
-    """Returns the share of `learning_rate` that step 1, 2, ... takes: linear warm-up, then half a cosine towards 0.
-
-    Step `warmup_steps` is the first at the full rate, and no step is spent at a rate of 0 (transformers'
-    `get_cosine_schedule_with_warmup` spends the first). A function of the step, so it needs no state.
-    """
-    if step <= settings.warmup_steps:
-        return step / settings.warmup_steps
-    done = (step - 1 - settings.warmup_steps) / max(settings.max_steps - settings.warmup_steps, 1)
-    return 0.5 * (1.0 + math.cos(math.pi * min(done, 1.0)))
-
-
-def adamw(model: torch.nn.Module, settings: TrainConfig) -> torch.optim.AdamW:
-    """Returns AdamW over the model's trainable parameters; biases and norm weights (one axis) are not decayed."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return torch.optim.AdamW(
-        [
-            {"params": [p for p in trainable if p.ndim > 1], "weight_decay": settings.weight_decay},
-            {"params": [p for p in trainable if p.ndim <= 1], "weight_decay": 0.0},
-        ],
-        lr=settings.learning_rate,
-    )
-
-
 def _checkpoint_model(wanted: ModelFacts, checkpoint: Path) -> Any:
     try:
         stored = model_facts(checkpoint)
         model = load_model(checkpoint, seed=0)
     except ConfigError as err:
         raise ResumeError(f"cannot go on from {checkpoint}: {err}; train without --resume") from err
-    for name in ("model_type", "n_mels", "vocab_size", "vision"):
-        if getattr(wanted, name) != getattr(stored, name):
+    was, now = (
+        {"model_type": facts.model_type, "vocab_size": facts.vocab_size, **facts.constants}
+        for facts in (stored, wanted)
+    )
+    for name, value in now.items():
+        if was.get(name) != value:
             raise ResumeError(
-                f"{name} is {getattr(stored, name)} in {checkpoint} and {getattr(wanted, name)} in {wanted.folder}; "
+                f"{name} is {was.get(name)} in {checkpoint} and {value} in {wanted.folder}; "
                 "train without --resume, or set train.model back"
             )
     return model
-
-
-def _seed_step(seed: int, *, step: int, rank: int) -> None:
-    # Dropout and SpecAugment are then a function of (seed, step, rank): nothing of theirs has to be saved or replayed.
-    words = np.random.SeedSequence([seed & (2**64 - 1), step, rank]).generate_state(2)
-    random.seed(int(words[0]))
-    np.random.seed(words[0])
-    torch.manual_seed(int(words[0]) | int(words[1]) << 32)

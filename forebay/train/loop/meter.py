@@ -85,8 +85,8 @@ class Meter:
             for name, value in (("loss", loss), ("gradient norm", 0.0 if self._has_scaler else norm)):
                 if not math.isfinite(value):
                     raise ForebayError(
-                        f"the {name} of step {self._next_step} is {value}; the last checkpoint is from before it: lower "
-                        "train.learning_rate or raise train.warmup_steps, then run: forebay train --resume"
+                        f"the {name} of step {self._next_step} is {value}; the last checkpoint is from before it: "
+                        "lower train.learning_rate or raise train.warmup_steps, then run: forebay train --resume"
                     )
             self._next_step += 1
         self._losses = (self._losses[0] if self._losses else losses[0], losses[-1])

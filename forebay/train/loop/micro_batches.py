@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -72,6 +73,7 @@ def micro_batch_groups(
     generator closes the loader's iterator. Raises PlanError where a whole epoch gives nothing, and, on every rank,
     where one rank's epoch ends before another's: the others would wait for its gradients for ever.
     """
+    read = partial(_next_group, loader, count_targets=count_targets, sum_over_ranks=sum_over_ranks, num_ranks=num_ranks)
     num_groups, num_epochs = 0, 0
     while num_groups or num_epochs < 2:  # the first epoch may be empty after a resume at the very end of one
         num_groups, num_epochs = 0, num_epochs + 1
@@ -79,29 +81,41 @@ def micro_batch_groups(
             epoch = iter(loader)
             if (close := getattr(epoch, "close", None)) is not None:
                 stack.callback(close)  # the loader's threads stop now, not when the garbage collector comes by
-            while True:
-                started_s = time.perf_counter()
-                # The weight is the loader's word on the batch that it handed out last.
-                wanted = size if isinstance(size, int) else size()
-                batches = [(batch, loader.weight) for batch in itertools.islice(epoch, wanted)]
-                wait_s = time.perf_counter() - started_s
-                num_targets = sum(weight * count_targets(batch["labels"]) for batch, weight in batches)
-                num_samples = sum(weight * count_samples(batch) for batch, weight in batches)
-                ready, num_targets, num_samples = sum_over_ranks([bool(batches), num_targets, num_samples])
-                if not ready:
-                    break
-                if ready != num_ranks:
-                    raise PlanError(
-                        f"{num_ranks - ready} of {num_ranks} ranks are at the end of their epoch and the others are not; "
-                        "give every rank as many batches, as forebay.train.make_loader does"
-                    )
-                yield Group(batches=batches, num_targets=max(num_targets, 1), num_samples=num_samples, wait_s=wait_s)
+            while (group := read(epoch, size=size if isinstance(size, int) else size())) is not None:
+                yield group
                 num_groups += 1
     raise PlanError('the loader gives no batch in a whole epoch; lower plan.batch_size, or set plan.tail = "short"')
 
 
+def _next_group(
+    loader: BatchLoader,
+    epoch: Iterator[Batch],
+    *,
+    size: int,
+    count_targets: Callable[[torch.Tensor], int],
+    sum_over_ranks: SumOverRanks,
+    num_ranks: int,
+) -> Group | None:
+    """Returns the next group of an epoch, None at its end."""
+    started_s = time.perf_counter()
+    # The weight is the loader's word on the batch that it handed out last.
+    batches = [(batch, loader.weight) for batch in itertools.islice(epoch, size)]
+    wait_s = time.perf_counter() - started_s
+    num_targets = sum(weight * count_targets(batch["labels"]) for batch, weight in batches)
+    num_samples = sum(weight * count_samples(batch) for batch, weight in batches)
+    ready, num_targets, num_samples = sum_over_ranks([bool(batches), num_targets, num_samples])
+    if not ready:
+        return None
+    if ready != num_ranks:
+        raise PlanError(
+            f"{num_ranks - ready} of {num_ranks} ranks are at the end of their epoch and the others are not; give "
+            "every rank as many batches, as forebay.train.make_loader does"
+        )
+    return Group(batches=batches, num_targets=max(num_targets, 1), num_samples=num_samples, wait_s=wait_s)
+
+
 def count_samples(batch: Batch) -> int:
-    """Returns the samples of a batch: its rows; of packs, the segments that hold a target (a padded tail holds none)."""
+    """Returns the samples of a batch: its rows, or in packs the segments that hold a target (padding holds none)."""
     labels = batch["labels"]
     if "position_ids" not in batch:
         return len(labels)

@@ -1,10 +1,10 @@
-"""The reference training loop: Whisper, Qwen3-ASR and Qwen3-VL models on accelerate, one or several ranks, with exact resume.
+"""The reference training loop: a model on accelerate, on one rank or several, with exact resume.
 
 The loss of an optimizer step is the sum over all its target tokens, in all its micro-batches on all ranks, divided by
 their number: what one large batch would give (transformers' `num_items_in_batch`). Micro-batches hold different numbers
 of targets, so a mean of their means would weigh a token by how few others stood beside it.
 
-accelerate places the model, casts and scales; it does not wrap the loader, and gradients are synchronised where
+accelerate places the model, casts and scales. accelerate does not wrap the loader. Gradients are synchronised where
 `micro_batch_groups` says that a step ends, the end of an epoch included.
 """
 
@@ -17,25 +17,30 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
+from forebay.config.train import TrainConfig
+from forebay.config.tree import Config
 from forebay.errors import ConfigError, MissingExtraError
 from forebay.plan.usage import FILE_NAME
+from forebay.store.source import parts_of, source_kind, without_audio
 from forebay.train.loader import Loader
+from forebay.train.loop.arithmetic import lr_factor
 from forebay.train.loop.checkpoint import find_checkpoint, run_folder
-from forebay.train.loop.learner import Learner, lr_factor
-from forebay.train.loop.meter import StepLog
+from forebay.train.loop.learner import Learner
+from forebay.train.loop.meter import Meter, StepLog
 from forebay.train.loop.micro_batches import BatchLoader, host_sum
 from forebay.train.loop.usage_log import UsageLog
-from forebay.train.models import ModelFacts, check_config, check_constants, check_weights, model_facts
-
-if TYPE_CHECKING:
-    from forebay.config.train import TrainConfig
-    from forebay.config.tree import Config
+from forebay.train.models.facts import ModelFacts, check_config, check_constants
+from forebay.train.models.folder import check_weights, model_facts
+from forebay.train.models.table import FAMILIES
+from forebay.train.select import make_loader
 
 _logger = logging.getLogger(__name__)
+
+SourceKind = Literal["cache", "uncached"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +58,7 @@ class TrainReport:
     """Share of that time in which rank 0 waited for its loader."""
     padding: float
     """Share of padded frames in all frames, on rank 0."""
-    source: Literal["cache", "uncached"]
+    source: SourceKind
     checkpoint: str | None
     """Folder of the last checkpoint; None on ranks other than 0, which writes it."""
 
@@ -70,9 +75,6 @@ def run(
     The model is checked against the config before any data is looked for, and against the source's constants before
     any of it is read.
     """
-    from forebay.store.source import parts_of, source_kind
-    from forebay.train.select import make_loader
-
     facts = _check_settings(config)
     if not resume:
         check_weights(facts.folder, init=config.train.init)
@@ -99,7 +101,7 @@ def train(
     config: Config,
     *,
     loader: BatchLoader,
-    source_kind: Literal["cache", "uncached"],
+    source_kind: SourceKind,
     constants: Mapping[str, Any] | None = None,
     resume: bool | Path = False,
     log: Callable[[StepLog], None] | None = None,
@@ -115,32 +117,47 @@ def train(
     Raises ConfigError, CacheMismatchError (batches that the model cannot take), ResumeError, PlanError (no batches),
     ForebayError (a loss that is not finite, a checkpoint that cannot be written).
     """
-    settings, facts = config.train, _check_settings(config)
-    accelerator = _accelerator(settings, has_text_alone=_has_text_alone(loader))
-    learner = Learner(config, facts=facts, accelerator=accelerator, constants=constants)
-    checkpoint = _resume_from(resume, run_folder(config))
+    settings, folder = config.train, run_folder(config)
+    learner = Learner(
+        config,
+        facts=_check_settings(config),
+        accelerator=_accelerator(settings, has_text_alone=_has_text_alone(loader)),
+        constants=constants,
+    )
+    checkpoint = _resume_from(resume, folder)
     state = learner.start(checkpoint, loader=loader)
-    meter = learner.meter(state)
-    first = state.step if state else 0
+    meter, first = learner.meter(state), state.step if state else 0
     usage = _usage_log(config, loader, step=first, num_ranks=learner.accelerator.num_processes)
     with contextlib.closing(learner.groups(loader)) as groups:
         for step, group in zip(range(first + 1, settings.max_steps + 1), groups, strict=False):
             loss, grad_norm = learner.update(group, step=step)
             meter.add(loss=loss, grad_norm=grad_norm, group=group)
-            is_last = step == settings.max_steps
-            if is_last or step % settings.log_every == 0:
+            if _is_due(step, settings.log_every, last=settings.max_steps):
                 rate = settings.learning_rate * lr_factor(step, settings)
                 line = meter.line(learning_rate=rate, padding=float(loader.report()["padding"]))
                 if learner.accelerator.is_main_process:
                     (log or _log_line)(line)
-            is_saved = is_last or (settings.checkpoint_every > 0 and step % settings.checkpoint_every == 0)
+            is_saved = _is_due(step, settings.checkpoint_every, last=settings.max_steps)
             if usage is not None and (is_saved or step % settings.usage_every == 0):
                 usage.record(step)  # before the checkpoint: whoever goes on from it finds a line that leads there
             if is_saved:
-                checkpoint = learner.save(run_folder(config), step=step, meter=meter, loader=loader)
+                checkpoint = learner.save(folder, step=step, meter=meter, loader=loader)
+    return _report(
+        meter, steps=max(first, settings.max_steps), loader=loader, source_kind=source_kind, checkpoint=checkpoint
+    )
+
+
+def _is_due(step: int, every: int, *, last: int) -> bool:
+    """Returns whether something happens after `step`: every so many steps (0: never), and after the last step."""
+    return step == last or (every > 0 and step % every == 0)
+
+
+def _report(
+    meter: Meter, *, steps: int, loader: BatchLoader, source_kind: SourceKind, checkpoint: Path | None
+) -> TrainReport:
     loss_first, loss_last = meter.losses
     return TrainReport(
-        steps=max(first, settings.max_steps),
+        steps=steps,
         loss_first=loss_first,
         loss_last=loss_last,
         samples_per_s=meter.num_samples / meter.elapsed_s,
@@ -152,14 +169,12 @@ def train(
 
 
 def _as_stored(config: Config) -> Config:
-    """Returns a config whose packs have uint8 patches: these cross to the device as they are, and the learner expands them there."""
-    if config.vision is None:
-        return config
+    """Returns a config whose packs keep their uint8 patches: the learner expands the patches on the device."""
     return dataclasses.replace(config, loader=dataclasses.replace(config.loader, pixels="uint8"))
 
 
 def _usage_log(config: Config, loader: BatchLoader, *, step: int, num_ranks: int) -> UsageLog | None:
-    """Returns the log of what is used from `step` on; None where none is wanted, or the loader has no plan to count by."""
+    """Returns the log of what is used after `step`; None where no log is wanted, or the loader has no plan."""
     settings = config.train
     if not settings.usage_every or not isinstance(loader, Loader):
         return None
@@ -175,7 +190,8 @@ def _usage_log(config: Config, loader: BatchLoader, *, step: int, num_ranks: int
 def _check_settings(config: Config) -> ModelFacts:
     if config.train.model is None:
         raise ConfigError(
-            f"{config.path}: train.model is missing; name the folder of a Whisper, Qwen3-ASR or Qwen3-VL model"
+            f"{config.path}: train.model is missing; name the folder of a model whose model_type is one of "
+            f"{', '.join(FAMILIES)}"
         )
     facts = model_facts(Path(config.train.model))
     check_config(facts, config)
@@ -208,14 +224,12 @@ def _process_state() -> Any:
 
 
 def _is_on_cpu() -> bool:
-    # Unless it is told so, accelerate takes the ranks of torchrun on a machine without an accelerator for single processes.
+    # Unless told so, accelerate takes the ranks of torchrun on a machine without an accelerator for single processes.
     return not torch.accelerator.is_available()
 
 
 def _has_text_alone(loader: BatchLoader) -> bool:
     """Returns whether some micro-batches have no audio, so that the audio encoder gets no gradient from them."""
-    from forebay.store.source import without_audio
-
     return isinstance(loader, Loader) and without_audio(loader.source) is not None
 
 

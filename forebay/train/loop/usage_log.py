@@ -1,7 +1,7 @@
-"""The usage log of a run, `logs/data_usage.jsonl`: a head line, then a line every N steps with what was used since the last.
+"""The usage log of a run, `logs/data_usage.jsonl`: a head line, then a line every N steps with what was used since.
 
-A line says between which steps and states it counts, so lines add up, and a resumed run only has to cut off those behind
-its checkpoint. `forebay inspect --usage FILE` adds them.
+A line says between which steps and which states it counts, so lines add up. A resumed run only has to cut off the lines
+behind its checkpoint. `forebay inspect --usage FILE` adds the lines.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from forebay.train.loader import Loader
 
 logger = logging.getLogger(__name__)
 
-
 _MAX_COMPARED = 64
-"""Languages, or sources, that a line compares with their expected share; of more it says only how often the used ones came."""
+"""Languages, or sources, that a line compares with their expected share; with more of them a line has counts alone."""
 
 
 class UsageLog:
-    """The log of one run, seen from one rank: rank 0 counts and writes for all, the others only say how much they padded."""
+    """The log of one run, seen from one rank: rank 0 counts and writes; the others only say how much they padded."""
 
     def __init__(
         self,
@@ -44,15 +43,15 @@ class UsageLog:
     ) -> None:
         """Touches no file yet: the first `record` starts it anew, or cuts it back to `step` where that is above 0.
 
-        step: steps done before; 0, or those of the checkpoint whose state the loader has. sum_over_ranks: adds up integers,
-        called by every rank at every `record`.
+        step: steps done before; 0, or those of the checkpoint whose state the loader has. sum_over_ranks: adds up
+        integers, called by every rank at every `record`.
         """
         self.path, self._loader, self._step, self._sum = path, loader, step, sum_over_ranks
         self._state, self._frames = loader.state, _frames(loader)
         self._lines = _Lines(path, loader, step=step, with_ids=with_ids) if loader.dp_rank == 0 else None
 
     def record(self, step: int) -> None:
-        """Writes what was used since the last record; nothing where no step was done. Every rank calls it at the same step.
+        """Writes what was used since the last record, if a step was done. Every rank calls it at the same step.
 
         step: steps done by now. Raises ForebayError where the file cannot be written.
         """
@@ -168,7 +167,7 @@ class _Lines:
 
 
 def _caches(source: SampleSource) -> list[Cache]:
-    """Returns the caches whose samples are those of the source, one behind the other; none where some are not of a cache."""
+    """Returns the caches whose samples are those of the source, in order; none if some samples are not of a cache."""
     parts = parts_of(source)
     caches = [part for part in parts if isinstance(part, Cache)]
     return caches if len(caches) == len(parts) else []

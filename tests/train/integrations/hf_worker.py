@@ -26,7 +26,7 @@ from forebay.plan.interface import Tail
 from forebay.train.collate.packed import PackCollator
 from forebay.train.integrations.hf import LoaderMixin
 from forebay.train.loader import Loader
-from forebay.train.models import load_model
+from forebay.train.models.folder import load_model
 from tests.train.tiny import real_loader_model, text_loader
 from tests.train.tiny_vl import FakeVlSource, conversations, qwen3_vl_folder
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from forebay.errors import ForebayError, ResumeError
 from forebay.train.loop import checkpoint as module
 from forebay.train.loop.checkpoint import TrainState, find_checkpoint, load_optimizer, load_state, save_checkpoint
-from forebay.train.models import load_model
+from forebay.train.models.folder import load_model
 from tests.train.tiny import whisper_folder
 
 

@@ -19,11 +19,12 @@ from accelerate.state import AcceleratorState, GradientState
 
 from forebay.config import TrainConfig
 from forebay.errors import CacheMismatchError, ConfigError, ForebayError, MissingExtraError, PlanError, ResumeError
+from forebay.train.loop import run as module
+from forebay.train.loop.arithmetic import adamw, lr_factor, summed_loss
 from forebay.train.loop.checkpoint import find_checkpoint, run_folder
-from forebay.train.loop.learner import adamw, lr_factor
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import run, train
-from forebay.train.models import load_model, summed_loss
+from forebay.train.models.folder import load_model
 from forebay.train.prefetch import THREAD_NAME
 from tests.train.tiny import (
     ListLoader,
@@ -345,7 +346,7 @@ def test_run_checks_the_model_and_makes_the_loader_of_its_rank(
         loader.source = SimpleNamespace(constants=constants)  # type: ignore[attr-defined]
         return loader
 
-    monkeypatch.setattr("forebay.train.select.make_loader", make_loader)
+    monkeypatch.setattr(module, "make_loader", make_loader)
     config = config_of(tmp_path, model=whisper, max_steps=1)
     report = run(config)
     assert report is not None

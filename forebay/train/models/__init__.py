@@ -1,0 +1,1 @@
+"""The models of the reference loop, one file a family; `table` names the families."""
