@@ -1,6 +1,6 @@
-"""TOML file and overrides to a checked `Config`; all problems are reported at once, each by its dotted name.
+"""From a TOML file and overrides to a checked `Config`; all problems are reported at once, each by its dotted name.
 
-TOML of a stranger: an answer at once, whatever it is.
+A file of a stranger gets its answer at once, whatever it holds: see `parse_toml`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_FILE = "CONFIG"
 
 
 _MAX_PROBLEMS = 20
-"""Of one file that a message lists."""
+"""Problems of one file that a message lists."""
 
 
 _TO_LOADER = (
@@ -42,11 +42,11 @@ RENAMED = {
     "train.asr_ratio": "mixture.asr_ratio",
     **{f"source.{name}_column": f"source.columns.{name}" for name in _COLUMNS},
 }
-"""Settings that have another name now, to tell a user of yesterday."""
+"""Today's name of every setting that had another one, for the message that refuses the old name."""
 
 
 _MAX_INTEGER = 2**63
-"""What TOML's integers are below, and Python's are not."""
+"""TOML's integers are below this, Python's are not."""
 
 
 def load_config(path: str | os.PathLike[str] | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Config:
@@ -127,7 +127,7 @@ def _apply_override(document: dict[str, Any], override: str) -> None:
 
 
 def _refuse_foreign(value: Any, name: str, path: Path, *, depth: int = 0) -> None:
-    """Raises ConfigError for what TOML has and no setting is: dates, times, NaN and infinity, tables in tables in tables."""
+    """Raises ConfigError for what TOML has and no setting is: dates, times, NaN and infinity, values that lie deep."""
     if depth > MAX_DEPTH:
         raise ConfigError(f"{path}: {name:.60} lies more than {MAX_DEPTH} levels deep, where no setting is")
     if isinstance(value, Mapping):
@@ -161,7 +161,7 @@ def _describe(problem: Any) -> str:
 
 
 def _unknown(names: Sequence[str], owner: Any) -> str:
-    """Returns what a user of a setting that is not there can do: take today's name, another kind of plan, the nearest name."""
+    """Returns what to say of a setting that is not there: today's name, the kinds of plan that have it, a near name."""
     *sections, name = names
     if today := RENAMED.get(".".join(names)):
         return f"now {today}"
@@ -178,9 +178,9 @@ def _names(owner: Any) -> list[str]:
 
 
 def _locate(place: Sequence[str | int]) -> tuple[list[str], Any]:
-    """Returns the parts of a setting's name that the user wrote, and the dataclass that has, or lacks, the last of them.
+    """Returns the parts of a setting's name as the user wrote it, and the dataclass that has, or lacks, the last part.
 
-    place: as pydantic names it, with the types of a union and the kind of a plan among the parts.
+    place: the name in pydantic's form, with the types of a union and the kind of a plan among the parts.
     """
     names: list[str] = []
     owner: Any = Config
@@ -240,7 +240,8 @@ _LONG_KEY = re.compile(rf"(?:\.[ \t]*+[\w\-\"]++[ \t]*+){{{MAX_DEPTH},}}")
 def parse_toml(text: str) -> dict[str, Any]:
     """Returns the document of a TOML text.
 
-    Raises ValueError for what is no TOML, and where a key has more than `MAX_DEPTH` parts or values lie too deep to be read.
+    Raises ValueError for what is no TOML, for a key of more than `MAX_DEPTH` parts, and for values that lie too deep to
+    be read.
     """
     # tomllib takes time with the square of a key's parts: minutes for 100,000 of them.
     if (found := _LONG_KEY.search(_STRINGS.sub(_stand_in, text))) is not None:
