@@ -1,9 +1,10 @@
-"""What a batch costs: `python -m benchmarks.loader [--tiny] [--json]`.
+"""Measures what a batch costs: `python -m benchmarks.loader [--tiny] [--json]`.
 
-Ragged float16 frames with the usual speech durations, in one read-only array as a mapped shard gives them, in batches of
-32. The limit is a loop of `np.copyto` of the same slices into one reused float16 buffer [32, longest, n_mels], in the same
-order: no transposition, no change of dtype, no padding, no text. Every loader is checked against its first batches by a
-plain loop before it counts. CPU seconds stand beside wall time; ratios are to the limit of the same run, medians of rounds.
+The samples are ragged float16 frames with the usual speech durations. They stand in one read-only array, as in a mapped
+shard, and are read in batches of 32. The limit is a loop of `np.copyto` of the same slices into one reused float16
+buffer [32, longest, n_mels], in the same order, without transposition, change of dtype, padding or text. The first
+batches of every loader are compared with those of a plain loop before the loader counts. CPU seconds stand beside wall
+time. Ratios are to the limit of the same run, medians of the rounds.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class FlatSource:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one epoch."""
+    """What one epoch cost."""
 
     wall_s: float
     cpu_s: float

@@ -1,8 +1,8 @@
-"""Where the CPU goes when shards are made: `python -m benchmarks.stages [--tiny] [--json] [--rounds N]`.
+"""Measures where the CPU goes when shards are made: `python -m benchmarks.stages [--tiny] [--json] [--rounds N]`.
 
-The product's own `make_shard`, in one process of one thread, over the 5 hour corpus, with a clock around its functions.
-A stage inside another one counts for itself alone; `rest` is everything without a clock. The clock itself costs about
-1 us a call and is in the figures: `total` stands beside `without a clock`, which the same run measured.
+The product's own `make_shard` runs in one process of one thread over the 5 hour corpus, with a clock around its
+functions. A stage inside another stage counts for itself alone, and `rest` is everything without a clock. The clock
+costs about 1 us a call and is in the figures: `total` stands beside `without a clock`, which the same run measured.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def clocked() -> Iterator[Clock]:
 
 
 def make_all(tasks: Sequence[ShardTask]) -> Cost:
-    """Returns what making these shards costs; into a folder of its own, for what is there is not made again."""
+    """Returns what making these shards costs; their folder is new, because finished shards are not made again."""
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as folder:
         return timed(lambda: [make_shard(replace(task, folder=Path(folder))) for task in tasks])
 

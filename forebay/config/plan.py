@@ -130,7 +130,7 @@ class PackConfig:
     """`best_fit`: with exact completion. Over all samples it never makes more packs than `best_fit_decreasing`, the
     usual algorithm."""
     pack_seed: int = 0
-    """Seed of the choice which samples of one length share a pack, and of their order in the pack."""
+    """Seed of two draws: which samples of a length share a pack, and in which order they stand in the pack."""
     overlong: Literal["drop", "error"] = "drop"
     """What becomes of a sample above `seq_len` or `max_patches`. `drop`: the sample is left out, counted and listed.
     `error`: no plan is made."""

@@ -1,13 +1,10 @@
-"""What `inspect` writes: the row table as parquet, a waveform as WAV. Each file is there whole or not at all.
-
-A cache's rows as one table a bucket, for trainers that read buckets from files of their own.
-"""
+"""What `inspect` writes, each file whole or not at all: the row table as parquet, a waveform as WAV, a table for each bucket."""
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forebay.config.plan import bucket_name
+from forebay.config.tree import Config
 from forebay.errors import ConfigError, TarError
-from forebay.store.cache import Cache
+from forebay.plan.bucket.plan import BucketPlan, shuffled_buckets
+from forebay.plan.make import plan_of
+from forebay.store.cache import Cache, open_cache
 from forebay.store.files import write_aside, write_bytes
 from forebay.store.layout import Array
+from forebay.store.lookup import find_cache, require
 from forebay.tar.json_index import json_path, load_json
 
 if TYPE_CHECKING:
@@ -40,15 +41,7 @@ def check_target(path: Path, option: str, *, cache_folder: Path) -> None:
 
 def write_table(cache: Cache, path: Path) -> None:
     """Makes `path` a parquet file of `cache.samples`, one row a sample."""
-    import pyarrow.parquet as pq
-
-    table = cache.samples
-    with write_aside(path) as file:
-        # Buffered: pyarrow ignores how much of its bytes a `write` took, and a nearly full disk takes a part.
-        buffered = io.BufferedWriter(file)
-        pq.write_table(table, buffered)
-        buffered.flush()
-        buffered.detach()
+    _write(path, cache.samples)
 
 
 def write_wav(cache: Cache, tensors: Mapping[str, Array], path: Path) -> None:
@@ -75,6 +68,10 @@ def write_wav(cache: Cache, tensors: Mapping[str, Array], path: Path) -> None:
 CONFIG_NAME = "bucket_config.json"
 
 
+Places = Callable[[Config], "pa.Table | None"]
+"""Gives the `places` that `write_bucket_manifests` takes; listing a source is the work of `preprocess`, which is not known here."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BucketRows:
     """One bucket: its range [low_s, high_s), and the indices of its samples in the order of their rows, int64."""
@@ -92,6 +89,24 @@ class BucketRows:
     def name(self) -> str:
         """What the bucket is called: `b_0_3`."""
         return bucket_name(self.low_s, self.high_s)
+
+
+def bucket_manifests(config: Config, folder: Path, *, seed: int, places: Places) -> list[Path]:
+    """Makes `folder` hold a shuffled table for each bucket of a config's plan, for trainers that read buckets from files.
+
+    Returns the paths as `write_bucket_manifests` does. places: says where the samples of a config lie. Raises ConfigError for a plan whose buckets are no ranges of seconds.
+    """
+    if config.vision is not None:
+        raise ConfigError(f"--bucket-manifests: buckets are ranges of seconds, and {config.path} is of images")
+    cache = open_cache(require(config, find_cache(config)).folder)
+    plan = plan_of(config, cache).plan
+    if not isinstance(plan, BucketPlan):
+        raise ConfigError('--bucket-manifests: plan.kind = "window" has no buckets; use --set plan.kind="bucket"')
+    if plan.edges:
+        raise ConfigError(f"--bucket-manifests: buckets are ranges of seconds, and {cache.folder} has no audio")
+    parts = zip((0.0, *plan.edges_s[:-1]), plan.edges_s, shuffled_buckets(plan, seed=seed), strict=True)
+    rows = [BucketRows(low_s=low, high_s=high, samples=samples) for low, high, samples in parts]
+    return write_bucket_manifests(cache, folder, rows, places=places(config), seed=seed)
 
 
 def write_bucket_manifests(

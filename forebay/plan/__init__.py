@@ -18,7 +18,7 @@ from forebay.plan.disk import (
     with_mixture,
 )
 from forebay.plan.interface import EpochOrder, Plan, Tail
-from forebay.plan.make import Samples, make_plan, resolve_packs, resolve_plan
+from forebay.plan.make import Planned, Samples, make_plan, plan_of, resolve_packs, resolve_plan
 from forebay.plan.pack.plan import PackOrder, PackPlan, pack_plan
 from forebay.plan.pack.statistics import pack_statistics
 from forebay.plan.statistics import statistics
@@ -32,6 +32,7 @@ __all__ = [
     "PackOrder",
     "PackPlan",
     "Plan",
+    "Planned",
     "Samples",
     "Tail",
     "Turn",
@@ -49,6 +50,7 @@ __all__ = [
     "plan_document",
     "plan_folder",
     "plan_key",
+    "plan_of",
     "resolve_packs",
     "resolve_plan",
     "save_plan",

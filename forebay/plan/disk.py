@@ -23,7 +23,7 @@ from forebay.plan.bucket.plan import ORDER_VERSION, BucketPlan
 from forebay.plan.bucket.sizes import grad_accs, read_calibration
 from forebay.plan.pack.plan import UNPLACED, PackPlan
 from forebay.plan.window import WindowPlan
-from forebay.store.chunked import ChunkCheck, chunk_sums
+from forebay.store.chunked import MEMBERS_A_CHUNK, CheckedArray, chunk_sums
 from forebay.store.files import fsync_folder, hash_file, write_all, write_aside, write_bytes
 from forebay.store.key import canonical_json, digest
 from forebay.store.layout import Array
@@ -148,7 +148,11 @@ def _loaded(
         name: _map_array(folder / f"{name}.npy", expected, is_checked=not (is_lazy and name == "members"))
         for name, expected in metadata["arrays"].items()
     }
-    check = ChunkCheck(folder / "members.npy", arrays["members"], arrays.pop(SUMS)) if is_lazy else None
+    check = None
+    if is_lazy:
+        path, sums = folder / "members.npy", arrays.pop(SUMS)
+        members = CheckedArray(path, arrays["members"], sums, chunk_items=MEMBERS_A_CHUNK, again=_AGAIN)
+        check = members.require_all
     rules: dict[str, Any] = {"tail": settings.tail, "check": check}
     if isinstance(settings, PackConfig):
         _require_packs(arrays, metadata["num_samples"], are_members_read=not is_lazy)
@@ -213,7 +217,7 @@ def _arrays(plan: AnyPlan) -> dict[str, Array]:
         if plan.shard_counts is not None:
             arrays["shard_counts"] = plan.shard_counts
     if plan.members.nbytes >= LAZY_BYTES:
-        arrays[SUMS] = chunk_sums(plan.members)
+        arrays[SUMS] = chunk_sums(plan.members, MEMBERS_A_CHUNK)
     return arrays
 
 

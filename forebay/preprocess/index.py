@@ -32,6 +32,13 @@ class IndexReport:
         """Returns the document that `forebay index --json` prints."""
         return asdict(self)
 
+    def lines(self) -> list[str]:
+        """Returns what `forebay index` prints, without why tars failed."""
+        return [
+            f"{self.indexed} tars indexed, {self.current} were current, {len(self.failed)} failed; "
+            f"{self.members} members, {self.refused} refused"
+        ]
+
 
 def index_manifests(
     manifests: Iterable[str | os.PathLike[str]],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -149,6 +149,18 @@ def narrow(rows: pa.Table, files: Sequence[SourceFile]) -> tuple[tuple[SourceFil
 def _digests(manifest: Manifest) -> list[SourceDigest]:
     names = [os.fsencode(file.name).decode("utf-8", "backslashreplace") for file in manifest.files]
     return [SourceDigest(name=name, xxh3_128=file.xxh3_128) for name, file in zip(names, manifest.files, strict=True)]
+
+
+def explain_lines(document: Mapping[str, Any], *, with_nearest: bool) -> Iterator[str]:
+    """Yields what `forebay key` prints of the document of `explain`. with_nearest: also how the nearest cache differs."""
+    yield f"key:        {document['key'] or 'unknown (a source would have to be hashed)'}"
+    yield f"recipe key: {document['recipe_key']}"
+    yield f"cache:      {document['cache'] or 'none'}{' (sealed)' if document['sealed'] else ''}"
+    nearest = document["nearest"]
+    if with_nearest and nearest:
+        yield f"nearest:    {nearest['key']}"
+        for row in nearest["differs"]:
+            yield f"  {row['field']}: {row['wanted']!r} wanted, {row['stored']!r} stored"
 
 
 def explain(config: Config, *, may_hash: bool) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from forebay.store.schema import require_writable
 from forebay.store.seal import seal
 from forebay.store.temporary import sweep
 from forebay.store.verify import quick_problems, verify_folder
+from forebay.visible import from_here, human_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,30 @@ class BuildReport:
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON document."""
         return asdict(self)
+
+    def lines(self) -> Iterator[str]:
+        """Yields what `forebay preprocess` prints of a build, or of a dry run, which alone has an estimate."""
+        cache = from_here(self.cache)
+        if self.estimated_bytes is not None:
+            yield (
+                f"would make {cache}: {self.num_samples} samples, about {human_bytes(self.estimated_bytes)}; shards: "
+                f"{self.shards_written} to make, {self.shards_linked} to link, {self.shards_kept} finished"
+            )
+            return
+        if not self.sealed:
+            yield f"not sealed yet: {self.shards_written} shards made, {self.shards_kept} were there; run the other parts"
+            return
+        state = "already sealed" if self.already_sealed else "sealed"
+        yield f"{state}: {cache} ({self.num_samples} samples, {self.seconds:.1f} s)"
+        if not self.already_sealed:
+            yield f"shards: {self.shards_written} made, {self.shards_linked} linked, {self.shards_kept} kept"
+        for kind, counts in (("excluded", self.excluded), ("failed", self.failed)):
+            if counts:
+                yield f"{kind}: " + ", ".join(f"{reason} {n}" for reason, n in counts.items())
+        if self.longer:
+            yield f"longer: {self.longer} kept, of more audio than their manifest says"
+        if not self.num_samples:
+            yield "no sample is left: mend what was excluded or failed, or change the filters of [source]"
 
 
 @dataclass(frozen=True, kw_only=True)

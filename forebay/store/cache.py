@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 import numpy as np
 
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheReplacedError, ConfigError
-from forebay.store.chunked import Slots
+from forebay.store.chunked import SLOTS, open_slots
 from forebay.store.held import HeldFile, HeldFolder
 from forebay.store.image.stored import StoredImages
 from forebay.store.layout import FORMAT_VERSION, ROW_BITS, ROW_MASK, Array, FieldSpec, Group
@@ -26,6 +26,8 @@ from forebay.store.shard_table import entry_of, shard_name, table_dtype
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
+
+    from forebay.store.row_table import SampleColumns
 
 logger = logging.getLogger(__name__)
 
@@ -82,9 +84,10 @@ class Cache:
         self._tables = {group: self._load_table(group) for group in self.groups}
         self._length: int = self.metadata["num_samples"]
         # A wrong slot would hand out another sample, whose own hash is right.
-        is_checked = verify != "never"
-        entry = self.metadata["files"]["slots.npy"]
-        self._slots = Slots(self._held, entry, length=self._length, verify=is_checked)
+        entry = self.metadata["files"][SLOTS]
+        self._slots = open_slots(self._held, entry, length=self._length, verify=verify != "never")
+        # A memoryview gives Python ints at a third of the cost of numpy's scalars.
+        self._slot_at = self._slots.array.data
         # Of zeros only the pages that are touched cost anything: opening must not grow with the number of samples.
         self._verified = (np.zeros if verify == "touch" else np.ones)(self._length, np.uint8).data
         self._images = StoredImages.of(self.metadata, folder=folder)
@@ -125,7 +128,7 @@ class Cache:
         is_verified = self._verified[index]
         if not is_verified:
             self._slots.require(index)
-        slot = self._slots.at[index]
+        slot = self._slot_at[index]
         number, row = slot >> ROW_BITS, slot & ROW_MASK
         try:
             if self._images is not None:
@@ -172,7 +175,7 @@ class Cache:
         """
         for index in indices:
             with contextlib.suppress(CacheError, IndexError):
-                slot = self._slots.at[self._position(index)]
+                slot = self._slot_at[self._position(index)]
                 number, row = slot >> ROW_BITS, slot & ROW_MASK
                 self.shard("text", number).will_need(row)
                 if "media" not in self.groups:
@@ -192,7 +195,7 @@ class Cache:
         """Returns the id of one sample, without the row table: about 2 us."""
         index = self._position(index)
         self._slots.require(index)
-        slot = self._slots.at[index]
+        slot = self._slot_at[index]
         if (spec := self.fields.get("sample_id")) is None:
             raise CacheMismatchError(f"{self.folder} has no field sample_id; run: forebay preprocess CONFIG --rebuild")
         try:
@@ -305,14 +308,19 @@ class Cache:
     @property
     def slots(self) -> Array:
         """int64 [num_samples]: where each sample lies, `shard << 32 | row`; all of them checked."""
-        return self._slots.all()
+        return self._slots.whole()
 
     @cached_property
     def samples(self) -> pa.Table:
         """The row table: one row a sample with every table field, duration and lengths. Built once, about 1 us a cell."""
-        from forebay.store.row_table import row_table
+        from forebay.store.row_table import rate_of, row_table
 
-        return row_table(self)
+        lengths, rate_hz = dict(self.lengths), None
+        if self.constants.get("features") == "none" and "num_tokens" in lengths:
+            lengths = {"num_tokens": lengths["num_tokens"]}
+        elif self._images is None:
+            rate_hz = rate_of(self.folder, self.constants, lengths)
+        return row_table(self._sample_columns(), lengths, rate_hz=rate_hz)
 
     def categories(self, name: str) -> tuple[list[str], Array] | None:
         """Returns the different values of a text field (`language`, `source`), sorted, and which one each sample has.
@@ -321,17 +329,34 @@ class Cache:
         """
         from forebay.store.row_table import categories
 
-        return categories(self, name)
+        return categories(self._sample_columns(), name)
 
     def ids_digest(self) -> str:
-        """Returns the digest of the samples' ids in their order; reads all of them."""
-        from forebay.store.row_table import ids_digest
+        """Returns the digest of the samples' ids in their order, which reads all of them; the key where there are none."""
+        from forebay.store.row_table import strings_digest
 
-        return ids_digest(self)
+        columns = self._sample_columns()
+        return strings_digest(columns.column("sample_id")) if "sample_id" in columns.fields else self.key
+
+    def _sample_columns(self) -> SampleColumns:
+        """Returns the table fields that have a row a sample: the media rows of a vision cache are images."""
+        from forebay.store.row_table import SampleColumns
+
+        groups = self.groups if self._images is None else ("text",)
+        fields = [
+            field for group in groups for field in self.fields.values() if (field.group, field.role) == (group, "table")
+        ]
+        return SampleColumns(
+            fields={field.name: field for field in fields},
+            num_shards=self.num_shards,
+            slots=self.slots,
+            shard=self.shard,
+            no_such_row=self._no_such_row,
+        )
 
     def _no_such_row(self, index: int, slot: int) -> CacheCorruptError:
         return CacheCorruptError(
-            f"{self.folder / 'slots.npy'}: sample {index} is said to lie in shard {slot >> ROW_BITS}, row "
+            f"{self.folder / SLOTS}: sample {index} is said to lie in shard {slot >> ROW_BITS}, row "
             f"{slot & ((1 << ROW_BITS) - 1)}, which is not there; run: forebay preprocess CONFIG --rebuild"
         )
 

@@ -106,7 +106,7 @@ def sealed_caches(root: Path) -> list[Sealed]:
 
 
 def find_cache(config: Config, *, may_hash: bool = True, memo: Memo | None = None) -> Lookup:
-    """Returns the cache that answers a config, or the nearest one and how it differs.
+    """Returns the cache whose key is the config's, or the nearest cache and how it differs.
 
     Caches are filtered by recipe first. Of those left, sources are compared by the memo: a stat a file, and a read only
     for a file that the memo does not know (never where `may_hash` is false). `loader.cache_dir` names a cache outright; its

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import CacheCorruptError, CacheIncompleteError
-from forebay.store import chunked as slots
+from forebay.store.chunked import SLOTS, slot_sums
 from forebay.store.files import fsync_folder, link_or_copy
 from forebay.store.held import is_held
 from forebay.store.layout import FORMAT_VERSION, Array, FieldSpec, Group, format_of
@@ -71,7 +71,7 @@ def _assemble(folder: Path, contents: Contents) -> None:
         table = to_table(entries, len(shard_fields(contents.fields, group)))
         files[f"{group}.npy"] = save_array(folder, f"{group}.npy", table)
     files |= {name: save_array(folder, name, array) for name, array in contents.arrays.items()}
-    files[slots.FILE_NAME] |= slots.sums_entry(contents.arrays[slots.FILE_NAME])
+    files[SLOTS] |= slot_sums(contents.arrays[SLOTS])
     files |= {name: save_file(folder, name, data) for name, data in contents.files.items()}
     document = {
         **contents.document,

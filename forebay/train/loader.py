@@ -213,7 +213,7 @@ class Loader:
         }
 
     def _stand_at(self, state: LoaderState) -> None:
-        self._iteration += 1  # iterators that are still about no longer move the loader
+        self._iteration += 1  # an older iterator that somebody still holds no longer moves the loader
         self._start = self._next = state
 
     def _steps_left(self, state: LoaderState) -> int:

@@ -84,15 +84,6 @@ def print_json(document: Any) -> None:
     print(json_text(document))
 
 
-def human_bytes(size_bytes: float) -> str:
-    """Returns a size in decimal units, three digits: `12.3 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size_bytes < 999.5:
-            return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.3g} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:.3g} TB" if size_bytes < 999.5 else f"{size_bytes:,.0f} TB"
-
-
 def human_hours(hours: float) -> str:
     """Returns hours with as many places as tell something: `12,345.6`, `1.23`, `0.0123`."""
     if hours >= 100:

@@ -16,7 +16,6 @@ from forebay.inspect.facts import bars
 from forebay.inspect.terminal.layout import (
     LABEL,
     entry,
-    human_bytes,
     human_hours,
     human_number,
     human_share,
@@ -24,7 +23,7 @@ from forebay.inspect.terminal.layout import (
     table,
     wrapped,
 )
-from forebay.visible import printable
+from forebay.visible import human_bytes, printable
 
 _BAR = 50
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from forebay.inspect.pack import Pack
 from forebay.inspect.sample import ImageSample, StoredImage, row_lines, shown_ids, spoken, tensor_lines
-from forebay.inspect.terminal.layout import entry, human_bytes, human_share, paragraph, table
+from forebay.inspect.terminal.layout import entry, human_share, paragraph, table
 from forebay.inspect.terminal.report import beside_float32
-from forebay.visible import printable
+from forebay.visible import human_bytes, printable
 
 _SHOWN_APART = ("text", "images")
 """Columns of the row that are shown as a conversation and a list of images."""
