@@ -38,7 +38,7 @@ from forebay.train.collate import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader
 from forebay.train.ring import BufferRing
-from forebay.train.uncached import UncachedSource
+from forebay.train.uncached.speech import UncachedSpeech
 
 Row = dict[str, Any]
 Batch = dict[str, torch.Tensor]
@@ -187,7 +187,7 @@ def speech_feeds(config: Config, size: Size, device: torch.device) -> list[Row]:
         }
     ]
     for workers in (2, 8):
-        source = UncachedSource(config)
+        source = UncachedSpeech(config)
         uncached = torch.utils.data.DataLoader(
             SampleDataset(source),
             batch_sampler=PlanSampler(planned.plan, seed=0),

@@ -27,6 +27,7 @@ from benchmarks.plan import usual_durations
 from forebay.config import BucketConfig
 from forebay.plan import BucketPlan, Order, bucket_plan
 from forebay.store.layout import FieldSpec
+from forebay.store.source import SampleSource
 from forebay.train.loader import Loader
 
 SAMPLES_PER_FRAME = 160
@@ -36,7 +37,7 @@ NUM_TOKENS = 30
 Array = np.ndarray[Any, Any]
 
 
-class FlatSource:
+class FlatSource(SampleSource):
     """Frames of all samples in one read-only array, as a shard holds them; tokens likewise."""
 
     def __init__(self, *, count: int, features: str, n_mels: int, prompt: str | None) -> None:
@@ -47,13 +48,19 @@ class FlatSource:
         self.frames = np.resize(noise, (int(self.offsets[-1]), n_mels))
         self.frames.flags.writeable = False
         self.ids = np.arange(5, 5 + NUM_TOKENS, dtype=np.int32)
-        self.key = "0" * 64
+        self.key = self.recipe_key = "0" * 64
         self.constants = {"features": features, "prompt": prompt, "pad_token_id": 0, "n_mels": n_mels}
         self.fields = {"input_features": FieldSpec(name="input_features", dtype="float16", shape=(n_mels,))}
         self.lengths = {"num_audio_samples": durations, "num_frames": frames, "num_tokens": np.full(count, NUM_TOKENS)}
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    def sample_id(self, index: int) -> str:
+        return f"flat-{index}"
+
+    def ids_digest(self) -> str:
+        return self.key
 
     def read(self, index: int) -> dict[str, Array]:
         frames = self.frames[self.offsets[index] : self.offsets[index + 1]]

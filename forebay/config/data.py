@@ -12,12 +12,6 @@ STRICT = {"extra": "forbid", "strict": True}
 """Read by pydantic when a file is loaded: unknown fields are refused, types are not coerced."""
 
 
-SourceKind = Literal["tar", "filelist", "webdataset", "jsonl", "hf", "ljspeech", "text"]
-
-
-VISION_KINDS: tuple[SourceKind, ...] = ("jsonl", "hf", "webdataset")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceColumns:
     """What the columns of a source of kind `hf` are called. A column by another name than its default must be there."""
@@ -48,7 +42,7 @@ class SourceConfig:
 
     __pydantic_config__ = STRICT
 
-    kind: SourceKind
+    kind: str
     """`tar`: a parquet manifest over tars. `filelist`: TSV of shard, id, language and seconds. `webdataset`: tars of
     audio and `.json` or `.txt`. `jsonl`: lines of `audio`, `text`, `language`?, `prompt`?. `hf`: a `save_to_disk`
     folder or parquet (extra `hf`). `ljspeech`: an LJSpeech folder. `text`: JSON lines of `text`, `id`?, `language`?,

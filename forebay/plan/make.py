@@ -37,7 +37,7 @@ from forebay.plan.statistics import statistics
 from forebay.plan.window import WindowPlan, window_plan
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, Array
-from forebay.store.source import Identified, SampleSource, parts_of, without_audio
+from forebay.store.source import SampleSource, parts_of, without_audio
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,10 +245,10 @@ def key_of(plan: AnyPlan, folder: Path | None, *, source: SampleSource, settings
 def _identity(source: SampleSource) -> tuple[str, Callable[[], str]]:
     """Returns how the samples of a source are made, and what tells which they are; of a union, of all its parts."""
     parts = parts_of(source)
-    recipes = [part.recipe_key if isinstance(part, Identified) else part.key for part in parts]
+    recipes = [part.recipe_key for part in parts]
 
     def ids() -> str:
-        return digest([part.ids_digest() if isinstance(part, Identified) else part.key for part in parts])
+        return digest([part.ids_digest() for part in parts])
 
     return digest(recipes), ids
 
@@ -256,7 +256,7 @@ def _identity(source: SampleSource) -> tuple[str, Callable[[], str]]:
 def _plan_and_folder(
     config: Config, settings: PlanConfig, source: SampleSource, *, keep: bool
 ) -> tuple[AnyPlan, Path | None]:
-    slots = getattr(source, "slots", None)  # only what is read from a cache lies in shards
+    slots = source.slots
     texts = without_audio(source)
 
     def tokens() -> Array:
@@ -266,7 +266,7 @@ def _plan_and_folder(
         stored = np.asarray(source.lengths["num_frames"])
         return stored if texts is None else np.where(texts, tokens(), stored)
 
-    shards = None if slots is None else lambda: (np.asarray(slots) >> ROW_BITS).astype(np.int32)
+    shards = None if slots is None else lambda: (slots >> ROW_BITS).astype(np.int32)
     if isinstance(settings, PackConfig):
         return _packs_of(config, settings, source, shards=shards, keep=keep)
     durations = np.asarray(source.lengths["num_audio_samples"])
@@ -292,7 +292,7 @@ def _plan_and_folder(
 
 def plan_example(config: Config) -> str:
     """Returns what a `[plan]` section for the data of a config may say."""
-    if config.vision is not None:
+    if config.modality == "vision":
         return '[plan] with kind = "pack" and seq_len = 8192'
     if config.audio.features == "none":
         return "[plan] with k = 8 and batch_tokens = 8192"

@@ -58,8 +58,8 @@ def build_vl_dataloader(
     the fly after one warning that names the command to run, unless `loader.cache` says otherwise. Raises as
     `make_loader`, and ConfigError for a config of another kind.
     """
-    if config.vision is None or config.plan is None or config.plan.kind != "pack":
-        found = "no [vision]" if config.vision is None else f"plan.kind = {config.plan and config.plan.kind!r}"
+    if config.modality == "speech" or config.plan is None or config.plan.kind != "pack":
+        found = "no [vision]" if config.modality == "speech" else f"plan.kind = {config.plan and config.plan.kind!r}"
         raise ConfigError(
             f'{config.path}: {found}, wanted [vision] and plan.kind = "pack"; use forebay.train.make_loader for other configs'
         )
