@@ -29,7 +29,7 @@ import torch
 from benchmarks.data import BENCH_DATA, corpus
 from benchmarks.peers import forebay_cache, workloads
 from benchmarks.report import arguments, machine, median, show
-from forebay.config import Config, PlanConfig
+from forebay.config import BucketConfig, Config
 from forebay.plan.make import plan_of
 from forebay.preprocess.pipeline import build
 from forebay.store.cache import open_cache
@@ -251,7 +251,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     data = corpus(hours=size.hours, num_tars=2)
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as name:
         config = dataclasses.replace(
-            data.config(cache_root=Path(name) / "caches"), plan=PlanConfig(batch_size=BATCH_SIZE)
+            data.config(cache_root=Path(name) / "caches"), plan=BucketConfig(batch_size=BATCH_SIZE)
         )
         (Path(name) / "packs").mkdir()
         feeds = [*speech_feeds(config, size, device), vision_feed(size, device, Path(name) / "packs")]

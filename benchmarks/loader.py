@@ -18,13 +18,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from forebay.config import BucketConfig
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
 
 from benchmarks.plan import usual_durations
-from forebay.config import PlanConfig
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.bucket.plan import BucketPlan, Order
 from forebay.plan.make import Planned
@@ -119,7 +120,7 @@ def check(loader: Loader, source: FlatSource, plan: BucketPlan) -> None:
 def measure(features: str, *, n_mels: int, count: int, rounds: int) -> list[dict[str, Any]]:
     prompt = {"log_mel": "whisper", "qwen3_asr": "qwen3_asr"}[features]
     source = FlatSource(count=count, features=features, n_mels=n_mels, prompt=prompt)
-    settings = PlanConfig(batch_size=BATCH_SIZE)
+    settings = BucketConfig(batch_size=BATCH_SIZE)
     plan = bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=settings)
     works = {"np.copyto, float16": copy_loop(source, plan)}
     for dtype in (torch.float16, torch.float32, torch.bfloat16):

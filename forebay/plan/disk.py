@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from forebay.config.plan import PlanConfig
+from forebay.config.plan import PackConfig, PlanConfig
 from forebay.errors import CacheCorruptError, CacheMismatchError, CacheNotFoundError
 from forebay.plan.bucket.plan import BucketPlan
 from forebay.plan.names import PLANS, plan_document
@@ -150,7 +150,9 @@ def _mapped(folder: Path, metadata: dict[str, Any], settings: PlanConfig) -> Any
         path, sums = folder / "members.npy", arrays.pop(SUMS)
         members = CheckedArray(path, arrays["members"], sums, chunk_items=MEMBERS_A_CHUNK, again=_AGAIN)
         check = members.require_all
-    return _KINDS[settings.kind].restored(arrays, metadata, settings, check)
+    kind: Any = _KINDS[settings.kind]
+    plan: AnyPlan = kind.restored(arrays, metadata, settings, check)
+    return plan
 
 
 def plan_content(plan: AnyPlan, settings: PlanConfig) -> dict[str, Any]:
@@ -169,7 +171,7 @@ def _content(metadata: dict[str, Any]) -> dict[str, Any]:
     return {name: metadata[name] for name in ("arrays", "windows") if name in metadata}
 
 
-def pack_settings(folder: Path) -> tuple[str, PlanConfig]:
+def pack_settings(folder: Path) -> tuple[str, PackConfig]:
     """Returns of which cache the packs of a plan folder are, by its key, and the settings they were made by.
 
     `load_plan` wants both. Raises as that does, and CacheMismatchError where the folder is no plan of packs or has
@@ -182,7 +184,7 @@ def pack_settings(folder: Path) -> tuple[str, PlanConfig]:
         )
     document = metadata["plan"]
     try:
-        return document["cache_keys"][0], PlanConfig(**document["settings"])
+        return document["cache_keys"][0], PackConfig(**document["settings"])
     except (TypeError, ValueError) as err:
         raise CacheMismatchError(
             f"{folder}: its settings are not those of this forebay's packs ({err}); run: forebay preprocess CONFIG"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.config.plan import PlanConfig
+from forebay.config.plan import PackConfig, PlanConfig, WindowConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, CacheNotFoundError, ConfigError, PlanError
 from forebay.plan.bucket.make import bucket_plan
@@ -159,10 +159,10 @@ def kept_plan(
 
 def make_plan(samples: Samples, settings: PlanConfig) -> AnyPlan:
     """Returns the plan of some samples. Raises PlanError where none can be made."""
-    if settings.kind == "pack":
+    if isinstance(settings, PackConfig):
         return pack_plan(_tokens(samples), patches=_asked(samples.patches), settings=settings)
     rate = samples.sample_rate_hz
-    if settings.kind == "window":
+    if isinstance(settings, WindowConfig):
         return window_plan(_window_lengths(samples, settings), sample_rate_hz=rate, settings=settings)
     needs_tokens = settings.batch_tokens is not None or samples.texts is not None
     tokens = _asked(samples.tokens) if needs_tokens else None
@@ -180,7 +180,7 @@ def make_plan(samples: Samples, settings: PlanConfig) -> AnyPlan:
 def plan_statistics(plan: AnyPlan, samples: Samples, settings: PlanConfig) -> dict[str, Any]:
     """Returns the document of packing_stats.json for a plan of `make_plan`."""
     shards = _asked(samples.shards)
-    if not isinstance(plan, PackPlan):
+    if not (isinstance(plan, PackPlan) and isinstance(settings, PackConfig)):
         return statistics(plan, samples.lengths, frames=_asked(samples.frames), shards=shards)
     patches, images = _asked(samples.patches), _asked(samples.images)
     return pack_statistics(plan, _tokens(samples), settings=settings, patches=patches, images=images, shards=shards)
@@ -221,7 +221,7 @@ def _tokens(samples: Samples) -> Array:
     return tokens
 
 
-def _window_lengths(samples: Samples, settings: PlanConfig) -> Array:
+def _window_lengths(samples: Samples, settings: WindowConfig) -> Array:
     """Returns what windows are sorted by: durations, or where no sample has audio tokens."""
     if samples.texts is None or samples.tokens is None:
         return samples.lengths

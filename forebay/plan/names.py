@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from forebay.config.plan import PACK_FIELDS, PlanConfig
+from forebay.config.plan import BucketConfig, PackConfig, PlanConfig
 from forebay.plan.bucket.plan import ORDER_VERSION
 from forebay.plan.bucket.sizes import read_calibration
 from forebay.store.key import digest
@@ -20,8 +20,8 @@ PACKER_VERSION = 1
 """Bumped when the same lengths and settings give other packs."""
 
 
-_UNNAMED_AT_DEFAULT = ("edges", "k", "batch_tokens", "calibration")
-"""Settings that stand in a plan's document only where they are given: a plan without them has no word of them."""
+_OPTIONAL = ("edges_s", "edges", "k", "batch_tokens", "calibration", "locality")
+"""Settings of buckets that stay out of the document where they are left out."""
 
 
 def plan_document(cache_key: str, settings: PlanConfig) -> dict[str, Any]:
@@ -29,27 +29,18 @@ def plan_document(cache_key: str, settings: PlanConfig) -> dict[str, Any]:
 
     A calibration file is in it by its content. Raises ConfigError where that cannot be read.
     """
-    if settings.kind == "pack":
-        names = ("kind", "tail", *PACK_FIELDS)
-        return {
-            "order_version": ORDER_VERSION,
-            "packer_version": PACKER_VERSION,
-            "cache_keys": [cache_key],
-            "settings": {name: getattr(settings, name) for name in names},
-        }
     described = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
-    # 3 and 3.0 seconds are one edge: an int in a TOML file must not make another plan.
-    described["edges_s"] = [float(edge) for edge in settings.edges_s]
-    if settings.batch_seconds is not None:
+    packer = {"packer_version": PACKER_VERSION} if isinstance(settings, PackConfig) else {}
+    if not isinstance(settings, PackConfig) and settings.batch_seconds is not None:
         described["batch_seconds"] = float(settings.batch_seconds)
-    if settings.calibration is not None:
-        described["calibration"] = read_calibration(settings.calibration)
-    unused = {name for name in _UNNAMED_AT_DEFAULT if described[name] is None} | set(PACK_FIELDS)
-    unused |= {"window"} if settings.kind == "bucket" else set()
-    unused |= {"edges_s"} if settings.kind == "window" or settings.k is not None else set()
-    unused |= {"locality"} if settings.locality == "global" else set()
-    described = {name: value for name, value in described.items() if name not in unused}
-    return {"order_version": ORDER_VERSION, "cache_keys": [cache_key], "settings": described}
+    if isinstance(settings, BucketConfig):
+        # 3 and 3.0 seconds are one edge: an int in a TOML file must not make another plan.
+        described["edges_s"] = [float(edge) for edge in settings.edges_s] if settings.k is None else None
+        described["locality"] = None if settings.locality == "global" else settings.locality
+        if settings.calibration is not None:
+            described["calibration"] = read_calibration(settings.calibration)
+        described = {name: value for name, value in described.items() if value is not None or name not in _OPTIONAL}
+    return {"order_version": ORDER_VERSION, **packer, "cache_keys": [cache_key], "settings": described}
 
 
 def plan_key(cache_key: str, settings: PlanConfig) -> str:
@@ -60,8 +51,9 @@ def plan_key(cache_key: str, settings: PlanConfig) -> str:
 def plan_folder(root: Path, *, dataset: str, split: str, cache_key: str, settings: PlanConfig) -> Path:
     """Returns where the plan of a cache lives under a cache root, whether it is there or not."""
     key = digest(plan_document(cache_key, settings))
-    is_pack = settings.kind == "pack"
-    kind = f"seq{settings.seq_len}_buf{settings.buffer_size}" if is_pack else settings.kind
+    kind: str = settings.kind
+    if isinstance(settings, PackConfig):
+        kind = f"seq{settings.seq_len}_buf{settings.buffer_size}"
     return root / PLANS / f"{dataset}_{split}_{kind}_{key[:8]}"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.config.plan import PlanConfig
+from forebay.config.plan import PackConfig
 from forebay.errors import PlanError
 from forebay.plan.bucket.plan import BucketPlan, Order
 from forebay.plan.cursor import mixed_steps, num_steps
@@ -118,7 +118,7 @@ def pack_statistics(
     plan: PackPlan,
     tokens: Array,
     *,
-    settings: PlanConfig,
+    settings: PackConfig,
     patches: Array | None = None,
     images: Array | None = None,
     shards: Array | None = None,
@@ -151,7 +151,7 @@ def pack_statistics(
             held[name][start : start + len(packs)] = np.add.reduceat(found[samples], begins, dtype=np.int64)
         randomness.add(samples, np.arange(place, place + len(samples)))
         place += len(samples)
-    room = len(order) * (settings.seq_len or 0)
+    room = len(order) * settings.seq_len
     total = int(held["tokens"].sum())
     patch_room = len(order) * (settings.max_patches or 0)
     unplaced = {reason: len(found) for reason, found in plan.unplaced.items()}

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.config.plan import PlanConfig
+from forebay.config.plan import PlanConfig, WindowConfig
 from forebay.errors import PlanError
 from forebay.plan.bucket.make import check_lengths
 from forebay.plan.interface import Tail, check_epoch
@@ -106,7 +106,7 @@ class WindowPlan:
         cls,
         arrays: Mapping[str, Any],
         metadata: Mapping[str, Any],
-        settings: PlanConfig,
+        settings: WindowConfig,
         check: Callable[[Ints], None] | None,
     ) -> WindowPlan:
         """Returns the plan of `arrays` and `figures`; metadata: of the folder that keeps the plan."""
@@ -121,7 +121,7 @@ class WindowPlan:
         )
 
 
-def window_plan(durations: Array, *, sample_rate_hz: int, settings: PlanConfig) -> WindowPlan:
+def window_plan(durations: Array, *, sample_rate_hz: int, settings: WindowConfig) -> WindowPlan:
     """Returns the plan in which every sample is in exactly one window of each epoch.
 
     durations: integers [num_samples], in audio samples.
@@ -162,7 +162,7 @@ class _Windows:
     budget: int | None = None
 
 
-def _counted(settings: PlanConfig, num_samples: int) -> _Windows | None:
+def _counted(settings: WindowConfig, num_samples: int) -> _Windows | None:
     size = settings.batch_size
     if not isinstance(size, int):
         return None
@@ -182,7 +182,7 @@ def _counted(settings: PlanConfig, num_samples: int) -> _Windows | None:
     )
 
 
-def _budgeted(settings: PlanConfig, lengths: Lengths, *, sample_rate_hz: int) -> _Windows:
+def _budgeted(settings: WindowConfig, lengths: Lengths, *, sample_rate_hz: int) -> _Windows:
     budget = math.floor(Fraction(repr(settings.batch_seconds)) * sample_rate_hz)
     low, high = 1, len(lengths)
     while low < high:

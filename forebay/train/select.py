@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
-from forebay.config import Config, LoaderConfig, MixtureConfig, MixtureSource, PlanConfig, load_config
+from forebay.config import Config, LoaderConfig, MixtureConfig, MixtureSource, PackConfig, PlanConfig, load_config
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
 from forebay.plan.make import Planned, plan_of
 from forebay.plan.mixture.from_config import mix
@@ -132,7 +132,7 @@ def pack_forms(
 def pack_collator(settings: LoaderConfig, plan: PlanConfig | None, source: SampleSource) -> PackCollator:
     """Returns what makes the batches of packs, as `[loader]` wants them."""
     shapes = None
-    if settings.pack_shapes == "fixed" and plan is not None and plan.seq_len is not None:
+    if settings.pack_shapes == "fixed" and isinstance(plan, PackConfig):
         shapes = PackShapes.even(
             plan.seq_len,
             max_patches=plan.max_patches,

@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 from hypothesis import strategies as st
 
-from forebay.config import Config, PlanConfig, SourceConfig, load_config
+from forebay.config import BucketConfig, Config, SourceConfig, load_config
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.disk import load_plan, save_plan
 from forebay.plan.statistics import statistics
@@ -150,7 +150,7 @@ def _prepare(folder: Path) -> None:
 
 
 def _plan_settings() -> Any:
-    return PlanConfig(batch_seconds=60.0)
+    return BucketConfig(batch_seconds=60.0)
 
 
 def _cache(folder: Path) -> Path:

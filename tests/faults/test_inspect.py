@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from forebay import cli
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig, PackConfig, PlanConfig
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.disk import save_plan
 from forebay.plan.pack.plan import pack_plan
@@ -48,8 +48,8 @@ VALUES: tuple[Any, ...] = (
 """What stands in the place of what forebay wrote."""
 ABSENT = object()
 QUESTIONS = ([], ["--json"], ["--sample", "0"], ["--sample", "1", "--json"], ["--verify"])
-_BUCKETS = PlanConfig(edges_s=(0.5, 1.0), batch_size=2)
-_PACKS = PlanConfig(kind="pack", seq_len=64, max_patches=40, buffer_size=8)
+_BUCKETS = BucketConfig(edges_s=(0.5, 1.0), batch_size=2)
+_PACKS = PackConfig(seq_len=64, max_patches=40, buffer_size=8)
 
 
 @dataclass(frozen=True)

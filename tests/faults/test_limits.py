@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig
 from forebay.errors import BuildError
 from forebay.plan.make import kept_plan, samples_of
 from forebay.plan.names import plan_folder
@@ -96,7 +96,7 @@ def _read_a_read_only_cache(config: Path, root: Path, cache: Path) -> str:
     for index in range(len(opened)):
         opened.read(index)
     assert build_here(config, root, Fault(), {})["already_sealed"]
-    name = {"cache_key": opened.key, "settings": PlanConfig(batch_size=4)}
+    name = {"cache_key": opened.key, "settings": BucketConfig(batch_size=4)}
     place = plan_folder(root, dataset="tones", split="train", **name)
     plan, folder = kept_plan(place, samples_of(opened), **name)
     assert folder is None

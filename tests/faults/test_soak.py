@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.names import plan_key
 from forebay.store.cache import open_cache
@@ -66,7 +66,7 @@ def _soak(folder: Path, num_epochs: int) -> tuple[int, list[int]]:
 
 def _loader(folder: Path) -> Any:
 
-    cache, settings = open_cache(folder), PlanConfig(batch_size=3, edges_s=(0.2, 0.5))
+    cache, settings = open_cache(folder), BucketConfig(batch_size=3, edges_s=(0.2, 0.5))
     plan = bucket_plan(cache.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=settings)
     key = plan_key(cache.key, settings)
     return loader_of(cache, plan, plan_key=key, seed=1, dp_rank=0, dp_world_size=1)

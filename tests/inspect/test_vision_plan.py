@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from forebay import cli
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig, PackConfig
 from forebay.inspect.plans import plans_of
 from forebay.inspect.terminal.plan import usage_lines
 from forebay.inspect.usage import usage_facts
@@ -43,7 +43,7 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
 
 def test_packs_are_those_of_the_plan(photos: Built, capsys: pytest.CaptureFixture[str]) -> None:
     cache = open_cache(photos.folder)
-    plan = load_plan(photos.plan, cache_key=cache.key, settings=PlanConfig(kind="pack", seq_len=400))
+    plan = load_plan(photos.plan, cache_key=cache.key, settings=PackConfig(seq_len=400))
     assert isinstance(plan, PackPlan)
     seen: list[int] = []
     for index in range(plan.num_batches):
@@ -198,7 +198,7 @@ def test_a_newer_plan_asks_for_a_newer_forebay(
 
 def test_a_plan_of_buckets_has_a_report_and_no_packs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache = open_cache(make_cache(tmp_path, num_samples=9))
-    plan = save(tmp_path, cache, PlanConfig(edges_s=(1.0, 2.0), batch_size=2))
+    plan = save(tmp_path, cache, BucketConfig(edges_s=(1.0, 2.0), batch_size=2))
     assert (is_plan(plan), is_plan(cache.folder), is_plan(tmp_path)) == (True, False, False)
     code, out, err = run(capsys, plan)
     assert (code, err) == (0, "")
@@ -212,7 +212,7 @@ def test_a_plan_of_buckets_has_a_report_and_no_packs(tmp_path: Path, capsys: pyt
 
 def test_usage_of_packs_is_reported(photos: Built, tmp_path: Path) -> None:
     cache = open_cache(photos.folder)
-    plan = load_plan(photos.plan, cache_key=cache.key, settings=PlanConfig(kind="pack", seq_len=400))
+    plan = load_plan(photos.plan, cache_key=cache.key, settings=PackConfig(seq_len=400))
     loader = loader_of(cache, plan, plan_key="p", seed=3, num_threads=0, collator=PackCollator(cache))
     log = UsageLog(tmp_path / "u.jsonl", loader, step=0, sum_over_ranks=list, with_ids=True)
     batches = iter(loader)

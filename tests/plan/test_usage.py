@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig
 from forebay.errors import ForebayError
 from forebay.inspect.usage import usage_facts
 from forebay.plan.bucket.make import bucket_plan
@@ -61,7 +61,7 @@ SOURCE = LabelledSource()
 
 
 def make_loaders(*, world_size: int = 1, tail: str = "short", lockstep: int = 2, seed: int = 7) -> list[Loader]:
-    plan_settings = PlanConfig(edges_s=(0.1, 0.2, 0.4), batch_size=4, lockstep=lockstep, tail=tail)  # type: ignore[arg-type]
+    plan_settings = BucketConfig(edges_s=(0.1, 0.2, 0.4), batch_size=4, lockstep=lockstep, tail=tail)  # type: ignore[arg-type]
     plan = bucket_plan(SOURCE.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=plan_settings)
     key = plan_key(SOURCE.key, plan_settings)
     return [
@@ -377,7 +377,7 @@ def test_parts_of_a_mixture_are_counted_against_its_weights(tmp_path: Path) -> N
     folders = [make_cache(tmp_path, num_samples=6 * n, features="waveform", seed=n) for n in (1, 2)]
     caches = [open_cache(folder) for folder in folders]
     union = SourceUnion(caches, ["small", "large"])
-    plan_settings = PlanConfig(edges_s=(2.0,), batch_size=4, lockstep=1)
+    plan_settings = BucketConfig(edges_s=(2.0,), batch_size=4, lockstep=1)
     plan = bucket_plan(union.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=plan_settings)
     mixture = mixture_plan(plan, union.source_of, names=union.names, weights=[3, 1])
     loader = loader_of(union, mixture, plan_key="m", seed=3, num_threads=0)

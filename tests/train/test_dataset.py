@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig
 from forebay.errors import ResumeError
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.bucket.plan import BucketPlan
@@ -30,7 +30,7 @@ SOURCE = FakeSource([100 + 37 * i for i in range(61)], features="waveform", prom
 
 
 def plan_of(**changes: Any) -> BucketPlan:
-    settings = PlanConfig(**{"edges_s": (0.05, 0.1, 0.2), "batch_size": 2, "lockstep": 3, **changes})
+    settings = BucketConfig(**{"edges_s": (0.05, 0.1, 0.2), "batch_size": 2, "lockstep": 3, **changes})
     return bucket_plan(SOURCE.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=settings)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig, PackConfig
 from forebay.errors import CacheCorruptError, ConfigError
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.pack.plan import pack_plan
@@ -41,7 +41,7 @@ class FakeStream:
 
 
 def make_loader(source: FakeSource, **settings: object) -> Loader:
-    plan = bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=PlanConfig(batch_size=4))
+    plan = bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=BucketConfig(batch_size=4))
     return loader_of(source, plan, plan_key="0", seed=3, **settings)  # type: ignore[arg-type]
 
 
@@ -108,7 +108,7 @@ def test_devices_that_are_not_there_are_refused() -> None:
 
 def pack_loader(**settings: object) -> Loader:
     source = FakeVlSource(conversations(3, 20))
-    plan = pack_plan(source.lengths["num_tokens"], settings=PlanConfig(kind="pack", seq_len=60))
+    plan = pack_plan(source.lengths["num_tokens"], settings=PackConfig(seq_len=60))
     return loader_of(source, plan, plan_key="0", seed=3, **settings)  # type: ignore[arg-type]
 
 

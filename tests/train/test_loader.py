@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig
 from forebay.errors import CacheCorruptError, ConfigError, PlanError, ResumeError
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.bucket.plan import BucketPlan, Order
@@ -41,8 +41,8 @@ def make_plan(source: FakeSource, **changes: Any) -> BucketPlan:
     return bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=plan_settings(**changes))
 
 
-def plan_settings(**changes: Any) -> PlanConfig:
-    return PlanConfig(**{"edges_s": (1.0, 2.0, 4.0), "batch_size": 4, "lockstep": 2, **changes})
+def plan_settings(**changes: Any) -> BucketConfig:
+    return BucketConfig(**{"edges_s": (1.0, 2.0, 4.0), "batch_size": 4, "lockstep": 2, **changes})
 
 
 def make_loader(source: FakeSource | None = None, *, plan: dict[str, Any] | None = None, **changes: Any) -> Loader:
@@ -457,7 +457,7 @@ def test_a_forked_child_goes_on_where_its_parent_stands(num_threads: int) -> Non
 def test_children_of_a_process_that_set_torchs_threads_start_theirs() -> None:
     """Where the threads remake torch's pool all at once, a third of the children fail, so 20 of them find it."""
     source = FakeSource([1500] * 24)
-    settings = PlanConfig(batch_size=8)
+    settings = BucketConfig(batch_size=8)
     plan = bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=settings)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)

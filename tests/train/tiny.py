@@ -9,7 +9,15 @@ from typing import Any
 
 import torch
 
-from forebay.config import AudioConfig, Config, LoaderConfig, PlanConfig, SourceConfig, TextConfig, TrainConfig
+from forebay.config import (
+    AudioConfig,
+    BucketConfig,
+    Config,
+    LoaderConfig,
+    SourceConfig,
+    TextConfig,
+    TrainConfig,
+)
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.interface import Tail
 from forebay.plan.mixture.plan import mixture_plan
@@ -147,7 +155,7 @@ def qwen3_asr_batch(seed: int, *, num_tokens: Sequence[int] = (3, 5)) -> dict[st
 def real_loader(*, dp_rank: int = 0, dp_world_size: int = 1, num_threads: int = 2) -> Loader:
     """Returns forebay's own loader over random Qwen3-ASR samples, 7 micro-batches an epoch; `real_loader_model` fits it."""
     source = FakeSource(list(range(20, 230, 10)), features="qwen3_asr", prompt="qwen3_asr", seed=2)
-    settings = PlanConfig(edges_s=(1.0, 3.0), batch_size=3, lockstep=1)
+    settings = BucketConfig(edges_s=(1.0, 3.0), batch_size=3, lockstep=1)
     return loader_of(
         source,
         bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=settings),
@@ -164,7 +172,7 @@ def text_loader(*, dp_rank: int = 0, dp_world_size: int = 1, tail: Tail = "short
     speech = FakeSource(list(range(20, 230, 10)), features="qwen3_asr", prompt="qwen3_asr", seed=2)
     texts = FakeSource([0] * 9, features="none", prompt="plain", seed=3)
     union = SourceUnion([speech, texts], ["speech", "texts"], shares_batches=False)
-    settings = PlanConfig(edges_s=(1.0, 3.0), edges=(15, 30), batch_size=3, lockstep=1, tail=tail)
+    settings = BucketConfig(edges_s=(1.0, 3.0), edges=(15, 30), batch_size=3, lockstep=1, tail=tail)
     lengths = union.lengths
     plan = bucket_plan(
         lengths["num_audio_samples"],

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.config import PlanConfig
+from forebay.config import PackConfig
 from forebay.plan.make import Samples, kept_plan
 from forebay.plan.names import plan_folder
 from forebay.preprocess.vision.samples import MEDIA_ROWS, vision_fields
@@ -76,7 +76,7 @@ def make_packs(root: Path, cache_key: str, samples: Sequence[Mapping[str, Any]],
         patches=lambda: lengths["num_patches"],
         images=lambda: lengths["num_images"],
     )
-    name: dict[str, Any] = {"cache_key": cache_key, "settings": PlanConfig(kind="pack", **settings)}
+    name: dict[str, Any] = {"cache_key": cache_key, "settings": PackConfig(**settings)}
     _, folder = kept_plan(plan_folder(root, dataset="tiny", split="train", **name), samples, **name)
     assert folder is not None
     return folder

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.config.plan import PlanConfig
+from forebay.config.plan import BucketConfig, PlanConfig
 from forebay.plan.bucket.sizes import grad_accs
 from forebay.plan.interface import Tail, check_epoch
 from forebay.plan.permutation import Permutations, derive_key
@@ -109,14 +109,14 @@ class BucketPlan:
         """Returns what the plan is made of beside its settings and arrays, as JSON values."""
         if self.edges:
             return {"edges_s": list(self.edges_s), "edges": list(self.edges)}
-        return {"edges_s": list(self.edges_s)} if settings.k is not None else {}
+        return {"edges_s": list(self.edges_s)} if isinstance(settings, BucketConfig) and settings.k is not None else {}
 
     @classmethod
     def restored(
         cls,
         arrays: Mapping[str, Any],
         metadata: Mapping[str, Any],
-        settings: PlanConfig,
+        settings: BucketConfig,
         check: Callable[[Ints], None] | None,
     ) -> BucketPlan:
         """Returns the plan of `arrays` and `figures`; metadata: of the folder that keeps the plan."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.config.plan import PlanConfig, bucket_names
+from forebay.config.plan import BucketConfig, bucket_names
 from forebay.errors import ConfigError, PlanError
 from forebay.store.layout import Array
 
@@ -27,7 +27,7 @@ MAX_BINS = 1024
 _PIECE = 2**20
 
 
-def bucket_edges(durations: Array, *, sample_rate_hz: int, settings: PlanConfig) -> list[int]:
+def bucket_edges(durations: Array, *, sample_rate_hz: int, settings: BucketConfig) -> list[int]:
     """Returns the upper edges of the buckets, rising, in audio samples; with `k` at most so many as there are lengths.
 
     Configured edges are compared as the decimals that the config shows: 0.1 s at 16 kHz is 1600 samples.
@@ -37,7 +37,7 @@ def bucket_edges(durations: Array, *, sample_rate_hz: int, settings: PlanConfig)
     return _optimal_edges(durations, k=settings.k)
 
 
-def token_edges(tokens: Array, *, settings: PlanConfig) -> list[int]:
+def token_edges(tokens: Array, *, settings: BucketConfig) -> list[int]:
     """Returns the upper edges, in tokens and rising, of the buckets of samples without audio.
 
     They are `edges`, else `k` optimal ones.
@@ -111,7 +111,7 @@ class Limit:
 
 
 def batch_sizes(
-    settings: PlanConfig, limits: Sequence[Limit], *, sample_rate_hz: int, edges_s: Sequence[float] = ()
+    settings: BucketConfig, limits: Sequence[Limit], *, sample_rate_hz: int, edges_s: Sequence[float] = ()
 ) -> list[int]:
     """Returns the samples a micro-batch of each bucket. edges_s: the upper edges, which a calibration names them by.
 
@@ -140,7 +140,7 @@ def batch_sizes(
     return [_even(limit.samples, size) for limit, size in zip(limits, sizes, strict=True)]
 
 
-def grad_accs(settings: PlanConfig, *, edges_s: Sequence[float], num_buckets: int) -> tuple[int, ...] | None:
+def grad_accs(settings: BucketConfig, *, edges_s: Sequence[float], num_buckets: int) -> tuple[int, ...] | None:
     """Returns the micro-batches an optimizer step of each bucket, where a calibration file says so, else None."""
     if settings.calibration is None:
         return None
@@ -218,7 +218,7 @@ def _even(samples: int, size: int) -> int:
     return max(-(-samples // batches), 1)
 
 
-def _affordable(settings: PlanConfig, limit: Limit, sample_rate_hz: int) -> int:
+def _affordable(settings: BucketConfig, limit: Limit, sample_rate_hz: int) -> int:
     sizes = []
     if limit.length is None and settings.batch_tokens is None:
         raise PlanError(

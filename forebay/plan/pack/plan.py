@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.config.plan import PlanConfig
+from forebay.config.plan import PackConfig, PlanConfig
 from forebay.errors import PlanError
 from forebay.plan.bucket.plan import ORDER_VERSION
 from forebay.plan.interface import Tail, check_epoch
@@ -101,7 +101,7 @@ class PackPlan:
         cls,
         arrays: Mapping[str, Any],
         metadata: Mapping[str, Any],
-        settings: PlanConfig,
+        settings: PackConfig,
         check: Callable[[Ints], None] | None,
     ) -> PackPlan:
         """Returns the plan of `arrays`; metadata: of the folder that keeps the plan.
@@ -130,7 +130,7 @@ class PackPlan:
             raise ValueError(f"it names samples outside of 0 to {num_samples - 1}")
 
 
-def pack_plan(tokens: Array, *, patches: Array | None = None, settings: PlanConfig) -> PackPlan:
+def pack_plan(tokens: Array, *, patches: Array | None = None, settings: PackConfig) -> PackPlan:
     """Returns the plan in which every sample is in one pack or in `unplaced`, and no pack exceeds a budget.
 
     tokens: integers [num_samples], of 1 or more. patches: integers [num_samples], of the sample's images; needed for
@@ -161,7 +161,7 @@ def num_packs(patterns: list[Pattern]) -> int:
     return sum(times for times, _ in patterns)
 
 
-def _packed(tokens: Array, patches: Array | None, settings: PlanConfig, *, seq_len: int) -> tuple[Array, Array]:
+def _packed(tokens: Array, patches: Array | None, settings: PackConfig, *, seq_len: int) -> tuple[Array, Array]:
     """Returns places pack by pack and where packs begin."""
     key = derive_key("forebay packs", settings.pack_seed, "line")
     if 0 < settings.buffer_size < len(tokens):
@@ -184,7 +184,7 @@ def _packed(tokens: Array, patches: Array | None, settings: PlanConfig, *, seq_l
     return line[places], offsets
 
 
-def _on_histogram(tokens: Array, settings: PlanConfig, *, seq_len: int, key: int) -> tuple[Array, Array]:
+def _on_histogram(tokens: Array, settings: PackConfig, *, seq_len: int, key: int) -> tuple[Array, Array]:
     counts = np.bincount(tokens, minlength=seq_len + 1)
     patterns = best_fit_decreasing(counts, seq_len=seq_len)
     if settings.algorithm == "best_fit":
@@ -192,9 +192,7 @@ def _on_histogram(tokens: Array, settings: PlanConfig, *, seq_len: int, key: int
     return hand_out(tokens, patterns, key=key)
 
 
-def _checked(tokens: Array, patches: Array | None, settings: PlanConfig) -> int:
-    if settings.kind != "pack" or settings.seq_len is None:
-        raise PlanError(f'plan.kind is "{settings.kind}", wanted "pack" with a seq_len')
+def _checked(tokens: Array, patches: Array | None, settings: PackConfig) -> int:
     if settings.max_patches is not None and patches is None:
         raise PlanError("plan.max_patches needs the patches of every sample, and none are known; leave it out")
     for name, lengths, least in (("tokens", tokens, 1), ("patches", patches, 0)):
@@ -210,7 +208,7 @@ def _checked(tokens: Array, patches: Array | None, settings: PlanConfig) -> int:
     return settings.seq_len
 
 
-def _unplaced(tokens: Array, patches: Array | None, settings: PlanConfig, *, seq_len: int) -> dict[str, Array]:
+def _unplaced(tokens: Array, patches: Array | None, settings: PackConfig, *, seq_len: int) -> dict[str, Array]:
     is_long = tokens > seq_len
     is_large = np.zeros_like(is_long)
     if patches is not None and settings.max_patches is not None:
@@ -230,7 +228,7 @@ def _unplaced(tokens: Array, patches: Array | None, settings: PlanConfig, *, seq
     return found
 
 
-def _refuse(found: Mapping[str, Array], tokens: Array, patches: Array | None, settings: PlanConfig) -> None:
+def _refuse(found: Mapping[str, Array], tokens: Array, patches: Array | None, settings: PackConfig) -> None:
     for reason, name, lengths, limit in (
         ("too_long", "seq_len", tokens, settings.seq_len),
         ("too_many_patches", "max_patches", patches, settings.max_patches),

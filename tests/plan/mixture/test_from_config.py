@@ -233,7 +233,7 @@ def test_weight_zero_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
             r"mixture.weights has no weight for language fr; give one, 0 to leave it out",
         ),
         (
-            ['mixture.column="language"', 'plan.kind="window"', "plan.edges_s=[3, 5, 7, 10, 15, 20, 30]"],
+            ['mixture.column="language"', 'plan={kind = "window", batch_size = 4}'],
             r"a mixture needs a plan of buckets over all shards",
         ),
         (['mixture.column="language"', 'plan.locality="shards:2"'], r"a mixture needs a plan of buckets"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig
 from forebay.errors import PlanError
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.bucket.plan import BucketPlan
@@ -53,7 +53,7 @@ def make(
     tail: str = "short",
     **rules: Any,
 ) -> Made:
-    wanted = PlanConfig(edges_s=edges_s, batch_size=batch_size, lockstep=lockstep, tail=tail)  # type: ignore[arg-type]
+    wanted = BucketConfig(edges_s=edges_s, batch_size=batch_size, lockstep=lockstep, tail=tail)  # type: ignore[arg-type]
     buckets = bucket_plan(lengths, sample_rate_hz=RATE, settings=wanted)
     names = [f"source {number}" for number in range(len(weights))]
     plan = mixture_plan(buckets, source_of, names=names, weights=weights, **rules)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from transformers import SeamlessM4TFeatureExtractor
 
-from forebay.config import Config, PlanConfig, load_config
+from forebay.config import BucketConfig, Config, load_config
 from forebay.config.steps import W2vBert
 from forebay.errors import CacheCorruptError, ConfigError
 from forebay.plan.bucket.make import bucket_plan
@@ -258,7 +258,7 @@ def many_clips() -> CropSource:
     return CropSource(noise(sizes))
 
 
-PLAN = PlanConfig(edges_s=(0.5, 1.0, 2.0), batch_size=3, lockstep=2)
+PLAN = BucketConfig(edges_s=(0.5, 1.0, 2.0), batch_size=3, lockstep=2)
 
 
 def loader_of(source: CropSource, **changes: Any) -> Loader:

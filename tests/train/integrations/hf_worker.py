@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from forebay.config import PlanConfig
+from forebay.config import PackConfig
 from forebay.plan.interface import Tail
 from forebay.plan.names import plan_key
 from forebay.plan.pack.plan import pack_plan
@@ -48,7 +48,7 @@ class Scenario:
 def pack_loader(*, dp_rank: int = 0, dp_world_size: int = 1, seed: int = 1, tail: Tail = "drop") -> Loader:
     """Returns a rank's loader of 11 packs: for one rank and for two the steps of an epoch are odd."""
     source = FakeVlSource(conversations(3, 38))
-    settings = PlanConfig(kind="pack", seq_len=50, tail=tail)
+    settings = PackConfig(seq_len=50, tail=tail)
     plan = pack_plan(source.lengths["num_tokens"], settings=settings)
     return loader_of(
         source,
