@@ -1,15 +1,15 @@
-# Two commands for everybody: `make demo` and `make test`. The rest is for those who change forebay.
+# `make demo` and `make test` are for everybody. The other commands are for people who change forebay.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PEERS := .venv-peers
 PEERS_INSTALLED := $(PEERS)/.installed
-# Tests and benchmarks run beside each other on few cores: one thread each.
+# Tests and benchmarks run beside each other on few cores, so each of them gets one thread.
 PINNED := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
-BENCHMARKS := $(filter-out __init__ data report,$(basename $(notdir $(wildcard benchmarks/*.py))))
+BENCHMARKS := $(filter-out __init__ data picture report,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: demo test faults check format bench bench-tiny bench-peers wheel clean
+.PHONY: demo test faults check format bench bench-tiny bench-peers images wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/forebay preprocess configs/demo_speech.toml
@@ -22,8 +22,8 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(PINNED) $(BIN)/python -m pytest -n 2 --dist loadfile
 
-# The fault table with its long counts: an hour or more, goes on where it was interrupted, ends with 1 where something was wrong.
-# One row: `python -m tests.faults --row kill`; a file system in memory is faster: `--folder /dev/shm`.
+# All rows of the fault table with their long counts. They take an hour or more. An interrupted run goes on where it was. The command
+# ends with 1 if an outcome was wrong. `python -m tests.faults --row kill` runs one row; `--folder /dev/shm` is faster, in memory.
 faults: $(INSTALLED)
 	$(PINNED) $(BIN)/python -m tests.faults
 
@@ -44,12 +44,16 @@ bench: $(INSTALLED)
 bench-tiny: $(INSTALLED)
 	@for name in $(BENCHMARKS); do echo "== $$name"; $(PINNED) $(BIN)/python -m benchmarks.$$name --tiny || exit 1; done
 
-# Beside the peers, in an environment of their own.
+# Benchmarks beside other formats and loaders, which have an environment of their own.
 bench-peers: $(PEERS_INSTALLED)
 	$(PINNED) $(PEERS)/bin/python -m benchmarks.formats --plot build/formats.png
 	$(PINNED) $(PEERS)/bin/python -m benchmarks.writer
 
-# Built, and imported from a folder that is not this one, in an environment without this folder.
+# The picture of the README, from the tables of the result pages.
+images: $(INSTALLED)
+	$(BIN)/python -m benchmarks.picture
+
+# The wheel is built, installed in an environment without this folder, and imported from another folder.
 wheel: $(INSTALLED)
 	rm -rf build dist
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
@@ -69,7 +73,7 @@ $(PEERS_INSTALLED): constraints.txt benchmarks/requirements-peers.txt benchmarks
 	@grep -v '^#' benchmarks/requirements-peers.txt | while read -r peer; do \
 	  $(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt "$$peer" || echo "$$peer does not install here"; done
 	$(PEERS)/bin/pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/requirements-peers-alone.txt || true
-	# litdata asks for it and does without; it does not load beside this torch, and then breaks whoever finds it.
+	# litdata asks for torchvision and works without it. torchvision does not load beside this torch and breaks who imports it.
 	$(PEERS)/bin/pip uninstall --quiet --yes torchvision || true
 	touch $(PEERS_INSTALLED)
 

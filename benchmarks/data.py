@@ -1,7 +1,8 @@
-"""The corpus of the benchmarks: hours of FLAC in tars, made of the demo recordings, under `bench-data/`.
+"""Makes the corpus of the benchmarks under `bench-data/`: hours of FLAC in tars, from the demo recordings.
 
-Clips are demo recordings of one language end to end, cut to durations drawn from the usual histogram of speech corpora:
-real speech as FLAC sees it, and few files to download. Built once, the same bytes each time with the same libsndfile.
+A clip is demo recordings of one language, end to end, cut to a duration from the usual histogram of speech corpora.
+FLAC sees real speech, and there are few files to download. The corpus is built once. The same libsndfile gives the same
+bytes each time.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ import soundfile as sf
 
 from benchmarks.plan import SAMPLE_RATE_HZ, usual_durations
 from forebay.config import Config, load_config
-from forebay.preprocess.lines import line_of
-from forebay.preprocess.listing import Mapper, resolve
+from forebay.preprocess.listing import resolve
+from forebay.preprocess.pool import Map
 from forebay.preprocess.shard_task import ShardTask
+from forebay.store.key import recipe_key
 from forebay.store.layout import GROUPS
 from forebay.store.memo import Memo
 from forebay.store.temporary import temporary_name
@@ -33,7 +35,7 @@ BENCH_DATA = ROOT / "bench-data"
 SPEECH = ROOT / "demo" / "speech"
 
 _VERSION = 1
-"""Bumped when the same hours become other files."""
+"""Bumped when the same hours give other files."""
 
 _CONFIG = """name = "bench"
 [source]
@@ -75,15 +77,15 @@ class Corpus:
         return load_config(self.folder / "bench.toml", overrides=[f"run.cache_root={cache_root}"])
 
 
-def shard_tasks(config: Config, mapper: Mapper) -> list[ShardTask]:
+def shard_tasks(config: Config, map_: Map) -> list[ShardTask]:
     """Returns the tasks of a build of a config, in its order, for folders to be named (`dataclasses.replace`)."""
-    listing = resolve(config, Memo(config.cache_root), mapper)
-    line = line_of(config, listing.recipe.recipe)
-    cuts = line.cuts(listing, probe=dict.fromkeys(GROUPS, ""), rows_per_shard=config.layout.rows_per_shard)
+    listing = resolve(config, Memo(config.cache_root), map_, recipe=recipe_key(config))
+    modality = listing.modality
+    cuts = modality.cuts(listing, probe=dict.fromkeys(GROUPS, ""), rows_per_shard=config.layout.rows_per_shard)
     tasks = []
     for cut in cuts:
         for group in GROUPS:
-            files, rows = line.task_rows(listing, cut, group)
+            files, rows = modality.task_rows(listing, cut, group)
             tasks.append(
                 ShardTask(
                     group=group,
@@ -91,7 +93,7 @@ def shard_tasks(config: Config, mapper: Mapper) -> list[ShardTask]:
                     folder=config.cache_root,
                     rows=rows,
                     files=files,
-                    line=line,
+                    modality=modality,
                     max_open_tars=config.run.max_open_tars,
                 )
             )
@@ -105,7 +107,7 @@ class _Recording:
 
 
 def corpus(*, hours: float, num_tars: int) -> Corpus:
-    """Returns the corpus of at least so many hours; builds it where it is not there (5 hours: half a minute of CPU)."""
+    """Returns the corpus of at least so many hours; builds it if it is missing (5 hours: half a minute of CPU)."""
     folder = BENCH_DATA / f"speech-{hours:g}h-{num_tars}tars-v{_VERSION}"
     if not folder.is_dir():
         BENCH_DATA.mkdir(exist_ok=True)
@@ -132,7 +134,7 @@ def _build(folder: Path, *, hours: float, num_tars: int) -> None:
 
 
 def _lengths(hours: float) -> Array:
-    """Returns int64 [clips], audio samples: as few as make the hours full."""
+    """Returns int64 [clips], audio samples: no more clips than the hours need."""
     wanted = hours * 3600 * SAMPLE_RATE_HZ
     drawn = usual_durations(int(hours * 3600 / 4) + 16)  # the mean is 6.8 s
     return drawn[: int(np.searchsorted(np.cumsum(drawn), wanted)) + 1]
@@ -174,7 +176,7 @@ def _add(
 
 
 def _concatenated(recordings: Sequence[_Recording], length: int, rng: np.random.Generator) -> tuple[Array, str]:
-    """Returns recordings end to end, cut to `length`, and as much of the last one's text as is heard."""
+    """Returns recordings end to end, cut to `length`, and their texts; the last text is cut to what is heard."""
     parts: list[Array] = []
     texts: list[str] = []
     missing = length

@@ -1,9 +1,10 @@
-"""What features cost beside transformers' extractors: `python -m benchmarks.features [--tiny] [--json] [--rounds N]`.
+"""Measures features beside transformers' extractors: `python -m benchmarks.features [--tiny] [--json] [--rounds N]`.
 
-The demo recordings, as decoded float32, on one thread. transformers gets one clip a call, without padding (`per clip`) or
-padded to 30 s as it does by default (`30 s`). Ours gets all clips in one call; `one a call` is ours without that help.
-Results are compared before anything counts. Every round times all contestants in turn; figures are medians of rounds,
-ratios are medians of the ratios within a round. us/frame: microseconds of CPU per stored frame of 10 ms.
+The input is the demo recordings as decoded float32, on one thread. transformers gets one clip a call, either without
+padding (`per clip`) or padded to 30 s as it does by default (`30 s`). forebay gets all clips in one call; in the row
+`one a call` it gets one clip a call too. Results are compared before anything counts. Every round times all contestants
+in turn. Figures are medians of the rounds, and ratios are medians of the ratios within a round. us/frame is
+microseconds of CPU per stored frame of 10 ms.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ Extract = Callable[[Array], Array]
 
 @dataclass(frozen=True, kw_only=True)
 class Duel:
-    """One feature against one way to call its reference. finish: our stored fields to what the reference returns."""
+    """One feature against one way to call its reference. finish: stored fields to what the reference returns."""
 
     name: str
     reference: str
@@ -148,7 +149,7 @@ def duels() -> list[Duel]:
 
 
 def verify(duel: Duel, clips: Sequence[Array]) -> None:
-    """Returns when what is stored, finished, is what the reference returns; stops the benchmark otherwise."""
+    """Stops the benchmark unless the stored fields, finished, are what the reference returns."""
     differences = []
     for clip, fields in zip(clips, compute(duel.step, clips), strict=True):
         ours, theirs = duel.finish(fields), duel.oracle(clip)
@@ -196,7 +197,8 @@ def measure(duel: Duel, clips: Sequence[Array], *, rounds: int) -> Result:
 
 
 def table(results: Sequence[Result]) -> str:
-    head = f"{'feature':<12}{'reference':<11}{'us/frame':>9}{'one a call':>12}{'reference':>11}{'ratio':>8}{'one a call':>12}{'wall':>8}"
+    head = f"{'feature':<12}{'reference':<11}{'us/frame':>9}{'one a call':>12}"
+    head += f"{'reference':>11}{'ratio':>8}{'one a call':>12}{'wall':>8}"
     rows = [
         f"{r.name:<12}{r.reference:<11}{r.ours_us_per_frame:9.2f}{r.ours_one_a_call_us_per_frame:12.2f}"
         f"{r.reference_us_per_frame:11.2f}{r.ratio:7.1f}x{r.ratio_one_a_call:11.1f}x{r.ratio_wall:7.1f}x"

@@ -1,9 +1,12 @@
-"""forebay beside other formats on the same samples: `python -m benchmarks.formats [--tiny] [--json] [--rounds N] [--plot FILE]`.
+"""Measures forebay beside other formats on the same samples.
 
-Workload A: ragged float16 log-mel and tokens, in batches of 32. Workload B: packs of uint8 patches and ids. Every format writes
-them, every sample is read back and compared before it counts, and all are timed in turn, round by round, in one process with a
-warm page cache. forebay verifies as it does by default. A format that is not installed is named. `make bench-peers` installs
-them all into an environment of its own. us are microseconds a sample; ratios are medians of the ratios within a round.
+python -m benchmarks.formats [--tiny] [--json] [--rounds N] [--plot FILE]
+
+Workload A is ragged float16 log-mel with tokens, in batches of 32. Workload B is packs of uint8 patches with ids. Every
+format writes both, and every sample is read back and compared before it counts. All formats are timed in turn, round by
+round, in one process with a warm page cache. forebay verifies as it does by default. A format that is not installed is
+named; `make bench-peers` installs all of them into an environment of its own. us are microseconds a sample, and ratios
+are medians of the ratios within a round.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ THREADED, FIRST_EPOCH = f"{OURS}, 2 threads", f"{OURS}, first epoch of an opened
 SHARDS = "forebay, shards alone"
 SHARDS_AT_ONCE = f"{SHARDS}, two at a time"
 WRITERS = ("WebDataset + wids", "ArrayRecord (grain)", MDS)
-"""Against which writing is measured."""
+"""The formats that writing is measured against."""
 ORDERS: tuple[OrderName, ...] = ("shuffled", "buckets", "by duration")
 LIMIT, LIMIT_PADDED = "np.copyto, one buffer", "np.copyto, two buffers and padding"
 _SLOW_S = 3.0
@@ -91,7 +94,7 @@ def in_turn(works: Mapping[str, Work], *, rounds: int) -> Costs:
 
 
 def against(costs: Costs, name: str, base: str) -> float | None:
-    """Returns how many times as long as `base` a contestant takes; None where one of them is not there."""
+    """Returns how many times as long as `base` a contestant takes; None if one of them is not there."""
     if name not in costs or base not in costs:
         return None
     ours, theirs = costs[base], costs[name]
@@ -154,7 +157,7 @@ def _written(workload: Workload, name: str, costs: Costs, *, size_bytes: int | N
 
 
 def check(peer: Peer, folder: Path, workload: Workload) -> None:
-    """Stops the benchmark where a sample that was read is not the one that was written."""
+    """Stops the benchmark if a sample that was read is not the one that was written."""
     reader = peer.open_reader(folder, workload)
     for index in range(len(workload)):
         found, wanted = reader.read(index), workload[index]
@@ -174,7 +177,7 @@ def readers_of(modules: Sequence[Any], workload: Workload, folder: Path) -> dict
 
 
 def check_loader(cache: Any, workload: Workload, listed: Batches) -> None:
-    """Stops the benchmark where a batch of forebay's loader is not the padded samples."""
+    """Stops the benchmark if a batch of forebay's loader is not the padded samples."""
     for indices, batch in zip(listed, batches.make_loader(cache, listed, num_threads=2), strict=True):
         for row, labels, index in zip(batch["input_features"], batch["labels"], indices, strict=True):
             sample = workload[index]
@@ -228,7 +231,7 @@ def read_batches(
 
 
 def _first_epoch(folder: Path, listed: Batches) -> None:
-    """Opens the cache and reads every sample once: each is hashed, and no buffer was used before."""
+    """Opens the cache and reads every sample once: every sample is hashed, and every buffer is new."""
     _exhaust(batches.make_loader(forebay_cache.open_cache_of(folder), listed, num_threads=0))
 
 
@@ -267,7 +270,7 @@ def read_packs(modules: Sequence[Any], workload: Workload, folder: Path, *, roun
 
 
 def background(modules: Sequence[Any], workload: Workload, folder: Path, *, rounds: int) -> tuple[list[Row], Costs]:
-    """Returns what batches from the background cost: our loader with 2 threads, torch's DataLoader with 2 workers over peers."""
+    """Returns what background batches cost: forebay with 2 threads, a DataLoader with 2 workers over each peer."""
     listed = batches_of(workload, "shuffled")
     cache = forebay_cache.open_cache_of(folder / OURS / workload.name)
     works: dict[str, Work] = {OURS: functools.partial(_exhaust, batches.make_loader(cache, listed, num_threads=2))}
@@ -340,7 +343,7 @@ def _folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Peers print and warn; standard output is for the table."""
+    """Silences the peers, which print and warn: standard output is for the table."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")
         yield

@@ -1,11 +1,13 @@
-"""Whether the loader keeps a GPU fed: `python -m benchmarks.gpu_feed [--tiny] [--json]`.
+"""Measures whether the loader keeps a GPU busy: `python -m benchmarks.gpu_feed [--tiny] [--json]`.
 
-A Whisper-size step (the encoder and decoder of large-v3, random weights, bf16) trains on batches of 16 from the cache of the bench
-corpus, with the loader's own copies to the device, and on the same batches made uncached by torch's DataLoader with 2 and 8
-workers: share of the time spent waiting for data, samples a second, and the share of the time in which the GPU worked on steps
-(CUDA events around each). A vision step (27 layers of width 1152, as Qwen3-VL's tower has them, on patches that go over as uint8
-and are expanded there) does so with the packs of workload B. Copies to the device are timed against one large pinned copy.
-Without CUDA all of it runs to its end on the CPU with small models, and the report names what could not be measured.
+A step of Whisper's size (encoder and decoder of large-v3, random weights, bf16) trains on batches of 16 from the cache
+of the bench corpus; the loader copies the batches to the device. The same step trains on the same batches without a
+cache, made by torch's DataLoader with 2 and 8 workers. The rows show the share of the time that is spent waiting for
+data, samples a second, and the share of the time in which the GPU worked on steps (CUDA events around each step).
+
+A vision step has 27 layers of width 1152, as Qwen3-VL's tower has. It trains on the packs of workload B; patches go to
+the device as uint8 and are expanded there. Copies to the device are timed against one large pinned copy. Without CUDA
+all of it runs to its end on the CPU with small models, and the report names what could not be measured.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader
 from forebay.train.ring import BufferRing
 from forebay.train.settings import LoaderSettings
-from forebay.train.uncached import UncachedSource
+from forebay.train.uncached.speech import UncachedSpeech
 
 Row = dict[str, Any]
 Batch = dict[str, torch.Tensor]
@@ -186,7 +188,7 @@ def speech_feeds(config: Config, size: Size, device: torch.device) -> list[Row]:
         }
     ]
     for workers in (2, 8):
-        source = UncachedSource(config)
+        source = UncachedSpeech(config)
         uncached = torch.utils.data.DataLoader(
             SampleDataset(source),
             batch_sampler=PlanSampler(planned, seed=0),
@@ -200,7 +202,7 @@ def speech_feeds(config: Config, size: Size, device: torch.device) -> list[Row]:
 
 
 def vision_feed(size: Size, device: torch.device, folder: Path) -> Row:
-    """Returns the row of packs of patches, which go over as uint8."""
+    """Returns the row of packs of patches, which go to the device as uint8."""
     forebay_cache.write(folder, workloads.packs(size.packs))
     cache = forebay_cache.open_cache_of(folder)
     ring = BufferRing(max_free=4, pin_memory=device.type == "cuda")
@@ -223,7 +225,7 @@ def _again(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def copies(device: torch.device) -> list[Row]:
-    """Returns GB/s to the device: a batch's size at a time, against the limit, one pinned copy of 1 GiB."""
+    """Returns GB/s to the device for copies of a batch's size, and the limit: one pinned copy of 1 GiB."""
     if device.type != "cuda":
         return []
     rows = []
@@ -262,7 +264,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         document["copies to the device"] = copies(device)
     else:
         document["not measured"] = (
-            "no CUDA device: GPU busy share, GB/s to the device, copies beside a step, models of full size (these are small)"
+            "no CUDA device: GPU busy share, GB/s to the device, copies beside a step, "
+            "models of full size (these are small)"
         )
     show(document, as_json=options.json)
     return 0

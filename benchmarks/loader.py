@@ -1,9 +1,10 @@
-"""What a batch costs: `python -m benchmarks.loader [--tiny] [--json]`.
+"""Measures what a batch costs: `python -m benchmarks.loader [--tiny] [--json]`.
 
-Ragged float16 frames with the usual speech durations, in one read-only array as a mapped shard gives them, in batches of
-32. The limit is a loop of `np.copyto` of the same slices into one reused float16 buffer [32, longest, n_mels], in the same
-order: no transposition, no change of dtype, no padding, no text. Every loader is checked against its first batches by a
-plain loop before it counts. CPU seconds stand beside wall time; ratios are to the limit of the same run, medians of rounds.
+The samples are ragged float16 frames with the usual speech durations. They stand in one read-only array, as in a mapped
+shard, and are read in batches of 32. The limit is a loop of `np.copyto` of the same slices into one reused float16
+buffer [32, longest, n_mels], in the same order, without transposition, change of dtype, padding or text. The first
+batches of every loader are compared with those of a plain loop before the loader counts. CPU seconds stand beside wall
+time. Ratios are to the limit of the same run, medians of the rounds.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.bucket.plan import BucketPlan, Order
 from forebay.plan.make import Planned
 from forebay.store.layout import FieldSpec
+from forebay.store.source import SampleSource
 from forebay.train.loader import Loader
 from forebay.train.settings import LoaderSettings
 
@@ -38,7 +40,7 @@ NUM_TOKENS = 30
 Array = np.ndarray[Any, Any]
 
 
-class FlatSource:
+class FlatSource(SampleSource):
     """Frames of all samples in one read-only array, as a shard holds them; tokens likewise."""
 
     def __init__(self, *, count: int, features: str, n_mels: int, prompt: str | None) -> None:
@@ -49,13 +51,19 @@ class FlatSource:
         self.frames = np.resize(noise, (int(self.offsets[-1]), n_mels))
         self.frames.flags.writeable = False
         self.ids = np.arange(5, 5 + NUM_TOKENS, dtype=np.int32)
-        self.key = "0" * 64
+        self.key = self.recipe_key = "0" * 64
         self.constants = {"features": features, "prompt": prompt, "pad_token_id": 0, "n_mels": n_mels}
         self.fields = {"input_features": FieldSpec(name="input_features", dtype="float16", shape=(n_mels,))}
         self.lengths = {"num_audio_samples": durations, "num_frames": frames, "num_tokens": np.full(count, NUM_TOKENS)}
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    def sample_id(self, index: int) -> str:
+        return f"flat-{index}"
+
+    def ids_digest(self) -> str:
+        return self.key
 
     def read(self, index: int) -> dict[str, Array]:
         frames = self.frames[self.offsets[index] : self.offsets[index + 1]]
@@ -72,7 +80,7 @@ class FlatSource:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one epoch."""
+    """What one epoch cost."""
 
     wall_s: float
     cpu_s: float

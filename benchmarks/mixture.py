@@ -1,8 +1,9 @@
-"""What mixtures cost and hold: `python -m benchmarks.mixture [--tiny] [--json] [--samples N]`.
+"""Measures mixtures: `python -m benchmarks.mixture [--tiny] [--json] [--samples N]`.
 
-Twelve languages by the weights of a real run, lengths synthesised to the usual duration histogram, batches of 32. For one,
-seven and 64 length classes, mixed and from one source each: times of one thread (medians, and p99 of seeks), and how far
-the languages were from their share at any micro-batch, beside the bound. Beside them a draw of every sample by chance.
+The mixture is twelve languages by the weights of a real run, in batches of 32. Lengths are synthesised to the usual
+duration histogram. There are rows for one, seven and 64 length classes, with mixed batches and with batches of one
+source. A row shows times of one thread (medians, and p99 of seeks), and how far a language was from its share at any
+micro-batch, beside the bound. One row is a draw of every sample by chance.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ BATCH_SIZE = 32
 
 
 def deviations(plan: MixturePlan, source_of: np.ndarray[Any, Any], *, num_batches: int) -> np.ndarray[Any, Any]:
-    """Returns float64 [num_batches]: at each micro-batch of the stream, the largest distance of a source from its share."""
+    """Returns float64 [num_batches]: the largest distance of a source from its share, at each micro-batch."""
     counts, epoch = [], 0
     unit = BATCH_SIZE if plan.batches == "per_source" else 1
     while len(counts) < num_batches:
@@ -68,7 +69,7 @@ def measure(buckets: BucketPlan, source_of: np.ndarray[Any, Any], batches: Batch
 
 
 def by_chance(*, num_batches: int) -> dict[str, Any]:
-    """The same figures where each sample's source is drawn at random."""
+    """Returns the same figures for samples whose source is drawn at random."""
     shares = quantise(WEIGHTS) / PERIOD
     counts = np.cumsum(np.random.default_rng(2).multinomial(BATCH_SIZE, shares, size=num_batches), axis=0)
     off = np.abs(counts - counts.sum(1, keepdims=True) * shares).max(axis=1)

@@ -1,10 +1,14 @@
-"""What it costs to open a cache and read one sample: `python -m benchmarks.opening [--tiny] [--json] [--rounds N]`.
+"""Measures opening a cache and reading one sample: `python -m benchmarks.opening [--tiny] [--json] [--rounds N]`.
 
-Three parts. A new process that imports forebay, opens a cache of workload A and reads one sample, against one that starts Python
-and imports numpy. A cache of 3 M samples in 3,000 linked shards of tiny payloads, opened in a process that has imported forebay:
-the first sample, and the first of a random index, beside caches of a tenth and a hundredth of its samples and shards; the
-slope is a line through the three. And one random sample, copied, against a bare copy of the same values, with the percentiles
-of each. All files are in the page cache; medians.
+- **New process.** A new process imports forebay, opens a cache of workload A and reads one sample. Beside it stands a
+  process that starts Python and imports numpy.
+- **Large cache.** A process that has imported forebay opens a cache of 3 M samples in 3,000 linked shards of tiny
+  payloads, and reads the first sample, then a random one. Beside it stand caches of a tenth and a hundredth of its
+  size. The slope is a line through the three.
+- **One sample.** One random sample is copied. Beside it stands a bare copy of the same values, with the percentiles of
+  each.
+
+All files are in the page cache. Figures are medians.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from forebay.store.seal import Contents, seal
 from forebay.store.shard import shard_fields, write_shard
 
 ROWS = 1_000
-"""Of a tiny shard."""
+"""The rows of a tiny shard."""
 FIELDS = (
     FieldSpec(name="input_features", dtype="float16", shape=(2,)),
     FieldSpec(name="input_ids", dtype="int32", group="text"),

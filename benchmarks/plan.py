@@ -1,9 +1,11 @@
-"""What plans cost and how well they pad: `python -m benchmarks.plan [--tiny] [--json] [--samples N] [--table-samples N]`.
+"""Measures what plans cost and how little they pad.
 
-Lengths are synthesised to the usual duration histogram. Two parts: a table of the ways to form batches under one budget, and
-the times and sizes of a plan of many samples with 64 optimal edges. Times are medians (and p99 where many calls are timed)
-of one thread; every figure comes from the same run. lhotse's DynamicBucketingSampler stands in the table where lhotse is
-installed (`benchmarks/requirements-peers.txt`).
+python -m benchmarks.plan [--tiny] [--json] [--samples N] [--table-samples N]
+
+Lengths are synthesised to the usual duration histogram. The first part is a table of ways to form batches under one
+budget. The second part is times and sizes of a plan of many samples with 64 optimal edges. Times are medians of one
+thread, with p99 if many calls are timed. All figures come from the same run. If lhotse is installed
+(`benchmarks/requirements-peers.txt`), its DynamicBucketingSampler is in the table.
 """
 
 from __future__ import annotations
@@ -122,7 +124,7 @@ def padding_table(count: int, *, batch_seconds: float) -> list[dict[str, Any]]:
 
 
 def random_row(durations: np.ndarray[Any, Any], *, batch_seconds: float) -> dict[str, Any]:
-    """A shuffle, in batches of the size that pads to the budget on average."""
+    """Returns the row of a shuffle, in batches of the size that pads to the budget on average."""
     line = durations[Permutations([len(durations)], derive_key("random"))(np.arange(len(durations)))]
     size = 1
     while True:
@@ -140,7 +142,7 @@ def random_row(durations: np.ndarray[Any, Any], *, batch_seconds: float) -> dict
 
 
 def lhotse_row(durations: np.ndarray[Any, Any], *, batch_seconds: float) -> dict[str, Any]:
-    """lhotse's sampler as its documentation uses it: 30 buckets, shuffled, the budget as `max_duration`."""
+    """Returns the row of lhotse's sampler as its documentation uses it: 30 buckets, shuffled, `max_duration`."""
     from lhotse import CutSet, MonoCut
     from lhotse.dataset.sampling import DynamicBucketingSampler
 

@@ -1,11 +1,15 @@
-"""How full packs are and how fast they are made: `python -m benchmarks.plan_pack [--tiny] [--json] [--rounds N]`.
+"""Measures how full packs are and how fast they are made: `python -m benchmarks.plan_pack [--tiny] [--rounds N]`.
 
-Two distributions of tokens, packs of 8192: questions about images (200 to 400 tokens, 2 % of any length up to 8192) and a
-lognormal of median 600, sigma 1. Beside forebay's packers stand, each listing the samples of every pack: best-fit-decreasing
-a sample at a time (packs found by their room in a table, O(1) each), what online packers do in the order of arrival (next
-fit, and first fit with 64 packs open), and padding without packs (a shuffle, padded to the longest of a batch). Then both
-budgets at once, tokens and image patches, and 10 million samples. Speeds are samples a CPU second, medians of the rounds,
-one thread; the order of the contestants turns from round to round.
+Packs hold 8192 tokens. There are two distributions of lengths: questions about images (200 to 400 tokens, 2 % of any
+length up to 8192), and a lognormal of median 600, sigma 1. Every packer lists the samples of every pack. Beside
+forebay's packers stand:
+
+- best-fit-decreasing, a sample at a time, which finds packs by their room in a table, O(1) each;
+- what online packers do in the order of arrival: next fit, and first fit with 64 packs open;
+- padding without packs: a shuffle, padded to the longest sample of a batch.
+
+Two more parts pack under both budgets at once, tokens and image patches, and pack 10 million samples. Speeds are
+samples a CPU second, medians of the rounds, on one thread. The order of the contestants turns from round to round.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ def lognormal(count: int) -> Array:
 
 
 def photos_and_text(count: int) -> tuple[Array, Array]:
-    """Returns tokens and patches: 90 % with one to three photos of 64 to 1280 tokens, four patches each; 10 % text alone."""
+    """Returns tokens and patches: 90 % with 1 to 3 photos of 64 to 1280 tokens, 4 patches a token; 10 % text alone."""
     rng = np.random.default_rng(0)
     photos = rng.choice([1, 1, 1, 2, 3], count)
     sizes = np.clip(np.exp(rng.normal(np.log(400), 0.5, (3, count))), 64, 1280).astype(np.int64)
@@ -58,7 +62,7 @@ def photos_and_text(count: int) -> tuple[Array, Array]:
 
 
 def best_fit_decreasing(lengths: Array) -> list[list[int]]:
-    """A sample at a time, the longest first, into the pack with the least room that it fits."""
+    """Packs a sample at a time, the longest first, into the pack with the least room that is enough."""
     packs: list[list[int]] = []
     of_room: defaultdict[int, list[int]] = defaultdict(list)
     rooms = 0
@@ -79,7 +83,7 @@ def best_fit_decreasing(lengths: Array) -> list[list[int]]:
 
 
 def next_fit(lengths: Array) -> list[list[int]]:
-    """In the order of arrival; a pack is closed when a sample does not fit."""
+    """Packs in the order of arrival; closes a pack when a sample does not fit."""
     packs: list[list[int]] = []
     room = 0
     for sample, length in enumerate(lengths.tolist()):
@@ -92,7 +96,7 @@ def next_fit(lengths: Array) -> list[list[int]]:
 
 
 def first_fit(lengths: Array) -> list[list[int]]:
-    """In the order of arrival, into the first of the open packs that it fits; the fullest is closed for a new one."""
+    """Packs in the order of arrival into the first open pack with room; closes the fullest pack for a new one."""
     packs: list[list[int]] = []
     rooms: list[int] = []
     current: list[list[int]] = []
@@ -176,7 +180,7 @@ def two_budgets(count: int) -> list[dict[str, Any]]:
 
 
 def large(make: Callable[[int], Array], count: int) -> dict[str, Any]:
-    """Returns the row of one plan of many samples: its time, and in a second run its memory, beside the lengths themselves."""
+    """Returns the row of a plan of many samples: its time, and from a second run its memory besides the lengths."""
     lengths = make(count)
     wall, cpu = time.perf_counter(), time.process_time()
     plan = ours(lengths)

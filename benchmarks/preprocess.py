@@ -1,11 +1,16 @@
-"""What preprocessing costs beside the plain way and its bare arithmetic: `python -m benchmarks.preprocess [--tiny] [--json]`.
+"""Measures preprocessing beside the plain way and its bare arithmetic: `python -m benchmarks.preprocess [--tiny]`.
 
-From tars of FLAC to shards of float16 log-mels and tokens, hashed and fsynced, in warm worker processes of one thread each.
-The plain way is tarfile, soundfile and transformers' WhisperFeatureExtractor on random batches of 32, padded to 30 s as it
-does by default; `per clip` is the same without batches and padding. Their output is dropped, not stored, and they make no
-tokens. Bare: pread, soundfile and our feature engine on the same blocks in a loop, nothing checked, hashed or kept.
-Every round takes another share of the corpus and all contestants in turn; seconds are medians of rounds, ratios medians of
-the ratios within a round. Shards are compared with the extractor's output before anything counts.
+forebay turns tars of FLAC into shards of float16 log-mels and tokens, hashed and fsynced, in warm worker processes of
+one thread each.
+
+- **The plain way** is tarfile, soundfile and transformers' WhisperFeatureExtractor on random batches of 32, padded to
+  30 s as the extractor does by default. `per clip` is the plain way without batches and padding. Both drop their output
+  and make no tokens.
+- **Bare** is pread, soundfile and forebay's feature engine on the same blocks in a loop. It checks, hashes and keeps
+  nothing.
+
+Every round takes another share of the corpus, and all contestants in turn. Seconds are medians of the rounds, and
+ratios are medians of the ratios within a round. Shards are compared with the extractor's output before anything counts.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ from forebay.preprocess.shard_task import ShardTask, make_shard
 
 BATCH_SIZE = 32
 BLOCK_SAMPLES = 300 * SAMPLE_RATE_HZ
-"""As `preprocess.samples` hands them to the feature engine."""
+"""The size of the blocks that `preprocess.samples` hands to the feature engine."""
 
 Clip = tuple[Path, str]
 """(tar, member name)"""
@@ -51,7 +56,7 @@ class Share:
 
 
 def ours(tasks: Sequence[ShardTask]) -> Cost:
-    """Returns what making these shards costs; into a folder of its own, for what is there is not made again."""
+    """Returns what making these shards costs; their folder is new, because finished shards are not made again."""
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as folder:
         return timed(lambda: [make_shard(replace(task, folder=Path(folder))) for task in tasks])
 
@@ -62,7 +67,7 @@ def bare(tasks: Sequence[ShardTask]) -> Cost:
 
 
 def bare_stored(tasks: Sequence[ShardTask]) -> Cost:
-    """Returns the same with each shard's frames written to one file and fsynced: no hash, no table, no text, no rename."""
+    """Returns the same, with the frames of a shard in one fsynced file: no hash, no table, no text, no rename."""
 
     def work(path: Path) -> None:
         for task in tasks:
@@ -87,9 +92,9 @@ def frames(task: ShardTask) -> Iterator[Any]:
         for offset, size in places:
             block.append(soundfile.read(io.BytesIO(os.pread(file.fileno(), size, offset)), dtype="float32")[0])
             if sum(map(len, block)) >= BLOCK_SAMPLES:
-                yield from (fields["input_features"] for fields in compute(task.line.recipe.features, block))
+                yield from (fields["input_features"] for fields in compute(task.modality.recipe.features, block))
                 block = []
-        yield from (fields["input_features"] for fields in compute(task.line.recipe.features, block))
+        yield from (fields["input_features"] for fields in compute(task.modality.recipe.features, block))
 
 
 def plain(clips: Sequence[Clip]) -> Cost:
@@ -155,7 +160,7 @@ def difference(task: ShardTask) -> float:
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as folder, opened(clips) as read:
         here = replace(task, folder=Path(folder))
         entry = make_shard(here)[0].entry
-        made = Shard(here.path, entry, shard_fields(task.line.fields(), "media"))
+        made = Shard(here.path, entry, shard_fields(task.modality.fields(), "media"))
         for index, clip in enumerate(clips):
             wanted = extractor(read(clip), sampling_rate=SAMPLE_RATE_HZ, return_tensors="np")["input_features"][0]
             row = made.row(index)
@@ -213,7 +218,7 @@ def efficiency(pool: Pool, parts: Sequence[Share]) -> list[dict[str, Any]]:
 
 
 def two_processes(tasks: Sequence[ShardTask], *, rounds: int) -> list[dict[str, Any]]:
-    """Returns the wall time in which two workers make all shards, beside loops in two processes over half of them each."""
+    """Returns the wall time of two workers over all shards, beside two processes that loop over half of them each."""
     halves = [[task for index, task in enumerate(tasks) if index // 2 % 2 == half] for half in (0, 1)]
     walls: dict[str, list[float]] = {}
     with Pool(2) as pool, tempfile.TemporaryDirectory(dir=BENCH_DATA) as folder:
@@ -270,7 +275,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     data = corpus(hours=0.05 if options.tiny else 5, num_tars=2 if options.tiny else 8)
     rounds = 1 if options.tiny else options.rounds or 4
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as root, Pool(1) as pool:
-        tasks = shard_tasks(data.config(cache_root=Path(root)), pool)
+        tasks = shard_tasks(data.config(cache_root=Path(root)), pool.map)
         worst = pool.map(difference, tasks[:1])[0]
         if worst > 1:
             raise SystemExit(f"shards are {worst:.2f} times as far from WhisperFeatureExtractor's output as allowed")

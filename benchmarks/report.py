@@ -1,4 +1,4 @@
-"""What every benchmark prints: the machine it ran on, rows as a table or as JSON, and how a cost is taken."""
+"""Prints what every benchmark prints: the machine and rows, as a table or as JSON; takes the cost of a call."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def median(values: Iterable[float]) -> float:
 
 
 def ratio(above: Iterable[float], below: Iterable[float]) -> float:
-    """Returns the median of the ratios within a round: what a busy neighbour slows, it slows on both sides."""
+    """Returns the median of the ratios within a round: a busy neighbour slows both sides of a ratio."""
     return median(a / b for a, b in zip(above, below, strict=True))
 
 
 def arguments(description: str | None, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Returns `tiny`, `json` and `rounds` (None where not given) of a command line."""
+    """Returns `tiny`, `json` and `rounds` (None if not given) of a command line."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="a few seconds: does it run")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")

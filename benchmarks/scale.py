@@ -1,13 +1,17 @@
-"""Whether a build costs the same a row however many there are: `python -m benchmarks.scale [--tiny] [--json]`.
+"""Measures whether the cost of a row stays the same in a larger build: `python -m benchmarks.scale [--tiny] [--json]`.
 
-From tars of a thousand tiny clips and one parquet manifest to a sealed cache, with two workers. The workers' arithmetic is
-taken out (`FreeLine`: values of a few bytes, nothing is read or decoded; hashing, tar indexes, shards, fsync, receipts and
-the seal are the product's own), so that the main process has no time to hide in. A fresh process builds each size.
+The build reads tars of a thousand tiny clips and one parquet manifest, and seals a cache with two workers. The workers'
+arithmetic is taken out, so that the main process has no time to hide in: `FreeLine` gives values of a few bytes, and
+nothing is read or decoded. Hashing, tar indexes, shards, fsync, receipts and the seal are the product's own. A fresh
+process builds each size.
 
-CPU: seconds of user and system time of the main process alone. Memory: how far its VmHWM (/proc/self/status) rises above
-what it had resident when the build began, after a build of 1,000 rows has loaded every library; `slope` is what a further row
-adds between the last two sizes. Bytes a task: the longest pickle of `(function, task)` that was sent to a worker.
-The last table is a worker's own cost for short WAV clips: `make_shard` on real clips, features and text, in one process.
+- **CPU** is seconds of user and system time of the main process alone.
+- **Memory** is how far the VmHWM (/proc/self/status) of the process rises above what was resident when the build began.
+  A build of 1,000 rows has loaded every library before. `slope` is what one more row adds between the last two sizes.
+- **Bytes a task** is the longest pickle of `(function, task)` that was sent to a worker.
+
+The last table is a worker's own cost for short WAV clips: `make_shard` on real clips, features and text, in one
+process.
 """
 
 from __future__ import annotations
@@ -33,18 +37,18 @@ import pyarrow.parquet as pq
 
 from benchmarks.data import BENCH_DATA, SPEECH, shard_tasks
 from benchmarks.report import Cost, arguments, machine, median, show, timed
-from forebay.config import Config, load_config
+from forebay.config import load_config
+from forebay.preprocess.modality import MODALITIES, Read, Values
 from forebay.preprocess.pipeline import BuildReport, Options, build
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.shard_task import ShardTask, make_shard
-from forebay.preprocess.speech.modality import SpeechLine
-from forebay.preprocess.speech.samples import Read, Values
+from forebay.preprocess.speech.modality import Speech
 from forebay.store.layout import Group
 
 CLIPS_PER_TAR = 1000
 SAMPLE_RATE_HZ = 16_000
 _BLOCK = 512
-"""Of a tar: a header, and the content of a tiny clip."""
+"""The size of a tar's header, and of the content of a tiny clip."""
 _PAGE = 1 << 20
 
 _CONFIG = """name = "scale"
@@ -64,8 +68,8 @@ num_workers = 2
 Array = np.ndarray[Any, Any]
 
 
-class FreeLine(SpeechLine):
-    """The speech line whose samples cost nothing: no media is read, no token made."""
+class FreeSpeech(Speech):
+    """Speech whose samples cost nothing: no media is read, no token made."""
 
     __slots__ = ()
 
@@ -102,14 +106,8 @@ class FreeLine(SpeechLine):
         return {}
 
 
-def free_line(config: Config, recipe: Any) -> FreeLine:
-    """Returns the line of a config, in place of `lines.line_of`."""
-    line = SpeechLine.of(config, recipe)
-    return FreeLine(line.recipe, line.tokenizer, line.limits)
-
-
 def write_source(folder: Path, *, num_rows: int) -> Path:
-    """Writes tars of CLIPS_PER_TAR headers with a block of zeros behind each, and their manifest; returns the config."""
+    """Writes tars of CLIPS_PER_TAR headers, each with a block of zeros, and their manifest; returns the config."""
     folder.mkdir(parents=True)
     tars = -(-num_rows // CLIPS_PER_TAR)
     blocks = _tar_blocks(min(CLIPS_PER_TAR, num_rows))
@@ -191,7 +189,7 @@ def _free_build(path: Path) -> tuple[int, Cost]:
     reports: list[BuildReport] = []
     with (
         tempfile.TemporaryDirectory(dir=path.parent) as root,
-        mock.patch("forebay.preprocess.pipeline.line_of", free_line),
+        mock.patch.dict(MODALITIES, speech="benchmarks.scale:FreeSpeech"),
     ):
         config = load_config(path, overrides=[f"run.cache_root={root}"])
         cost = timed(lambda: reports.append(build(config, Options(progress=False))))
@@ -274,7 +272,7 @@ def workers(folder: Path, *, num_clips: int, rounds: int) -> list[dict[str, Any]
         path = write_clips(folder / f"{features}-{duration_s}", num_clips=num_clips, duration_s=duration_s)
         config = load_config(path, overrides=[f"audio.features={features}", f"run.cache_root={path.parent / 'caches'}"])
         with Pool(1) as pool:
-            tasks = shard_tasks(config, pool)
+            tasks = shard_tasks(config, pool.map)
             costs = [pool.map(shard_costs, [tasks])[0] for _ in range(rounds + 1)][1:]  # the first loads libraries
         row: dict[str, Any] = {"clips of": f"{duration_s:g} s", "features": features}
         for group in ("media", "text"):

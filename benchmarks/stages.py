@@ -1,8 +1,8 @@
-"""Where the CPU goes when shards are made: `python -m benchmarks.stages [--tiny] [--json] [--rounds N]`.
+"""Measures where the CPU goes when shards are made: `python -m benchmarks.stages [--tiny] [--json] [--rounds N]`.
 
-The product's own `make_shard`, in one process of one thread, over the 5 hour corpus, with a clock around its functions.
-A stage inside another one counts for itself alone; `rest` is everything without a clock. The clock itself costs about
-1 us a call and is in the figures: `total` stands beside `without a clock`, which the same run measured.
+The product's own `make_shard` runs in one process of one thread over the 5 hour corpus, with a clock around its
+functions. A stage inside another stage counts for itself alone, and `rest` is everything without a clock. The clock
+costs about 1 us a call and is in the figures: `total` stands beside `without a clock`, which the same run measured.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from benchmarks.data import BENCH_DATA, corpus, shard_tasks
 from benchmarks.report import Cost, arguments, machine, median, show, timed
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.shard_task import ShardTask, make_shard
-from forebay.preprocess.sources import MediaReader
+from forebay.preprocess.sources.media import MediaReader
 from forebay.preprocess.speech import samples
 from forebay.steps.audio import features
 from forebay.steps.text import TextEncoder
@@ -99,7 +99,7 @@ def clocked() -> Iterator[Clock]:
 
 
 def make_all(tasks: Sequence[ShardTask]) -> Cost:
-    """Returns what making these shards costs; into a folder of its own, for what is there is not made again."""
+    """Returns what making these shards costs; their folder is new, because finished shards are not made again."""
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as folder:
         return timed(lambda: [make_shard(replace(task, folder=Path(folder))) for task in tasks])
 
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     data = corpus(hours=0.05 if options.tiny else 5, num_tars=2 if options.tiny else 8)
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as root, Pool(1) as pool:
-        tasks = shard_tasks(data.config(cache_root=Path(root)), pool)
+        tasks = shard_tasks(data.config(cache_root=Path(root)), pool.map)
     rows = measure(tasks, audio_s=data.audio_s, rounds=1 if options.tiny else options.rounds or 3)
     facts = machine("numpy", "torch", "soundfile", "soxr", "tokenizers", "xxhash")
     largest = max(rows[: len(STAGES)], key=lambda row: row["cpu_s_per_hour"])["stage"]

@@ -1,7 +1,8 @@
-"""What indexing a tar costs, beside `tarfile.getmembers`: `python -m benchmarks.tar_index [--tiny] [--json]`.
+"""Measures indexing a tar beside `tarfile.getmembers`: `python -m benchmarks.tar_index [--tiny] [--json]`.
 
-10,000 members, the file in memory, one thread. The two take turns in one run, times are medians, the ratio is the median
-of the ratios of the turns. That both list the same members is checked first.
+The tar has 10,000 members, the file is in memory, and there is one thread. The two contestants take turns in one run.
+Times are medians, and the ratio is the median of the ratios of the turns. Both must list the same members, which is
+checked first.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ CLIP_BYTES, TRANSCRIPT_BYTES = 40_000, 300
 
 
 class Layout(NamedTuple):
-    """name: of the figure; sizes: of the members in turn, in bytes; goal: wanted ratio, None where there is none."""
+    """name: of the figure; sizes: of the members in turn, in bytes; goal: the wanted ratio, or None."""
 
     name: str
     tar_format: int
@@ -46,7 +47,7 @@ LAYOUTS = (
 
 
 class _Repeated:
-    """A file of one byte repeated; nothing of it is held."""
+    """A file of one byte repeated, which holds no memory."""
 
     def read(self, size: int) -> bytes:
         return b"x" * size

@@ -1,12 +1,14 @@
-"""What an image costs: `python -m benchmarks.vision_images [--tiny] [--json] [--rounds N]`.
+"""Measures what an image costs: `python -m benchmarks.vision_images [--tiny] [--json] [--rounds N]`.
 
-The demo photos, 24 of them on one thread: as they are, under the demo's processor (at most 131,072 pixels), and as JPEGs of
-the sizes of COCO, which VQA sets ask about, under Qwen3-VL's (65,536 to 16,777,216 pixels: most sides stay). transformers'
-PIL processor gets a batch of 24, as a training step would call it, from encoded bytes by its own loading or from decoded
-images. Ours makes uint8 patches. Both are compared bit for bit, through the processor's table, before anything counts.
-CPU milliseconds an image; every round times all contestants in turn; medians, ratios within a round.
+One thread works on 24 images, in two settings. The first is the demo photos as they are, under the demo's processor (at
+most 131,072 pixels). The second is JPEGs of the sizes of COCO, which VQA sets ask about, under Qwen3-VL's processor
+(65,536 to 16,777,216 pixels: most sides stay). transformers' PIL processor gets a batch of 24, as a training step would
+call it: encoded bytes, which the processor loads itself, or decoded images. forebay makes uint8 patches. Both results
+are compared bit for bit, through the processor's table, before anything counts. Figures are CPU milliseconds an image.
+Every round times all contestants in turn; figures are medians, and ratios are those within a round.
 
-Codecs: bytes an image, CPU milliseconds to write one and to have its patches in memory again (`raw` and float32: a copy).
+The table of codecs shows bytes an image, and CPU milliseconds to write an image and to have its patches in memory again
+(`raw` and float32: a copy).
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ def patches_of(images: Sequence[Image.Image], settings: ImageSettings) -> list[A
 
 
 def verify(images: Images, loaded: Sequence[Image.Image]) -> None:
-    """Returns where our patches, through the table, are the processor's values; stops the benchmark otherwise."""
+    """Stops the benchmark unless our patches, through the table, are the processor's values."""
     processor = images.processor
     table = patch_table(processor, images.settings)
     ours = expand(np.concatenate(patches_of(decoded(images.files), images.settings)), table, images.settings)

@@ -1,14 +1,18 @@
-"""What a pack costs to make: `python -m benchmarks.vision_packs [--tiny] [--json] [--rounds N]`.
+"""Measures what a pack costs to make: `python -m benchmarks.vision_packs [--tiny] [--json] [--rounds N]`.
 
-Questions about JPEGs of the sizes of COCO (crops of the demo photos), under Qwen3-VL's image settings, in packs of 8192
-tokens: about 27 images a pack. Every row makes the same packs in one thread, and all its batches are compared with those of
-the first row before anything counts: tokens, labels, positions, grids and pixels, value by value.
+The data is questions about JPEGs of the sizes of COCO (crops of the demo photos), under Qwen3-VL's image settings, in
+packs of 8192 tokens: about 27 images a pack. Every row makes the same packs in one thread. All batches of a row are
+compared with those of the first row before anything counts: tokens, labels, positions, grids and pixels, value by
+value.
 
-The online row is what a training script does at every step: Pillow decodes, transformers' PIL processor takes the images of
-the pack in one call, its tokenizer the conversations as its chat template writes them, `<|image_pad|>` repeated in the text
-as Qwen3VLProcessor does it. The memmap rows read what a script may have stored before: each pack's `pixel_values` in float32,
-into new memory as most do, or into a buffer that is used again, as few do. Files are in the page cache. CPU milliseconds a
-pack (user and system, whole process), medians; ratios within a round.
+- **Online** is what a training script does at every step. Pillow decodes. transformers' PIL processor takes the images
+  of the pack in one call. Its tokenizer takes the conversations as the chat template writes them, with `<|image_pad|>`
+  repeated in the text as Qwen3VLProcessor repeats it.
+- **Memmap** reads what a script may have stored before: the `pixel_values` of each pack in float32. One row reads into
+  new memory, as most scripts do, and one into a buffer that is used again.
+
+Files are in the page cache. Figures are CPU milliseconds a pack (user and system, whole process), medians of the
+rounds; ratios are those within a round.
 """
 
 from __future__ import annotations
@@ -67,7 +71,7 @@ class Corpus:
     codecs: tuple[str, ...]
 
     def config(self, *overrides: str) -> Config:
-        """Returns the config, of the calling thread's loader; where a cache is wanted it must be there."""
+        """Returns the config for a loader in the caller's thread; if a cache is wanted, the cache must be there."""
         fixed = (
             "loader.num_threads=0",
             "loader.prefetch=1",
@@ -114,7 +118,7 @@ def make_corpus(folder: Path, *, num_images: int, seq_len: int, codecs: tuple[st
 
 
 class Online:
-    """Packs as a training script makes them with transformers: nothing is prepared but which samples share a pack."""
+    """Packs as a training script makes them with transformers: only which samples share a pack is prepared."""
 
     def __init__(self, corpus: Corpus, loader: Loader) -> None:
         from transformers import AutoTokenizer
@@ -179,15 +183,15 @@ class Memmap:
             self._memory = np.empty(max(self._memory.size, batch["pixel_values"].numel()), np.float32)
 
     def into_new_memory(self) -> Iterator[Batch]:
-        """As `torch.from_numpy(array.copy())` does; numpy's large arrays are of huge pages."""
+        """Copies as `torch.from_numpy(array.copy())` does; large arrays of numpy lie on huge pages."""
         return self._read(lambda array: torch.from_numpy(array.copy()))
 
     def by_torch(self) -> Iterator[Batch]:
-        """As `torch.tensor(array)` and `clone` do: memory of small pages, mapped one by one."""
+        """Copies as `torch.tensor(array)` and `clone` do: memory of small pages, mapped one by one."""
         return self._read(torch.tensor)
 
     def into_reused_memory(self) -> Iterator[Batch]:
-        """Into one buffer for all packs: the least that copying float32 costs."""
+        """Copies into one buffer for all packs: the least that copying float32 costs."""
         return self._read(self._copied)
 
     def _copied(self, array: Any) -> torch.Tensor:
@@ -271,7 +275,7 @@ def sources(corpus: Corpus) -> dict[str, Source]:
 
 
 def verify(found: dict[str, Source], wanted: Source, table: torch.Tensor) -> dict[str, float]:
-    """Returns the bytes of a pack's batch by row; stops the benchmark where a batch is another than `wanted` has."""
+    """Returns the bytes of a pack's batch by row; stops the benchmark if a batch is not the one in `wanted`."""
     sizes = {}
     for name, source in found.items():
         total = count = 0
@@ -291,7 +295,7 @@ def verify(found: dict[str, Source], wanted: Source, table: torch.Tensor) -> dic
 
 
 def _looked_up(patches: torch.Tensor, table: torch.Tensor, copies: int) -> torch.Tensor:
-    """The definition: float32 [n, copies * w] of patches uint8 [n, w]."""
+    """Returns what the definition gives: float32 [n, copies * w] for patches uint8 [n, w]."""
     rows = patches.view(len(patches), 3, 1, -1).long()
     channels = torch.arange(3).view(1, 3, 1, 1)
     values = table[channels, rows]

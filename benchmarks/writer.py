@@ -1,11 +1,15 @@
-"""What writing a shard costs beside a tar: `python -m benchmarks.writer [--tiny] [--json] [--rounds N]`.
+"""Measures writing a shard beside a tar: `python -m benchmarks.writer [--tiny] [--json] [--rounds N]`.
 
-512 samples of float16 frames of the usual durations (and one float32, an id and a length each), from memory to a file that
-is fsynced, as is its folder. Ours hashes every sample and the whole file on the way and writes CRC-32s; a tar has none.
-webdataset gets its own encoding (`npy` and `json`) and, as `raw bytes`, members that were encoded before the clock starts.
-Where it is not installed (benchmarks/requirements-peers.txt), tarfile writes the same members. The limit is one `write` of
-all frames, concatenated before the clock starts. Every file is read back and compared once. Every round takes all
-contestants in turn; MB are of the frames, figures medians of rounds, ratios medians of the ratios within a round.
+The work is 512 samples of float16 frames of the usual durations, with one float32, an id and a length each, from memory
+to a file. The file and its folder are fsynced. forebay hashes every sample and the whole file on the way and writes
+CRC-32s; a tar has none.
+
+webdataset gets its own encoding (`npy` and `json`). In the row `raw bytes` it gets members that were encoded before the
+clock starts. If webdataset is not installed (benchmarks/requirements-peers.txt), tarfile writes the same members. The
+limit is one `write` of all frames, concatenated before the clock starts.
+
+Every file is read back and compared once. Every round takes all contestants in turn. MB are MB of frames, figures are
+medians of the rounds, and ratios are medians of the ratios within a round.
 """
 
 from __future__ import annotations
@@ -137,7 +141,7 @@ def contestants(rows: Sequence[Row]) -> dict[str, Write]:
 
 
 def check(name: str, path: Path, written: Any, rows: Sequence[Row]) -> None:
-    """Returns where a file holds the samples that were to be written; stops the benchmark otherwise."""
+    """Stops the benchmark unless a file holds the samples that were to be written."""
     if isinstance(written, ShardEntry):
         shard = Shard(path, written, FIELDS)
         found = [shard.row(index)["input_features"] for index in range(len(rows))]

@@ -1,6 +1,8 @@
 """Makes demo/speech/model (Whisper) and demo/speech/qwen3_asr_model: tokenizers and configurations, no weights.
 
-python demo/make_models.py    reads the transcripts of demo/speech/train.parquet; the same transcripts give the same bytes
+python demo/make_models.py
+
+The script reads the transcripts of demo/speech/train.parquet. The same transcripts give the same bytes.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ def read_texts() -> list[str]:
 def train_bpe(
     texts: list[str], pre_tokenizer: pre_tokenizers.PreTokenizer, *, vocab_size: int = NUM_TEXT_TOKENS
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Returns vocabulary and merges of a byte-level BPE over the texts; every byte has a token, so nothing is unknown."""
+    """Returns vocabulary and merges of a byte-level BPE over the texts; every byte has a token, so none is unknown."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()
@@ -90,7 +92,7 @@ def make_whisper(folder: Path, texts: list[str]) -> None:
 
 
 def write_whisper_config(folder: Path, ids: dict[str, int], tokenizer: WhisperTokenizer) -> None:
-    """Writes config.json and generation_config.json. Two layers of width 64: a step takes a fraction of a second on a CPU."""
+    """Writes config.json and generation_config.json. Two layers of width 64: a step is fast on a CPU."""
     common = {
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,

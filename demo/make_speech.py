@@ -40,8 +40,8 @@ PROMPTS = {
              tt-weasels demo-thanks queue-periodic-announce""",
     "fr": """digits/mon-7 hours digits/50 im-sorry conf-hasleft tt-monkeysintro transfer privacy-prompt ss-noservice
              digits/h-4""",
-    "it": """vm-youhave digits/day-4 digits/h-12 followme/no-recording vm-deleted conf-extended conf-leaderhasleft demo-nomatch
-             priv-introsaved demo-nogo""",
+    "it": """vm-youhave digits/day-4 digits/h-12 followme/no-recording vm-deleted conf-extended conf-leaderhasleft
+             demo-nomatch priv-introsaved demo-nogo""",
     "ru": """vm-from digits/16 digits/day-0 tt-monkeysintro dir-welcome cannot-complete-as-dialed demo-nomatch
              privacy-unident queue-youarenext de-activated vm-options""",
 }
@@ -74,7 +74,7 @@ def unpack(debs: Path, language: str, target: Path) -> str:
 
 
 def read_transcripts(root: Path, language: str) -> dict[str, str]:
-    """Returns chosen prompt to transcript, from the list that the package ships; two texts for one prompt are an error."""
+    """Returns each chosen prompt's transcript, from the list in the package; two texts for one prompt are an error."""
     path = root / f"usr/share/doc/asterisk-core-sounds-{language}/core-sounds-{language}.txt.gz"
     chosen = PROMPTS[language].split()
     transcripts: dict[str, str] = {}
@@ -140,7 +140,7 @@ def encode_flac(waveform: np.ndarray) -> bytes:
 
 
 def write_shard(path: Path, clips: list[Clip]) -> None:
-    """Writes `{id}.flac` and `{id}.json` of every clip; owner, mode and time are fixed, so bytes follow from the clips."""
+    """Writes `{id}.flac` and `{id}.json` of every clip. Owner, mode and time are fixed: same clips, same bytes."""
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         for clip in clips:
             described = {

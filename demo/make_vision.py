@@ -17,7 +17,7 @@ from PIL import Image
 HERE = Path(__file__).resolve().parent
 ORIENTATION = 0x0112
 ROTATED_BY_90 = 6
-"""Of EXIF 2.3, tag Orientation: the stored rows run down the right side of the scene, so a viewer turns the photo clockwise."""
+"""The value of EXIF 2.3's Orientation for rows that run down the right side: a viewer turns the photo clockwise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +27,7 @@ class Photo:
     source: str
     """File name in a package."""
     long_side: int | None = None
-    """Of the result, in pixels."""
+    """The long side of the result, in pixels."""
     crop: tuple[float, float, float, float] | None = None
     """Left, top, right and bottom of what is kept, as fractions of the original."""
     quality: int = 80

@@ -20,13 +20,13 @@ HERE = Path(__file__).resolve().parent
 NUM_TEXT_TOKENS = 1000
 # So few questions know few words; these are the ones that any English text is full of.
 COMMON_WORDS = """
-    the be to of and a in that have it for not on with he as you do at this but his by from they we say her she or an will
-    my one all would there their what so up out if about who get which go me when make can like time no just him know take
-    people into year your good some could them see other than then now look only come its over think also back after use two
-    how our work first well way even new want because any these give day most us is are was were been has had did does said
-    made where why many much more very such here through between under again same another while before left right top bottom
-    image picture photo colour color number small large black white red green blue yellow brown man woman street
-    water sky tree house car table hand yes three four five number behind front near
+    the be to of and a in that have it for not on with he as you do at this but his by from they we say her she or an
+    will my one all would there their what so up out if about who get which go me when make can like time no just him
+    know take people into year your good some could them see other than then now look only come its over think also
+    back after use two how our work first well way even new want because any these give day most us is are was were
+    been has had did does said made where why many much more very such here through between under again same another
+    while before left right top bottom image picture photo colour color number small large black white red green blue
+    yellow brown man woman street water sky tree house car table hand yes three four five number behind front near
 """
 
 # Same output as Qwen3-VL's own template for messages of text and images, without tools and videos.

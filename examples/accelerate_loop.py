@@ -1,10 +1,10 @@
-"""A loop on accelerate: gradients of several micro-batches, ranks under torchrun, the loader's state for a resume.
+"""Runs a loop on accelerate: gradients of several micro-batches, ranks under torchrun, the loader's state for a resume.
 
 python examples/accelerate_loop.py configs/demo_vision.toml [section.field=value ...]
 
-The loader gives each rank its share and puts batches on the device, so it is not prepared. accelerate's `accumulate`
-asks a prepared loader where an epoch ends; the loop says so itself, or the last, odd micro-batch of an epoch would
-spill into the next.
+The loader gives each rank its share and puts batches on the device. So the loop does not prepare the loader.
+accelerate's `accumulate` asks a prepared loader where an epoch ends. This loop says so itself; else the last, odd
+micro-batch of an epoch would count for the next epoch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from accelerate import Accelerator
 
 import forebay
-from forebay.train.models import load_model
+from forebay.train import load_model
 
 
 def main(config_path: str, overrides: list[str]) -> list[float]:

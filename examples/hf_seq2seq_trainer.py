@@ -1,8 +1,8 @@
-"""transformers' Seq2SeqTrainer on forebay's loader: the loss of an evaluation set in mid-training, on its own loader.
+"""Runs transformers' Seq2SeqTrainer on forebay's loader, and evaluates on a second loader during training.
 
 python examples/hf_seq2seq_trainer.py configs/demo_vision.toml [section.field=value ...]
 
-`predict_with_generate` is for batches of single samples, as of Whisper; with packs the mixin refuses it.
+`predict_with_generate` needs batches of single samples, such as Whisper's. The mixin refuses it for packs.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 import forebay
+from forebay.train import load_model
 from forebay.train.integrations.hf import LoaderMixin
-from forebay.train.models import load_model
 
 
 class ForebaySeq2SeqTrainer(LoaderMixin, Seq2SeqTrainer):

@@ -1,9 +1,9 @@
-"""A trainer in the style of TRL's SFTTrainer on forebay's packs: the model's own loss, and the token accuracy.
+"""Runs a trainer in the style of TRL's SFTTrainer on forebay's packs: own loss, no key-value cache, token accuracy.
 
 python examples/hf_sft_trainer.py configs/demo_vision.toml [section.field=value ...]
 
-`SftStyleTrainer` does with a batch what TRL's does. With TRL: `class T(LoaderMixin, SFTTrainer)`, and
-`dataset_kwargs={"skip_prepare_dataset": True}` in its SFTConfig, since the packs are made already.
+`SftStyleTrainer` does with a batch what TRL's trainer does. With TRL itself write `class T(LoaderMixin, SFTTrainer)`,
+and set `dataset_kwargs={"skip_prepare_dataset": True}` in the SFTConfig, because the packs are made already.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 import forebay
+from forebay.train import load_model
 from forebay.train.integrations.hf import LoaderMixin
-from forebay.train.models import load_model
 
 
 class SftStyleTrainer(LoaderMixin, Trainer):

@@ -1,10 +1,10 @@
-"""transformers' Trainer on forebay's loader, of speech or of packs: a run that is stopped anywhere goes on there.
+"""Runs transformers' Trainer on forebay's loader, for speech or for packs, and resumes at the batch where it stopped.
 
 python examples/hf_trainer.py configs/demo_speech.toml [--resume] [section.field=value ...]
 
-`LoaderMixin` hands the loader over as it is (it already gives each rank its share, so accelerate must not wrap it) and
-keeps its state in the Trainer's checkpoints. On several ranks set plan.tail to "drop" or "pad": the Trainer does not
-know of fillers with weight 0, and the mixin says so.
+`LoaderMixin` hands the loader over as it is and keeps the loader's state in the Trainer's checkpoints. The loader
+already gives each rank its share, so accelerate must not wrap the loader. On several ranks set plan.tail to "drop" or
+"pad": the Trainer does not know fillers with weight 0, and the mixin refuses them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 from transformers import Trainer, TrainingArguments
 
 import forebay
+from forebay.train import load_model
 from forebay.train.integrations.hf import LoaderMixin
-from forebay.train.models import load_model
 
 
 class ForebayTrainer(LoaderMixin, Trainer):

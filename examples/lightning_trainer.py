@@ -1,10 +1,10 @@
-"""Lightning's Trainer on forebay's loader, an iterable with a length and a state: Lightning wants no more.
+"""Runs Lightning's Trainer on forebay's loader: Lightning wants an iterable with a length and a state.
 
 python examples/lightning_trainer.py configs/demo_speech.toml [section.field=value ...]
 
-Needs lightning. Lightning keeps the loader's state in its checkpoints, so a run stopped within an epoch goes on at the
-next batch. On several ranks give `make_loader` the rank, pass `use_distributed_sampler=False`, and set plan.tail =
-"drop": Lightning does not know of fillers with weight 0.
+This example needs lightning. Lightning keeps the loader's state in its checkpoints, so a run that stopped within an
+epoch goes on at the next batch. On several ranks give `make_loader` the rank, pass `use_distributed_sampler=False`, and
+set plan.tail = "drop", because Lightning does not know fillers with weight 0.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ import lightning
 import torch
 
 import forebay
-from forebay.config import Config
-from forebay.train.models import load_model
+from forebay.train import load_model
 
 
 class ConfigModel(lightning.LightningModule):
     """The config's model, of speech or of packs; a batch has its argument names."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: forebay.Config) -> None:
         super().__init__()
         self.model = load_model(Path(str(config.train.model)), seed=config.loader.seed, init=config.train.init)
         self.learning_rate = config.train.learning_rate
@@ -42,7 +41,7 @@ class ConfigModel(lightning.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=self.learning_rate)
 
 
-def trainer(config: Config, *, max_steps: int) -> lightning.Trainer:
+def trainer(config: forebay.Config, *, max_steps: int) -> lightning.Trainer:
     """Returns a Trainer that says little."""
     return lightning.Trainer(
         max_steps=max_steps,
@@ -56,7 +55,7 @@ def trainer(config: Config, *, max_steps: int) -> lightning.Trainer:
 
 
 def main(config_path: str, overrides: list[str]) -> list[float]:
-    """Trains `train.max_steps` steps, and as many with a new Trainer and a new loader; returns the losses."""
+    """Returns the losses of `train.max_steps` steps, and of as many after a save with new Trainer and loader."""
     config = forebay.load_config(config_path, overrides=overrides)
     forebay.preprocess.build(config)
     first = trainer(config, max_steps=config.train.max_steps)

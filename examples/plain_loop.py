@@ -1,4 +1,4 @@
-"""A plain torch loop: build the cache once, find it by its key, train.
+"""Trains in a plain torch loop: builds the cache once, finds the cache by its key, trains.
 
 python examples/plain_loop.py configs/demo_speech.toml [section.field=value ...]
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 import forebay
-from forebay.train.models import load_model
+from forebay.train import load_model
 
 
 def main(config_path: str, overrides: list[str]) -> list[float]:

@@ -1,8 +1,9 @@
-"""forebay under torchdata's StatefulDataLoader: stop anywhere, go on at the next batch, with worker processes.
+"""Reads a cache through torchdata's StatefulDataLoader: workers fetch ahead, a stopped run goes on at its next batch.
 
 python examples/stateful_dataloader.py configs/demo_speech.toml [section.field=value ...]
 
-Needs torchdata. Nothing is replayed: the DataLoader's state holds the sampler's, which is a loader's (a few integers).
+This example needs torchdata. Nothing is replayed: the DataLoader's state holds the sampler's state, a few integers, as
+a loader's.
 """
 
 from __future__ import annotations
@@ -14,34 +15,30 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import forebay
-from forebay.config import Config
 from forebay.plan import plan_of
-from forebay.train.collate import Collator
-from forebay.train.dataset import PlanSampler, SampleDataset
-from forebay.train.select import select
+from forebay.train import Collator, PlanSampler, SampleDataset
 
 
-def make_dataloader(config: Config, *, num_workers: int) -> Any:
+def make_dataloader(config: forebay.Config, cache: forebay.Cache, *, num_workers: int) -> Any:
     """Returns a StatefulDataLoader over this rank's batches."""
-    source = select(config).source
-    sampler = PlanSampler(plan_of(config, source), seed=config.loader.seed)
+    sampler = PlanSampler(plan_of(config, cache), seed=config.loader.seed)
     return StatefulDataLoader(
-        SampleDataset(source), batch_sampler=sampler, collate_fn=Collator(source), num_workers=num_workers
+        SampleDataset(cache), batch_sampler=sampler, collate_fn=Collator(cache), num_workers=num_workers
     )
 
 
 def main(config_path: str, overrides: list[str]) -> None:
     """Reads half an epoch, saves the state, and reads the other half with a new DataLoader."""
     config = forebay.load_config(config_path, overrides=overrides)
-    forebay.preprocess.build(config)
+    cache = forebay.open_cache(forebay.preprocess.build(config).cache)
     expected = [{name: tensor.clone() for name, tensor in batch.items()} for batch in forebay.train.make_loader(config)]
 
-    first = make_dataloader(config, num_workers=2)
+    first = make_dataloader(config, cache, num_workers=2)
     batches = iter(first)
     found = [next(batches) for _ in range(len(expected) // 2)]
     state = first.state_dict()  # save it beside the weights
 
-    second = make_dataloader(config, num_workers=2)
+    second = make_dataloader(config, cache, num_workers=2)
     second.load_state_dict(state)
     found += list(second)
     for number, (batch, same) in enumerate(zip(found, expected, strict=True)):

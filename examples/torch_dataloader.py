@@ -1,8 +1,8 @@
-"""forebay under torch's own DataLoader: the same samples, plan and collation, in worker processes.
+"""Reads a cache through torch's own DataLoader: the same samples, plan and collation, in worker processes.
 
 python examples/torch_dataloader.py configs/demo_speech.toml [section.field=value ...]
 
-For loops that must be given a DataLoader. forebay's loader gives equal batches with threads, and faster.
+This is for loops that need a DataLoader. forebay's own loader gives equal batches with threads, and is faster.
 """
 
 from __future__ import annotations
@@ -14,19 +14,16 @@ from torch.utils.data import DataLoader
 
 import forebay
 from forebay.plan import plan_of
-from forebay.train.collate import Collator
-from forebay.train.dataset import PlanSampler, SampleDataset
-from forebay.train.select import select
+from forebay.train import Collator, PlanSampler, SampleDataset
 
 
 def main(config_path: str, overrides: list[str]) -> None:
     """Reads one epoch both ways and compares them batch by batch."""
     config = forebay.load_config(config_path, overrides=overrides)
-    forebay.preprocess.build(config)
-    source = select(config).source
-    sampler = PlanSampler(plan_of(config, source), seed=config.loader.seed)
+    cache = forebay.open_cache(forebay.preprocess.build(config).cache)
+    sampler = PlanSampler(plan_of(config, cache), seed=config.loader.seed)
     sampler.set_epoch(0)  # before every epoch, as with torch's DistributedSampler
-    batches = DataLoader(SampleDataset(source), batch_sampler=sampler, collate_fn=Collator(source), num_workers=2)
+    batches = DataLoader(SampleDataset(cache), batch_sampler=sampler, collate_fn=Collator(cache), num_workers=2)
     for number, (batch, same) in enumerate(zip(batches, forebay.train.make_loader(config), strict=True)):
         equal = all(torch.equal(batch[name], same[name]) for name in same)
         print(f"batch {number}: {len(batch['labels'])} samples, equal: {equal}")

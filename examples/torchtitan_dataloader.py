@@ -1,9 +1,10 @@
-"""A dataloader in torchtitan's form: an endless iterable of (inputs, labels) with a state, for one data-parallel rank.
+"""Shows the dataloader that torchtitan wants: an endless iterable of (inputs, labels) with a state, for one rank.
 
 python examples/torchtitan_dataloader.py configs/demo_speech.toml [section.field=value ...]
 
-torchtitan builds it with `dp_rank` and `dp_world_size` and saves it with torch.distributed.checkpoint, as below. The
-state is the same on every rank, so a checkpoint of 8 ranks goes on with 4 or 16.
+torchtitan makes the dataloader with `dp_rank` and `dp_world_size`, and saves its state with
+torch.distributed.checkpoint, as below. The state is the same on every rank, so a checkpoint of 8 ranks goes on with 4
+or 16.
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.stateful import Stateful
 
 import forebay
-from forebay.config import Config
 
 
 class ForebayDataLoader(Stateful):
     """Yields (inputs, labels) for ever, epoch after epoch; stops and goes on between any two batches."""
 
-    def __init__(self, config: Config, *, dp_rank: int, dp_world_size: int) -> None:
+    def __init__(self, config: forebay.Config, *, dp_rank: int, dp_world_size: int) -> None:
         self._loader = forebay.train.make_loader(config, dp_rank=dp_rank, dp_world_size=dp_world_size)
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:

@@ -1,8 +1,9 @@
-"""Packs of images and text for a loop that must be given a DataLoader: found by their folder, made in worker processes.
+"""Reads packs of images and text through torch's DataLoader: the dataset takes a folder, and workers make the packs.
 
 python examples/vision_dataloader.py configs/demo_vision.toml [section.field=value ...]
 
-`build_vl_dataloader` gives equal batches with threads, without a copy between processes.
+This is for loops that need a DataLoader. `build_vl_dataloader` gives equal batches with threads, without a copy between
+processes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import forebay
-from forebay.train.models import load_model
+from forebay.train import load_model
 
 
 def main(config_path: str, overrides: list[str]) -> None:

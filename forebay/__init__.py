@@ -9,40 +9,43 @@ Importing this loads neither torch nor pyarrow; the rooms load what they need wh
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from forebay.errors import ForebayError
+from forebay.face import face
 from forebay.version import __version__
 
 if TYPE_CHECKING:
-    from forebay import inspect, preprocess, store, train
-    from forebay.config import load_config
+    from forebay import config, errors, inspect, plan, preprocess, store, train
+    from forebay.config.load import load_config
+    from forebay.config.tree import Config
     from forebay.store.cache import Cache, open_cache
 
 __all__ = [
     "Cache",
+    "Config",
     "ForebayError",
     "__version__",
+    "config",
+    "errors",
     "inspect",
     "load_config",
     "open_cache",
+    "plan",
     "preprocess",
     "store",
     "train",
 ]
 
-_LAZY = {"load_config": "forebay.config", "open_cache": "forebay.store.cache", "Cache": "forebay.store.cache"}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    if name in {"preprocess", "store", "train", "inspect", "config"}:
-        return importlib.import_module(f"forebay.{name}")
-    raise AttributeError(f"module 'forebay' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    # What a user may want, loaded or not: completion and `dir` know nothing of `__getattr__`.
-    return sorted({*__all__, "config", "errors", *(name for name in globals() if name.startswith("__"))})
+_ROOMS = ("config", "errors", "inspect", "plan", "preprocess", "store", "train")
+__getattr__, __dir__ = face(
+    __name__,
+    {
+        "Cache": "forebay.store.cache",
+        "Config": "forebay.config.tree",
+        "ForebayError": "forebay.errors",
+        "load_config": "forebay.config.load",
+        "open_cache": "forebay.store.cache",
+        **{room: f"forebay.{room}" for room in _ROOMS},
+    },
+)

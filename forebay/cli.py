@@ -16,16 +16,13 @@ from typing import Any
 
 from forebay.config import Config, load_config
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
-from forebay.store.schema import is_refusal, refusal
+from forebay.store.files import is_refusal, refusal
 from forebay.version import __version__
-from forebay.visible import json_text, one_message, printable, visible_output
+from forebay.visible import json_text, one_message, visible_output
 
 DONE, FAILED, BAD_CONFIG, NO_CACHE, INTERRUPTED = 0, 1, 2, 3, 130
 CLOSED = 128 + 13
 """What a shell shows of a program that SIGPIPE ended."""
-
-_MAX_ROWS = 24
-"""Languages, or sources, that a dry run prints."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -138,7 +135,7 @@ def _command(
     parser.set_defaults(run=run)
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
     parser.add_argument("-v", "--verbose", action="count", default=0, help="log more; twice for all")
-    parser.add_argument("--cache-root", metavar="DIR", help="instead of run.cache_root")
+    parser.add_argument("--cache-root", metavar="DIR", type=Path, help="instead of run.cache_root")
     return parser
 
 
@@ -161,8 +158,9 @@ def _load(options: argparse.Namespace) -> Config:
     return load_config(options.config, overrides=overrides)
 
 
-def _print_json(document: Any) -> int:
-    print(json_text(document))
+def _show(options: argparse.Namespace, report: Any) -> int:
+    """Prints a report: its document, or its lines."""
+    print(json_text(report.to_json()) if options.json else "\n".join(report.lines()))
     return DONE
 
 
@@ -194,48 +192,8 @@ def _preprocess(options: argparse.Namespace) -> int:
     from forebay.preprocess.pipeline import Options, build
 
     config = _load(options)
-    report = build(
-        config,
-        Options(
-            rebuild=options.rebuild,
-            verify=options.verify,
-            dry_run=options.dry_run,
-            part=options.shards,
-            progress=not options.no_progress,
-        ),
-    )
-    if options.json:
-        return _print_json(report.to_json())
-    if options.dry_run:
-        print(
-            f"would make {_shown(report.cache)}: {report.num_samples} samples, about {_size(report.estimated_bytes or 0)}; "
-            f"shards: {report.shards_written} to make, {report.shards_linked} to link, {report.shards_kept} finished"
-        )
-        return DONE
-    if not report.sealed:
-        print(
-            f"not sealed yet: {report.shards_written} shards made, {report.shards_kept} were there; run the other parts"
-        )
-        return DONE
-    _print_build(report)
-    return DONE
-
-
-def _print_build(report: Any) -> None:
-    state = "already sealed" if report.already_sealed else "sealed"
-    print(f"{state}: {_shown(report.cache)} ({report.num_samples} samples, {report.seconds:.1f} s)")
-    if not report.already_sealed:
-        print(f"shards: {report.shards_written} made, {report.shards_linked} linked, {report.shards_kept} kept")
-    for kind in ("excluded", "failed"):
-        counts = getattr(report, kind)
-        if counts:
-            print(f"{kind}: " + ", ".join(f"{reason} {n}" for reason, n in counts.items()))
-    if report.longer:
-        print(f"longer: {report.longer} kept, of more audio than their manifest says")
-    if not report.num_samples:
-        print("no sample is left: mend what was excluded or failed, or change the filters of [source]")
-    if report.plan:
-        print(report.plan + (f": {_shown(report.plan_folder)}" if report.plan_folder else ""))
+    asked = {name: getattr(options, name) for name in ("rebuild", "verify", "dry_run")}
+    return _show(options, build(config, Options(**asked, part=options.shards, progress=not options.no_progress)))
 
 
 def _add_inspect(commands: Any) -> None:
@@ -247,13 +205,16 @@ def _add_inspect(commands: Any) -> None:
     parser.add_argument(
         "--sample",
         metavar="I",
-        help="one sample by its index, or its id where it is no index; of a plan: a pack by its number or a sample's id",
+        help="one sample by its index, or its id where it is no index; of a plan: a pack by its number or a sample's "
+        "id",
     )
-    parser.add_argument("--wav", metavar="FILE", help="with --sample: write its audio, where the cache keeps it")
-    parser.add_argument("--png", metavar="FILE", help="with --sample: draw its features, or its images")
-    parser.add_argument("--export", metavar="FILE.parquet", help="write the row table")
     parser.add_argument(
-        "--bucket-manifests", metavar="DIR", help="write one shuffled row table for each bucket of [plan]"
+        "--wav", metavar="FILE", type=Path, help="with --sample: write its audio, where the cache keeps it"
+    )
+    parser.add_argument("--png", metavar="FILE", type=Path, help="with --sample: draw its features, or its images")
+    parser.add_argument("--export", metavar="FILE.parquet", type=Path, help="write the row table")
+    parser.add_argument(
+        "--bucket-manifests", metavar="DIR", type=Path, help="write one shuffled row table for each bucket of [plan]"
     )
     parser.add_argument("--seed", type=int, metavar="N", help="with --bucket-manifests: of the shuffle; default: 42")
     parser.add_argument(
@@ -263,71 +224,31 @@ def _add_inspect(commands: Any) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    from forebay.inspect.command import run, run_plan
-    from forebay.plan.disk import is_plan
-    from forebay.store.lookup import find_cache, require
+    from forebay.inspect import command
+    from forebay.inspect.usage import run_usage
 
     if options.usage is not None:
-        return _inspect_usage(options)
+        if options.config is not None:
+            raise ConfigError(f"--usage {options.usage} is all that is looked at; leave {options.config} out")
+        return run_usage(Path(options.usage), as_json=options.json)
     if options.config is None:
         raise ConfigError("inspect needs a cache folder or a config, or --usage FILE")
+    path = Path(options.config)
+    if not path.exists():
+        raise ConfigError(f"{path}: no such cache, plan or config; name a folder or a TOML file")
+    config = None if path.is_dir() else _load(options)
     if options.seed is not None and options.bucket_manifests is None:
         raise ConfigError("--seed goes with --bucket-manifests DIR; for training: --set loader.seed=N")
     if options.bucket_manifests is not None:
-        return _bucket_manifests(options)
-    if not Path(options.config).exists():
-        raise ConfigError(f"{options.config}: no such cache, plan or config; name a folder or a TOML file")
-    if Path(options.config).is_dir():
-        folder, config = Path(options.config), None
-        if is_plan(folder):
-            return run_plan(folder, options)
-    else:
-        config = _load(options)
-        folder = require(config, find_cache(config)).folder
-    return run(folder, config, options)
+        if config is None:
+            raise ConfigError(f"--bucket-manifests needs a config with a [plan] section, {path} is a folder")
+        from forebay.preprocess.sources.speech.listing import tar_places
 
-
-def _bucket_manifests(options: argparse.Namespace) -> int:
-    from forebay.inspect.export import CONFIG_NAME, BucketRows, write_bucket_manifests
-    from forebay.plan.bucket.plan import BucketPlan, shuffled_buckets
-    from forebay.plan.make import plan_of
-    from forebay.preprocess.sources.speech.listing import tar_places
-    from forebay.store.cache import open_cache
-    from forebay.store.lookup import find_cache, require
-
-    if Path(options.config).is_dir():
-        raise ConfigError(f"--bucket-manifests needs a config with a [plan] section, {options.config} is a folder")
-    config, seed = _load(options), 42 if options.seed is None else options.seed
-    if config.vision is not None:
-        raise ConfigError(f"--bucket-manifests: buckets are ranges of seconds, and {options.config} is of images")
-    cache = open_cache(require(config, find_cache(config)).folder)
-    plan = plan_of(config, cache).plan
-    if not isinstance(plan, BucketPlan):
-        raise ConfigError('--bucket-manifests: plan.kind = "window" has no buckets; use --set plan.kind="bucket"')
-    if plan.edges:
-        raise ConfigError(f"--bucket-manifests: buckets are ranges of seconds, and {cache.folder} has no audio")
-    lows = (0.0, *plan.edges_s[:-1])
-    rows = [
-        BucketRows(low_s=low, high_s=high, samples=samples)
-        for low, high, samples in zip(lows, plan.edges_s, shuffled_buckets(plan, seed=seed), strict=True)
-    ]
-    folder = Path(options.bucket_manifests)
-    written = write_bucket_manifests(cache, folder, rows, places=tar_places(config), seed=seed)
-    if options.json:
-        return _print_json(
-            {"written": [str(path) for path in written], CONFIG_NAME: json.loads(written[-1].read_bytes())}
-        )
-    for path in written:
-        print(f"wrote {path}")
-    return DONE
-
-
-def _inspect_usage(options: argparse.Namespace) -> int:
-    from forebay.inspect.usage import run_usage
-
-    if options.config is not None:
-        raise ConfigError(f"--usage {options.usage} is all that is looked at; leave {options.config} out")
-    return run_usage(Path(options.usage), as_json=options.json)
+        seed, folder = 42 if options.seed is None else options.seed, options.bucket_manifests
+        return command.show_bucket_manifests(config, folder, seed=seed, places=tar_places, as_json=options.json)
+    asked = {name: getattr(options, name) for name in ("sample", "wav", "png", "export", "verify", "cache_root")}
+    wanted = command.InspectOptions(**asked, as_json=options.json, progress=not options.no_progress)
+    return command.show(path if config is None else config, wanted)
 
 
 def _add_train(commands: Any) -> None:
@@ -347,16 +268,7 @@ def _train(options: argparse.Namespace) -> int:
     if options.steps is not None:
         raise ConfigError("--steps goes with --dry-run; for training: --set train.max_steps=N")
     report = run(_load(options), resume=options.resume)
-    if report is None:  # not the rank that reports
-        return DONE
-    if options.json:
-        return _print_json(report.to_json())
-    print(
-        f"{report.steps} steps, loss {report.loss_first:.3f} -> {report.loss_last:.3f}, {report.samples_per_s:.1f} samples/s, "
-        f"{100 * report.data_wait_share:.1f} % waiting for data, {100 * report.padding:.1f} % padding, read from {report.source}; "
-        f"checkpoint {_shown(report.checkpoint or 'none')}"
-    )
-    return DONE
+    return DONE if report is None else _show(options, report)  # None: not the rank that reports
 
 
 def _dry_run(options: argparse.Namespace) -> int:
@@ -364,23 +276,7 @@ def _dry_run(options: argparse.Namespace) -> int:
 
     if options.resume:
         raise ConfigError("--resume does not go with --dry-run, which has no checkpoint to go on from")
-    report = dry_run(_load(options), steps=200 if options.steps is None else options.steps)
-    if options.json:
-        return _print_json(report.to_json())
-    print(
-        f"{report.steps} batches ({report.epochs:g} epochs), {report.samples} samples, {_size(report.size_bytes)} "
-        f"from {report.source}: {report.batches_per_s:.1f} batches/s, {report.samples_per_s:.1f} samples/s, "
-        f"first batch after {report.first_batch_s:.2f} s"
-    )
-    print(f"padding {100 * report.padding:.1f} %, {report.repeats} samples repeated in their epoch")
-    if report.num_shards:
-        print(f"shards touched: {report.shards_touched} of {report.num_shards}")
-    for kind, rows in (("part", report.parts), ("language", report.languages), ("source", report.sources)):
-        for name, row in sorted(rows.items(), key=lambda item: -item[1]["samples"])[:_MAX_ROWS]:
-            print(f"{kind} {printable(name)}: {100 * row['share']:.2f} %, expected {100 * row['expected']:.2f} %")
-        if len(rows) > _MAX_ROWS:
-            print(f"and {len(rows) - _MAX_ROWS} more {kind}s (--json lists them all)")
-    return DONE
+    return _show(options, dry_run(_load(options), steps=200 if options.steps is None else options.steps))
 
 
 def _add_key(commands: Any) -> None:
@@ -391,19 +287,11 @@ def _add_key(commands: Any) -> None:
 
 
 def _key(options: argparse.Namespace) -> int:
-    from forebay.preprocess.listing import explain
+    from forebay.preprocess.listing import explain, explain_lines
 
     document = explain(_load(options), may_hash=not options.no_hash)
-    if options.json:
-        return _print_json(document)
-    print(f"key:        {document['key'] or 'unknown (a source would have to be hashed)'}")
-    print(f"recipe key: {document['recipe_key']}")
-    print(f"cache:      {document['cache'] or 'none'}{' (sealed)' if document['sealed'] else ''}")
-    nearest = document["nearest"]
-    if options.explain and nearest:
-        print(f"nearest:    {nearest['key']}")
-        for row in nearest["differs"]:
-            print(f"  {row['field']}: {row['wanted']!r} wanted, {row['stored']!r} stored")
+    lines = explain_lines(document, with_nearest=options.explain)
+    print(json_text(document) if options.json else "\n".join(lines))
     return DONE
 
 
@@ -422,35 +310,16 @@ def _index(options: argparse.Namespace) -> int:
 
     report = index_manifests(
         options.manifests,
-        cache_root=Path(options.cache_root or "caches"),
+        cache_root=options.cache_root or "caches",
         num_workers=options.workers or os.cpu_count() or 1,
         export_json=options.export_json,
         progress=not options.no_progress,
     )
-    if options.json:
-        _print_json(report.to_json())
-    else:
-        print(
-            f"{report.indexed} tars indexed, {report.current} were current, {len(report.failed)} failed; "
-            f"{report.members} members, {report.refused} refused"
-        )
+    _show(options, report)
+    if not options.json:
         for _, reason in report.failed:
             print(f"  {reason}", file=sys.stderr)
     return FAILED if report.failed else DONE
-
-
-def _shown(path: str | Path) -> str:
-    """A path as a person would write it from here."""
-    here = os.getcwd()
-    return os.path.relpath(path, here) if str(path).startswith(here + os.sep) else str(path)
-
-
-def _size(size_bytes: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size_bytes < 1000:
-            return f"{size_bytes:.4g} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:.4g} TB"
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -49,6 +50,21 @@ def json_text(document: Any) -> str:
     finite = json.loads(json.dumps(document), parse_constant=lambda _: None)
     # DEL is the one control character that json.dumps leaves as it is; it can only stand in a string.
     return json.dumps(finite, indent=1).replace("\x7f", "\\u007f")
+
+
+def human_bytes(size_bytes: float) -> str:
+    """Returns a size in decimal units, three digits: `12.3 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 999.5:
+            return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.3g} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.3g} TB" if size_bytes < 999.5 else f"{size_bytes:,.0f} TB"
+
+
+def from_here(path: str | os.PathLike[str]) -> str:
+    """Returns a path as a person would write it from the current folder."""
+    here, name = os.getcwd(), os.fspath(path)
+    return os.path.relpath(name, here) if name.startswith(here + os.sep) else name
 
 
 class VisibleStream:

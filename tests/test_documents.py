@@ -1,18 +1,28 @@
-"""Documents that stay true: paths that are named exist, configs are explained, commands of the README run."""
+"""Documents that stay true: paths that are named exist, settings are explained, commands and code are of today."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib
+import inspect
 import json
+import operator
 import re
 import shlex
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
+import forebay
+from benchmarks import picture
 from forebay import cli
-from forebay.config import tree
+from forebay.config import load_config, tree
 from forebay.plan.cursor import LoaderState
+from forebay.train.loader import Loader
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -20,10 +30,11 @@ DOCUMENTS = [
     "README.md",
     "CHANGELOG.md",
     "SECURITY.md",
-    "docs/how-order-works.md",
-    "docs/vision.md",
-    *(f"docs/decisions/{p.name}" for p in (ROOT / "docs/decisions").glob("*.md")),
+    "demo/README.md",
+    *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").rglob("*.md"))),
 ]
+GUIDES = ["README.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))]
+"""What a user reads, with commands, settings and code to copy."""
 SECTIONS = [
     tree.SourceConfig,
     tree.AudioConfig,
@@ -38,7 +49,7 @@ SECTIONS = [
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_every_path_that_a_document_names_exists(name: str) -> None:
-    text = (ROOT / name).read_text()
+    text = _text(name)
     named = re.findall(r"`((?:forebay|tests|docs|configs|benchmarks|demo|examples)/[\w./-]*\w/?)`", text)
     assert [path for path in named if not (ROOT / path).exists()] == []
 
@@ -67,6 +78,83 @@ def test_every_command_and_option_of_the_readme_parses() -> None:
         assert set(re.findall(r"(--[a-z-]+)", row)) - {"--cache-dir"} <= known
 
 
+def _text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def _blocks(name: str, language: str) -> list[str]:
+    """The bodies of the code blocks of one language."""
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```", _text(name), re.DOTALL | re.MULTILINE)
+    return [body for found, body in fenced if found == language]
+
+
+def test_every_page_is_named_by_the_readme() -> None:
+    text = (ROOT / "README.md").read_text()
+    pages = [p.name for p in (ROOT / "docs").glob("*.md")] + ["benchmarks/README.md", "decisions/"]
+    assert [page for page in pages if f"`docs/{page}`" not in text] == []
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    assert len(links) > len(pages)
+    assert [link for link in links if not (ROOT / link).exists()] == []
+    figures = (ROOT / "docs/benchmarks/README.md").read_text()
+    dated = [p.name for p in (ROOT / "docs/benchmarks").glob("*_*.md")]
+    assert [page for page in dated if f"`docs/benchmarks/{page}`" not in figures] == []
+
+
+def test_every_command_of_a_guide_parses_and_names_a_config_that_is_there() -> None:
+    lines = [line for name in GUIDES for block in _blocks(name, "") for line in block.splitlines()]
+    commands = [shlex.split(line, comments=True) for line in lines if re.match(r"forebay [a-z]|inspect_cache ", line)]
+    commands += [
+        shlex.split(text) for name in GUIDES for text in re.findall(r"`(forebay [a-z]+ configs[^`]*)`", _text(name))
+    ]
+    assert len(commands) > 10
+    for command in commands:
+        given = command[1:] if command[0] == "forebay" else ["inspect", *(p for p in command[1:] if p != "--cache-dir")]
+        cli._parser().parse_args(given)
+        assert [part for part in given if part.startswith("configs/") and not (ROOT / part).exists()] == []
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_settings_of_a_guide_are_settings(name: str) -> None:
+    """A block of TOML is taken on top of a demo config; a field in code (`train.seed`) is one of its section."""
+    for block in _blocks(name, "toml"):
+        demo = tomllib.loads((ROOT / "configs/demo_speech.toml").read_text())
+        for section, fields in tomllib.loads(block).items():
+            demo.setdefault(section, {}).update(fields)
+        load_config(demo)
+    sections = {f.name: get_type_hints(tree.Config)[f.name] for f in dataclasses.fields(tree.Config)}
+    known = {name: _fields_of(kind) for name, kind in sections.items()}
+    named = re.findall(r"`([a-z]+)\.(?!toml)([a-z_]+)(?: = [^`]*)?`", _text(name))
+    known["loader"] |= set(vars(Loader))  # the object `loader` has the section's name: `loader.weight`
+    assert all(known[section] for section in ("source", "plan", "loader", "train", "run"))
+    wrong = [f"{section}.{field}" for section, field in named if known.get(section) and field not in known[section]]
+    assert wrong == []
+
+
+def _fields_of(kind: Any) -> set[str]:
+    """The fields of a section, of every part of a union of sections."""
+    parts = [kind, *get_args(kind)]
+    return {field.name for part in parts if dataclasses.is_dataclass(part) for field in dataclasses.fields(part)}
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_code_of_a_guide_compiles_and_names_what_is_there(name: str) -> None:
+    for block in _blocks(name, "python"):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("forebay"):
+                missing = [a.name for a in node.names if not hasattr(importlib.import_module(node.module), a.name)]
+                assert missing == []
+            if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("forebay."):
+                operator.attrgetter(ast.unparse(node).removeprefix("forebay."))(forebay)
+
+
+def test_the_picture_is_what_the_result_pages_say() -> None:
+    assert picture.PICTURE.read_text(encoding="utf-8") == picture.picture()  # else run `make images`
+    assert "](docs/images/gains.svg)" in (ROOT / "README.md").read_text()
+    for panel in picture.PANELS:
+        others = [label for label in panel.rows.values() if not label.startswith("forebay")]
+        assert 0 < len(others) < len(panel.rows)
+
+
 def test_the_page_on_order_shows_the_state_as_it_is() -> None:
     text = (ROOT / "docs/how-order-works.md").read_text()
     shown = json.loads(re.findall(r"```json\n(.*?)```", text, re.DOTALL)[0])
@@ -75,6 +163,66 @@ def test_the_page_on_order_shows_the_state_as_it_is() -> None:
     assert re.findall(r"^\| `(version|plan_key|seed|epoch|position)` \|", text, re.MULTILINE) == list(real)
     examples = {path.name for path in (ROOT / "examples").glob("*.py")}
     assert {name for name in examples if f"`examples/{name}`" not in text} == set()
+
+
+# The public API: what documents and examples teach is what the faces of the packages offer.
+
+FACES = {
+    name: importlib.import_module(name)
+    for name in (
+        "forebay",
+        *(f"forebay.{room}" for room in ("config", "errors", "inspect", "plan", "preprocess", "store", "train")),
+        "forebay.train.integrations.hf",
+    )
+}
+
+
+def _taught() -> Iterator[tuple[str, str]]:
+    """Yields the file, and each dotted name below `forebay` that an example or a document uses."""
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        yield from ((path.name, name) for name in _names(path.read_text()))
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = path.read_text()
+        for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            yield from ((path.name, name) for name in _names(block))
+        yield from ((path.name, name) for name in re.findall(r"`(forebay(?:\.\w+)+)", text))
+
+
+def _names(code: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "forebay")
+        elif isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "forebay":
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute) and re.fullmatch(r"forebay(\.\w+)+", ast.unparse(node)):
+            yield ast.unparse(node)
+
+
+def _is_public(name: str) -> bool:
+    """Whether a dotted name is a face, or is in the `__all__` of its face."""
+    face = max((face for face in FACES if f"{name}.".startswith(f"{face}.")), key=len)
+    rest = name[len(face) + 1 :].split(".")[0]
+    public = getattr(FACES[face], "__all__", [*vars(FACES[face])])
+    return not rest or rest in public or any(other.startswith(f"{name}.") for other in FACES)
+
+
+def test_documents_and_examples_use_public_names_alone() -> None:
+    taught = list(_taught())
+    assert {"README.md", "vision.md", "plain_loop.py", "torch_dataloader.py"} <= {file for file, _ in taught}
+    assert [(file, name) for file, name in taught if not _is_public(name)] == []
+    below = ("forebay.train.models.folder.load_model", "forebay.train.select", "forebay.nothing", "forebay.plan.make")
+    assert [name for name in below if _is_public(name)] == []
+
+
+@pytest.mark.parametrize("face", sorted(set(FACES) - {"forebay.errors"}))
+def test_every_public_name_is_there_and_has_a_docstring(face: str) -> None:
+    module = FACES[face]
+    assert set(module.__all__) <= set(dir(module))
+    for name in module.__all__:
+        value = getattr(module, name)
+        if inspect.isclass(value) or inspect.isfunction(value) or inspect.ismodule(value):
+            assert value.__doc__, f"{face}.{name}"
+            assert not value.__doc__.startswith(f"{name}("), f"{face}.{name} has the docstring that dataclass makes"
 
 
 def test_no_committed_text_names_a_machine() -> None:

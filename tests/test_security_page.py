@@ -34,7 +34,7 @@ def _sentences(promise: str) -> list[str]:
     """The sentences of a promise behind its head, the last paragraph of the section left out."""
     body = promise.partition(".** ")[2].partition(" `make faults` runs")[0]
     hidden = re.sub(r"`[^`]*`", lambda code: code[0].replace(".", "\0"), body)  # a dot in code ends no sentence
-    return [part.replace("\0", ".") for part in re.split(r"(?<=[.)])\.? (?=[A-Z`])", hidden)]
+    return [part.replace("\0", ".") for part in re.split(r"(?<=[.)])\.? (?=[A-Z`]|forebay )", hidden)]
 
 
 @pytest.mark.parametrize("promise", _promises(), ids=lambda text: text.partition(".**")[0][2:40])

@@ -1,1 +1,1 @@
-"""forebay and other ways to keep tensors on disk, on the same data: `python -m benchmarks.formats`. One module a peer."""
+"""Holds one module for each way to keep tensors on disk; `python -m benchmarks.formats` compares them."""

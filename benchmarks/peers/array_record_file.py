@@ -1,4 +1,4 @@
-"""ArrayRecord, what grain reads: one record a sample, uncompressed; a record is the number of ids, the ids and the values."""
+"""ArrayRecord, which grain reads: one uncompressed record a sample, with the number of ids, the ids and the values."""
 
 from __future__ import annotations
 

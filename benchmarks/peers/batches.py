@@ -75,7 +75,7 @@ def make_loader(source: SampleSource, batches: Batches, *, num_threads: int) -> 
 
 
 def collate(samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
-    """Returns `values` [B, longest, width] padded with 0 and `labels` int64 [B, longest] with -100, as a `collate_fn` would."""
+    """Returns `values` [B, longest, width] padded with 0, and `labels` int64 [B, longest] with -100."""
     lengths = [len(sample["values"]) for sample in samples]
     first = samples[0]["values"]
     values = np.zeros((len(samples), max(lengths), *first.shape[1:]), first.dtype)
@@ -116,7 +116,7 @@ def walk(reader: Reader, batches: Batches, collate_fn: Callable[[Sequence[Sample
 
 
 def copyto_loop(workload: Workload, batches: Batches, *, num_buffers: int, pad: bool) -> Callable[[], None]:
-    """Returns the limit: a bare `np.copyto` of the same slices into reused memory; with `pad` also the zeros behind them."""
+    """Returns the limit: a bare `np.copyto` of the same slices into reused memory; with `pad` also of the zeros."""
     shape = (BATCH_SIZE * int(np.diff(workload.offsets).max()), workload.width)
     buffers = [_aligned(shape, workload.values.dtype) for _ in range(num_buffers)]
     starts, stops = workload.offsets[:-1].tolist(), workload.offsets[1:].tolist()
@@ -135,7 +135,7 @@ def copyto_loop(workload: Workload, batches: Batches, *, num_buffers: int, pad: 
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Zeros that begin at a cache line, as torch's memory and forebay's do: the limit is to be the best that there is."""
+    """Returns zeros that begin at a cache line, as torch's and forebay's memory do: the limit is to be the best."""
     found: Array = torch.zeros(shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype).numpy()
     return found
 

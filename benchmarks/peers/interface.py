@@ -18,8 +18,8 @@ Sample = Mapping[str, Array]
 class Workload:
     """Samples that every format keeps.
 
-    values: [total, width], all samples' end to end; offsets: int64 [num_samples + 1] into it. ids: int32 [total_ids], with
-    id_offsets. rows_per_shard: of formats that are told.
+    values: [total, width], those of all samples end to end. offsets: int64 [num_samples + 1], where each sample begins.
+    ids, id_offsets: the same for token ids, int32 [total_ids]. rows_per_shard: for formats that take a number.
     """
 
     name: str

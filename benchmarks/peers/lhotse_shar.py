@@ -1,4 +1,4 @@
-"""lhotse Shar's array tars. Shar streams: there is no reading by index, so its rows are taken in the order of writing."""
+"""lhotse Shar's array tars. Shar streams and cannot read by index, so its rows come in the order of writing."""
 
 from __future__ import annotations
 

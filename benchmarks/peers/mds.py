@@ -1,7 +1,7 @@
 """MosaicML Streaming: MDS shards read from a local folder.
 
-`import streaming` imports torchvision and every cloud's client for classes that are not used here, and torchvision does not load
-beside a CPU build of torch; where it is absent an empty module stands in.
+`import streaming` imports torchvision and every cloud's client for classes that are not used here. torchvision does not
+load beside a CPU build of torch. If it is absent, an empty module takes its place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One memory-mapped TensorDict folder a sample, stacked lazily: what `TensorDict.save` of a ragged list makes.
 
-The stack holds two mappings a sample open, more than a process may have from some 16,000 samples on (`vm.max_map_count`); beyond
-that a sample's folder is opened when it is read, which is the second row.
+The stack holds two mappings a sample open. From some 16,000 samples on that is more than a process may have
+(`vm.max_map_count`). In the second row a sample's folder is therefore opened when it is read.
 """
 
 from __future__ import annotations

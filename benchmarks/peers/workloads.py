@@ -14,7 +14,7 @@ _NOISE_ROWS = 10_007
 
 
 def speech(count: int = 3_000) -> Workload:
-    """Returns workload A: float16 log-mel [T, 128] at 100 frames/s of the usual durations, and about 6 tokens a second."""
+    """Returns workload A: float16 log-mel [T, 128], 100 frames/s, usual durations, and about 6 tokens a second."""
     rng = np.random.default_rng(0)
     frames = np.minimum(usual_durations(count) // FRAME_SAMPLES, 3000).astype(np.int64)
     tokens = np.maximum(frames * 6 // 100 + rng.integers(-4, 5, count), 2)

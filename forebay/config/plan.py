@@ -70,7 +70,7 @@ class PlanConfig:
     algorithm: Literal["best_fit", "best_fit_decreasing"] = "best_fit"
     """`best_fit`: with exact completion; over all samples never more packs than `best_fit_decreasing`, the usual one."""
     pack_seed: int = 0
-    """Of which samples of a length share a pack, and their order in it."""
+    """The seed of two draws: which samples of a length share a pack, and in which order they stand in the pack."""
     overlong: Literal["drop", "error"] = "drop"
     """What a sample above `seq_len` or `max_patches` becomes: left out, counted and listed, or the end of the plan."""
 

@@ -1,11 +1,8 @@
-"""`forebay inspect`: what is asked for, in one document or in lines.
-
-`forebay inspect PLAN_FOLDER`: a plan's settings and statistics, or one of its packs.
-"""
+"""`forebay inspect`: prints what is asked for of a cache or a plan, as one document or as lines."""
 
 from __future__ import annotations
 
-import argparse
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,55 +10,81 @@ from typing import Any
 
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, CacheError, CacheNotFoundError, ConfigError
-from forebay.inspect.export import check_target, write_table, write_wav
+from forebay.inspect.export import CONFIG_NAME, Places, bucket_manifests, check_target, write_table, write_wav
 from forebay.inspect.facts import cache_facts, holds_images, pack_bytes, unreadable_facts
 from forebay.inspect.pack import Pack, read_pack
 from forebay.inspect.plans import read_plan
-from forebay.inspect.sample import ImageSample, Sample, read_image_sample, read_sample, sample_index, sample_lines
+from forebay.inspect.sample import ImageSample, Sample, read_sample, sample_index
 from forebay.inspect.terminal.layout import print_json, print_lines
 from forebay.inspect.terminal.plan import plan_report_lines
 from forebay.inspect.terminal.report import report_lines, verify_lines
-from forebay.inspect.terminal.sample import image_sample_lines, pack_lines
+from forebay.inspect.terminal.sample import pack_lines, sample_lines
+from forebay.plan.disk import is_plan
 from forebay.store.cache import Cache, open_cache
-from forebay.store.lookup import sealed_caches
+from forebay.store.lookup import find_cache, require, sealed_caches
 from forebay.store.metadata import check_description, check_file, foreign_values
-from forebay.store.verify import VerifyReport
+from forebay.store.verify import VerifyReport, verify_folder
 
 DONE, FAILED = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Outputs:
-    """Files to write, None where not asked for."""
+class InspectOptions:
+    """What is asked for, as `forebay inspect` takes it.
 
-    wav: Path | None
-    png: Path | None
-    export: Path | None
-
-
-def run(folder: Path, config: Config | None, options: argparse.Namespace) -> int:
-    """Prints what is inside a cache and returns the exit code: 1 where `--verify` found something wrong, else 0.
-
-    config: where the cache was found by one; its tokenizer decodes labels. options: json, sample, wav, png, export, verify,
-    no_progress, cache_root, as `forebay.cli` parses them. With `--sample` or `--export` alone the report is left out; `--json`
-    holds all of it. A damaged cache is reported as far as it can be read, and nothing is written from it.
-    Raises ConfigError for options that do not go together, CacheError where the cache cannot be read.
+    sample: index or id; of a plan of packs the number of a pack, or a sample's id. wav, png: files to write of that
+    sample.
+    export: a parquet file to write. verify: re-hash everything. cache_root: another place to look for caches and plans.
     """
-    outputs = _outputs(folder, options)
-    verified = None
-    if options.verify:
-        from forebay.store.verify import verify_folder
 
-        verified = verify_folder(folder, progress=not options.no_progress).to_json()
+    sample: str | None = None
+    wav: Path | None = None
+    png: Path | None = None
+    export: Path | None = None
+    verify: bool = False
+    as_json: bool = False
+    progress: bool = False
+    cache_root: Path | None = None
+
+
+def show(target: Path | Config, options: InspectOptions) -> int:
+    """Prints what is inside a cache or a plan; returns the exit code, 1 where `verify` found something wrong, else 0.
+
+    target: the folder, or a config, whose cache is taken and whose tokenizer decodes labels.
+    Raises ConfigError for options that do not go together, CacheNotFoundError where the config has no cache or a pack's
+    cache is not there, another CacheError where the cache or the plan cannot be read.
+    """
+    if isinstance(target, Config):
+        return _show_cache(require(target, find_cache(target)).folder, target, options)
+    return _show_plan(Path(os.path.abspath(target)), options) if is_plan(target) else _show_cache(target, None, options)
+
+
+def show_bucket_manifests(config: Config, folder: Path, *, seed: int, places: Places, as_json: bool) -> int:
+    """Writes the bucket manifests of a config, prints what was written and returns 0; see `bucket_manifests`."""
+    written = bucket_manifests(config, folder, seed=seed, places=places)
+    if as_json:
+        print_json({"written": [str(path) for path in written], CONFIG_NAME: json.loads(written[-1].read_bytes())})
+    else:
+        print_lines(f"wrote {path}" for path in written)
+    return DONE
+
+
+def _show_cache(folder: Path, config: Config | None, options: InspectOptions) -> int:
+    """Prints a cache. With `sample` or `export` alone the report is left out; the document holds all of it.
+
+    A damaged cache is reported as far as it can be read, and nothing is written from it.
+    """
+    _check_outputs(folder, options)
+    verified = verify_folder(folder, progress=options.progress).to_json() if options.verify else None
     if verified is not None and not verified["ok"]:
         damaged = _damaged(folder, _plan_roots(folder, config, options))
         _print(options, {**damaged, "verify": verified}, None, [])
         return FAILED
     cache = open_cache(folder)
     sample = None if options.sample is None else _read(cache, options.sample, config)
-    written = _write(cache, sample, outputs)
+    written = _write(cache, sample, options)
     facts: dict[str, Any] = {} if verified is None else {"verify": verified}
-    if options.json or options.verify or not (sample or written):
+    if options.as_json or options.verify or not (sample or written):
         facts = {**cache_facts(cache, plan_roots=_plan_roots(folder, config, options)), **facts}
     _print(options, facts, sample, written)
     return DONE
@@ -70,36 +93,27 @@ def run(folder: Path, config: Config | None, options: argparse.Namespace) -> int
 def _read(cache: Cache, wanted: str, config: Config | None) -> Sample | ImageSample:
     check_description(cache.folder, cache.metadata)
     with foreign_values(cache.folder):
-        index = sample_index(cache, wanted)
-        if holds_images(cache):
-            return read_image_sample(cache, index, config=config)
-        return read_sample(cache, index, config=config)
+        return read_sample(cache, sample_index(cache, wanted), config=config)
 
 
-def _outputs(folder: Path, options: argparse.Namespace) -> _Outputs:
-    for name in ("wav", "png"):
-        if getattr(options, name) is not None and options.sample is None:
+def _check_outputs(folder: Path, options: InspectOptions) -> None:
+    for name, path in {"wav": options.wav, "png": options.png}.items():
+        if path is not None and options.sample is None:
             raise ConfigError(
                 f"--{name} needs --sample I, the index or id of the sample to write; for example --sample 0"
             )
-    paths = {name: _path(getattr(options, name)) for name in ("wav", "png", "export")}
-    for name, path in paths.items():
+    for name, path in {"wav": options.wav, "png": options.png, "export": options.export}.items():
         if path is not None:
             check_target(path, f"--{name}", cache_folder=folder)
-    if paths["export"] is not None and paths["export"].suffix != ".parquet":
+    if options.export is not None and options.export.suffix != ".parquet":
         raise ConfigError(
-            f"--export {paths['export']}: the row table is written as parquet; name a file that ends in .parquet"
+            f"--export {options.export}: the row table is written as parquet; name a file that ends in .parquet"
         )
-    return _Outputs(**paths)
 
 
-def _path(name: str | None) -> Path | None:
-    return None if name is None else Path(name)
-
-
-def _plan_roots(folder: Path, config: Config | None, options: argparse.Namespace) -> list[Path]:
+def _plan_roots(folder: Path, config: Config | None, options: InspectOptions) -> list[Path]:
     """Where plans of a cache may lie: beside it, and under the root that was named (a cache may be named outright)."""
-    named = config.cache_root if config is not None else _path(options.cache_root)
+    named = config.cache_root if config is not None else options.cache_root
     roots = [Path(os.path.abspath(folder)).parent]
     if named is not None and named.absolute() != roots[0]:
         roots.append(named)
@@ -113,7 +127,7 @@ def _damaged(folder: Path, plan_roots: list[Path]) -> dict[str, Any]:
         return unreadable_facts(folder)  # why is among the problems that verifying found
 
 
-def _write(cache: Cache, sample: Sample | ImageSample | None, outputs: _Outputs) -> list[str]:
+def _write(cache: Cache, sample: Sample | ImageSample | None, outputs: InspectOptions) -> list[str]:
     if sample is not None and outputs.wav is not None:
         write_wav(cache, sample.tensors, outputs.wav)
     if sample is not None and outputs.png is not None:
@@ -137,9 +151,9 @@ def _write_png(cache: Cache, sample: Sample | ImageSample, path: Path) -> None:
 
 
 def _print(
-    options: argparse.Namespace, facts: dict[str, Any], sample: Sample | ImageSample | None, written: list[str]
+    options: InspectOptions, facts: dict[str, Any], sample: Sample | ImageSample | None, written: list[str]
 ) -> None:
-    if options.json:
+    if options.as_json:
         document = {
             **facts,
             **({"sample": sample.to_json()} if sample else {}),
@@ -150,24 +164,15 @@ def _print(
     if facts.get("sealed"):
         print_lines([*report_lines(facts), ""] if "verify" in facts else report_lines(facts))
     if sample is not None:
-        print_lines(image_sample_lines(sample) if isinstance(sample, ImageSample) else sample_lines(sample))
+        print_lines(sample_lines(sample))
     if "verify" in facts:
         print_lines(verify_lines(facts["verify"]))
     print_lines(f"wrote {path}" for path in written)
 
 
-_OF_CACHES = ("wav", "export")
-
-
-def run_plan(folder: Path, options: argparse.Namespace) -> int:
-    """Prints what a plan is, or with `--sample` one pack of it, and returns the exit code as `command.run` does.
-
-    The plan's cache is looked for in the root that the plan lies in, and under `--cache-root`.
-    Raises ConfigError for options that a plan has no answer to, CacheCorruptError, CacheMismatchError where the plan cannot
-    be read, CacheNotFoundError where a pack is asked for and its cache is not there.
-    """
-    folder = Path(os.path.abspath(folder))
-    _check(folder, options)
+def _show_plan(folder: Path, options: InspectOptions) -> int:
+    """Prints a plan, or the pack that `sample` asks for; its cache is looked for beside it, and under `cache_root`."""
+    _check_plan_outputs(folder, options)
     try:
         plan = read_plan(folder)
     except OSError as err:
@@ -181,20 +186,20 @@ def run_plan(folder: Path, options: argparse.Namespace) -> int:
     if cache is not None:
         check_description(cache.folder, cache.metadata)
         facts = pack_bytes(cache, facts) if holds_images(cache) else facts
-    pack = None if options.sample is None else _pack(cache, plan, options)
-    written = [] if pack is None or options.png is None else [_draw(pack, folder, Path(options.png))]
+    pack = None if options.sample is None else _pack(cache, plan, options.sample, options)
+    written = [] if pack is None or options.png is None else [_draw(pack, folder, options.png)]
     _print_plan(options, facts, pack, written)
     return DONE
 
 
-def _check(folder: Path, options: argparse.Namespace) -> None:
-    for name in _OF_CACHES:
-        if getattr(options, name) is not None:
+def _check_plan_outputs(folder: Path, options: InspectOptions) -> None:
+    for name, path in {"wav": options.wav, "export": options.export}.items():
+        if path is not None:
             raise ConfigError(f"--{name}: {folder} is a plan; name its cache, or a config")
     if options.png is not None:
         if options.sample is None:
             raise ConfigError("--png needs --sample I, the pack to draw; for example --sample 0")
-        check_target(Path(options.png), "--png", cache_folder=folder)
+        check_target(options.png, "--png", cache_folder=folder)
 
 
 def _verified(folder: Path, plan: dict[str, Any]) -> VerifyReport:
@@ -209,27 +214,27 @@ def _verified(folder: Path, plan: dict[str, Any]) -> VerifyReport:
     return report
 
 
-def _roots(folder: Path, options: argparse.Namespace) -> list[Path]:
-    named = [] if options.cache_root is None else [Path(options.cache_root).absolute()]
+def _roots(folder: Path, options: InspectOptions) -> list[Path]:
+    named = [] if options.cache_root is None else [options.cache_root.absolute()]
     return list(dict.fromkeys([folder.parent.parent, *named]))
 
 
-def _cache(folder: Path, plan: dict[str, Any], options: argparse.Namespace) -> Cache | None:
+def _cache(folder: Path, plan: dict[str, Any], options: InspectOptions) -> Cache | None:
     """The newest cache of the plan's key: every layout has the same samples."""
     caches = (cache for root in _roots(folder, options) for cache in sealed_caches(root))
     return next((open_cache(cache.folder) for cache in caches if cache.key in plan["cache_keys"]), None)
 
 
-def _pack(cache: Cache | None, plan: dict[str, Any], options: argparse.Namespace) -> Pack:
+def _pack(cache: Cache | None, plan: dict[str, Any], wanted: str, options: InspectOptions) -> Pack:
     folder = Path(plan["folder"])
     if cache is None:
         key, searched = plan["cache_keys"][0][:16], ", ".join(map(str, _roots(folder, options)))
         raise CacheNotFoundError(
             f"{folder} packs the cache with key {key}, which is not in {searched}; "
-            f"run: forebay inspect {folder} --sample {options.sample} --cache-root DIR"
+            f"run: forebay inspect {folder} --sample {wanted} --cache-root DIR"
         )
     with foreign_values(cache.folder):
-        return read_pack(cache, plan, options.sample)
+        return read_pack(cache, plan, wanted)
 
 
 def _draw(pack: Pack, folder: Path, path: Path) -> str:
@@ -240,8 +245,8 @@ def _draw(pack: Pack, folder: Path, path: Path) -> str:
     return str(path)
 
 
-def _print_plan(options: argparse.Namespace, facts: dict[str, Any], pack: Pack | None, written: list[str]) -> None:
-    if options.json:
+def _print_plan(options: InspectOptions, facts: dict[str, Any], pack: Pack | None, written: list[str]) -> None:
+    if options.as_json:
         document = {**facts, **({"pack": pack.to_json()} if pack else {}), **({"written": written} if written else {})}
         print_json(document)
         return

@@ -1,13 +1,10 @@
-"""What `inspect` writes: the row table as parquet, a waveform as WAV. Each file is there whole or not at all.
-
-A cache's rows as one table a bucket, for trainers that read buckets from files of their own.
-"""
+"""What `inspect` writes, each file whole or not at all: the row table, a waveform, a table for each bucket."""
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forebay.config.plan import bucket_name
+from forebay.config.tree import Config
 from forebay.errors import ConfigError, TarError
-from forebay.store.cache import Cache
+from forebay.plan.bucket.plan import BucketPlan, shuffled_buckets
+from forebay.plan.make import plan_of
+from forebay.store.cache import Cache, open_cache
 from forebay.store.files import write_aside, write_bytes
 from forebay.store.layout import Array
+from forebay.store.lookup import find_cache, require
 from forebay.tar.json_index import json_path, load_json
 
 if TYPE_CHECKING:
@@ -40,15 +41,7 @@ def check_target(path: Path, option: str, *, cache_folder: Path) -> None:
 
 def write_table(cache: Cache, path: Path) -> None:
     """Makes `path` a parquet file of `cache.samples`, one row a sample."""
-    import pyarrow.parquet as pq
-
-    table = cache.samples
-    with write_aside(path) as file:
-        # Buffered: pyarrow ignores how much of its bytes a `write` took, and a nearly full disk takes a part.
-        buffered = io.BufferedWriter(file)
-        pq.write_table(table, buffered)
-        buffered.flush()
-        buffered.detach()
+    _write(path, cache.samples)
 
 
 def write_wav(cache: Cache, tensors: Mapping[str, Array], path: Path) -> None:
@@ -62,8 +55,8 @@ def write_wav(cache: Cache, tensors: Mapping[str, Array], path: Path) -> None:
         raise ConfigError(f"--wav: {cache.folder} has no audio (its fields: {', '.join(tensors)}); leave --wav out")
     if "waveform" not in tensors:
         raise ConfigError(
-            f"--wav: {cache.folder} keeps no waveforms (its fields: {', '.join(tensors)}); set audio.keep_waveform = true "
-            "in the config and run: forebay preprocess CONFIG"
+            f"--wav: {cache.folder} keeps no waveforms (its fields: {', '.join(tensors)}); set "
+            "audio.keep_waveform = true in the config and run: forebay preprocess CONFIG"
         )
     waveform = tensors["waveform"]
     subtype = "PCM_16" if waveform.dtype == np.int16 else "FLOAT"
@@ -73,6 +66,10 @@ def write_wav(cache: Cache, tensors: Mapping[str, Array], path: Path) -> None:
 
 
 CONFIG_NAME = "bucket_config.json"
+
+
+Places = Callable[[Config], "pa.Table | None"]
+"""Gives the `places` that `write_bucket_manifests` takes; only `preprocess` lists sources, which is not known here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -94,19 +91,39 @@ class BucketRows:
         return bucket_name(self.low_s, self.high_s)
 
 
+def bucket_manifests(config: Config, folder: Path, *, seed: int, places: Places) -> list[Path]:
+    """Makes `folder` hold a shuffled table for each bucket of a config's plan, for trainers that read such files.
+
+    Returns the paths as `write_bucket_manifests` does. places: says where the samples of a config lie. Raises
+    ConfigError for a plan whose buckets are no ranges of seconds.
+    """
+    if config.modality == "vision":
+        raise ConfigError(f"--bucket-manifests: buckets are ranges of seconds, and {config.path} is of images")
+    cache = open_cache(require(config, find_cache(config)).folder)
+    plan = plan_of(config, cache).plan
+    if not isinstance(plan, BucketPlan):
+        raise ConfigError('--bucket-manifests: plan.kind = "window" has no buckets; use --set plan.kind="bucket"')
+    if plan.edges:
+        raise ConfigError(f"--bucket-manifests: buckets are ranges of seconds, and {cache.folder} has no audio")
+    parts = zip((0.0, *plan.edges_s[:-1]), plan.edges_s, shuffled_buckets(plan, seed=seed), strict=True)
+    rows = [BucketRows(low_s=low, high_s=high, samples=samples) for low, high, samples in parts]
+    return write_bucket_manifests(cache, folder, rows, places=places(config), seed=seed)
+
+
 def write_bucket_manifests(
     cache: Cache, folder: Path, buckets: Sequence[BucketRows], *, places: pa.Table | None, seed: int
 ) -> list[Path]:
     """Makes `folder` hold bucket_config.json and a parquet file for each bucket; returns their paths.
 
-    The tables are manifests of `kind = "tar"`: `tar_path` (absolute), `tar_member_name`, `transcript`, and beside the columns of
-    `cache.samples`, of which `duration_s` is as decoded, `bucket_id` (the table's name without `.parquet`) and
-    `bucket_max_duration` (the upper edge, in seconds). `tar_index_path` is the JSON that `forebay index --export-json` wrote,
-    null where a tar has no current one, and left out where none has. Where samples come from no tar, `tar_path` and
-    `tar_member_name` are null. bucket_config.json is written last.
+    The tables are manifests of `kind = "tar"`: `tar_path` (absolute), `tar_member_name`, `transcript`, and beside the
+    columns of `cache.samples`, of which `duration_s` is as decoded, `bucket_id` (the table's name without `.parquet`)
+    and `bucket_max_duration` (the upper edge, in seconds). `tar_index_path` is the JSON that `forebay index
+    --export-json` wrote, null where a tar has no current one, and left out where none has. Where samples come from no
+    tar, `tar_path` and `tar_member_name` are null. bucket_config.json is written last.
     places: `sample_id`, `tar_path` and `tar_member_name` of all samples; None where they come from no tar. seed: of the
     shuffle, for bucket_config.json.
-    Raises ConfigError where the folder lies inside the cache or holds tables of other buckets, or a sample has no place.
+    Raises ConfigError where the folder lies inside the cache or holds tables of other buckets, or a sample has no
+    place.
     """
     _check_folder(folder, buckets, cache_folder=cache.folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -176,7 +193,8 @@ def _with_tars(cache: Cache, places: pa.Table | None) -> pa.Table:
     if found.null_count:
         missing = table["sample_id"].filter(pc.is_null(found))[0].as_py()
         raise ConfigError(
-            f"the manifest lists no sample {missing!r} of {cache.folder}; make the cache of what it lists: forebay preprocess CONFIG"
+            f"the manifest lists no sample {missing!r} of {cache.folder}; make the cache of what it lists: "
+            "forebay preprocess CONFIG"
         )
     places = places.take(found)
     tars = places["tar_path"].combine_chunks().dictionary_encode()

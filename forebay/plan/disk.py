@@ -23,7 +23,7 @@ from forebay.plan.names import PLANS, plan_document
 from forebay.plan.pack.plan import PackPlan
 from forebay.plan.statistics import FORM, PACK_FORM
 from forebay.plan.window import WindowPlan
-from forebay.store.chunked import ChunkCheck, chunk_sums
+from forebay.store.chunked import MEMBERS_A_CHUNK, CheckedArray, chunk_sums
 from forebay.store.files import fsync_folder, hash_file, write_all, write_aside, write_bytes
 from forebay.store.key import digest
 from forebay.store.layout import Array
@@ -145,7 +145,10 @@ def _mapped(folder: Path, metadata: dict[str, Any], settings: PlanConfig) -> Any
         name: _map_array(folder / f"{name}.npy", expected, is_checked=not (is_lazy and name == "members"))
         for name, expected in metadata["arrays"].items()
     }
-    check = ChunkCheck(folder / "members.npy", arrays["members"], arrays.pop(SUMS)) if is_lazy else None
+    check = None
+    if is_lazy:
+        path, sums = folder / "members.npy", arrays.pop(SUMS)
+        check = CheckedArray(path, arrays["members"], sums, chunk_items=MEMBERS_A_CHUNK, again=_AGAIN).require_all
     return _KINDS[settings.kind].restored(arrays, metadata, settings, check)
 
 
@@ -253,7 +256,7 @@ def _require(check: Check, document: Any, path: Path) -> None:
 
 def _arrays(plan: AnyPlan) -> dict[str, Array]:
     arrays = plan.arrays()
-    return {**arrays, SUMS: chunk_sums(plan.members)} if plan.members.nbytes >= LAZY_BYTES else arrays
+    return {**arrays, SUMS: chunk_sums(plan.members, MEMBERS_A_CHUNK)} if plan.members.nbytes >= LAZY_BYTES else arrays
 
 
 def _write_array(path: Path, array: Array) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from forebay.plan.statistics import pack_statistics, statistics
 from forebay.plan.window import WindowPlan, window_plan
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, Array
-from forebay.store.source import Identified, SampleSource, parts_of, without_audio
+from forebay.store.source import SampleSource, parts_of, without_audio
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ def opened_packs(folder: Path, source: SampleSource) -> tuple[Planned, PlanConfi
 
 def plan_example(config: Config) -> str:
     """Returns what a `[plan]` section for the data of a config may say."""
-    if config.vision is not None:
+    if config.modality == "vision":
         return '[plan] with kind = "pack" and seq_len = 8192'
     if config.audio.features == "none":
         return "[plan] with k = 8 and batch_tokens = 8192"
@@ -189,7 +189,7 @@ def plan_statistics(plan: AnyPlan, samples: Samples, settings: PlanConfig) -> di
 def samples_of(source: SampleSource) -> Samples:
     """Returns what the plans of a source are made of."""
     texts, lengths = without_audio(source), source.lengths
-    slots = getattr(source, "slots", None)  # only what is read from a cache lies in shards
+    slots = source.slots
 
     def column(name: str) -> Callable[[], Array]:
         return lambda: np.asarray(lengths[name])
@@ -205,7 +205,7 @@ def samples_of(source: SampleSource) -> Samples:
         tokens=column("num_tokens"),
         patches=column("num_patches"),
         images=column("num_images"),
-        shards=None if slots is None else lambda: (np.asarray(slots) >> ROW_BITS).astype(np.int32),
+        shards=None if slots is None else lambda: (slots >> ROW_BITS).astype(np.int32),
         texts=texts,
     )
 
@@ -246,9 +246,9 @@ def _key_of(plan: AnyPlan, folder: Path | None, *, source: SampleSource, setting
 def _identity(source: SampleSource) -> tuple[str, Callable[[], str]]:
     """Returns how the samples of a source are made, and what tells which they are; of a union, of all its parts."""
     parts = parts_of(source)
-    recipes = [part.recipe_key if isinstance(part, Identified) else part.key for part in parts]
+    recipes = [part.recipe_key for part in parts]
 
     def ids() -> str:
-        return digest([part.ids_digest() if isinstance(part, Identified) else part.key for part in parts])
+        return digest([part.ids_digest() for part in parts])
 
     return digest(recipes), ids

@@ -23,7 +23,7 @@ from forebay.errors import CacheCorruptError, CacheMismatchError
 from forebay.plan.cursor import LoaderState, num_steps
 from forebay.plan.interface import Plan
 from forebay.store.layout import ROW_BITS, Array
-from forebay.store.source import Categorised, SampleSource, Sharded
+from forebay.store.source import SampleSource
 
 _CHUNK = 4096
 """Micro-batches whose samples are looked at in one go."""
@@ -88,14 +88,14 @@ def population(source: SampleSource) -> Population:
         found = _categories(source, column)
         if found is not None:
             names[column], codes[column] = [name or "unknown" for name in found[0]], found[1]
-    shards = np.asarray(source.slots) >> ROW_BITS if isinstance(source, Sharded) else None
+    shards = None if source.slots is None else source.slots >> ROW_BITS
     return Population(num_samples=len(source), names=names, codes=codes, shards=shards)
 
 
 def _categories(source: SampleSource, column: str) -> tuple[list[str], Array] | None:
     if column == "part":
         return (list(source.names), source.source_of) if isinstance(source, Parted) else None
-    return source.categories(column) if isinstance(source, Categorised) else None
+    return source.categories(column)
 
 
 def expected_shares(population: Population, plan: Plan, column: str) -> Array:

@@ -1,6 +1,6 @@
-"""Where each sample lies: a large array that is checked piece by piece where it is touched, so that opening does not grow.
+"""A large flat array that is checked chunk by chunk where it is touched: opening it costs nothing that grows with it.
 
-A large mapped array, checked piece by piece where it is touched: opening it costs nothing that grows with it.
+The slots of a cache and the members of a plan are such arrays.
 """
 
 from __future__ import annotations
@@ -13,128 +13,121 @@ import numpy as np
 import xxhash
 
 from forebay.errors import CacheCorruptError
-from forebay.store.held import AnyFolder
+from forebay.store.held import AnyFile, AnyFolder
 from forebay.store.layout import Array, Ints
 from forebay.store.metadata import check_file
 
-FILE_NAME = "slots.npy"
+MEMBERS_A_CHUNK = 2**13
+"""Members of a plan that are hashed together: 32 KiB, 3 us. A first batch of 40 samples touches 40 chunks."""
 
 
 SLOTS_A_CHUNK = 2**16
 """Slots that are hashed together: 512 KiB, 20 us."""
 
 
-_HEADER_BYTES = 128
-"""Of a .npy file of one axis; never parsed, since what it says follows from the number of samples."""
+SLOTS = "slots.npy"
 
 
 SUMS = "chunks_xxh3_64"
-"""Of the file's entry in metadata.json. Without it the file is checked whole when it is opened."""
+"""Where the entry of `slots.npy` has the sums; slots of one chunk have none and are checked when opened."""
 
 
-def sums_entry(slots: Array) -> dict[str, list[str]]:
-    """Returns what the file's entry in metadata.json has on top: the xxh3-64 of every chunk, none where there is only one.
+_HEADER_BYTES = 128
+"""Size of a .npy header of one axis; never parsed, since what it says follows from the number of samples."""
 
-    slots: int64 [num_samples].
+
+_AGAIN = "run: forebay preprocess CONFIG --rebuild"
+
+
+def chunk_sums(array: Array, chunk_items: int) -> Array:
+    """Returns the xxh3-64 of every `chunk_items` items of a flat array: uint64 [num_chunks]."""
+    return np.array([_sum(array, start, chunk_items) for start in range(0, len(array), chunk_items)], dtype=np.uint64)
+
+
+class CheckedArray:
+    """A flat array whose chunks are compared with their sums, each before its first use in this process.
+
+    Threads may share it. array: all items, to be read where `require` has been asked first.
     """
-    count = _num_chunks(len(slots))
-    return {SUMS: [_sum(slots, chunk) for chunk in range(count)]} if count > 1 else {}
 
+    def __init__(self, path: AnyFile | Path, array: Array, sums: Array | None, *, chunk_items: int, again: str) -> None:
+        """Takes `array` as it is.
 
-class Slots:
-    """The slots of a cache, int64 [num_samples]. Threads may share it.
-
-    at: memory of all of them, to be read where `require` has been asked first. A memoryview gives Python ints at a third of the
-    cost of numpy's scalars.
-    """
-
-    def __init__(self, folder: AnyFolder, entry: Mapping[str, Any], *, length: int, verify: bool) -> None:
-        """Maps the file, whose size is checked, and with `verify` its content: at first touch where its entry has sums.
-
-        Raises CacheCorruptError where the file is missing or not the one that the entry describes.
+        sums: of `chunk_sums`, None where nothing is to be checked. again: what a message tells the user to run.
+        Raises CacheCorruptError where there are not as many sums as chunks.
         """
-        self.path = folder / FILE_NAME
-        sums = entry.get(SUMS)
-        check_file(self.path, entry, verify=verify and sums is None)
-        size = int(entry["size_bytes"])
-        if size != _HEADER_BYTES + 8 * length:
+        self.array = array
+        self._path, self._sums, self._chunk_items, self._again = path, sums, chunk_items, again
+        wanted = -(-len(array) // chunk_items)
+        if sums is not None and len(sums) != wanted:
             raise CacheCorruptError(
-                f"{self.path} holds int64 [{(size - _HEADER_BYTES) // 8}], its metadata says int64 [{length}]; "
-                "run: forebay preprocess CONFIG --rebuild"
+                f"{path}: {len(sums)} checksums of chunks, wanted {wanted} for {len(array)} items; {again}"
             )
-        if sums is not None and len(sums) != _num_chunks(length):
-            raise CacheCorruptError(
-                f"{self.path}: {len(sums)} {SUMS} in its metadata, wanted {_num_chunks(length)} for {length} slots; "
-                "run: forebay preprocess CONFIG --rebuild"
-            )
-        self._array = self._mapped(length) if length else np.frombuffer(b"", np.int64)
-        self.at = self._array.data
-        self._sums: list[str] = sums or []
-        self._unchecked = set(range(len(self._sums))) if verify else set()
+        self._is_right = np.full(wanted, sums is None)
 
     def require(self, index: int) -> None:
-        """Raises CacheCorruptError where the slots around `index` are not those that were written."""
-        chunk = index // SLOTS_A_CHUNK
-        if chunk in self._unchecked:
+        """Raises CacheCorruptError, with file and offset, where the items around `index` are not those written."""
+        chunk = index // self._chunk_items
+        if not self._is_right[chunk]:
             self._check(chunk)
 
-    def all(self) -> Array:
-        """Returns all slots, read-only, after checking them."""
-        for chunk in sorted(self._unchecked):
+    def require_all(self, places: Ints) -> None:
+        """Raises what `require` does, for every one of `places`."""
+        chunks = places // self._chunk_items
+        for chunk in np.unique(chunks[~self._is_right[chunks]]).tolist():
             self._check(chunk)
-        return self._array
 
-    def _mapped(self, length: int) -> Array:
-        with self.path.open("rb", buffering=0) as file:
-            return np.asarray(np.memmap(file, np.dtype("<i8"), "r", _HEADER_BYTES, (length,)))
+    def whole(self) -> Array:
+        """Returns all items, read-only, after checking them."""
+        for chunk in np.flatnonzero(~self._is_right).tolist():
+            self._check(chunk)
+        return self.array
 
     def _check(self, chunk: int) -> None:
-        computed = _sum(self._array, chunk)
-        if computed != self._sums[chunk]:
+        assert self._sums is not None
+        start, stored = chunk * self._chunk_items, int(self._sums[chunk])
+        computed = _sum(self.array, start, self._chunk_items)
+        if computed != stored:
             raise CacheCorruptError(
-                f"{self.path} slots from {chunk * SLOTS_A_CHUNK} on: stored xxh3-64 {self._sums[chunk]}, computed {computed}; "
-                "run: forebay preprocess CONFIG --rebuild"
+                f"{self._path}: items from {start} on (byte {start * self.array.itemsize} of the array): stored "
+                f"xxh3-64 {stored:016x}, computed {computed:016x}; {self._again}"
             )
-        self._unchecked.discard(chunk)
+        self._is_right[chunk] = True
 
 
-def _num_chunks(length: int) -> int:
-    return -(-length // SLOTS_A_CHUNK)
+def slot_sums(slots: Array) -> dict[str, list[str]]:
+    """Returns what the entry of `slots.npy` has on top: the sum of every chunk in hex, none where there is only one."""
+    sums = chunk_sums(slots, SLOTS_A_CHUNK).tolist()
+    return {SUMS: [f"{value:016x}" for value in sums]} if len(sums) > 1 else {}
 
 
-def _sum(slots: Array, chunk: int) -> str:
-    return xxhash.xxh3_64_hexdigest(slots[chunk * SLOTS_A_CHUNK : (chunk + 1) * SLOTS_A_CHUNK].data)
+def open_slots(folder: AnyFolder, entry: Mapping[str, Any], *, length: int, verify: bool) -> CheckedArray:
+    """Returns the slots of a cache, int64 [length], mapped; the file's size is checked, with `verify` its content too.
+
+    Raises CacheCorruptError where the file is missing or not the one that the entry describes.
+    """
+    path = folder / SLOTS
+    check_file(path, entry, verify=verify and length <= SLOTS_A_CHUNK)
+    size = int(entry["size_bytes"])
+    if size != _HEADER_BYTES + 8 * length:
+        found = (size - _HEADER_BYTES) // 8
+        raise CacheCorruptError(f"{path} holds int64 [{found}], its metadata says int64 [{length}]; {_AGAIN}")
+    sums = _slot_sums(path, entry) if verify and length > SLOTS_A_CHUNK else None
+    array = _mapped(path, length) if length else np.frombuffer(b"", np.int64)
+    return CheckedArray(path, array, sums, chunk_items=SLOTS_A_CHUNK, again=_AGAIN)
 
 
-CHUNK_ITEMS = 2**13
-"""Items that are hashed together: 32 KiB of int32, 3 us. A first batch of 40 samples touches 40 of them."""
+def _slot_sums(path: AnyFile, entry: Mapping[str, Any]) -> Array:
+    try:
+        return np.array([int(value, 16) for value in entry.get(SUMS, ())], dtype=np.uint64)
+    except (ValueError, TypeError, OverflowError) as err:
+        raise CacheCorruptError(f"{path}: {SUMS} in its metadata are no sums: {err}; {_AGAIN}") from err
 
 
-def chunk_sums(array: Array) -> Array:
-    """Returns the xxh3-64 of every `CHUNK_ITEMS` items of a flat array: uint64 [num_chunks]."""
-    sums = [
-        xxhash.xxh3_64_intdigest(array[start : start + CHUNK_ITEMS].data) for start in range(0, len(array), CHUNK_ITEMS)
-    ]
-    return np.array(sums, dtype=np.uint64)
+def _mapped(path: AnyFile, length: int) -> Array:
+    with path.open("rb", buffering=0) as file:
+        return np.asarray(np.memmap(file, np.dtype("<i8"), "r", _HEADER_BYTES, (length,)))
 
 
-class ChunkCheck:
-    """Compares the chunks of a mapped array with their sums, each before its first use in this process."""
-
-    def __init__(self, path: Path, array: Array, sums: Array) -> None:
-        self._path, self._array, self._sums = path, array, sums
-        self._is_right = np.zeros(len(sums), dtype=bool)
-
-    def __call__(self, places: Ints) -> None:
-        """Raises CacheCorruptError, with file and offset, where the bytes at `places` are not those that were written."""
-        chunks = places // CHUNK_ITEMS
-        for chunk in np.unique(chunks[~self._is_right[chunks]]).tolist():
-            start = chunk * CHUNK_ITEMS
-            computed = xxhash.xxh3_64_intdigest(self._array[start : start + CHUNK_ITEMS].data)
-            if computed != self._sums[chunk]:
-                offset = start * self._array.itemsize
-                raise CacheCorruptError(
-                    f"{self._path}: items from {start} on (byte {offset} of the array): checksum {int(self._sums[chunk]):016x} "
-                    f"stored, {computed:016x} computed; delete that folder and run: forebay preprocess CONFIG"
-                )
-            self._is_right[chunk] = True
+def _sum(array: Array, start: int, chunk_items: int) -> int:
+    return xxhash.xxh3_64_intdigest(array[start : start + chunk_items].data)

@@ -1,8 +1,12 @@
-"""The row table of a cache as a pyarrow table."""
+"""The row table of a cache as a pyarrow table, and what is computed of single columns of it."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,62 +14,82 @@ import pyarrow as pa
 import xxhash
 
 from forebay.errors import CacheCorruptError
-from forebay.store.cache import Cache
-from forebay.store.layout import ROW_BITS, Array, FieldSpec, Group
+from forebay.store.layout import ROW_BITS, ROW_MASK, Array, FieldSpec, Group
+from forebay.store.shard import Shard
 
 
-def row_table(cache: Cache) -> pa.Table:
+@dataclass(frozen=True, kw_only=True)
+class SampleColumns:
+    """The stored columns of a cache that have a row a sample, handed out in the order of the samples.
+
+    fields: those of the row table. num_shards: of each group. slots: int64 [num_samples]. shard: opens one.
+    no_such_row: gives the error for a sample (index, slot) whose slot leads nowhere.
+    """
+
+    fields: Mapping[str, FieldSpec]
+    num_shards: int
+    slots: Array
+    shard: Callable[[Group, int], Shard]
+    no_such_row: Callable[[int, int], CacheCorruptError]
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Returns a field of every sample. Bytes of a string that are no UTF-8 are written as escapes (`\\xff`)."""
+        return self.stored(name).take(self.order)
+
+    def stored(self, name: str) -> pa.ChunkedArray:
+        """Returns a field of every row of all shards, those that failed too."""
+        field = self.fields[name]
+        convert = _strings if field.dtype == "str" else _numbers
+        chunks = [convert(*self.shard(field.group, index).column(name)) for index in range(self.num_shards)]
+        kind = pa.large_string() if field.dtype == "str" else pa.from_numpy_dtype(field.numpy_dtype)
+        return pa.chunked_array(chunks, type=kind)
+
+    @cached_property
+    def order(self) -> pa.Array:
+        """Where each sample stands in the concatenation of all shards."""
+        rows = np.array([self.shard("text", index).entry.rows for index in range(self.num_shards)], np.int64)
+        starts = np.cumsum(rows) - rows
+        shards, places = self.slots >> ROW_BITS, self.slots & ROW_MASK
+        is_there = (shards >= 0) & (shards < len(rows))
+        is_there[is_there] &= places[is_there] < rows[shards[is_there]]
+        if not is_there.all():
+            index = int(np.argmin(is_there))
+            raise self.no_such_row(index, int(self.slots[index]))
+        return pa.array(starts[shards] + places)
+
+
+def row_table(columns: SampleColumns, lengths: Mapping[str, Array], *, rate_hz: int | None) -> pa.Table:
     """Returns one row a sample, in sample order: `index`, the table fields, `duration_s`, and the lengths.
 
-    Of samples without audio the only length is `num_tokens`, and there is no `duration_s`.
-    Bytes of a string that are no UTF-8 are written as escapes (`\\xff`).
+    rate_hz: of the audio that `num_audio_samples` counts; None: there is no `duration_s`.
     """
-    columns: dict[str, Any] = {"index": pa.array(np.arange(len(cache)))}
-    order = _slot_order(cache)
-    for group in cache.groups:
-        for field in cache.fields.values():
-            if (
-                field.group == group
-                and field.role == "table"
-                and field.name not in columns
-                and _is_of_samples(cache, group)
-            ):
-                columns[field.name] = _column(cache, field).take(order)
-    lengths = dict(cache.lengths)
-    if cache.constants.get("features") == "none" and "num_tokens" in lengths:
-        lengths = {"num_tokens": lengths["num_tokens"]}
-    elif "media_rows" not in cache.metadata:
-        columns["duration_s"] = pa.array(_audio_samples(cache) / cache.constants["sample_rate_hz"])
-    columns.update({name: pa.array(np.asarray(values)) for name, values in lengths.items()})
-    return pa.table(columns)
+    arrays: dict[str, Any] = {"index": pa.array(np.arange(len(columns.slots)))}
+    arrays |= {name: columns.column(name) for name in columns.fields}
+    if rate_hz is not None:
+        arrays["duration_s"] = pa.array(np.asarray(lengths["num_audio_samples"]) / rate_hz)
+    return pa.table(arrays | {name: pa.array(np.asarray(values)) for name, values in lengths.items()})
 
 
-def _audio_samples(cache: Cache) -> Array:
-    """Returns how long each clip is. Raises CacheCorruptError for a signed document that says nothing of it."""
-    rate = cache.constants.get("sample_rate_hz")
-    if not isinstance(rate, int) or rate < 1 or "num_audio_samples" not in cache.lengths:
+def rate_of(folder: Path, constants: Mapping[str, Any], lengths: Mapping[str, Array]) -> int:
+    """Returns the sample rate of a cache with audio; CacheCorruptError for a signed document that has none."""
+    rate = constants.get("sample_rate_hz")
+    if not isinstance(rate, int) or rate < 1 or "num_audio_samples" not in lengths:
         raise CacheCorruptError(
-            f"{cache.folder}: its metadata.json is none that forebay writes: sample_rate_hz is {rate!r:.60}, lengths are "
-            f"{', '.join(cache.lengths)}; run: forebay preprocess CONFIG --rebuild"
+            f"{folder}: its metadata.json is none that forebay writes: sample_rate_hz is {rate!r:.60}, lengths are "
+            f"{', '.join(lengths)}; run: forebay preprocess CONFIG --rebuild"
         )
-    return np.asarray(cache.lengths["num_audio_samples"])
+    return rate
 
 
-def _is_of_samples(cache: Cache, group: Group) -> bool:
-    """Whether a group has a row a sample: the media rows of a vision cache are images, each of several samples."""
-    return group == "text" or "media_rows" not in cache.metadata
-
-
-def categories(cache: Cache, name: str) -> tuple[list[str], Array] | None:
+def categories(columns: SampleColumns, name: str) -> tuple[list[str], Array] | None:
     """Returns the different values of a text field, sorted, and which one each sample has, int32 [num_samples].
 
-    None where the cache has no such field. Reads that field alone: a fraction of the cost of the whole row table.
+    None where there is no such field. Reads that field alone: a fraction of the cost of the whole row table.
     """
-    field = cache.fields.get(name)
-    if field is None or not _is_of_samples(cache, field.group):
+    if name not in columns.fields:
         return None
-    column = _column(cache, field).dictionary_encode().combine_chunks()
-    return sorted_categories(column.dictionary.to_pylist(), column.indices.take(_slot_order(cache)).to_numpy())
+    column = columns.stored(name).dictionary_encode().combine_chunks()
+    return sorted_categories(column.dictionary.to_pylist(), column.indices.take(columns.order).to_numpy())
 
 
 def sorted_categories(names: list[str], codes: Array) -> tuple[list[str], Array]:
@@ -74,14 +98,6 @@ def sorted_categories(names: list[str], codes: Array) -> tuple[list[str], Array]
     moved = np.zeros(len(names), np.int32)
     moved[used] = np.arange(len(used))
     return [names[code] for code in used], moved[codes]
-
-
-def ids_digest(cache: Cache) -> str:
-    """Returns the digest of the sample ids of a cache, in sample order, see `strings_digest`; reads that field alone."""
-    field = cache.fields.get("sample_id")
-    if field is None:
-        return cache.key
-    return strings_digest(_column(cache, field).take(_slot_order(cache)))
 
 
 def strings_digest(column: pa.ChunkedArray) -> str:
@@ -95,27 +111,6 @@ def strings_digest(column: pa.ChunkedArray) -> str:
             texts.update(memoryview(data)[int(offsets[0]) : int(offsets[-1])])
     lengths.update(texts.digest())
     return lengths.hexdigest()
-
-
-def _slot_order(cache: Cache) -> pa.Array:
-    """Where each sample stands in the concatenation of all shards, rows that failed included."""
-    rows = np.array([cache.shard("text", i).entry.rows for i in range(cache.num_shards)], np.int64)
-    starts = np.cumsum(rows) - rows
-    shards, places = np.asarray(cache.slots) >> ROW_BITS, np.asarray(cache.slots) & ((1 << ROW_BITS) - 1)
-    is_there = (shards >= 0) & (shards < len(rows))
-    is_there[is_there] &= places[is_there] < rows[shards[is_there]]
-    if not is_there.all():
-        cache.read(int(np.argmin(is_there)))  # raises, with its name
-    return pa.array(starts[shards] + places)
-
-
-def _column(cache: Cache, field: FieldSpec) -> pa.ChunkedArray:
-    chunks = []
-    for index in range(cache.num_shards):
-        values, offsets = cache.shard(field.group, index).column(field.name)
-        chunks.append(_strings(values, offsets) if field.dtype == "str" else _numbers(values, offsets))
-    kind = pa.large_string() if field.dtype == "str" else pa.from_numpy_dtype(field.numpy_dtype)
-    return pa.chunked_array(chunks, type=kind)
 
 
 def _strings(values: Array, offsets: Array) -> pa.Array:

@@ -1,32 +1,49 @@
-"""A cache to a step: select, uncached fallback, plan, order, loader, collate, loop."""
+"""From a cache to a step: select, uncached fallback, loader, data sets, collation, models, loop."""
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from forebay.face import face
 
 if TYPE_CHECKING:
+    from forebay.train.collate.collator import Collator
     from forebay.train.collate.expand import to_model_inputs
+    from forebay.train.collate.packed import PackCollator
+    from forebay.train.collate.patch_batch import PatchBatch
+    from forebay.train.dataset import PlanSampler, SampleDataset
+    from forebay.train.loader import Loader
+    from forebay.train.models.folder import load_model
     from forebay.train.select import make_loader
     from forebay.train.vl_dataset import CachedVLDataset, build_vl_dataloader
 
-__all__ = ["CachedVLDataset", "build_vl_dataloader", "make_loader", "to_model_inputs"]
+__all__ = [
+    "CachedVLDataset",
+    "Collator",
+    "Loader",
+    "PackCollator",
+    "PatchBatch",
+    "PlanSampler",
+    "SampleDataset",
+    "build_vl_dataloader",
+    "load_model",
+    "make_loader",
+    "to_model_inputs",
+]
 
-_LAZY = {
-    "make_loader": "forebay.train.select",
-    "CachedVLDataset": "forebay.train.vl_dataset",
-    "build_vl_dataloader": "forebay.train.vl_dataset",
-    "to_model_inputs": "forebay.train.collate.expand",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Not at import: torch takes a second to load, and `forebay.plan` needs none of it.
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'forebay.train' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    # What is not loaded yet is listed too: completion and `dir` know nothing of `__getattr__`.
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+__getattr__, __dir__ = face(
+    __name__,
+    {
+        "CachedVLDataset": "forebay.train.vl_dataset",
+        "Collator": "forebay.train.collate.collator",
+        "Loader": "forebay.train.loader",
+        "PackCollator": "forebay.train.collate.packed",
+        "PatchBatch": "forebay.train.collate.patch_batch",
+        "PlanSampler": "forebay.train.dataset",
+        "SampleDataset": "forebay.train.dataset",
+        "build_vl_dataloader": "forebay.train.vl_dataset",
+        "load_model": "forebay.train.models.folder",
+        "make_loader": "forebay.train.select",
+        "to_model_inputs": "forebay.train.collate.expand",
+    },
+)

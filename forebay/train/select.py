@@ -74,7 +74,7 @@ def make_loader(
     selected = select(config)
     planned = _planned(config, selected)
     collator, finish = None, None
-    if config.vision is not None:
+    if config.modality == "vision":
         collator, finish = pack_forms(config, selected.source, device=device, as_tensordict=as_tensordict)
     here: dict[str, Any] = {"as_tensordict": as_tensordict, "device": device, "device_prefetch": device_prefetch}
     return Loader(
@@ -151,10 +151,9 @@ def select(config: Config) -> Selected:
     if folder is not None:
         cache = _opened(folder, config.loader)
         return Selected(source=cache, kind="cache")
-    from forebay.train.uncached import UncachedSource, UncachedVisionSource
+    from forebay.train.uncached.source import uncached_source
 
-    uncached = UncachedSource if config.vision is None else UncachedVisionSource
-    return Selected(source=uncached(config, stored_probe=probe), kind="uncached")
+    return Selected(source=uncached_source(config, stored_probe=probe), kind="uncached")
 
 
 def _select_mixture(config: Config) -> Selected:

@@ -51,12 +51,12 @@ def build_vl_dataloader(
 ) -> Loader:
     """Returns the loader of this rank's packs: `make_loader`, of a config that has `[vision]` and packs.
 
-    From the cache that answers the config, filled ahead by threads; without one, uncached after one warning that names
-    the command to run, unless `loader.cache` says otherwise. Raises as `make_loader`, and ConfigError for a config of
-    another kind.
+    Threads fill the packs ahead, from the cache whose key is the config's. Without such a cache the samples are made on
+    the fly after one warning that names the command to run, unless `loader.cache` says otherwise. Raises as
+    `make_loader`, and ConfigError for a config of another kind.
     """
-    if config.vision is None or config.plan is None or config.plan.kind != "pack":
-        found = "no [vision]" if config.vision is None else f"plan.kind = {config.plan and config.plan.kind!r}"
+    if config.modality == "speech" or config.plan is None or config.plan.kind != "pack":
+        found = "no [vision]" if config.modality == "speech" else f"plan.kind = {config.plan and config.plan.kind!r}"
         raise ConfigError(
             f'{config.path}: {found}, wanted [vision] and plan.kind = "pack"; use forebay.train.make_loader for other '
             "configs"

@@ -17,7 +17,7 @@ from forebay.plan.make import Samples, kept_plan
 from forebay.plan.names import plan_folder
 from forebay.plan.statistics import statistics
 from forebay.plan.window import WindowPlan
-from forebay.store.chunked import CHUNK_ITEMS, ChunkCheck, chunk_sums
+from forebay.store.chunked import MEMBERS_A_CHUNK, CheckedArray, chunk_sums
 from tests.plan.kinds import RATE, plan_of_any_kind, shards_of, tokens_of
 from tests.plan.test_kinds import EVERY_KIND, some_lengths
 
@@ -101,7 +101,7 @@ def test_damage_is_noticed_where_it_is_touched(tmp_path: Path, monkeypatch: pyte
     path, good = folder / "members.npy", (folder / "members.npy").read_bytes()
     path.write_bytes(good[:-3] + bytes([good[-3] ^ 1]) + good[-2:])
     loaded = load_plan(folder, cache_key=KEY, settings=EVERY_KIND[0])
-    message = r"members\.npy: items from 0 on \(byte 0 of the array\): checksum \w{16} stored, \w{16} computed; delete"
+    message = r"members\.npy: items from 0 on \(byte 0 of the array\): stored xxh3-64 \w{16}, computed \w{16}; delete"
     with pytest.raises(CacheCorruptError, match=message):
         loaded.order(0, 0).batch(0)
     with pytest.raises(CacheCorruptError, match=message):  # also the second time
@@ -128,14 +128,14 @@ def test_a_damaged_head_is_noticed_at_once(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_every_chunk_is_checked_once_and_none_beside_it(tmp_path: Path) -> None:
-    array = np.arange(3 * CHUNK_ITEMS + 5, dtype=np.int32)
-    sums = chunk_sums(array)
+    array = np.arange(3 * MEMBERS_A_CHUNK + 5, dtype=np.int32)
+    sums = chunk_sums(array, MEMBERS_A_CHUNK)
     assert len(sums) == 4
-    array[2 * CHUNK_ITEMS + 1] += 1
-    check = ChunkCheck(tmp_path / "members.npy", array, sums)
-    check(np.array([0, CHUNK_ITEMS, 3 * CHUNK_ITEMS + 4]))
-    for place in (2 * CHUNK_ITEMS, 3 * CHUNK_ITEMS - 1):
-        with pytest.raises(CacheCorruptError, match=f"items from {2 * CHUNK_ITEMS} on"):
+    array[2 * MEMBERS_A_CHUNK + 1] += 1
+    check = CheckedArray(tmp_path / "members.npy", array, sums, chunk_items=MEMBERS_A_CHUNK, again="again").require_all
+    check(np.array([0, MEMBERS_A_CHUNK, 3 * MEMBERS_A_CHUNK + 4]))
+    for place in (2 * MEMBERS_A_CHUNK, 3 * MEMBERS_A_CHUNK - 1):
+        with pytest.raises(CacheCorruptError, match=f"items from {2 * MEMBERS_A_CHUNK} on"):
             check(np.array([0, place]))
     array[0] += 1  # already compared: what was read once is not read again
     check(np.array([1]))

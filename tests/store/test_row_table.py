@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from forebay.errors import CacheCorruptError
 from forebay.store.cache import open_cache
-from forebay.store.row_table import row_table
 from tests.store.trees import flip
 from tests.store_factory import LANGUAGES, RATE_HZ, TEXTS, make_cache
 
@@ -48,7 +47,7 @@ def test_rows_are_the_samples_in_their_order_without_those_that_failed(
     )
     cache = open_cache(folder)
     rows = [row for row in range(total) if row not in failed_rows]
-    table = row_table(cache).to_pydict()
+    table = cache.samples.to_pydict()
     assert table["index"] == list(range(num_samples))
     assert table["sample_id"] == [f"clip-{row:04d}" for row in rows]
     assert table["text"] == [TEXTS[row % len(TEXTS)] for row in rows]

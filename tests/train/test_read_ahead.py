@@ -53,7 +53,6 @@ def test_only_after_a_wait_for_the_disk_and_for_a_while(monkeypatch: pytest.Monk
 def test_a_source_that_cannot_read_ahead_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_ahead, "_major_faults", iter([0, 1]).__next__)
     source = FakeSource([200])
-    assert not hasattr(source, "will_need")
     ahead = ReadAhead(source)
     with ahead.watch():
         pass
@@ -65,7 +64,7 @@ def test_the_loader_announces_its_batches_in_their_order(monkeypatch: pytest.Mon
     monkeypatch.setattr(read_ahead, "_major_faults", lambda: next(counts))  # every batch meets the disk
     source = FakeSource([200] * 40, prompt=None)
     asked: list[list[int]] = []
-    source.will_need = lambda indices: asked.append(list(indices))  # type: ignore[attr-defined]
+    source.will_need = lambda indices: asked.append(list(indices))  # type: ignore[method-assign]
     plan = bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=PlanConfig(batch_size=4))
     loader = loader_of(source, plan, plan_key="0", seed=0, num_threads=0)
     assert len(list(loader)) == 10

@@ -28,7 +28,7 @@ from forebay.train.collate import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader
 from forebay.train.select import select
-from forebay.train.uncached.listing import UNKNOWN, decoded_length
+from forebay.train.uncached.speech import UNKNOWN, decoded_length
 from tests.preprocess.corpus import tone, write_tar
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import PhotoCorpus, photo_corpus

@@ -1,7 +1,4 @@
-"""Lines of a report: entries, wrapped text, tables.
-
-Numbers and names as a terminal shows them.
-"""
+"""Lines of a report as a terminal shows them: entries, wrapped text, tables, numbers."""
 
 from __future__ import annotations
 
@@ -82,15 +79,6 @@ def print_lines(lines: Iterable[str]) -> None:
 def print_json(document: Any) -> None:
     """Prints one JSON document to standard output."""
     print(json_text(document))
-
-
-def human_bytes(size_bytes: float) -> str:
-    """Returns a size in decimal units, three digits: `12.3 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size_bytes < 999.5:
-            return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.3g} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:.3g} TB" if size_bytes < 999.5 else f"{size_bytes:,.0f} TB"
 
 
 def human_hours(hours: float) -> str:

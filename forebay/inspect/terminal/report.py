@@ -1,7 +1,4 @@
-"""The report on a cache as lines for a terminal: plain text, at most 100 columns where paths allow it.
-
-The parts of the report that only a cache of images has.
-"""
+"""The report on a cache as lines for a terminal: plain text, at most 100 columns where paths allow it."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ from forebay.inspect.facts import bars
 from forebay.inspect.terminal.layout import (
     LABEL,
     entry,
-    human_bytes,
     human_hours,
     human_number,
     human_share,
@@ -24,7 +20,7 @@ from forebay.inspect.terminal.layout import (
     table,
     wrapped,
 )
-from forebay.visible import printable
+from forebay.visible import human_bytes, printable
 
 _BAR = 50
 

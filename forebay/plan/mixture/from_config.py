@@ -18,7 +18,7 @@ from forebay.plan.mixture.assignment import PERIOD, tempered
 from forebay.plan.mixture.plan import MIXTURE_VERSION, MixturePlan, mixture_plan
 from forebay.plan.names import with_mixture
 from forebay.store.layout import Array
-from forebay.store.source import Categorised, SampleSource, SourceUnion, has_audio, parts_of
+from forebay.store.source import SampleSource, SourceUnion, has_audio, parts_of
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def _sources(config: Config, source: SampleSource) -> tuple[list[str], Array]:
     if isinstance(source, SourceUnion):
         return source.names, source.source_of
     column = str(config.mixture.column)
-    found = source.categories(column) if isinstance(source, Categorised) else None
+    found = source.categories(column)
     if found is None:
         raise ConfigError(
             f'{config.path}: mixture.column is "{column}", and cache {source.key[:16]} has no such text column; '

@@ -24,6 +24,8 @@ try:
 except ImportError as err:
     raise MissingExtraError("transformers' Trainer needs accelerate; run: pip install 'forebay[train]'") from err
 
+__all__ = ["STATE_NAME", "LoaderMixin"]
+
 STATE_NAME = "forebay_loader"
 """Of the loader's state in `stateful_callbacks` of a checkpoint's trainer_state.json."""
 _TRAINER_STATE = "trainer_state.json"

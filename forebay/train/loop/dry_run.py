@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +21,10 @@ from forebay.train.collate.patch_batch import fields_of
 from forebay.train.device import Batch
 from forebay.train.loader import Loader
 from forebay.train.select import make_loader
+from forebay.visible import human_bytes, printable
+
+_MAX_ROWS = 24
+"""Languages, or sources, that are printed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +62,22 @@ class DryRunReport:
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""
         return dataclasses.asdict(self)
+
+    def lines(self) -> Iterator[str]:
+        """Yields what `forebay train --dry-run` prints."""
+        yield (
+            f"{self.steps} batches ({self.epochs:g} epochs), {self.samples} samples, {human_bytes(self.size_bytes)} "
+            f"from {self.source}: {self.batches_per_s:.1f} batches/s, {self.samples_per_s:.1f} samples/s, "
+            f"first batch after {self.first_batch_s:.2f} s"
+        )
+        yield f"padding {100 * self.padding:.1f} %, {self.repeats} samples repeated in their epoch"
+        if self.num_shards:
+            yield f"shards touched: {self.shards_touched} of {self.num_shards}"
+        for kind, rows in (("part", self.parts), ("language", self.languages), ("source", self.sources)):
+            for name, row in sorted(rows.items(), key=lambda item: -item[1]["samples"])[:_MAX_ROWS]:
+                yield f"{kind} {printable(name)}: {100 * row['share']:.2f} %, expected {100 * row['expected']:.2f} %"
+            if len(rows) > _MAX_ROWS:
+                yield f"and {len(rows) - _MAX_ROWS} more {kind}s (--json lists them all)"
 
 
 def dry_run(config: Config, *, steps: int = 200) -> DryRunReport:

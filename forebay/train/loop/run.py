@@ -37,6 +37,7 @@ from forebay.train.models.facts import ModelFacts, check_config, check_constants
 from forebay.train.models.folder import check_weights, model_facts
 from forebay.train.models.table import FAMILIES
 from forebay.train.select import make_loader
+from forebay.visible import from_here
 
 _logger = logging.getLogger(__name__)
 
@@ -65,6 +66,14 @@ class TrainReport:
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""
         return dataclasses.asdict(self)
+
+    def lines(self) -> list[str]:
+        """Returns what `forebay train` prints."""
+        return [
+            f"{self.steps} steps, loss {self.loss_first:.3f} -> {self.loss_last:.3f}, {self.samples_per_s:.1f} samples/s, "
+            f"{100 * self.data_wait_share:.1f} % waiting for data, {100 * self.padding:.1f} % padding, read from {self.source}; "
+            f"checkpoint {from_here(self.checkpoint or 'none')}"
+        ]
 
 
 def run(

@@ -31,6 +31,7 @@ from forebay.steps.audio.ragged import BLOCK_ROWS
 from forebay.steps.audio.ragged import HOP_SAMPLES as ENGINE_HOP_SAMPLES
 from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import FieldSpec
+from forebay.store.source import SampleSource
 from forebay.train.collate import Batch, Collator
 from forebay.train.collate.crop import HOP_SAMPLES, W2V_BERT_GRID_HOPS, Crop, CropDraws
 from forebay.train.collate.finish import output_frames, w2v_bert_input
@@ -134,11 +135,12 @@ def own_features(waveform: Array, *, dtype: str = "float32") -> Array:
     return out
 
 
-class CropSource:
-    """Clips with the fields that a build stores: int16 waveform, filter banks; satisfies `SampleSource`."""
+class CropSource(SampleSource):
+    """Clips with the fields that a build stores: int16 waveform, filter banks."""
 
     def __init__(self, clips: Mapping[str, Array], *, dtype: str = "float32") -> None:
-        self.key, self._ids = "c" * 64, list(clips)
+        self.key = self.recipe_key = "c" * 64
+        self._ids = list(clips)
         floats = [clip.astype(np.float32) / np.float32(32768) for clip in clips.values()]
         made = compute(W2vBert(dtype=dtype), floats)  # type: ignore[arg-type]
         self._samples = [{**a, "waveform": clip} for a, clip in zip(made, clips.values(), strict=True)]
@@ -157,6 +159,9 @@ class CropSource:
 
     def sample_id(self, index: int) -> str:
         return self._ids[index]
+
+    def ids_digest(self) -> str:
+        return self.key
 
     def read(self, index: int) -> dict[str, Array]:
         return dict(self._samples[index])
