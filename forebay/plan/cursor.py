@@ -108,7 +108,7 @@ class LoaderState:
 
     def at(self, position: int) -> LoaderState:
         """Returns position `position` of the same epoch."""
-        return replace(self, position=position)
+        return LoaderState(plan_key=self.plan_key, seed=self.seed, epoch=self.epoch, position=position)
 
     def next_epoch(self) -> LoaderState:
         """Returns the head of the next epoch."""
@@ -195,6 +195,7 @@ class Cursor:
         """
         check_ranks(rank, world)
         self.plan, self.key, self.rank, self.world, self.is_endless = plan, key, rank, world, is_endless
+        self._num_batches = plan.num_batches  # which a plan of buckets counts each time
         self.start = self.state = LoaderState(plan_key=key, seed=seed, epoch=0, position=0)
         self._is_own = False  # whether `start` is the next step of this worker, not of all of them
         self._num_workers = 0
@@ -211,7 +212,7 @@ class Cursor:
 
     def steps_left(self, place: LoaderState) -> int:
         """Returns the steps of each rank from a place to the end of its epoch."""
-        return num_steps(self.plan.num_batches, self.world, tail=self.plan.tail, start=place.position)
+        return num_steps(self._num_batches, self.world, tail=self.plan.tail, start=place.position)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next walk that of `epoch`, from its head; in the epoch where the cursor stands nothing changes.
@@ -236,7 +237,7 @@ class Cursor:
         Raises ResumeError, naming field and both values, for another plan, a newer version, wrong types, a place
         outside of the plan or a worker's state where there is another number of workers; nothing has changed then.
         """
-        loaded = LoaderState.from_json(state, plan_key=self.key, num_batches=self.plan.num_batches)
+        loaded = LoaderState.from_json(state, plan_key=self.key, num_batches=self._num_batches)
         stored = state.get(_WORKERS)
         if stored is not None and stored != num_workers:
             raise ResumeError(
@@ -283,7 +284,7 @@ class Cursor:
                 yield Step(here, mine, samples, following, walk)
 
     def _turn(self, place: LoaderState) -> Turn:
-        count, start = self.plan.num_batches, place.position
+        count, start = self._num_batches, place.position
         return turn(count, 0, dp_rank=self.rank, dp_world_size=self.world, tail=self.plan.tail, start=start)
 
     def _after(self, place: LoaderState, steps: int) -> LoaderState:
@@ -291,7 +292,7 @@ class Cursor:
         while self.is_endless and steps >= (left := self.steps_left(place)):
             place, steps = place.next_epoch(), steps - left
         steps = min(steps, self.steps_left(place))
-        count = self.plan.num_batches
+        count = self._num_batches
         return place.at(next_position(count, steps, dp_world_size=self.world, start=place.position))
 
     def _end(self, place: LoaderState) -> None:

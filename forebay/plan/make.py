@@ -180,10 +180,12 @@ def make_plan(samples: Samples, settings: PlanConfig) -> AnyPlan:
 def plan_statistics(plan: AnyPlan, samples: Samples, settings: PlanConfig) -> dict[str, Any]:
     """Returns the document of packing_stats.json for a plan of `make_plan`."""
     shards = _asked(samples.shards)
-    if not (isinstance(plan, PackPlan) and isinstance(settings, PackConfig)):
-        return statistics(plan, samples.lengths, frames=_asked(samples.frames), shards=shards)
-    patches, images = _asked(samples.patches), _asked(samples.images)
-    return pack_statistics(plan, _tokens(samples), settings=settings, patches=patches, images=images, shards=shards)
+    if isinstance(plan, PackPlan) and isinstance(settings, PackConfig):
+        patches, images = _asked(samples.patches), _asked(samples.images)
+        return pack_statistics(plan, _tokens(samples), settings=settings, patches=patches, images=images, shards=shards)
+    if isinstance(plan, PackPlan):
+        raise PlanError(f'a plan of packs is of kind "pack", not of "{settings.kind}"')
+    return statistics(plan, samples.lengths, frames=_asked(samples.frames), shards=shards)
 
 
 def samples_of(source: SampleSource) -> Samples:

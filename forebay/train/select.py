@@ -117,8 +117,8 @@ def pack_forms(
     settings = config.loader
     if settings.pixels == "uint8" and as_tensordict:
         raise ConfigError(
-            'loader.pixels is "uint8" and as_tensordict is true: a model would take a TensorDict with uint8 patches and '
-            'pass over them; set loader.pixels = "float32"'
+            'loader.pixels is "uint8" and as_tensordict is true: a model would take a TensorDict with uint8 patches '
+            'and pass over them; set loader.pixels = "float32"'
         )
     if settings.pixels == "uint8" or is_host(device):
         return pack_collator(settings, config.plan, source), None

@@ -12,7 +12,7 @@ from forebay.train.collate.text import PaddingSide
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderSettings:
-    """Raises ConfigError (also ValueError) for impossible values."""
+    """How a loader works; impossible values raise ConfigError (also ValueError)."""
 
     seed: int = 0
     """The seed of the order, and of crops."""
