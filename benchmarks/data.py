@@ -22,9 +22,10 @@ import soundfile as sf
 
 from benchmarks.plan import SAMPLE_RATE_HZ, usual_durations
 from forebay.config import Config, load_config
-from forebay.preprocess.lines import line_of
-from forebay.preprocess.listing import Mapper, resolve
+from forebay.preprocess.listing import resolve
+from forebay.preprocess.pool import Map
 from forebay.preprocess.shard_task import ShardTask
+from forebay.store.key import recipe_key
 from forebay.store.layout import GROUPS
 from forebay.store.memo import Memo
 from forebay.store.temporary import temporary_name
@@ -76,15 +77,15 @@ class Corpus:
         return load_config(self.folder / "bench.toml", overrides=[f"run.cache_root={cache_root}"])
 
 
-def shard_tasks(config: Config, mapper: Mapper) -> list[ShardTask]:
+def shard_tasks(config: Config, map_: Map) -> list[ShardTask]:
     """Returns the tasks of a build of a config, in its order, for folders to be named (`dataclasses.replace`)."""
-    listing = resolve(config, Memo(config.cache_root), mapper)
-    line = line_of(config, listing.recipe.recipe)
-    cuts = line.cuts(listing, probe=dict.fromkeys(GROUPS, ""), rows_per_shard=config.layout.rows_per_shard)
+    listing = resolve(config, Memo(config.cache_root), map_, recipe=recipe_key(config))
+    modality = listing.modality
+    cuts = modality.cuts(listing, probe=dict.fromkeys(GROUPS, ""), rows_per_shard=config.layout.rows_per_shard)
     tasks = []
     for cut in cuts:
         for group in GROUPS:
-            files, rows = line.task_rows(listing, cut, group)
+            files, rows = modality.task_rows(listing, cut, group)
             tasks.append(
                 ShardTask(
                     group=group,
@@ -92,7 +93,7 @@ def shard_tasks(config: Config, mapper: Mapper) -> list[ShardTask]:
                     folder=config.cache_root,
                     rows=rows,
                     files=files,
-                    line=line,
+                    modality=modality,
                     max_open_tars=config.run.max_open_tars,
                 )
             )

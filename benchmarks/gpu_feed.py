@@ -38,7 +38,8 @@ from forebay.train.collate import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader
 from forebay.train.ring import BufferRing
-from forebay.train.uncached import UncachedSource
+from forebay.train.settings import LoaderSettings
+from forebay.train.uncached.speech import UncachedSpeech
 
 Row = dict[str, Any]
 Batch = dict[str, torch.Tensor]
@@ -178,7 +179,7 @@ def speech_feeds(config: Config, size: Size, device: torch.device) -> list[Row]:
     assert found is not None
     cache = open_cache(found.folder)
     planned = plan_of(config, cache, keep=False)
-    loader = Loader(cache, planned.plan, plan_key=planned.key, seed=0, dtype=torch.bfloat16, device=device)
+    loader = Loader(cache, planned, LoaderSettings(dtype=torch.bfloat16, device=device))
     rows = [
         {
             "step": "Whisper",
@@ -187,10 +188,10 @@ def speech_feeds(config: Config, size: Size, device: torch.device) -> list[Row]:
         }
     ]
     for workers in (2, 8):
-        source = UncachedSource(config)
+        source = UncachedSpeech(config)
         uncached = torch.utils.data.DataLoader(
             SampleDataset(source),
-            batch_sampler=PlanSampler(planned.plan, seed=0),
+            batch_sampler=PlanSampler(planned, seed=0),
             collate_fn=Collator(source, dtype=torch.bfloat16),
             num_workers=workers,
             pin_memory=device.type == "cuda",

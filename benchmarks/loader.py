@@ -25,9 +25,13 @@ import torch
 
 from benchmarks.plan import usual_durations
 from forebay.config import PlanConfig
-from forebay.plan import BucketPlan, Order, bucket_plan
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.plan import BucketPlan, Order
+from forebay.plan.make import Planned
 from forebay.store.layout import FieldSpec
+from forebay.store.source import SampleSource
 from forebay.train.loader import Loader
+from forebay.train.settings import LoaderSettings
 
 SAMPLES_PER_FRAME = 160
 BATCH_SIZE = 32
@@ -36,7 +40,7 @@ NUM_TOKENS = 30
 Array = np.ndarray[Any, Any]
 
 
-class FlatSource:
+class FlatSource(SampleSource):
     """Frames of all samples in one read-only array, as a shard holds them; tokens likewise."""
 
     def __init__(self, *, count: int, features: str, n_mels: int, prompt: str | None) -> None:
@@ -47,13 +51,19 @@ class FlatSource:
         self.frames = np.resize(noise, (int(self.offsets[-1]), n_mels))
         self.frames.flags.writeable = False
         self.ids = np.arange(5, 5 + NUM_TOKENS, dtype=np.int32)
-        self.key = "0" * 64
+        self.key = self.recipe_key = "0" * 64
         self.constants = {"features": features, "prompt": prompt, "pad_token_id": 0, "n_mels": n_mels}
         self.fields = {"input_features": FieldSpec(name="input_features", dtype="float16", shape=(n_mels,))}
         self.lengths = {"num_audio_samples": durations, "num_frames": frames, "num_tokens": np.full(count, NUM_TOKENS)}
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    def sample_id(self, index: int) -> str:
+        return f"flat-{index}"
+
+    def ids_digest(self) -> str:
+        return self.key
 
     def read(self, index: int) -> dict[str, Array]:
         frames = self.frames[self.offsets[index] : self.offsets[index + 1]]
@@ -114,7 +124,7 @@ def measure(features: str, *, n_mels: int, count: int, rounds: int) -> list[dict
     works = {"np.copyto, float16": copy_loop(source, plan)}
     for dtype in (torch.float16, torch.float32, torch.bfloat16):
         for num_threads in (0, 2):
-            loader = Loader(source, plan, plan_key="0", seed=0, dtype=dtype, num_threads=num_threads)
+            loader = Loader(source, Planned(plan=plan, key="0"), LoaderSettings(dtype=dtype, num_threads=num_threads))
             check(loader, source, plan)
             name = f"loader, {str(dtype).removeprefix('torch.')}, {num_threads} threads"
             works[name] = lambda loader=loader: [None for _ in loader] and None

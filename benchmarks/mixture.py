@@ -19,7 +19,8 @@ import numpy as np
 from benchmarks.plan import SAMPLE_RATE_HZ, seconds, usual_durations
 from benchmarks.report import table
 from forebay.config import PlanConfig
-from forebay.plan import BucketPlan, bucket_plan
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.plan import BucketPlan
 from forebay.plan.mixture.assignment import PERIOD, Assignment, quantise
 from forebay.plan.mixture.plan import Batches, MixturePlan, mixture_plan
 

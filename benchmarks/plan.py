@@ -25,20 +25,14 @@ import numpy as np
 
 from benchmarks.report import table
 from forebay.config import PlanConfig
-from forebay.plan import (
-    BucketPlan,
-    Samples,
-    WindowPlan,
-    load_plan,
-    make_plan,
-    num_steps,
-    plan_folder,
-    save_plan,
-    statistics,
-    turn,
-)
+from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.cursor import num_steps, turn
+from forebay.plan.disk import load_plan, save_plan
+from forebay.plan.make import Samples, make_plan
+from forebay.plan.names import plan_folder
 from forebay.plan.permutation import Permutations, derive_key
-from forebay.plan.statistics import padding_in_line, padding_of
+from forebay.plan.statistics import padding_in_line, padding_of, statistics
+from forebay.plan.window import WindowPlan
 
 T = TypeVar("T")
 

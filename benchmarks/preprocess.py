@@ -92,9 +92,9 @@ def frames(task: ShardTask) -> Iterator[Any]:
         for offset, size in places:
             block.append(soundfile.read(io.BytesIO(os.pread(file.fileno(), size, offset)), dtype="float32")[0])
             if sum(map(len, block)) >= BLOCK_SAMPLES:
-                yield from (fields["input_features"] for fields in compute(task.line.recipe.features, block))
+                yield from (fields["input_features"] for fields in compute(task.modality.recipe.features, block))
                 block = []
-        yield from (fields["input_features"] for fields in compute(task.line.recipe.features, block))
+        yield from (fields["input_features"] for fields in compute(task.modality.recipe.features, block))
 
 
 def plain(clips: Sequence[Clip]) -> Cost:
@@ -160,7 +160,7 @@ def difference(task: ShardTask) -> float:
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as folder, opened(clips) as read:
         here = replace(task, folder=Path(folder))
         entry = make_shard(here)[0].entry
-        made = Shard(here.path, entry, shard_fields(task.line.fields(), "media"))
+        made = Shard(here.path, entry, shard_fields(task.modality.fields(), "media"))
         for index, clip in enumerate(clips):
             wanted = extractor(read(clip), sampling_rate=SAMPLE_RATE_HZ, return_tensors="np")["input_features"][0]
             row = made.row(index)
@@ -275,7 +275,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     data = corpus(hours=0.05 if options.tiny else 5, num_tars=2 if options.tiny else 8)
     rounds = 1 if options.tiny else options.rounds or 4
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as root, Pool(1) as pool:
-        tasks = shard_tasks(data.config(cache_root=Path(root)), pool)
+        tasks = shard_tasks(data.config(cache_root=Path(root)), pool.map)
         worst = pool.map(difference, tasks[:1])[0]
         if worst > 1:
             raise SystemExit(f"shards are {worst:.2f} times as far from WhisperFeatureExtractor's output as allowed")

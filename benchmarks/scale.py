@@ -37,12 +37,12 @@ import pyarrow.parquet as pq
 
 from benchmarks.data import BENCH_DATA, SPEECH, shard_tasks
 from benchmarks.report import Cost, arguments, machine, median, show, timed
-from forebay.config import Config, load_config
+from forebay.config import load_config
+from forebay.preprocess.modality import MODALITIES, Read, Values
 from forebay.preprocess.pipeline import BuildReport, Options, build
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.shard_task import ShardTask, make_shard
-from forebay.preprocess.speech.modality import SpeechLine
-from forebay.preprocess.speech.samples import Read, Values
+from forebay.preprocess.speech.modality import Speech
 from forebay.store.layout import Group
 
 CLIPS_PER_TAR = 1000
@@ -68,8 +68,8 @@ num_workers = 2
 Array = np.ndarray[Any, Any]
 
 
-class FreeLine(SpeechLine):
-    """The speech line whose samples cost nothing: no media is read, no token made."""
+class FreeSpeech(Speech):
+    """Speech whose samples cost nothing: no media is read, no token made."""
 
     __slots__ = ()
 
@@ -104,12 +104,6 @@ class FreeLine(SpeechLine):
     def constants(self) -> dict[str, Any]:
         """Returns nothing: no loader reads such a cache."""
         return {}
-
-
-def free_line(config: Config, recipe: Any) -> FreeLine:
-    """Returns the line of a config, in place of `lines.line_of`."""
-    line = SpeechLine.of(config, recipe)
-    return FreeLine(line.recipe, line.tokenizer, line.limits)
 
 
 def write_source(folder: Path, *, num_rows: int) -> Path:
@@ -195,7 +189,7 @@ def _free_build(path: Path) -> tuple[int, Cost]:
     reports: list[BuildReport] = []
     with (
         tempfile.TemporaryDirectory(dir=path.parent) as root,
-        mock.patch("forebay.preprocess.pipeline.line_of", free_line),
+        mock.patch.dict(MODALITIES, speech="benchmarks.scale:FreeSpeech"),
     ):
         config = load_config(path, overrides=[f"run.cache_root={root}"])
         cost = timed(lambda: reports.append(build(config, Options(progress=False))))
@@ -278,7 +272,7 @@ def workers(folder: Path, *, num_clips: int, rounds: int) -> list[dict[str, Any]
         path = write_clips(folder / f"{features}-{duration_s}", num_clips=num_clips, duration_s=duration_s)
         config = load_config(path, overrides=[f"audio.features={features}", f"run.cache_root={path.parent / 'caches'}"])
         with Pool(1) as pool:
-            tasks = shard_tasks(config, pool)
+            tasks = shard_tasks(config, pool.map)
             costs = [pool.map(shard_costs, [tasks])[0] for _ in range(rounds + 1)][1:]  # the first loads libraries
         row: dict[str, Any] = {"clips of": f"{duration_s:g} s", "features": features}
         for group in ("media", "text"):

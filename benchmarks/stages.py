@@ -32,7 +32,7 @@ from benchmarks.data import BENCH_DATA, corpus, shard_tasks
 from benchmarks.report import Cost, arguments, machine, median, show, timed
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.shard_task import ShardTask, make_shard
-from forebay.preprocess.sources import MediaReader
+from forebay.preprocess.sources.media import MediaReader
 from forebay.preprocess.speech import samples
 from forebay.steps.audio import features
 from forebay.steps.text import TextEncoder
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     data = corpus(hours=0.05 if options.tiny else 5, num_tars=2 if options.tiny else 8)
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as root, Pool(1) as pool:
-        tasks = shard_tasks(data.config(cache_root=Path(root)), pool)
+        tasks = shard_tasks(data.config(cache_root=Path(root)), pool.map)
     rows = measure(tasks, audio_s=data.audio_s, rounds=1 if options.tiny else options.rounds or 3)
     facts = machine("numpy", "torch", "soundfile", "soxr", "tokenizers", "xxhash")
     largest = max(rows[: len(STAGES)], key=lambda row: row["cpu_s_per_hour"])["stage"]

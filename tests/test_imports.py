@@ -44,6 +44,13 @@ def test_nothing_heavy_is_loaded(code: str) -> None:
     assert loaded(code) == ""
 
 
+def test_plans_load_nothing_heavy() -> None:
+    files = sorted((ROOT / "forebay" / "plan").rglob("*.py"))
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in files]
+    assert "forebay.plan.cursor" in names
+    assert loaded(f"import {', '.join(names)}") == ""
+
+
 def test_tensors_load_torch_and_the_row_table_loads_arrow_and_neither_the_other() -> None:
     opened = f"import forebay; cache = forebay.open_cache({GOLDEN!r}); "
     assert loaded(opened + "cache[0]") == "torch"

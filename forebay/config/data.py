@@ -12,12 +12,6 @@ STRICT = {"extra": "forbid", "strict": True}
 """Read by pydantic when a file is loaded: unknown fields are refused, types are not coerced."""
 
 
-SourceKind = Literal["tar", "filelist", "webdataset", "jsonl", "hf", "ljspeech", "text"]
-
-
-VISION_KINDS: tuple[SourceKind, ...] = ("jsonl", "hf", "webdataset")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceColumns:
     """`[source.columns]`: what the columns of an `hf` source are called."""
@@ -40,7 +34,9 @@ class SourceConfig:
 
     __pydantic_config__ = STRICT
 
-    kind: SourceKind
+    kind: str
+    """What the manifest is: "tar", "filelist", "webdataset", "jsonl", "hf", "ljspeech" or "text", with `[vision]` "jsonl", "hf"
+    or "webdataset"; `KINDS` of forebay.preprocess.sources.kinds has them all."""
     manifest: str | tuple[str, ...] = field(metadata={"path": True})
     """File, folder or glob, or a list of them; relative to the config file. Its path is not in the key, its content is."""
     split: str = "train"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from forebay.config.crop import crop_samples
-from forebay.config.data import STRICT, VISION_KINDS, AudioConfig, LayoutConfig, SourceConfig, TextConfig, VisionConfig
+from forebay.config.data import STRICT, AudioConfig, LayoutConfig, SourceConfig, TextConfig, VisionConfig
 from forebay.config.loader import LoaderConfig, MixtureConfig
 from forebay.config.plan import PlanConfig
 from forebay.config.train import RunConfig, TrainConfig
@@ -68,10 +69,6 @@ class Config:
             object.__setattr__(self, "text", TextConfig(tokenizer=vision.processor, prompt="chat"))
         elif self.text.prompt != "chat":
             raise ValueError(f'text.prompt is "{self.text.prompt}", with [vision] wanted "chat"')
-        if self.source.kind not in VISION_KINDS:
-            raise ValueError(
-                f'source.kind is "{self.source.kind}", with [vision] wanted one of {", ".join(VISION_KINDS)}'
-            )
         if self.audio != AudioConfig():
             raise ValueError("give one of [audio] and [vision]")
         foreign = {"min_duration_s": 0.0, "max_duration_s": None, "overlong": "keep", "languages": None}
@@ -108,6 +105,11 @@ class Config:
                 'source.min_duration_s and max_duration_s are for audio, and audio.features is "none"; leave them out '
                 "(text.max_label_tokens limits texts)"
             )
+
+    @property
+    def modality(self) -> Literal["speech", "vision"]:
+        """What the samples are: recordings and texts, or with `[vision]` images and conversations."""
+        return "speech" if self.vision is None else "vision"
 
     @property
     def cache_root(self) -> Path:

@@ -1,4 +1,4 @@
-"""From finished shards to the contents of a cache: which rows are samples, their lengths, the counts and the lists."""
+"""The contents of a cache, made of finished shards: which rows are samples, their lengths, the counts and the lists."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.config import Config
-from forebay.preprocess.listing import Listing
-from forebay.preprocess.modality import Finished, Line, Rows
+from forebay.preprocess.modality import Finished, Listing, Rows
 from forebay.store.layout import Group
 from forebay.store.lookup import CONFINED
 from forebay.store.seal import Contents
@@ -30,7 +29,6 @@ Rejection = tuple[str, str, str]
 
 def assemble(
     config: Config,
-    line: Line,
     listing: Listing,
     finished: Finished,
     rows: Rows,
@@ -40,7 +38,7 @@ def assemble(
     memo: bytes,
 ) -> Contents:
     """Returns what is sealed. rows: those of the finished shards."""
-    keep = rows.reasons.codes == 0
+    modality, keep = listing.modality, rows.reasons.codes == 0
     rejections = _rejections(listing, rows)
     document = {
         "name": config.name,
@@ -49,20 +47,20 @@ def assemble(
         "recipe_key": listing.recipe.key,
         "recipe": listing.recipe.document,
         "num_samples": int(keep.sum()),
-        "length_names": list(line.length_names),
-        "rows_per_shard": line.shard_rows(config.layout.rows_per_shard),
+        "length_names": list(modality.length_names),
+        "rows_per_shard": modality.shard_rows(config.layout.rows_per_shard),
         "probe": dict(probe),
         "constants": dict(constants),
         "excluded": _counts(rejections, "excluded"),
         "failed": _counts(rejections, "failed"),
         "unused_fields": dict(listing.manifest.unused),
-        **line.summary(listing, rows, keep),
+        **modality.summary(listing, rows, keep),
         **({CONFINED: True} if config.source.confined else {}),
         "size_bytes": sum(entry.size_bytes for shards in finished.values() for _, entry in shards),
         "made_with": {"forebay": __version__, "numpy": np.__version__, "python": platform.python_version()},
     }
     return Contents(
-        fields=line.fields(),
+        fields=modality.fields(),
         shards=finished,
         arrays={"slots.npy": rows.slots[keep], "lengths.npy": np.ascontiguousarray(rows.lengths[:, keep])},
         files={

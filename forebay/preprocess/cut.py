@@ -59,8 +59,8 @@ def name_cuts(
 ) -> Iterator[Cut]:
     """Yields every shard with its keys in these groups.
 
-    A media key is made of the steps, the probe and, for each row, the bytes it is decoded from (its file by content and its
-    place in it); a text key of the steps, the probe, and the rows' text, language, prompt and source name.
+    A media key is made of the steps, the probe and, for each row, the bytes it is decoded from (its file by content and
+    its place in it); a text key of the steps, the probe, and the rows' text, language, prompt and source name.
     """
     files = rows["file"].to_numpy()
     steps: dict[Group, list[dict[str, Any]]] = {

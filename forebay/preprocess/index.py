@@ -20,7 +20,10 @@ from forebay.tar.json_index import json_path
 
 @dataclass(kw_only=True)
 class IndexReport:
-    """What an indexing run found. indexed, current: tars; failed: (tar or manifest, why) of the others; members, refused: in all tars."""
+    """What an indexing run found.
+
+    indexed, current: tars. failed: (tar or manifest, why) of the others. members, refused: in all tars.
+    """
 
     indexed: int = 0
     current: int = 0
@@ -50,8 +53,8 @@ def index_manifests(
 ) -> IndexReport:
     """Indexes every tar that the manifests name; a manifest is a parquet file, a TSV, a tar, or a folder of tars.
 
-    A manifest that names no tars, and a tar that is compressed, stand in `failed` and cost nothing else. For the rest see
-    `index_tars`, whose `export` is `export_json` here.
+    A manifest that names no tars, and a tar that is compressed, stand in `failed` and cost nothing else. For the rest
+    see `index_tars`, whose `export` is `export_json` here.
     """
     paths: dict[str, None] = {}
     failed: list[tuple[str, str]] = []
@@ -103,8 +106,8 @@ def index_tars(
 def tars_of(manifest: str | os.PathLike[str]) -> list[str]:
     """Returns the paths of the tars that a manifest names, each once, in their order.
 
-    A parquet manifest names them in `tar_path`, a TSV in its first column, both relative to the manifest's folder. Compressed
-    tars are named as well, for `index_tars` to refuse. Raises ManifestError for what names none.
+    A parquet manifest names them in `tar_path`, a TSV in its first column, both relative to the manifest's folder.
+    Compressed tars are named as well, for `index_tars` to refuse. Raises ManifestError for what names none.
     """
     path = Path(manifest)
     if path.is_dir():

@@ -1,29 +1,44 @@
-"""What the speech and the vision-language line have of their own; all else of a build is shared by both.
+"""What speech and vision have of their own, and what both are given and give; all else of a build is shared by them.
 
-Columns of few different strings, a number a row: reasons and languages of millions of rows are no Python objects.
+Reasons and languages are columns of few different strings, a number a row: of millions of rows they are no Python
+objects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from forebay.config.recipe import AnyRecipe
+from forebay.config.tree import Config
 from forebay.preprocess.cut import Cut
-from forebay.preprocess.listing import Listing
-from forebay.preprocess.speech.samples import Read, Values
+from forebay.preprocess.pool import Map
+from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.workspace import Failure
+from forebay.store.key import RecipeKey
 from forebay.store.layout import Array, FieldSpec, Group
+from forebay.store.memo import SIZE
 from forebay.store.shard import Shard, ShardEntry
-from forebay.store.source_files import SourceFile
+from forebay.store.source_files import SourceFile, StoredSource
 
-if TYPE_CHECKING:
-    from forebay.preprocess.shard_task import ShardTask
+MODALITIES = {
+    "speech": "forebay.preprocess.speech.modality:Speech",
+    "vision": "forebay.preprocess.vision.modality:Vision",
+}
+"""Class by `Config.modality`."""
+
+Values = dict[str, Any]
+"""Fields of one sample, those of one group; of a row that failed its table fields, `failure` and `message`."""
+
+Read = Callable[[int, int, int], bytes]
+"""(index of the source file, offset, size) -> encoded bytes of one sample."""
 
 Finished = Mapping[Group, Sequence[tuple[Path, ShardEntry]]]
 
@@ -33,7 +48,8 @@ class Rows:
     """Every row of every text shard, in order, which is that of the listing: what `assemble` decides about.
 
     slots: int64 [rows]. reasons: why a row is no sample, empty where it is one. languages: empty where a row has none.
-    lengths: int32 [names, rows], as the line's `length_names`. failures: the bad samples among them that no receipt lists.
+    lengths: int32 [names, rows], as the modality's `length_names`. failures: the bad samples among them that no receipt
+    lists.
     """
 
     slots: Array
@@ -43,7 +59,7 @@ class Rows:
     failures: tuple[Failure, ...] = ()
 
 
-class Line(Protocol):
+class Modality(Protocol):
     """The steps of a config and what they make. Picklable and hashable: a worker keeps what it loaded for one."""
 
     @property
@@ -52,8 +68,23 @@ class Line(Protocol):
         ...
 
     @property
+    def media_column(self) -> str:
+        """The column of an `hf` source that holds recordings or images."""
+        ...
+
+    @property
+    def media_unit(self) -> str:
+        """What a row of media is called: clip, image."""
+        ...
+
+    @property
+    def row_unit(self) -> str:
+        """What rows of a listing are called: samples, conversations."""
+        ...
+
+    @property
     def max_sample_bytes(self) -> int:
-        """Of one encoded recording or image."""
+        """The most that one encoded recording or image may have."""
         ...
 
     @property
@@ -64,6 +95,13 @@ class Line(Protocol):
     @property
     def length_names(self) -> tuple[str, ...]:
         """What `lengths.npy` holds a row of."""
+        ...
+
+    def manifest(self, config: Config, *, map_: Map = map) -> Manifest:
+        """Returns the eligible samples of a config, every place known, and what was left out.
+
+        Raises ConfigError or ManifestError where the config or its manifest cannot be used.
+        """
         ...
 
     def fields(self) -> tuple[FieldSpec, ...]:
@@ -83,15 +121,15 @@ class Line(Protocol):
         ...
 
     def media_samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
-        """Yields the media fields of every row in order; a row that fails yields its table fields and `failure`, `message`."""
+        """Yields the media fields of every row in order; see `Values` for a row that fails."""
         ...
 
     def text_samples(self, rows: pa.Table, names: Sequence[str]) -> Iterator[Values]:
         """Yields the text fields of every row in order, in the same way. names: of the source files, by `file`."""
         ...
 
-    def used_by(self, listing: Listing, task: ShardTask, position: int) -> tuple[str, list[str]]:
-        """Returns what to call one row of a task, and the ids of the samples that need it."""
+    def used_by(self, listing: Listing, rows: pa.Table, *, group: Group, position: int) -> tuple[str, list[str]]:
+        """Returns what to call a row of `task_rows`, and the ids of the samples that need that row."""
         ...
 
     def constants(self) -> dict[str, Any]:
@@ -115,6 +153,58 @@ class Line(Protocol):
         ...
 
 
+def modality_of(config: Config, recipe: AnyRecipe) -> Modality:
+    """Returns the modality of a config whose recipe is known. Raises ConfigError where its files cannot be used."""
+    modality: Modality = pkgutil.resolve_name(MODALITIES[config.modality]).of(config, recipe)
+    return modality
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """What a build starts from. hashes: xxh3-128 by file, ABSENT where a file cannot be opened. key: the cache's."""
+
+    recipe: RecipeKey
+    modality: Modality
+    manifest: Manifest
+    hashes: Sequence[str]
+    key: str
+
+    @property
+    def rows(self) -> pa.Table:
+        """Candidate samples, see `Manifest`."""
+        return self.manifest.rows
+
+    @property
+    def files(self) -> tuple[SourceFile, ...]:
+        """Every file whose content defines the samples."""
+        return self.manifest.files
+
+    def sources(self) -> list[StoredSource]:
+        """Returns the files as the sealed cache remembers them."""
+        return [
+            StoredSource(file.name, file.entry, file.listed, digest, -1 if file.stat is None else file.stat[SIZE])
+            for file, digest in zip(self.files, self.hashes, strict=True)
+        ]
+
+
+def narrow(rows: pa.Table, files: Sequence[SourceFile]) -> tuple[tuple[SourceFile, ...], pa.Table]:
+    """Returns the files that rows use, and a copy of the rows with `file` renumbered to them.
+
+    A copy: a slice keeps the whole table that it was cut from, and its pickle sends all of it.
+    """
+    used, inverse = np.unique(rows["file"].to_numpy(), return_inverse=True)
+    index = rows.column_names.index("file")
+    taken = rows.take(pa.array(np.arange(len(rows))))
+    return tuple(files[i] for i in used.tolist()), taken.set_column(index, "file", pa.array(inverse, pa.int32()))
+
+
+def as_int32(lengths: Array) -> Array:
+    """Returns lengths as `lengths.npy` holds them. Raises OverflowError for a sample that no int32 can count."""
+    if lengths.size and lengths.max() > np.iinfo(np.int32).max:
+        raise OverflowError(f"a sample of {lengths.max()} elements does not fit int32 lengths")
+    return lengths.astype("<i4")
+
+
 @dataclass(frozen=True, slots=True)
 class Coded:
     """A column of strings: `names[codes[i]]` is that of row i, `names[0]` is empty. codes: int32 [rows]."""
@@ -130,7 +220,7 @@ class Coded:
 
 @dataclass(slots=True)
 class Coder:
-    """Numbers for strings, in order of first appearance, one for all shards that it is asked about; 0 is the empty one."""
+    """Numbers for strings, in order of first appearance in all shards that it is asked about; 0 is the empty string."""
 
     _numbers: dict[str, int] = field(default_factory=lambda: {"": 0})
 
@@ -153,3 +243,15 @@ class Coder:
     def coded(self, codes: Array) -> Coded:
         """Returns a column of numbers that were given here."""
         return Coded(tuple(self._numbers), codes)
+
+
+def values_digest(samples: Iterable[Mapping[str, Any]]) -> str:
+    """Returns the xxh3-128 of the names and values of some samples; messages do not count."""
+    state = xxhash.xxh3_128()
+    for sample in samples:
+        for name in sorted(sample):
+            value = sample[name]
+            if name != "message":
+                state.update(f"{name}\0".encode())
+                state.update(value.encode() if isinstance(value, str) else np.ascontiguousarray(value).tobytes())
+    return state.hexdigest()

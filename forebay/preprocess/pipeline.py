@@ -13,23 +13,23 @@ from typing import Any
 
 from forebay.config import Config
 from forebay.errors import BuildError
+from forebay.plan.make import plan_example, plan_of
 from forebay.preprocess.assemble import EXCLUDING, assemble
 from forebay.preprocess.cut import Cut
-from forebay.preprocess.lines import line_of
-from forebay.preprocess.listing import Listing, resolve
-from forebay.preprocess.modality import Finished, Line
+from forebay.preprocess.listing import resolve
+from forebay.preprocess.modality import Finished, Listing, Modality
 from forebay.preprocess.pool import Pool, WorkerDied
-from forebay.preprocess.progress import Progress
-from forebay.preprocess.shard_task import ShardTask, make_shard
+from forebay.preprocess.shard_task import Progress, ShardTask, make_shard
 from forebay.preprocess.sources.naming import manifest_files
-from forebay.preprocess.sources.unused import described
+from forebay.preprocess.sources.rows import described
 from forebay.preprocess.unchanged import require_unchanged
 from forebay.preprocess.workspace import Failure, Receipt, Workspace
+from forebay.store.cache import open_cache
+from forebay.store.files import require_writable
 from forebay.store.key import SHORT, codec_of, differences, digest, folder_name, recipe_key
 from forebay.store.layout import Group
 from forebay.store.lookup import Sealed, failures_of, find_cache
 from forebay.store.memo import Memo
-from forebay.store.schema import require_writable
 from forebay.store.seal import seal
 from forebay.store.temporary import sweep
 from forebay.store.verify import quick_problems, verify_folder
@@ -38,7 +38,7 @@ from forebay.visible import from_here, human_bytes
 logger = logging.getLogger(__name__)
 
 _WRITTEN_FOLDERS = ("", "plans", "tar_index", ".building")
-"""Under a cache root: where a run that was killed may have left something unfinished."""
+"""Folders of a cache root in which a run that was killed may have left something unfinished."""
 
 Unit = tuple[Cut, Group]
 """One shard of one group: the unit of work, commit and resume."""
@@ -49,6 +49,7 @@ class BuildReport:
     """What a build did; its fields are those of `forebay preprocess --json`.
 
     excluded, failed: rows left out, by reason. longer: samples that are longer than their manifest says, kept.
+    plan: one line on the plan of a sealed cache; plan_folder: where the plan is kept, None where it is not.
     """
 
     key: str
@@ -65,6 +66,8 @@ class BuildReport:
     sealed: bool = True
     already_sealed: bool = False
     estimated_bytes: int | None = None
+    plan: str | None = None
+    plan_folder: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON document."""
@@ -80,7 +83,8 @@ class BuildReport:
             )
             return
         if not self.sealed:
-            yield f"not sealed yet: {self.shards_written} shards made, {self.shards_kept} were there; run the other parts"
+            made = f"{self.shards_written} shards made, {self.shards_kept} were there"
+            yield f"not sealed yet: {made}; run the other parts"
             return
         state = "already sealed" if self.already_sealed else "sealed"
         yield f"{state}: {cache} ({self.num_samples} samples, {self.seconds:.1f} s)"
@@ -93,14 +97,16 @@ class BuildReport:
             yield f"longer: {self.longer} kept, of more audio than their manifest says"
         if not self.num_samples:
             yield "no sample is left: mend what was excluded or failed, or change the filters of [source]"
+        if self.plan:
+            yield self.plan + (f": {from_here(self.plan_folder)}" if self.plan_folder else "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """How to build; none of it changes a byte of the result.
 
-    verify: re-hash a sealed cache and make its damaged shards again. rebuild: make every shard again and swap the cache.
-    part: (i, n), only every n-th shard from the i-th on, and no seal before all are there. progress: show bars.
+    verify: re-hash a sealed cache and make its damaged shards again. rebuild: make every shard again and swap the
+    cache. part: (i, n), only every n-th shard from the i-th on, and no seal before all are there. progress: show bars.
     """
 
     rebuild: bool = False
@@ -111,15 +117,30 @@ class Options:
 
 
 def build(config: Config, options: Options | None = None) -> BuildReport:
-    """Makes the sealed cache of a config and returns what was done; over a sealed cache it does nothing and says so.
+    """Makes the sealed cache of a config, then its plan, and returns what was done; what is there already stays.
 
     A shard that is on disk and whole is kept, an equal one of any cache under the root is linked, the rest is made by
     worker processes. Interrupted at any instant, running it again goes on from the shards that were finished.
     Raises ManifestError or ConfigError where the input as a whole cannot be used, BuildError where more than
-    `run.max_failed_share` of the samples are bad, a source changes meanwhile, a worker keeps dying, or the cache root cannot
-    be written.
+    `run.max_failed_share` of the samples are bad, a source changes meanwhile, a worker keeps dying, or the cache root
+    cannot be written; PlanError where the samples of the sealed cache give no plan.
     """
     options = options or Options()
+    report = _build_cache(config, options)
+    return report if options.dry_run or not report.sealed else _with_plan(config, report)
+
+
+def _with_plan(config: Config, report: BuildReport) -> BuildReport:
+    if config.plan is None:
+        where, example = from_here(config.path), plan_example(config)
+        line = f"plan: none, {where} has no [plan] section; training needs one, for example: {example}"
+        return replace(report, plan=line)
+    planned = plan_of(config, open_cache(report.cache))
+    folder = None if planned.folder is None else str(planned.folder)
+    return replace(report, plan=planned.summary(), plan_folder=folder)
+
+
+def _build_cache(config: Config, options: Options) -> BuildReport:
     started_s = time.monotonic()
     if not options.dry_run:
         for folder in _WRITTEN_FOLDERS:
@@ -147,7 +168,7 @@ def build(config: Config, options: Options | None = None) -> BuildReport:
     if not options.dry_run:
         require_writable(config.cache_root, setting="run.cache_root")
     with Pool(config.run.num_workers or os.cpu_count() or 1) as pool:
-        run = _Build(config, options, resolve(config, memo, pool), pool, memo)
+        run = _Build(config, options, resolve(config, memo, pool.map, recipe=lookup.recipe), pool, memo)
         if standing is not None:
             run.compare_probe(standing)
         try:
@@ -169,16 +190,17 @@ class _Build:
         self.config = config
         self.options = options
         self.listing = listing
-        self.line = line_of(config, listing.recipe.recipe)
+        self.modality = listing.modality
         self.pool = pool
         self.memo = memo
         # In workers, so that they are made under the same pinned threads as the shards; in two, because one needs torch
         # and the other transformers, and those take longer to load than a small build.
-        groups = self.line.groups
-        measured = dict(zip(groups, pool.map(_measure, [(self.line, group) for group in groups]), strict=True))
+        groups = self.modality.groups
+        measured = dict(zip(groups, pool.map(_measure, [(self.modality, group) for group in groups]), strict=True))
         self.probe = {group: digest for group, (digest, _) in measured.items()}
         self.constants = measured["text"][1]
-        self.cuts = list(self.line.cuts(listing, probe=self.probe, rows_per_shard=config.layout.rows_per_shard))
+        rows_per_shard = config.layout.rows_per_shard
+        self.cuts = list(self.modality.cuts(listing, probe=self.probe, rows_per_shard=rows_per_shard))
         # A rebuild must not take up what an ordinary run left, but may go on from an interrupted rebuild.
         suffix = "-rebuild" if options.rebuild else ""
         origin = digest(
@@ -189,8 +211,7 @@ class _Build:
         self.failures = [Failure(sample_id=i, reason=r, message=m) for i, r, m in listing.manifest.failed()]
         self.num_rows = len(listing.rows) + len(self.failures)
         if listing.manifest.unused:
-            what = "samples" if config.vision is None else "conversations"
-            logger.warning("%s: %s", what, described(listing.manifest.unused))
+            logger.warning("%s: %s", self.modality.row_unit, described(listing.manifest.unused))
 
     def run(self, standing: Sealed | None) -> BuildReport:
         self._check_failures(len(self.failures))
@@ -207,11 +228,12 @@ class _Build:
 
     def compare_probe(self, standing: Sealed) -> None:
         """Reports where the steps give other values here than where a cache of the same key was built."""
-        for group in self.line.groups:
+        for group in self.modality.groups:
             stored = standing.metadata["probe"].get(group)
             if stored != self.probe[group]:
                 logger.warning(
-                    "the %s steps give other values here than where %s was built (probe %s, stored %s): no %s shard of it is kept",
+                    "the %s steps give other values here than where %s was built (probe %s, stored %s): no %s shard "
+                    "of it is kept",
                     group,
                     standing.folder,
                     self.probe[group],
@@ -230,17 +252,17 @@ class _Build:
             key = self._key(unit)
             kept = self.workspace.load(unit[1], key) is not None
             self.counts["kept" if kept else "linked" if key in donors else "written"] += 1
-        size = self.line.estimate_bytes(self.listing)
+        size = self.modality.estimate_bytes(self.listing)
         return self._report(
             self._target(standing), num_samples=len(self.listing.rows), sealed=False, estimated_bytes=size
         )
 
     def _all(self) -> list[Unit]:
-        return [(cut, group) for cut in self.cuts for group in self.line.groups]
+        return [(cut, group) for cut in self.cuts for group in self.modality.groups]
 
     def _mine(self) -> list[Unit]:
         first, step = self.options.part or (0, 1)
-        return [(cut, group) for cut in self.cuts[first::step] for group in self.line.groups]
+        return [(cut, group) for cut in self.cuts[first::step] for group in self.modality.groups]
 
     def _key(self, unit: Unit) -> str:
         return unit[0].keys[unit[1]]
@@ -266,11 +288,10 @@ class _Build:
 
     def _make(self, missing: Sequence[Unit]) -> None:
         missing = list({self._key(unit): unit for unit in missing}.values())  # shards of equal content are one file
-        rows: dict[Group, int] = dict.fromkeys(self.line.groups, 0)
+        rows: dict[Group, int] = dict.fromkeys(self.modality.groups, 0)
         for cut, group in missing:
             rows[group] += cut.num_media if group == "media" else cut.stop - cut.start
-        unit = "clip" if self.config.vision is None else "image"
-        with Progress(rows, media_unit=unit, shown=self.options.progress) as progress:
+        with Progress(rows, media_unit=self.modality.media_unit, shown=self.options.progress) as progress:
             try:
                 for task, (receipt, made) in self.pool.run(make_shard, map(self._task, _in_order(missing))):
                     self.workspace.receipts[task.key] = receipt
@@ -282,22 +303,20 @@ class _Build:
 
     def _task(self, unit: Unit) -> ShardTask:
         cut, group = unit
-        files, rows = self.line.task_rows(self.listing, cut, group)
-        source = self.config.source
+        files, rows = self.modality.task_rows(self.listing, cut, group)
         return ShardTask(
             group=group,
             key=cut.keys[group],
             folder=self.workspace.folder,
             rows=rows,
             files=files,
-            line=self.line,
+            modality=self.modality,
             max_open_tars=self.config.run.max_open_tars,
-            media_column=source.columns.audio if self.config.vision is None else source.columns.image,
         )
 
     def _death(self, err: WorkerDied) -> str:
         task: ShardTask = err.task
-        name, samples = self.line.used_by(self.listing, task, err.position)
+        name, samples = self.modality.used_by(self.listing, task.rows, group=task.group, position=err.position)
         excluded = ", ".join(f'"{sample}"' for sample in samples)
         return (
             f"{err} at {name} ({task.group} shard of {task.files[0].name}, row {err.position}); finished shards "
@@ -317,20 +336,20 @@ class _Build:
         listed = "".join(f"\n  {f.sample_id}: {f.reason}: {f.message}" for f in self.failures[:20])
         more = f"\n  and {count - 20} more" if count > 20 else ""
         raise BuildError(
-            f"{count} of {rows} samples are bad so far; run.max_failed_share = {share} allows {int(share * rows)}; finished "
-            f"shards are kept:{listed}{more}\nmend them, or allow more: forebay preprocess {self.config.path} "
+            f"{count} of {rows} samples are bad so far; run.max_failed_share = {share} allows {int(share * rows)}; "
+            f"finished shards are kept:{listed}{more}\nmend them, or allow more: forebay preprocess {self.config.path} "
             f"--set run.max_failed_share={min(1.0, 2 * count / rows):.3g}"
         )
 
     def _compare_sources(self) -> None:
         """Raises BuildError where a source, tokenizer or processor is not what it was when it was listed."""
-        require_unchanged(self.listing.files, memo=self.memo, mapper=self.pool)
+        require_unchanged(self.listing.files, memo=self.memo, map_=self.pool.map)
         changed = differences(recipe_key(self.config).document, self.listing.recipe.document)
         if changed:
             raise BuildError(
                 f"the files that {changed[0]['field']} of {self.config.path} names changed during the build (digest "
-                f"{changed[0]['stored']}, now {changed[0]['wanted']}): nothing is sealed, finished shards are kept; run: "
-                f"forebay preprocess {self.config.path}"
+                f"{changed[0]['stored']}, now {changed[0]['wanted']}): nothing is sealed, finished shards are kept; "
+                f"run: forebay preprocess {self.config.path}"
             )
 
     def _seal(self, standing: Sealed | None) -> BuildReport:
@@ -339,13 +358,13 @@ class _Build:
                 (self.workspace.path(group, c.keys[group]), self.workspace.receipts[c.keys[group]].entry)
                 for c in self.cuts
             ]
-            for group in self.line.groups
+            for group in self.modality.groups
         }
         memo = self.memo.dump([file.path for file in self.listing.files])
-        rows = self.line.read_rows(finished, self.listing)
+        rows = self.modality.read_rows(finished, self.listing)
         self.failures += rows.failures
         contents = assemble(
-            self.config, self.line, self.listing, finished, rows, probe=self.probe, constants=self.constants, memo=memo
+            self.config, self.listing, finished, rows, probe=self.probe, constants=self.constants, memo=memo
         )
         # Linked shards bring failures of their own, which no receipt of this build has listed.
         self._check_failures(sum(contents.document["failed"].values()))
@@ -380,10 +399,10 @@ def _workspace_folder(config: Config, key: str, suffix: str = "") -> Path:
     return config.cache_root / ".building" / f"{key[:SHORT]}{suffix}"
 
 
-def _measure(part: tuple[Line, Group]) -> tuple[str, Mapping[str, Any]]:
+def _measure(part: tuple[Modality, Group]) -> tuple[str, Mapping[str, Any]]:
     """Returns a group's probe, and with that of the text the constants."""
-    line, group = part
-    return line.probe(group), line.constants() if group == "text" else {}
+    modality, group = part
+    return modality.probe(group), modality.constants() if group == "text" else {}
 
 
 def _in_order(units: Sequence[Unit]) -> list[Unit]:
@@ -397,7 +416,7 @@ def _in_order(units: Sequence[Unit]) -> list[Unit]:
 
 
 def _usable(standing: Sealed, options: Options) -> bool:
-    """Whether a sealed cache is left alone: every file there and of the right size, and re-hashed where that was asked."""
+    """Whether a sealed cache is left alone: all files are there and of the right size, and right by hash if asked."""
     if options.rebuild:
         return False
     if options.verify:

@@ -1,8 +1,9 @@
 """Worker processes for the tasks of a build.
 
-Own processes instead of `concurrent.futures`: they start by `python -m`, so that a user's script needs no `__main__` guard
-and no lock of a forked thread is inherited; BLAS threads are pinned before numpy loads; and when one dies, its task and the
-sample it was at are known. Tasks and results cross a socket pair between these processes by pickle; nothing is stored.
+Own processes instead of `concurrent.futures`: they start by `python -m`, so that a user's script needs no `__main__`
+guard and no lock of a forked thread is inherited; BLAS threads are pinned before numpy loads; and when one dies, its
+task and the sample it was at are known. Tasks and results cross a socket pair between these processes by pickle;
+nothing is stored.
 """
 
 from __future__ import annotations
@@ -15,16 +16,25 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from forebay.errors import BuildError
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+class Map(Protocol):
+    """The built-in `map`, or one over processes: results in the order of the tasks."""
+
+    def __call__(self, function: Callable[[T], R], tasks: Sequence[T], /) -> Iterable[R]:
+        """Returns `function(task)` of every task."""
+        ...
+
 
 PINNED = dict.fromkeys(
     (
@@ -70,7 +80,10 @@ class _Numbered:
 
 
 class Pool:
-    """Processes that run `function(task)`; they stay between calls. Closed with its `with` block, killed where that ends by an error."""
+    """Processes that run `function(task)`; they stay between calls.
+
+    They end with the `with` block, and are killed if that ends by an error.
+    """
 
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers
@@ -89,7 +102,7 @@ class Pool:
         self._workers.clear()
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """Returns `function(item)` of every item, in their order. Raises WorkerDied, with the item as its task, as `run` does."""
+        """Returns `function(item)` of every item, in their order. Raises WorkerDied, see `run`."""
         tasks = list(enumerate(items))
         try:
             results: dict[int, R] = dict(result for _, result in self.run(_Numbered(function), tasks))

@@ -1,21 +1,25 @@
-"""One task of a build: one shard of one group, idempotent, named by its key. Runs in a worker process."""
+"""One task of a build: one shard of one group, named by its key, made by a worker; and the bar that counts tasks."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from tqdm import tqdm
 
 from forebay.errors import BuildError
-from forebay.preprocess.modality import Line
-from forebay.preprocess.sources import MediaReader
-from forebay.preprocess.sources.speech.task import reduced
+from forebay.preprocess.modality import Modality
+from forebay.preprocess.sources.media import MediaReader
+from forebay.preprocess.sources.rows import reduced
 from forebay.preprocess.unchanged import unchanged_stats
 from forebay.preprocess.workspace import Failure, Receipt, load_receipt, save_receipt
 from forebay.store.layout import Group
@@ -35,9 +39,8 @@ class ShardTask:
     folder: Path
     rows: pa.Table
     files: tuple[SourceFile, ...]
-    line: Line
+    modality: Modality
     max_open_tars: int
-    media_column: str = "audio"
 
     @property
     def path(self) -> Path:
@@ -62,7 +65,7 @@ def make_shard(task: ShardTask) -> tuple[Receipt, bool]:
 
 def _make(task: ShardTask) -> Receipt:
     rows, failures = _rows_of_listed_bytes(task)
-    entry = write_shard(task.path, shard_fields(task.line.fields(), task.group), rows, key=task.key)
+    entry = write_shard(task.path, shard_fields(task.modality.fields(), task.group), rows, key=task.key)
     receipt = Receipt(entry=entry, failures=tuple(failures))
     save_receipt(task.path, receipt)
     return receipt
@@ -71,8 +74,8 @@ def _make(task: ShardTask) -> Receipt:
 def _rows_of_listed_bytes(task: ShardTask) -> Made:
     """Returns the rows of a shard, read from files that were what the shard's key says from before to after.
 
-    Rows whose files moved meanwhile, if only their times, are made again. Raises BuildError for files that changed, also
-    where that made the reading fail.
+    Rows whose files moved meanwhile, if only their times, are made again. Raises BuildError for files that changed,
+    also where that made the reading fail.
     """
     if task.group == "text":  # made of the listing alone
         return _rows(task)
@@ -85,8 +88,8 @@ def _rows_of_listed_bytes(task: ShardTask) -> Made:
         if after == before:
             return made
     raise BuildError(
-        f"{task.files[0].path}, or another file of its shard, was touched each of {_ATTEMPTS} times that it was read; finished "
-        "shards are kept; wait until nothing writes to it, then run: forebay preprocess CONFIG"
+        f"{task.files[0].path}, or another file of its shard, was touched each of {_ATTEMPTS} times that it was read; "
+        "finished shards are kept; wait until nothing writes to it, then run: forebay preprocess CONFIG"
     )
 
 
@@ -103,11 +106,12 @@ def _rows(task: ShardTask) -> Made:
 
 def _samples(task: ShardTask) -> Iterator[dict[str, Any]]:
     if task.group == "text":
-        yield from task.line.text_samples(task.rows, [file.name for file in task.files])
+        yield from task.modality.text_samples(task.rows, [file.name for file in task.files])
         return
-    limit = task.line.max_sample_bytes
-    with MediaReader(task.files, max_open=task.max_open_tars, max_bytes=limit, audio_column=task.media_column) as read:
-        yield from task.line.media_samples(task.rows, read)
+    modality = task.modality
+    limit, column = modality.max_sample_bytes, modality.media_column
+    with MediaReader(task.files, max_open=task.max_open_tars, max_bytes=limit, column=column) as read:
+        yield from modality.media_samples(task.rows, read)
 
 
 @contextlib.contextmanager
@@ -121,3 +125,37 @@ def _lock(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+class Progress:
+    """A tqdm bar on standard error; a row counts when its shard is finished.
+
+    One bar: where media are made they take the time, and a second bar would have to move the cursor of the terminal.
+    """
+
+    def __init__(self, rows: Mapping[Group, int], *, media_unit: str, shown: bool) -> None:
+        """rows: how many are to be made; texts are counted if no media are. media_unit: what a media row is called."""
+        self._counted: Group = "media" if rows.get("media") else "text"
+        unit = media_unit if self._counted == "media" else "text"
+        total = rows[self._counted]
+        self._bar = tqdm(total=total, unit=unit, desc="preprocess", disable=not (shown and total), file=sys.stderr)
+        self._hours = 0.0
+        self._failed = 0
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()
+
+    def shard_done(self, task: ShardTask, receipt: Receipt) -> None:
+        """Counts a finished shard."""
+        self._failed += len(receipt.failures)
+        if task.group == "media" and "duration_s" in task.rows.column_names:
+            self._hours += float(np.nansum(task.rows["duration_s"].to_numpy())) / 3600
+        if task.group == self._counted:
+            self._bar.update(len(task.rows))
+        hours = f"{self._hours:.2f} h, " if self._hours else ""
+        self._bar.set_postfix_str(f"{hours}{self._failed} left out", refresh=False)

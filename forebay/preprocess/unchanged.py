@@ -8,16 +8,19 @@ from pathlib import Path
 
 from forebay.config.digest import processor_digest
 from forebay.errors import BuildError
-from forebay.preprocess.listing import Mapper
+from forebay.preprocess.pool import Map
 from forebay.store.memo import Hashed, Memo, Stat, hash_now, stat_now
 from forebay.store.source_files import ABSENT, SourceFile
 
 
-def require_unchanged(files: Sequence[SourceFile], *, memo: Memo, mapper: Mapper) -> None:
-    """Raises BuildError, naming it, for a file whose content is not what was listed. One stat a file; one that moved is hashed."""
+def require_unchanged(files: Sequence[SourceFile], *, memo: Memo, map_: Map) -> None:
+    """Raises BuildError, with the name, for a file whose content is not what was listed.
+
+    It costs one stat a file, and the hash of a file whose stat moved.
+    """
     moved = [file for file in files if file.xxh3_128 != ABSENT and stat_now(file.path) != file.stat]
     try:
-        hashes = memo.hashes([file.path for file in moved], map_=mapper.map)
+        hashes = memo.hashes([file.path for file in moved], map_=map_)
     except FileNotFoundError as err:
         raise _changed(str(err.filename), "is gone") from err
     for file, now in zip(moved, hashes, strict=True):
@@ -65,6 +68,6 @@ def _require_content(file: SourceFile, now: str) -> None:
 
 def _changed(name: str, how: str) -> BuildError:
     return BuildError(
-        f"{name} changed during the build ({how}): nothing is sealed, finished shards are kept; wait until nothing writes to it, "
-        "then run: forebay preprocess CONFIG"
+        f"{name} changed during the build ({how}): nothing is sealed, finished shards are kept; "
+        "wait until nothing writes to it, then run: forebay preprocess CONFIG"
     )

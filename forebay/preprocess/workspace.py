@@ -1,7 +1,4 @@
-"""The folder of a build in progress: finished shards with their receipts, named by shard key, until the cache is sealed.
-
-What is kept of a finished shard beside it until the cache is sealed.
-"""
+"""The folder of a build until the cache is sealed: finished shards by key, each with its receipt beside it."""
 
 from __future__ import annotations
 
@@ -21,8 +18,7 @@ from forebay.store.files import link_or_copy, write_bytes
 from forebay.store.layout import GROUPS, Group
 from forebay.store.lookup import sealed_caches
 from forebay.store.seal import is_whole
-from forebay.store.shard import ShardEntry
-from forebay.store.shard_table import entry_from_json, entry_to_json
+from forebay.store.shard import ShardEntry, entry_from_json, entry_to_json
 from forebay.store.temporary import temporary_name
 
 Donors = dict[str, list[tuple[Path, ShardEntry]]]
@@ -136,7 +132,7 @@ class Workspace:
 
 
 def _of_other_builds(own: Path, wanted: set[str]) -> Donors:
-    """Returns the shards of these keys that builds left unfinished: one whose sources have changed has another key and folder."""
+    """Returns the shards of these keys that other builds left unfinished, before their sources changed."""
     donors: Donors = {}
     for group in GROUPS:
         for path in sorted(own.parent.glob(f"*/{group}/*.tdz")):
@@ -188,7 +184,7 @@ class Receipt:
 
 
 def load_receipt(path: Path, key: str) -> Receipt | None:
-    """Returns the receipt of a shard that is on disk and whole, else None: a name and a size prove nothing after a crash."""
+    """Returns the receipt of a shard that is on disk and whole, else None: a name proves nothing after a crash."""
     receipt = read_receipt(path, key)
     return receipt if receipt is not None and is_whole(path, receipt.entry) else None
 

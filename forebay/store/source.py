@@ -1,20 +1,17 @@
-"""What samples are read from: an opened cache, or the same steps done on the fly.
-
-Several sources as one: their samples one behind the other.
-"""
+"""What samples are read from: an opened cache, the same steps done on the fly, or several sources as one."""
 
 from __future__ import annotations
 
 import bisect
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
 
 from forebay.errors import CacheMismatchError, ForebayError
-from forebay.store.cache import Cache
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, Array, FieldSpec
 
@@ -22,62 +19,63 @@ Sample = Mapping[str, Any]
 """Tensor fields of one sample, arrays [n, *shape] and read-only; `patches` of images are a tuple of arrays."""
 
 
-class SampleSource(Protocol):
-    """Samples by index. Threads share it; a forked child goes on using its copy."""
+class SampleSource(ABC):
+    """Samples by index, and all that is known of them. Threads share it; a forked child goes on using its copy.
 
-    @property
-    def key(self) -> str:
-        """Hash that names the values of all samples, 64 hex digits."""
-        ...
+    key: hash that names the values of all samples, 64 hex digits. recipe_key: digest of how samples are made, which
+    does not depend on where they come from, 64 hex digits. fields: specification by field name. lengths: integers
+    [num_samples] by name: `num_audio_samples`, `num_frames` (stored frames), `num_tokens`; of images and text
+    `num_tokens`, `num_patches`, `num_images`. constants: what collating needs and is equal for all samples: `features`,
+    `prompt`, `n_mels`, `pad_token_id`, ...
+    """
 
-    @property
-    def fields(self) -> Mapping[str, FieldSpec]:
-        """Specification by field name."""
-        ...
+    key: str
+    recipe_key: str
+    fields: Mapping[str, FieldSpec]
+    lengths: Mapping[str, Array]
+    constants: Mapping[str, Any]
 
-    @property
-    def lengths(self) -> Mapping[str, np.ndarray[Any, Any]]:
-        """Integers [num_samples] by name: `num_audio_samples`, `num_frames` (stored frames), `num_tokens`.
-
-        Of images and text: `num_tokens`, `num_patches`, `num_images`.
-        """
-        ...
-
-    @property
-    def constants(self) -> Mapping[str, Any]:
-        """What collating needs and is equal for all samples: `features`, `prompt`, `n_mels`, `pad_token_id`, ..."""
-        ...
-
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def sample_id(self, index: int) -> str:
         """Returns the id of one sample, as its manifest names it: what its crops are drawn by."""
-        ...
 
+    @abstractmethod
     def read(self, index: int) -> Sample:
         """Returns the sample's tensor fields, read-only; views of a mapping where the source is a cache."""
-        ...
 
-
-@runtime_checkable
-class Identified(Protocol):
-    """A source that says which samples it has, and how they are made, in words that do not depend on where they come from."""
-
-    @property
-    def recipe_key(self) -> str:
-        """Digest of how samples are made, 64 hex digits."""
-        ...
-
+    @abstractmethod
     def ids_digest(self) -> str:
         """Returns the digest of the samples' ids in their order."""
-        ...
+
+    @property
+    def tokenizer(self) -> str | None:
+        """Digest of the tokenizer that made the texts, None without one."""
+        return None
+
+    @property
+    def slots(self) -> Array | None:
+        """int64 [num_samples]: where each sample lies, `shard << 32 | row`; None where samples lie in no shards."""
+        return None
+
+    def categories(self, name: str) -> tuple[list[str], Array] | None:  # noqa: ARG002
+        """Returns the different values of a text field, sorted, and which one each sample has, int32 [num_samples].
+
+        None where there is no such field.
+        """
+        return None
+
+    def will_need(self, indices: Iterable[int]) -> None:  # noqa: B027  doing nothing is the default
+        """Asks for these samples' bytes ahead, without waiting for them; a source that cannot does nothing."""
 
 
-class SourceUnion:
-    """The samples of several sources, in their order; satisfies `SampleSource`. Threads share it as far as they share those.
+class SourceUnion(SampleSource):
+    """The samples of several sources, in their order. Threads share it as far as they share those.
 
-    sources, names: what it was made of. key: digest of the sources' keys. fields, constants: those that all sources have
-    alike, and the sample rate of those with audio.
+    sources, names: what it was made of. key, recipe_key: digests of the sources' own. fields, constants, tokenizer:
+    those that all sources have alike, and the sample rate of those with audio.
     """
 
     def __init__(self, sources: Sequence[SampleSource], names: Sequence[str], *, shares_batches: bool = True) -> None:
@@ -92,29 +90,34 @@ class SourceUnion:
         self.fields: Mapping[str, FieldSpec] = _common([source.fields for source in self.sources])
         self.constants: Mapping[str, Any] = _common([source.constants for source in self.sources]) | _rate(self.sources)
         self.key = digest({"union": [source.key for source in self.sources]})
+        self.recipe_key = digest([source.recipe_key for source in self.sources])
         self.offsets = [0, *itertools.accumulate(len(source) for source in self.sources)]
 
     def __len__(self) -> int:
         return self.offsets[-1]
 
     @cached_property
-    def lengths(self) -> Mapping[str, Array]:
+    def lengths(self) -> Mapping[str, Array]:  # type: ignore[override]  # mypy takes it for read-only
         """int32 [num_samples] by name, of what all sources know."""
         names = set(self.sources[0].lengths).intersection(*(source.lengths for source in self.sources))
         return {name: np.concatenate([source.lengths[name] for source in self.sources]) for name in sorted(names)}
 
     @cached_property
-    def slots(self) -> Array:
-        """int64 [num_samples]: where each sample lies, `shard << 32 | row`, the shards of all sources counted through.
+    def tokenizer(self) -> str | None:
+        """Digest of the tokenizer, where all sources have one and the same."""
+        found = {source.tokenizer for source in self.sources}
+        return found.pop() if len(found) == 1 else None
 
-        AttributeError, as if it were not here, where a source is not sharded.
-        """
+    @cached_property
+    def slots(self) -> Array | None:
+        """int64 [num_samples]: where each sample lies, `shard << 32 | row`; shards of all sources counted through."""
         parts, first = [], 0
         for source in self.sources:
-            if not isinstance(source, Sharded):
-                raise AttributeError("slots")
-            parts.append(np.asarray(source.slots) + (first << ROW_BITS))
-            first += int(np.max(source.slots, initial=-1) >> ROW_BITS) + 1
+            slots = source.slots
+            if slots is None:
+                return None
+            parts.append(slots + (first << ROW_BITS))
+            first += int(np.max(slots, initial=-1) >> ROW_BITS) + 1
         return np.concatenate(parts)
 
     @property
@@ -124,7 +127,7 @@ class SourceUnion:
         return np.repeat(numbers, np.diff(self.offsets))
 
     def read(self, index: int) -> Sample:
-        """Returns the sample's tensor fields, as its source does; a failure's notes name the source and the index there."""
+        """Returns the sample's tensor fields, as its source does; notes of a failure name source and index there."""
         number, inside = self._place(index)
         try:
             return self.sources[number].read(inside)
@@ -136,9 +139,11 @@ class SourceUnion:
         """Asks the kernel to read these samples' pages ahead, of the sources that can, see `Cache.will_need`."""
         for index in indices:
             number, inside = self._place(index)
-            source = self.sources[number]
-            if isinstance(source, ReadsAhead):
-                source.will_need([inside])
+            self.sources[number].will_need([inside])
+
+    def ids_digest(self) -> str:
+        """Returns the digest of the digests of the sources' ids."""
+        return digest([source.ids_digest() for source in self.sources])
 
     def sample_id(self, index: int) -> str:
         """Returns the id of one sample in its source."""
@@ -150,11 +155,11 @@ class SourceUnion:
         return self._place(index)[0]
 
     def categories(self, name: str) -> tuple[list[str], Array] | None:
-        """Returns the different values of a field, sorted, and which one each sample has, int32; see `Cache.categories`.
+        """Returns the different values of a field, sorted, and which one each sample has; see `SampleSource`.
 
         None where a source has no such field.
         """
-        found = [source.categories(name) if isinstance(source, Categorised) else None for source in self.sources]
+        found = [source.categories(name) for source in self.sources]
         known = [part for part in found if part is not None]
         if len(known) < len(found):
             return None
@@ -212,7 +217,7 @@ def _require_equal(first: SampleSource, other: SampleSource, *, names: tuple[str
 
 def _differences_of_models(first: SampleSource, other: SampleSource) -> list[tuple[str, Any, Any]]:
     """Returns what two sources may not differ in where no batch holds samples of both."""
-    pairs: list[tuple[str, Any, Any]] = [("text.tokenizer", _tokenizer(first), _tokenizer(other))]
+    pairs: list[tuple[str, Any, Any]] = [("text.tokenizer", _short(first.tokenizer), _short(other.tokenizer))]
     if has_audio(first) and has_audio(other):
         pairs.append(("sample_rate_hz", first.constants.get("sample_rate_hz"), other.constants.get("sample_rate_hz")))
     return [pair for pair in pairs if pair[1] != pair[2] and None not in pair]
@@ -226,7 +231,7 @@ def _differences(first: SampleSource, other: SampleSource) -> list[tuple[str, An
     constants = sorted({*first.constants, *other.constants})
     pairs += [(name, repr(first.constants.get(name)), repr(other.constants.get(name))) for name in constants]
     # Ids of two tokenizers mean different texts, and no field or constant need show it.
-    pairs.append(("text.tokenizer", _tokenizer(first), _tokenizer(other)))
+    pairs.append(("text.tokenizer", _short(first.tokenizer), _short(other.tokenizer)))
     return [pair for pair in pairs if pair[1] != pair[2]]
 
 
@@ -238,42 +243,10 @@ def _described(spec: FieldSpec | None) -> str:
     return "absent" if spec is None else f"{spec.dtype} {['n', *spec.shape]}".replace("'", "")
 
 
-def _tokenizer(source: SampleSource) -> str | None:
-    if isinstance(source, Cache):
-        found = (source.metadata["recipe"]["text"] or {}).get("tokenizer")
-    else:
-        found = getattr(source, "tokenizer", None)
-    return found[:16] if isinstance(found, str) else None
+def _short(digest_: str | None) -> str | None:
+    return digest_ and digest_[:16]
 
 
 def source_kind(source: SampleSource) -> Literal["cache", "uncached"]:
     """Returns whether all samples of a source come from sealed caches."""
-    return "cache" if all(isinstance(part, Cache) for part in parts_of(source)) else "uncached"
-
-
-@runtime_checkable
-class Categorised(Protocol):
-    """A source that knows text fields of its samples; caches and the uncached steps do."""
-
-    def categories(self, name: str) -> tuple[list[str], Array] | None:
-        """Returns the different values of a field, and which one each sample has, int32 [num_samples]; None: no such field."""
-        ...
-
-
-@runtime_checkable
-class Sharded(Protocol):
-    """A source whose samples lie in shards; caches are."""
-
-    @property
-    def slots(self) -> Array:
-        """int64 [num_samples]: where each sample lies, `shard << 32 | row`."""
-        ...
-
-
-@runtime_checkable
-class ReadsAhead(Protocol):
-    """A source that can ask for pages ahead; caches do."""
-
-    def will_need(self, indices: Iterable[int]) -> None:
-        """Asks the kernel to read these samples' pages, without waiting for them."""
-        ...
+    return "uncached" if source.slots is None else "cache"

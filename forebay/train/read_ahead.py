@@ -6,7 +6,7 @@ import resource
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from forebay.store.source import ReadsAhead
+from forebay.store.source import SampleSource
 
 _BATCHES = 256
 """Batches whose pages are asked for after a batch that met the disk; asking costs microseconds a sample."""
@@ -18,14 +18,14 @@ class ReadAhead:
     Threads may share it: what they race for is a number of batches.
     """
 
-    def __init__(self, source: object) -> None:
-        """source: asked by its `will_need`, see `Cache.will_need`; one without is left alone."""
-        self._source = source if isinstance(source, ReadsAhead) else None
+    def __init__(self, source: SampleSource) -> None:
+        """source: asked by its `will_need`, see `Cache.will_need`."""
+        self._source = source
         self._left = 0
 
     def announce(self, indices: Iterable[int]) -> None:
         """Says which samples are read soon, in the order of reading."""
-        if self._left and self._source is not None:
+        if self._left:
             self._left -= 1
             self._source.will_need(indices)
 

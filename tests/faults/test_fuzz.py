@@ -12,14 +12,15 @@ import xxhash
 from hypothesis import strategies as st
 
 from forebay.config import Config, PlanConfig, SourceConfig, load_config
-from forebay.plan import load_plan, save_plan, statistics
 from forebay.plan.bucket.make import bucket_plan
-from forebay.preprocess.sources import read_rows
+from forebay.plan.disk import load_plan, save_plan
+from forebay.plan.statistics import statistics
+from forebay.preprocess.sources.speech.listing import read_rows
 from forebay.store.cache import open_cache
 from forebay.store.key import canonical_json
 from forebay.store.lookup import sealed_caches
 from forebay.store.metadata import write_metadata
-from forebay.store.shard_table import shard_name, to_table
+from forebay.store.shard import shard_name, to_table
 from forebay.store.verify import verify_folder
 from forebay.tar.index import load_index
 from tests.faults.children import Children, serving

@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 
 from forebay.config import PlanConfig
 from forebay.errors import SampleError
-from forebay.plan import load_plan, pack_plan, pack_statistics, save_plan
-from forebay.preprocess.sources import Manifest
+from forebay.plan.disk import load_plan, save_plan
+from forebay.plan.pack.plan import pack_plan
+from forebay.plan.statistics import pack_statistics
+from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.sources.vision.listing import read_conversations
 from forebay.store.cache import Cache, open_cache
 from forebay.store.files import hash_file
@@ -31,7 +33,7 @@ from forebay.store.metadata import write_metadata
 from forebay.store.seal import seal
 from forebay.store.shard import shard_fields, write_shard
 from forebay.store.verify import verify_folder
-from forebay.train.uncached import listing
+from forebay.train.uncached import vision as listing
 from tests.faults.children import Children
 from tests.faults.fuzzing import PER_TRIAL, WICKED, Fuzz, npy
 from tests.faults.row import Row, made

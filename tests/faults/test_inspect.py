@@ -16,8 +16,10 @@ import xxhash
 
 from forebay import cli
 from forebay.config import PlanConfig
-from forebay.plan import pack_plan, pack_statistics, save_plan, statistics
 from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.disk import save_plan
+from forebay.plan.pack.plan import pack_plan
+from forebay.plan.statistics import pack_statistics, statistics
 from forebay.store.key import canonical_json
 from forebay.store.seal import seal
 from forebay.store.shard import shard_fields, write_shard

@@ -31,7 +31,7 @@ _SIZE = 64 * 1024
 _CLIPS = tuple(f"{tar}{number}" for tar in "ab" for number in range(4))
 
 WINDOWS: dict[str, tuple[Any, str, bool]] = {
-    "listed": (listing, "_manifest", True),
+    "listed": (listing, "_with_hashes", False),
     "hashed": (pipeline, "resolve", True),
     "reading": (shard_task, "_rows", False),
     "made": (pipeline, "require_unchanged", False),

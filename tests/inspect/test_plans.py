@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from forebay.config import PlanConfig
 from forebay.inspect.plans import plans_of
-from forebay.plan.make import resolve_plan
+from forebay.plan.make import kept_plan, samples_of
+from forebay.plan.names import plan_folder
 from forebay.store.cache import Cache, open_cache
 from forebay.store.metadata import checksum
 from tests.store.trees import flip
-from tests.store_factory import RATE_HZ, make_cache
+from tests.store_factory import make_cache
 
 
 @pytest.fixture
@@ -21,16 +23,8 @@ def cache(tmp_path: Path) -> Cache:
 
 def save(root: Path, cache: Cache, settings: PlanConfig) -> Path:
     """Saves the plan of a cache as training does."""
-    _, folder = resolve_plan(
-        root,
-        cache.lengths["num_audio_samples"].astype("int64"),
-        frames=lambda: cache.lengths["num_frames"],
-        sample_rate_hz=RATE_HZ,
-        dataset="prompts",
-        split="train",
-        cache_key=cache.key,
-        settings=settings,
-    )
+    name: dict[str, Any] = {"cache_key": cache.key, "settings": settings}
+    _, folder = kept_plan(plan_folder(root, dataset="prompts", split="train", **name), samples_of(cache), **name)
     assert folder is not None
     return folder
 
@@ -100,7 +94,7 @@ def test_a_newer_plan_is_left_out_by_its_version(
     document = json.loads((folder / "metadata.json").read_text())
     (folder / "metadata.json").write_text(json.dumps({**document, "format_version": 2}))
     assert plans_of(cache.key, [tmp_path]) == []
-    assert "format_version is 2, this forebay reads 1" in caplog.text
+    assert "format_version differs (2 stored, 1 is the newest that this forebay reads)" in caplog.text
 
 
 def test_reading_changes_nothing(tmp_path: Path, cache: Cache) -> None:

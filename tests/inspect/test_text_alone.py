@@ -11,8 +11,9 @@ import pytest
 
 from forebay import cli
 from forebay.config import PlanConfig
-from forebay.plan import bucket_plan
-from forebay.plan.disk import plan_folder, save_plan
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.disk import save_plan
+from forebay.plan.names import plan_folder
 from forebay.plan.statistics import statistics
 from forebay.store.cache import open_cache
 from forebay.store.source import without_audio

@@ -13,20 +13,20 @@ from PIL import Image
 
 from forebay import cli
 from forebay.config import PlanConfig
-from forebay.inspect.plans import is_plan, plans_of
+from forebay.inspect.plans import plans_of
 from forebay.inspect.terminal.plan import usage_lines
 from forebay.inspect.usage import usage_facts
-from forebay.plan import PackPlan
-from forebay.plan.disk import load_plan
+from forebay.plan.disk import is_plan, load_plan
+from forebay.plan.pack.plan import PackPlan
 from forebay.store.cache import open_cache
 from forebay.store.metadata import checksum
 from forebay.train.collate.packed import PackCollator
-from forebay.train.loader import Loader
 from forebay.train.loop.usage_log import UsageLog
 from tests.inspect.conftest import Built
 from tests.inspect.test_plans import save
 from tests.store.trees import flip, tree
 from tests.store_factory import make_cache
+from tests.train.loaders import loader_of
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -193,7 +193,7 @@ def test_a_newer_plan_asks_for_a_newer_forebay(
     (plan / "metadata.json").write_text(json.dumps({**document, "format_version": 2}))
     code, out, err = run(capsys, plan)
     assert (code, out) == (1, "")
-    assert "format_version is 2, this forebay reads 1; install a newer forebay" in err
+    assert "format_version differs (2 stored, 1 is the newest that this forebay reads); install a newer forebay" in err
 
 
 def test_a_plan_of_buckets_has_a_report_and_no_packs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,7 +213,7 @@ def test_a_plan_of_buckets_has_a_report_and_no_packs(tmp_path: Path, capsys: pyt
 def test_usage_of_packs_is_reported(photos: Built, tmp_path: Path) -> None:
     cache = open_cache(photos.folder)
     plan = load_plan(photos.plan, cache_key=cache.key, settings=PlanConfig(kind="pack", seq_len=400))
-    loader = Loader(cache, plan, plan_key="p", seed=3, num_threads=0, collator=PackCollator(cache))
+    loader = loader_of(cache, plan, plan_key="p", seed=3, num_threads=0, collator=PackCollator(cache))
     log = UsageLog(tmp_path / "u.jsonl", loader, step=0, sum_over_ranks=list, with_ids=True)
     batches = iter(loader)
     for step in range(1, plan.num_batches + 1):

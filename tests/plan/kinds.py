@@ -8,7 +8,9 @@ import numpy as np
 
 from forebay.config import PlanConfig
 from forebay.errors import PlanError
-from forebay.plan import BucketPlan, Samples, WindowPlan, make_plan
+from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.make import Samples, make_plan
+from forebay.plan.window import WindowPlan
 
 RATE = 1000
 

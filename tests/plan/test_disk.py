@@ -14,7 +14,11 @@ import xxhash
 
 from forebay.config import PlanConfig
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheNotFoundError
-from forebay.plan import Order, bucket_plan, load_plan, plan_folder, plan_key, save_plan, statistics
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.plan import Order
+from forebay.plan.disk import load_plan, save_plan
+from forebay.plan.names import plan_folder, plan_key
+from forebay.plan.statistics import statistics
 from forebay.store.key import canonical_json
 
 KEY = "ab" * 32
@@ -217,5 +221,5 @@ def test_a_mapped_plan_outlives_its_replacement(tmp_path: Path) -> None:
 def test_a_signed_document_of_another_shape_is_refused_by_name(tmp_path: Path, name: str) -> None:
     folder = saved(tmp_path)
     rewrite(folder, lambda metadata: metadata.pop(name))
-    with pytest.raises(CacheCorruptError, match=r"metadata.json is no plan that forebay writes"):
+    with pytest.raises(CacheCorruptError, match=r"metadata.json is none that forebay writes"):
         load_plan(folder, cache_key=KEY, settings=SETTINGS, num_samples=400)

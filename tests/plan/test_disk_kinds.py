@@ -10,8 +10,13 @@ import pytest
 
 from forebay.config import PlanConfig
 from forebay.errors import CacheCorruptError, CacheMismatchError
-from forebay.plan import BucketPlan, WindowPlan, load_plan, plan_folder, resolve_plan, save_plan, statistics
 from forebay.plan import disk as disk_module
+from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.disk import load_plan, save_plan
+from forebay.plan.make import Samples, kept_plan
+from forebay.plan.names import plan_folder
+from forebay.plan.statistics import statistics
+from forebay.plan.window import WindowPlan
 from forebay.store.chunked import MEMBERS_A_CHUNK, CheckedArray, chunk_sums
 from tests.plan.kinds import RATE, plan_of_any_kind, shards_of, tokens_of
 from tests.plan.test_kinds import EVERY_KIND, some_lengths
@@ -65,18 +70,15 @@ def test_what_a_plan_needs_is_asked_for_only_when_it_is_made(tmp_path: Path) -> 
         def fail() -> np.ndarray:  # type: ignore[type-arg]
             return pytest.fail("asked again")
 
-        _, folder = resolve_plan(
-            tmp_path,
-            LENGTHS,
+        samples = Samples(
+            durations=LENGTHS,
             frames=(lambda: LENGTHS // 10) if is_made else fail,
             tokens=(lambda: tokens_of(LENGTHS)) if is_made else fail,
             shards=(lambda: shards_of(LENGTHS)) if is_made else fail,
             sample_rate_hz=RATE,
-            dataset="prompts",
-            split="train",
-            cache_key=KEY,
-            settings=settings,
         )
+        place = plan_folder(tmp_path, dataset="prompts", split="train", cache_key=KEY, settings=settings)
+        _, folder = kept_plan(place, samples, cache_key=KEY, settings=settings)
         assert folder is not None
         stats = json.loads((folder / "packing_stats.json").read_bytes())
         assert stats["shard_spread"] is not None

@@ -9,7 +9,7 @@ import pytest
 
 from forebay.config import PlanConfig
 from forebay.errors import ConfigError
-from forebay.plan import plan_document, plan_key
+from forebay.plan.names import plan_document, plan_key
 
 SETTINGS = PlanConfig(edges_s=(3.0, 5.0), batch_size=4)
 

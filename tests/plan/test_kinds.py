@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from forebay.config import PlanConfig
 from forebay.errors import PlanError
-from forebay.plan import next_position, num_steps, statistics, turn
+from forebay.plan.cursor import next_position, num_steps, turn
+from forebay.plan.statistics import statistics
 from tests.plan.kinds import RATE, plan_of_any_kind, shards_of, tokens_of
 from tests.strategies import durations, plan_settings_of_any_kind
 

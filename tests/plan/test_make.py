@@ -10,22 +10,18 @@ import pytest
 
 from forebay.config import PlanConfig
 from forebay.errors import CacheMismatchError, PlanError
-from forebay.plan import BucketPlan, resolve_plan
+from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.make import Samples, kept_plan
+from forebay.plan.names import plan_folder
 
 LENGTHS = np.random.default_rng(2).integers(500, 32_000, 400)
 
 
 def resolved(root: Path, **changes: Any) -> tuple[BucketPlan, Path | None]:
-    arguments: dict[str, Any] = {
-        "durations": LENGTHS,
-        "frames": lambda: LENGTHS // 10,
-        "sample_rate_hz": 1000,
-        "dataset": "prompts",
-        "split": "train",
-        "cache_key": "ab" * 32,
-        "settings": PlanConfig(batch_seconds=60.0),
-    }
-    return resolve_plan(root, **{**arguments, **changes})
+    name: dict[str, Any] = {"cache_key": "ab" * 32, "settings": changes.pop("settings", PlanConfig(batch_seconds=60.0))}
+    lengths: dict[str, Any] = {"durations": LENGTHS, "frames": lambda: LENGTHS // 10, "sample_rate_hz": 1000}
+    folder = plan_folder(root, dataset="prompts", split="train", **name)
+    return kept_plan(folder, Samples(**{**lengths, **changes}), **name)
 
 
 def test_a_plan_is_made_once(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from forebay.config import PlanConfig
 from forebay.errors import PlanError
-from forebay.plan import Order, bucket_plan, mixed_steps, next_position, num_steps, turn
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.plan import Order
+from forebay.plan.cursor import mixed_steps, next_position, num_steps, turn
 from forebay.plan.interface import Tail
 from tests.plan.bucket.test_plan import RATE, made
 from tests.strategies import durations, plan_settings

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,10 @@ from hypothesis import given
 
 from forebay.config import PlanConfig
 from forebay.errors import PlanError
-from forebay.plan import Order, bucket_plan, mixed_steps, statistics
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.plan import Order
+from forebay.plan.cursor import mixed_steps
+from forebay.plan.statistics import statistics
 from tests.plan.bucket.test_plan import RATE, made
 from tests.strategies import durations, plan_settings
 
@@ -93,7 +95,7 @@ def test_chunks_do_not_change_the_figures(monkeypatch: pytest.MonkeyPatch) -> No
     lengths = np.random.default_rng(3).integers(500, 32_000, 5000)
     plan = bucket_plan(lengths, sample_rate_hz=RATE, settings=PlanConfig(batch_seconds=60, tail="pad"))
     whole = statistics(plan, lengths, seed=2)
-    monkeypatch.setattr(sys.modules["forebay.plan.statistics"], "CHUNK", 50)
+    monkeypatch.setattr("forebay.plan.statistics.CHUNK", 50)
     assert statistics(plan, lengths, seed=2) == whole
 
 

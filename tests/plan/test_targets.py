@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks.plan import SAMPLE_RATE_HZ, usual_durations
 from forebay.config import PlanConfig
-from forebay.plan import Samples, make_plan, statistics
+from forebay.plan.make import Samples, make_plan
+from forebay.plan.statistics import statistics
 
 COUNT = 300_000
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from forebay.config import PlanConfig
 from forebay.errors import PlanError
-from forebay.plan import WindowPlan, window_plan
-from forebay.plan.window import Lengths, even_cut, greedy_cut
+from forebay.plan.window import Lengths, WindowPlan, even_cut, greedy_cut, window_plan
 from tests.strategies import durations
 
 RATE = 1000

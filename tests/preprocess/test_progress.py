@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from forebay.preprocess.pipeline import Options, build
-from forebay.preprocess.progress import Progress
+from forebay.preprocess.shard_task import Progress
 from forebay.visible import visible_output
 from tests.text_corpus import demo_texts, text_config
 

@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from forebay.config import load_config
-from forebay.preprocess.lines import line_of
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.shard_task import ShardTask
@@ -25,6 +24,7 @@ from forebay.preprocess.sources.speech import listing as locate
 from forebay.preprocess.sources.vision import hf as conversation_hf
 from forebay.preprocess.sources.vision import images as conversation_images
 from forebay.preprocess.sources.vision import jsonl as conversation_jsonl
+from forebay.store.key import recipe_key
 from forebay.store.layout import GROUPS
 from forebay.store.memo import Memo
 from tests.preprocess.sources.helpers import audio
@@ -153,18 +153,23 @@ def longest_tasks(folder: Path, write: Write, num_rows: int) -> dict[str, int]:
     (folder / "c.toml").write_text(f'name = "sizes"\n[source]\n{source}{steps}')
     config = load_config(folder / "c.toml", overrides=[f"run.cache_root={folder / 'caches'}"])
     found = Weighing()
-    listing = resolve(config, Memo(config.cache_root), found)
+    listing = resolve(config, Memo(config.cache_root), found.map, recipe=recipe_key(config))
     assert len(listing.rows) == num_rows
-    line = line_of(config, listing.recipe.recipe)
-    rows_per_shard = PER_FILE if "media" in line.groups else 1
-    for cut in line.cuts(listing, probe=dict.fromkeys(GROUPS, ""), rows_per_shard=rows_per_shard):
-        for group in line.groups:
-            files, rows = line.task_rows(listing, cut, group)
-            common: dict[str, Any] = {"key": cut.keys[group], "folder": folder, "line": line, "max_open_tars": 1}
+    modality = listing.modality
+    rows_per_shard = PER_FILE if "media" in modality.groups else 1
+    for cut in modality.cuts(listing, probe=dict.fromkeys(GROUPS, ""), rows_per_shard=rows_per_shard):
+        for group in modality.groups:
+            files, rows = modality.task_rows(listing, cut, group)
+            common: dict[str, Any] = {
+                "key": cut.keys[group],
+                "folder": folder,
+                "modality": modality,
+                "max_open_tars": 1,
+            }
             task = ShardTask(group=group, rows=rows, files=files, **common)
             sent = found.weigh(f"{group} shard", task)
             assert sent.rows.equals(rows)
-            assert (sent.key, sent.files, sent.line) == (task.key, files, line)
+            assert (sent.key, sent.files, sent.modality) == (task.key, files, modality)
     return found.longest
 
 

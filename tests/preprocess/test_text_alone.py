@@ -14,6 +14,7 @@ from forebay.preprocess.pipeline import BuildReport
 from forebay.preprocess.speech.modality import estimate_bytes
 from forebay.preprocess.speech.probe import media_probe
 from forebay.store.cache import Cache, open_cache
+from forebay.store.key import recipe_key
 from forebay.store.layout import FieldSpec, Group
 from forebay.store.lookup import find_cache
 from forebay.store.memo import Memo
@@ -111,11 +112,7 @@ def test_the_estimate_and_the_probe_read_no_audio(folder: Path, monkeypatch: pyt
     monkeypatch.setattr("forebay.preprocess.speech.samples.decode_audio", refuse)
     config = text_config(folder)
     assert len(media_probe(recipe_of(config))) == 32
-
-    class Here:
-        map = staticmethod(lambda function, items: list(map(function, items)))
-
-    listing = resolve(config, Memo(config.cache_root), Here())
+    listing = resolve(config, Memo(config.cache_root), map, recipe=recipe_key(config))
     _, cache = make(folder)
     assert 0.2 < estimate_bytes(recipe_of(config), listing.rows) / cache.metadata["size_bytes"] < 5
 

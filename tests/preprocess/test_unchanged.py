@@ -13,18 +13,20 @@ import pytest
 
 from forebay.config import Config
 from forebay.errors import BuildError, ConfigError, ManifestError
-from forebay.preprocess import listing, pipeline, shard_task, unchanged
-from forebay.preprocess.sources import MediaReader, stamp
-from forebay.preprocess.sources.stamp import stamped
+from forebay.preprocess import pipeline, shard_task, unchanged
+from forebay.preprocess.sources import naming
+from forebay.preprocess.sources.media import MediaReader
+from forebay.preprocess.sources.naming import stamped
+from forebay.preprocess.speech.modality import Speech
 from forebay.preprocess.unchanged import require_unchanged, unchanged_stats
 from forebay.store.cache import open_cache
 from forebay.store.files import hash_file
 from forebay.store.lookup import find_cache, sealed_caches
 from forebay.store.memo import Memo, stat_now
 from forebay.store.source_files import SourceFile
-from forebay.train.uncached import UncachedSource
+from forebay.train.uncached.speech import UncachedSpeech
 from tests.preprocess.corpus import Corpus, flac, shard_bytes, speech_corpus, tone, write_tar
-from tests.preprocess.here_pool import HerePool, build_here
+from tests.preprocess.here_pool import build_here
 from tests.text_corpus import text_config
 
 TOKENIZER = Path(__file__).parents[2] / "demo" / "speech" / "model"
@@ -96,14 +98,14 @@ def test_parts_between_which_a_source_changes_make_one_cache_of_its_last_content
 
 
 def test_a_source_that_never_rests_stops_the_listing(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = listing._manifest
+    real = Speech.manifest
 
     def restless(*args: Any, **kwargs: Any) -> Any:
         found = real(*args, **kwargs)
         touch(corpus.folder / "a.tar")
         return found
 
-    monkeypatch.setattr(listing, "_manifest", restless)
+    monkeypatch.setattr(Speech, "manifest", restless)
     with pytest.raises(BuildError, match=r"a\.tar changed each of 3 times that it was listed; wait until nothing"):
         build_here(corpus.config())
 
@@ -167,7 +169,7 @@ def test_files_that_rest_cost_a_stat_and_no_reading(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(unchanged, "stat_now", noted)
     monkeypatch.setattr(unchanged, "hash_now", refuse)
-    require_unchanged(files, memo=Memo(tmp_path / "root"), mapper=HerePool())
+    require_unchanged(files, memo=Memo(tmp_path / "root"), map_=map)
     assert unchanged_stats(files) == [file.stat for file in files]
     assert looked == 2 * [file.path for file in files]
 
@@ -179,7 +181,7 @@ def test_a_file_that_was_touched_is_hashed_once_for_all_shards(tmp_path: Path, m
     before(monkeypatch, unchanged, "hash_now", lambda: read.append(file.path))
     assert unchanged_stats([file]) == unchanged_stats([file]) == [stat_now(file.path)]
     assert len(read) == 1
-    require_unchanged([file], memo=Memo(tmp_path / "root"), mapper=HerePool())
+    require_unchanged([file], memo=Memo(tmp_path / "root"), map_=map)
 
 
 @pytest.mark.parametrize("change", ["content", "same stat", "gone"])
@@ -192,7 +194,7 @@ def test_a_file_that_changed_is_named(tmp_path: Path, change: str) -> None:
         os.utime(file.path, ns=(0, file.path.stat().st_mtime_ns if file.stat is None else file.stat[-2]))
     for check in (
         lambda: unchanged_stats([other, file]),
-        lambda: require_unchanged([other, file], memo=Memo(tmp_path / "root"), mapper=HerePool()),
+        lambda: require_unchanged([other, file], memo=Memo(tmp_path / "root"), map_=map),
     ):
         with pytest.raises(BuildError, match=r"0\.bin changed during the build \((is gone|its xxh3-128 was)"):
             check()
@@ -203,12 +205,12 @@ def test_young_files_are_waited_for_together_and_old_ones_are_not(
 ) -> None:
     files = [SourceFile(file.name, file.path) for file in sources(tmp_path, b"a", b"b")]
     waits: list[float] = []
-    monkeypatch.setattr(stamp.time, "sleep", waits.append)
+    monkeypatch.setattr(naming.time, "sleep", waits.append)
     found = stamped([*files, SourceFile("gone", tmp_path / "gone")])
     assert [file.stat for file in found] == [stat_now(file.path) for file in files] + [None]
     assert len(waits) == 1
     assert stamped(found[:2]) == found[:2]
-    monkeypatch.setattr(stamp.time, "time_ns", lambda: 2**62)
+    monkeypatch.setattr(naming.time, "time_ns", lambda: 2**62)
     stamped(files)
     assert len(waits) == 1
 
@@ -224,15 +226,15 @@ def test_a_file_that_changes_in_the_tick_of_its_stamp_gets_the_later_one(
         if len(waits) == 1:
             file.path.write_bytes(b"longer")
 
-    monkeypatch.setattr(stamp.time, "sleep", change_once)
+    monkeypatch.setattr(naming.time, "sleep", change_once)
     (found,) = stamped([SourceFile(file.name, file.path)])
     assert found.stat == stat_now(file.path)
     assert len(waits) == 2
 
 
-def uncached(corpus: Corpus) -> tuple[Config, UncachedSource]:
+def uncached(corpus: Corpus) -> tuple[Config, UncachedSpeech]:
     config = corpus.config("run.max_open_tars=1")
-    return config, UncachedSource(config)
+    return config, UncachedSpeech(config)
 
 
 @pytest.mark.parametrize("change", ["replace", "in place"])

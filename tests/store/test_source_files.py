@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.config import SourceConfig
-from forebay.config.data import SourceKind
 from forebay.errors import CacheCorruptError
 from forebay.store.source_files import (
     SourceFile,
@@ -21,7 +20,7 @@ from forebay.store.source_files import (
 )
 from tests.store.trees import flip
 
-FOLDERS: dict[SourceKind, tuple[str, ...]] = {
+FOLDERS: dict[str, tuple[str, ...]] = {
     "tar": ("a.parquet", "b.parquet"),
     "filelist": ("a.tsv", "b.tsv"),
     "webdataset": ("00000.tar", "00001.tar", "00010.tar"),
@@ -37,7 +36,7 @@ def files_in(folder: Path, *names: str) -> Path:
     return folder
 
 
-def listed(kind: SourceKind, *entries: Path | str, split: str = "train") -> list[tuple[str, int]]:
+def listed(kind: str, *entries: Path | str, split: str = "train") -> list[tuple[str, int]]:
     files = listed_files(SourceConfig(kind=kind, manifest=tuple(map(str, entries)), split=split))
     for file in files:
         assert file.listed
@@ -46,7 +45,7 @@ def listed(kind: SourceKind, *entries: Path | str, split: str = "train") -> list
 
 
 @pytest.mark.parametrize("kind", list(FOLDERS))
-def test_a_folder_stands_for_its_files_of_the_kind(tmp_path: Path, kind: SourceKind) -> None:
+def test_a_folder_stands_for_its_files_of_the_kind(tmp_path: Path, kind: str) -> None:
     names = FOLDERS[kind]
     other = [name for others in FOLDERS.values() if others != names for name in others]
     files_in(tmp_path, *reversed(names), *other, "README", *(f"deeper/{name}" for name in names))
@@ -54,8 +53,13 @@ def test_a_folder_stands_for_its_files_of_the_kind(tmp_path: Path, kind: SourceK
     assert listed(kind, tmp_path) == [(name, 0) for name in names]
 
 
+def test_a_folder_stands_for_all_files_of_a_kind_that_is_not_known_here(tmp_path: Path) -> None:
+    files_in(tmp_path, "a.tsv", "b.tsv", "deeper/c.tsv")
+    assert listed("toy", tmp_path) == [("a.tsv", 0), ("b.tsv", 0)]
+
+
 @pytest.mark.parametrize("kind", list(FOLDERS))
-def test_a_file_stands_for_itself(tmp_path: Path, kind: SourceKind) -> None:
+def test_a_file_stands_for_itself(tmp_path: Path, kind: str) -> None:
     files_in(tmp_path, "any.name")
     assert listed(kind, tmp_path / "any.name") == [("any.name", 0)]
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from forebay.store.layout import FieldSpec
+from forebay.store.source import SampleSource
 from forebay.train.collate.text import num_audio_tokens
 
 Array = np.ndarray[Any, Any]
@@ -19,8 +20,8 @@ COLUMNS = {"log_mel": 80, "qwen3_asr": 128, "w2v_bert": 80, "waveform": 0, "none
 STORED = {"log_mel": "input_features", "qwen3_asr": "input_features", "w2v_bert": "fbanks", "waveform": "waveform"}
 
 
-class FakeSource:
-    """Samples of given numbers of frames with random values; satisfies `SampleSource`."""
+class FakeSource(SampleSource):
+    """Samples of given numbers of frames with random values."""
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class FakeSource:
         seed: int = 0,
     ) -> None:
         rng = np.random.default_rng(seed)
-        self.key = f"{seed:064x}"
+        self.key = self.recipe_key = f"{seed:064x}"
         self.constants: Mapping[str, Any] = {"features": features, "prompt": prompt, "pad_token_id": PAD_TOKEN_ID}
         shape = (COLUMNS[features],) if COLUMNS[features] else ()
         specs = [FieldSpec(name=STORED[features], dtype=dtype, shape=shape)] if features != "none" else []
@@ -51,6 +52,9 @@ class FakeSource:
 
     def sample_id(self, index: int) -> str:
         return f"fake-{index}"
+
+    def ids_digest(self) -> str:
+        return self.key
 
     def read(self, index: int) -> dict[str, Array]:
         return dict(self.samples[index])

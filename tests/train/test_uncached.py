@@ -14,7 +14,7 @@ from forebay.errors import ManifestError, SampleError
 from forebay.preprocess import Options, build
 from forebay.store.cache import Cache
 from forebay.train.select import make_loader, select
-from forebay.train.uncached import UncachedSource
+from forebay.train.uncached.speech import UncachedSpeech
 from tests.preprocess.corpus import flac, speech_corpus, tone
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
@@ -64,7 +64,7 @@ def test_cached_equals_uncached(path: Path, root: Path) -> None:
 def test_a_bad_sample_is_replaced_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     corpus = speech_corpus(tmp_path)
     corpus.add_tar("c.tar", ["c0", "c1"], broken={"c0": b"no"})
-    source = UncachedSource(corpus.config())
+    source = UncachedSpeech(corpus.config())
     np.testing.assert_array_equal(source.read(17)["waveform"], corpus.audio["c1"])
     assert sum(source.failed.values()) == 1
     assert "sample c0" in caplog.text
@@ -75,24 +75,24 @@ def test_where_all_samples_are_bad_the_error_comes_through(tmp_path: Path) -> No
     corpus.rows.clear()
     corpus.add_tar("c.tar", ["c0", "c1"], broken={"c0": b"no", "c1": b"no"})
     with pytest.raises(SampleError, match="sample c"):
-        UncachedSource(corpus.config()).read(0)
+        UncachedSpeech(corpus.config()).read(0)
 
 
 def test_nothing_that_can_be_read_is_an_error_at_once(tmp_path: Path) -> None:
     corpus = speech_corpus(tmp_path)
     with pytest.raises(ManifestError, match=r"no sample of .*train.parquet can be used"):
-        UncachedSource(corpus.config('source.languages=["xx"]'))
+        UncachedSpeech(corpus.config('source.languages=["xx"]'))
 
 
 def test_other_numerics_than_the_caches_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     corpus = speech_corpus(tmp_path)
-    UncachedSource(corpus.config(), stored_probe={"media": "0" * 32, "text": "0" * 32})
+    UncachedSpeech(corpus.config(), stored_probe={"media": "0" * 32, "text": "0" * 32})
     assert "the media steps give other values here than where the cache was built" in caplog.text
 
 
 def test_samples_are_read_only(tmp_path: Path) -> None:
     corpus = speech_corpus(tmp_path)
     corpus.add_tar("c.tar", ["c0"], broken={"c0": flac(tone(3, duration_s=0.2))})
-    values = UncachedSource(corpus.config()).read(17)["waveform"]
+    values = UncachedSpeech(corpus.config()).read(17)["waveform"]
     assert not values.flags.writeable
     np.testing.assert_array_equal(values, tone(3, duration_s=0.2))

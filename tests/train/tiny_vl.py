@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from forebay.config import Config, SourceConfig, TextConfig, TrainConfig, VisionConfig
+from forebay.store.source import SampleSource
 from forebay.train.models.folder import load_model
 
 Array = np.ndarray[Any, Any]
@@ -129,11 +130,11 @@ def pixel_values(sample: Mapping[str, Any]) -> torch.Tensor:
     return torch.from_numpy(np.repeat(looked_up[:, :, None], COPIES, axis=2).reshape(len(patches), -1))
 
 
-class FakeVlSource:
-    """Conversations in memory; satisfies `SampleSource`."""
+class FakeVlSource(SampleSource):
+    """Conversations in memory."""
 
     def __init__(self, samples: Sequence[Mapping[str, Any]] = (), **constants: Any) -> None:
-        self.key = "5" * 64
+        self.key = self.recipe_key = "5" * 64
         self.constants: Mapping[str, Any] = {**CONSTANTS, **constants}
         self.fields: Mapping[str, Any] = {}
         self.samples = list(samples)
@@ -148,6 +149,9 @@ class FakeVlSource:
 
     def sample_id(self, index: int) -> str:
         return f"fake-{index}"
+
+    def ids_digest(self) -> str:
+        return self.key
 
     def read(self, index: int) -> Mapping[str, Any]:
         return self.samples[index]

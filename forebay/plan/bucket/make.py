@@ -27,11 +27,11 @@ def bucket_plan(
 ) -> BucketPlan:
     """Returns the plan in which every sample is in exactly one bucket.
 
-    durations: integers [num_samples], in audio samples. Bucket b holds [edge b-1, edge b); the last one is open-ended, so
-    that what is longer than every edge stays.
-    tokens: integers [num_samples], label tokens, for `batch_tokens`. shards: integers [num_samples], the shard that each
-    sample lies in, for `locality`. texts: bool [num_samples], the samples without audio, where there are some: they have
-    buckets of their own by tokens, behind those by duration, which are left out where no sample has audio.
+    durations: integers [num_samples], in audio samples. Bucket b holds [edge b-1, edge b); the last one is open-ended,
+    so that what is longer than every edge stays.
+    tokens: integers [num_samples], label tokens, for `batch_tokens`. shards: integers [num_samples], the shard that
+    each sample lies in, for `locality`. texts: bool [num_samples], the samples without audio, where there are some:
+    they have buckets of their own by tokens, behind those by duration, which are left out where no sample has audio.
     Raises PlanError for no samples, a negative duration (with its index), a table of other buckets, missing tokens or
     shards, or when `drop` leaves no batch at all.
     """

@@ -1,6 +1,7 @@
-"""Where buckets end: the configured edges, or k edges that leave the least padding.
+"""The ranges of length of buckets, and how many samples of each bucket form a micro-batch.
 
-How many samples of each bucket form a micro-batch: a budget, a count, or a table that was calibrated.
+Buckets end at the configured edges, or at `k` edges that leave the least padding. A micro-batch is as large as a
+budget, a count or a calibrated table says.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def bucket_edges(durations: Array, *, sample_rate_hz: int, settings: PlanConfig)
 
 
 def token_edges(tokens: Array, *, settings: PlanConfig) -> list[int]:
-    """Returns the upper edges, in tokens and rising, of the buckets of samples without audio: `edges`, else `k` optimal ones.
+    """Returns the upper edges, in tokens and rising, of the buckets of samples without audio.
+
+    They are `edges`, else `k` optimal ones.
 
     tokens: integers [num_samples], not empty. Raises PlanError where neither is given.
     """
@@ -66,9 +69,9 @@ def optimal_cuts(counts: Array, tops: Array, *, k: int) -> list[int]:
 
     counts: int64 [num_bins], samples a bin, each above 0. tops: int64 [num_bins], the lengths that bins end at, rising.
     The least is exact for samples padded to the upper edge of their bucket, sum over buckets of samples * edge: what a
-    batch under a budget is sized by, and what the longest of a batch comes close to. Dynamic programme over (buckets, last
-    bin), O(k * num_bins^2), in integers: the same edges on every machine; of equal ones those with the shorter first
-    buckets.
+    batch under a budget is sized by, and what the longest of a batch comes close to. Dynamic programme over (buckets,
+    last bin), O(k * num_bins^2), in integers: the same edges on every machine; of equal ones those with the shorter
+    first buckets.
     """
     num_bins = len(counts)
     below = np.concatenate(([0], np.cumsum(counts)))
@@ -97,8 +100,8 @@ def _backwards(firsts: Sequence[Array], last: int) -> list[int]:
 class Limit:
     """What the size of one bucket's batches is limited by.
 
-    samples: that it holds. length: in audio samples, its upper edge; of the last, open-ended bucket the longest sample; None
-    where its samples have no audio.
+    samples: that it holds. length: in audio samples, its upper edge; of the last, open-ended bucket the longest sample;
+    None where its samples have no audio.
     tokens: the most tokens that a sample of it has; None where they are not known.
     """
 
@@ -113,8 +116,9 @@ def batch_sizes(
     """Returns the samples a micro-batch of each bucket. edges_s: the upper edges, which a calibration names them by.
 
     Under a budget floor(budget / longest), at least 1, so that only a sample that is itself over the budget exceeds it;
-    under two budgets the smaller size. Many narrow buckets would have many incomplete batches: with `k` a bucket's size is
-    lowered to the least that gives as many batches, so that its last one is nearly full too. Raises PlanError where a table is not one of these buckets, or tokens are missing.
+    under two budgets the smaller size. Many narrow buckets would have many incomplete batches: with `k` a bucket's size
+    is lowered to the least that gives as many batches, so that its last one is nearly full too. Raises PlanError where
+    a table is not one of these buckets, or tokens are missing.
     """
     if settings.calibration is not None:
         return [
@@ -179,7 +183,8 @@ def _index(written: str, num_buckets: int) -> int | None:
 
 
 def read_calibration(path: str) -> dict[str, dict[str, int]]:
-    """Returns the content of a calibration file, `{bucket: {"batch_size", "grad_acc"}}`; `grad_acc` is 1 where left out.
+    """Returns the content of a calibration file, `{bucket: {"batch_size", "grad_acc"}}`; `grad_acc` is 1 where left
+    out.
 
     Other fields of a bucket (what was measured) are not read. Raises ConfigError naming file, bucket and value.
     """

@@ -1,8 +1,9 @@
-"""One data file of an `hf` source: parquet, or the arrow stream that `save_to_disk` writes."""
+"""Data files of an `hf` source, parquet or the arrow streams that `save_to_disk` writes: values by column and row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,22 +13,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from forebay.errors import ManifestError
+from forebay.config.data import SourceColumns, SourceConfig
+from forebay.errors import ManifestError, MissingExtraError
 from forebay.store.layout import Array
+from forebay.store.source_files import SourceFile
 
-_ROW_BITS = 40
+DEFAULTS = SourceColumns()
+"""A column that a config leaves at its default may be missing."""
+
+_PLACE_BITS = 40
 _SLICE_BYTES = 32 * 1024 * 1024
 _BUFFER_BYTES = 1024 * 1024
 
 
 def list_place(row: int, position: int) -> int:
     """Returns the `offset` of an element of a list column: the row in the low 40 bits, the position above."""
-    return position << _ROW_BITS | row
+    return position << _PLACE_BITS | row
 
 
 def place_row(place: int) -> int:
     """Returns the row of an `offset`, from 0."""
-    return place & ((1 << _ROW_BITS) - 1)
+    return place & ((1 << _PLACE_BITS) - 1)
 
 
 @dataclass(slots=True)
@@ -40,7 +46,7 @@ class _Stream:
 
 
 class HfFile:
-    """Rows of one file, the audio bytes among them read by row; nothing is decoded, nothing is copied to a cache."""
+    """Rows of one file; a column of encoded media is read by row, nothing is decoded, nothing is copied to a cache."""
 
     def __init__(self, path: Path) -> None:
         """Opens a file. Raises ManifestError where it is neither parquet nor an arrow stream."""
@@ -68,7 +74,7 @@ class HfFile:
         return int(self._starts[-1])
 
     def columns(self, names: list[str]) -> pa.Table:
-        """Returns whole columns by name; `audio.path` is a field of a struct, returned as column `path`."""
+        """Returns whole columns by name; `media.path` is a field of a struct, returned as column `path`."""
         if self._parquet is not None:
             table = self._parquet.read(columns=names)
         else:
@@ -88,12 +94,12 @@ class HfFile:
         masks = [self._group_has_values(i, name) for i in range(self._parquet.metadata.num_row_groups)]
         return np.concatenate([np.zeros(0, bool), *masks])
 
-    def audio(self, place: int, column: str) -> bytes | None:
-        """Returns the encoded bytes that a row holds, None where it holds none. place: the row, or `list_place`.
+    def encoded(self, place: int, column: str) -> bytes | None:
+        """Returns the bytes that a column holds in a row, None where it holds none. place: the row, or `list_place`.
 
         Rows of a row group of up to 32 MiB are read together, those of a larger one in slices, fastest in rising order.
         """
-        row, position = place_row(place), place >> _ROW_BITS
+        row, position = place_row(place), place >> _PLACE_BITS
         if self._last is None or not self._last[0] <= row < self._last[0] + len(self._last[1]):
             self._last = self._slice(row, column)
         value = self._last[1][column][row - self._last[0]].as_py()
@@ -105,7 +111,7 @@ class HfFile:
         return [int(start) for start in self._starts]
 
     def leaves(self, column: str) -> list[str]:
-        """Returns the parquet paths of a column's leaves (`image.bytes`, `images.list.element.path`); of arrow its name."""
+        """Returns the parquet paths of a column's leaves (`image.bytes`, `images.list.element.path`), or its name."""
         if self._parquet is None:
             return [column]
         schema = self._parquet.metadata.schema
@@ -171,7 +177,57 @@ class HfFile:
 
 
 def damaged(path: str, err: Exception) -> Exception:
-    """Returns the ManifestError for what pyarrow raised over a data file, or the error itself where the machine failed."""
+    """Returns the ManifestError for what pyarrow raised over a data file, or the error itself if the machine failed."""
     if isinstance(err, OSError) and err.errno is not None:
         return err
     return ManifestError(f"{path} is damaged: {err}; copy or write it again")
+
+
+def data_files(source: SourceConfig, manifests: Sequence[SourceFile]) -> list[tuple[int, SourceFile]]:
+    """Returns the manifests that hold rows, with their numbers.
+
+    Raises MissingExtraError without the `datasets` library, ManifestError where there is none.
+    """
+    try:
+        import datasets  # noqa: F401
+    except ImportError as err:
+        message = 'source.kind = "hf" needs the datasets library; run: pip install "forebay[hf]"'
+        raise MissingExtraError(message) from err
+    found = [(number, file) for number, file in enumerate(manifests) if _is_data(file.path)]
+    if not found:
+        raise ManifestError(
+            f"{', '.join(source.manifests)}: no .arrow or .parquet data file; name a save_to_disk folder"
+        )
+    return found
+
+
+def holds_media(kind: pa.DataType) -> bool:
+    """Says whether columns of an arrow type can hold encoded media: bytes, paths, or structs of one of them or both."""
+    children = {field.name for field in kind} if pa.types.is_struct(kind) else set()
+    return bool(children & {"bytes", "path"}) or is_bytes(kind) or is_text(kind)
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Says whether an arrow type is one of bytes."""
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Says whether an arrow type is one of strings."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_data(path: Path) -> bool:
+    """Says whether a file holds rows. In a `save_to_disk` folder its state lists them; `map` leaves others."""
+    if path.suffix not in {".arrow", ".parquet"}:
+        return False
+    state = path.parent / "state.json"
+    if path.suffix == ".parquet" or not state.exists():
+        return True
+    try:
+        listed = {str(entry["filename"]) for entry in json.loads(state.read_bytes())["_data_files"]}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as err:
+        raise ManifestError(
+            f"{state} is not the state of a save_to_disk folder: {err!r}; save the dataset again"
+        ) from err
+    return path.name in listed

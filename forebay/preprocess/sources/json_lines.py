@@ -1,8 +1,6 @@
-"""One JSON object from bytes that may hold anything.
+"""The lines of text manifests and the JSON objects in them, from bytes that may hold anything.
 
-The lines of a text manifest.
-
-What a file is that was given for JSON lines and holds none: a CSV is called a CSV.
+A file that was given for JSON lines and is something else is called what it is: a CSV a CSV.
 """
 
 from __future__ import annotations
@@ -213,7 +211,7 @@ _TABLES = {
 
 
 def not_lines(path: Path, number: int, problem: str) -> ManifestError:
-    """Returns the error for line `number` of a manifest of JSON lines, which names the file's form where it is another one."""
+    """Returns the error for line `number` of a manifest; for a file that is no JSON lines at all it names the form."""
     form = _form_of(path)
     if form is None:
         return ManifestError(f"{path}, line {number}: {problem}; correct the manifest")

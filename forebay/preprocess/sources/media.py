@@ -1,10 +1,11 @@
 """Encoded bytes of a sample, by the place that its row names: a range of a tar, a file, a row of an `hf` file.
 
-Bytes of media files by offset and size, through a bounded set of open files.
+Files are read by offset and size, through a bounded set that is kept open.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
@@ -30,27 +31,28 @@ class MediaReader:
         *,
         max_open: int,
         max_bytes: int | None = None,
-        audio_column: str = "audio",
+        column: str = "",
         as_listed: bool = False,
     ) -> None:
-        """max_open: files kept open at once. max_bytes: of one sample. audio_column: of an `hf` source.
+        """max_open: files kept open at once. max_bytes: of one sample. column: of an `hf` source.
 
-        as_listed: a file that changed after it was listed is an error, for readers that compare nothing later; see `MediaFiles`.
+        as_listed: a file that changed after it was listed is an error, for readers that compare nothing later; see
+        `MediaFiles`.
         """
         self._files = files
         self._max_bytes = max_bytes
         self._media = MediaFiles(max_open)
-        self._hf = _HfRows(audio_column)
+        self._hf = _HfRows(column)
         self._as_listed = as_listed
 
     def __call__(self, file: int, offset: int, size: int) -> bytes:
         """Returns the encoded bytes of one sample; `file`, `offset` and `size` as in its row.
 
-        Raises SampleError (`too_large`, `missing_file`) for what is wrong with the sample, TarError where a tar is not as
-        its index says, OSError for what is wrong with the machine.
+        Raises SampleError (`too_large`, `missing_file`) for what is wrong with the sample, TarError where a tar is not
+        as its index says, OSError for what is wrong with the machine.
         """
         source = self._files[file]
-        # A listed file that is media as a whole is a table of clips: manifests hold no audio.
+        # A listed file that is media as a whole is a table of samples: manifests hold no media.
         listed = source.stat if self._as_listed else None
         if size == WHOLE_FILE and source.listed:
             return self._hf.read(source, offset, self._max_bytes, listed)
@@ -84,14 +86,15 @@ class _HfRows:
                 require_listed(source.path, stat_now(source.path), listed)
             if self._open is None or self._open.path != source.path:
                 self._open = HfFile(source.path)
-            data = self._open.audio(place, self._column)
+            data = self._open.encoded(place, self._column)
         row = place_row(place)
         if data is None:
             raise DecodeError("missing_file", f"{source.path}, row {row + 1}: column {self._column} holds no bytes")
         if max_bytes is not None and len(data) > max_bytes:
             raise DecodeError(
                 "too_large",
-                f"{source.path}, row {row + 1}: {len(data)} bytes, allowed are {max_bytes}; raise source.max_sample_bytes",
+                f"{source.path}, row {row + 1}: {len(data)} bytes, allowed are {max_bytes}; "
+                "raise source.max_sample_bytes",
             )
         return data
 
@@ -112,7 +115,7 @@ class _Open:
 
 
 class MediaFiles:
-    """Reads from many files and keeps at most `max_open` of them open between reads; the least recently used goes first.
+    """Reads from many files and keeps at most `max_open` of them open between reads, those that were used last.
 
     For any number of threads. A file stays open while one of them reads from it, so while `n` threads read, up to
     `max_open + n` descriptors exist. A file that is replaced on disk is still read as it was when it was opened.
@@ -140,8 +143,8 @@ class MediaFiles:
         bytes are not there: TarError for a range, SampleError `missing_file` for a whole file. EIO, ENOMEM and the
         like are no property of the file and come through as OSError.
 
-        listed: the stat that the file had when its rows were listed. Where it has another one now: ManifestError for a range,
-        whose place may be in another sample, SampleError `source_changed` for a whole file.
+        listed: the stat that the file had when its rows were listed. Where it has another one now: ManifestError for a
+        range, whose place may be in another sample, SampleError `source_changed` for a whole file.
         """
         path = os.fspath(path)
         with self._acquire(path, is_whole=size < 0) as file:
@@ -151,7 +154,8 @@ class MediaFiles:
             if max_bytes is not None and wanted > max_bytes:
                 raise SampleError(
                     "too_large",
-                    f"{path}: {wanted} bytes at offset {offset}, allowed are {max_bytes}; raise source.max_sample_bytes",
+                    f"{path}: {wanted} bytes at offset {offset}, allowed are {max_bytes}; "
+                    "raise source.max_sample_bytes",
                 )
             if offset + wanted > file.size_bytes:  # before a wrong size makes pread allocate it
                 raise self._short(path, offset, wanted, max(0, file.size_bytes - offset))
@@ -218,8 +222,9 @@ def require_listed(path: str | os.PathLike[str], now: Stat | None, listed: Stat,
     if now is not None and now[:-1] == listed[:-1]:
         return
     message = (
-        f"{path} was changed after it was listed: it had {listed[SIZE]} bytes, changed last at {listed[-2]} ns, and has "
-        f"{'none' if now is None else f'{now[SIZE]}, {now[-2]} ns'} now; start the run again, so that it is listed anew"
+        f"{path} was changed after it was listed: it had {listed[SIZE]} bytes, changed last at {listed[-2]} ns, and "
+        f"has {'none' if now is None else f'{now[SIZE]}, {now[-2]} ns'} now; start the run again, "
+        "so that it is listed anew"
     )
     raise SampleError("source_changed", message) if is_whole else ManifestError(message)
 
@@ -258,3 +263,32 @@ def _read_fully(descriptor: int, size: int, offset: int) -> bytes:
         parts.append(data)
         done += len(data)
     return b"".join(parts)
+
+
+_GONE = {
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENXIO,
+}
+
+
+def is_gone(err: OSError) -> bool:
+    """Whether an error says that a file cannot be had; any other (EIO, ENOMEM, ...) stops the build."""
+    return err.errno in _GONE
+
+
+@contextmanager
+def opened(path: str) -> Iterator[int]:
+    """Yields a descriptor of a regular file. Raises OSError for anything else, without waiting for a pipe's writer."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.ENXIO, "not a regular file")
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Tar members by name: many lookups at once, and why a name is not there."""
+"""Tar members by name: many lookups at once, the parts of a name, and why a name is not there."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.errors import DecodeError, TarError
+from forebay.errors import TarError
+from forebay.preprocess.sources.media import is_gone
 from forebay.preprocess.sources.rows import storable
-from forebay.preprocess.sources.speech.durations import header_duration_s, is_gone, no_duration
-from forebay.preprocess.sources.speech.task import Failures, Located, LocateTask, all_failed
 from forebay.store.layout import Array
 from forebay.tar.index import load_index
-from forebay.tar.members import TarIndex
+from forebay.tar.members import Refused, TarIndex
+
+NAMELESS = frozenset(("bad_checksum", "bad_extended_header", "extended_header_too_large", "truncated", "no_name"))
+"""Reasons after which a member's name cannot be believed: any of them may have been a clip."""
+
+MAX_SIDECAR_BYTES = 16 * 1024 * 1024
+"""The largest member that may describe another one."""
 
 NOT_FOUND = -1
 _STEM = r"([^/])\.[^./]*$"
@@ -30,21 +35,12 @@ class UnreadableTar:
     absent: bool
     reason: str = "unreadable_tar"
 
-    def fail(self, task: LocateTask) -> Located:
-        """Returns a task's rows, all failed for the reason."""
-        return all_failed(task, reason=self.reason, message=self.message, absent=self.absent)
 
-
-def open_tar(task: LocateTask) -> TarIndex | UnreadableTar:
-    """Returns the index of a task's tar, or why there is none.
+def tar_index(path: str, *, cache_root: str) -> TarIndex | UnreadableTar:
+    """Returns the index of a tar, or why there is none.
 
     An error of the machine (EIO, ENOMEM, ...) is raised as it is: it says nothing about the tar.
     """
-    return tar_index(task.paths[task.group], cache_root=task.cache_root)
-
-
-def tar_index(path: str, *, cache_root: str) -> TarIndex | UnreadableTar:
-    """Returns the index of a tar, or why there is none; raises as `open_tar` does."""
     try:
         return load_index(path, cache_root=cache_root)
     except TarError as err:
@@ -67,7 +63,7 @@ def name_array(index: TarIndex) -> pa.Array:
 
 
 def find_rows(wanted: pa.Array, names: pa.Array) -> Array:
-    """Returns the position of each wanted name in `names`, int64, NOT_FOUND where it is in none; of equal names the last."""
+    """Returns the position of each wanted name in `names`, int64, else NOT_FOUND; of equal names the last counts."""
     backwards = names.take(pa.array(np.arange(len(names))[::-1]))
     found = pc.fill_null(pc.index_in(wanted.cast(names.type), value_set=backwards), len(names))
     return np.asarray(len(names) - 1 - found.to_numpy().astype(np.int64))
@@ -78,10 +74,13 @@ def missing_reason(index: TarIndex, name: str, tar_name: str) -> tuple[str, str]
     refused = index.find_refused(name)
     if refused is None:
         return "missing_member", f"{tar_name} has no member {name}; correct the manifest or the tar"
-    return (
-        refused.reason,
-        f"{tar_name}: member {name} at offset {refused.offset} is refused: {refused.reason}; write the tar again",
-    )
+    return refused.reason, refusal(refused, tar_name)
+
+
+def refusal(refused: Refused, tar_name: str) -> str:
+    """Returns the message for a member that a tar's index refuses."""
+    where = f"{tar_name}: member {refused.name} at offset {refused.offset}"
+    return f"{where} is refused: {refused.reason}; write the tar again"
 
 
 def read_member(descriptor: int, index: TarIndex, row: int) -> bytes:
@@ -95,21 +94,6 @@ def read_member(descriptor: int, index: TarIndex, row: int) -> bytes:
             f"{index.path}: member at offset {offset} ends after {len(data)} of {size} bytes; write the tar again"
         )
     return data
-
-
-def fill_durations(
-    descriptor: int, task: LocateTask, durations: Array, *, index: TarIndex, found: Array, failures: Failures
-) -> None:
-    """Makes unknown durations known, from headers; rows whose header gives none are added to `failures`."""
-    ids = task.rows["sample_id"]
-    for position in np.flatnonzero(np.isnan(durations) & (found != NOT_FOUND)).tolist():
-        row = found[position]
-        place = {"offset": int(index.offsets[row]), "size": int(index.sizes[row])}
-        try:
-            durations[position] = header_duration_s(descriptor, **place)
-        except DecodeError as err:
-            sample_id = ids[position].as_py()
-            failures.add(task.rows["row"][position].as_py(), sample_id, *no_duration(task.name, sample_id, err))
 
 
 def take_or_zero(values: Array, rows: Array) -> Array:
@@ -128,3 +112,11 @@ def without_dot(names: Any) -> Any:
     if not pc.any(dotted).as_py():
         return names
     return pc.if_else(dotted, pc.utf8_slice_codeunits(names, 2), names)
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Returns (name without its extension, extension in lower case with its dot); `.hidden` has no extension."""
+    stem, dot, extension = name.rpartition(".")
+    if not dot or "/" in extension or not stem or stem.endswith("/"):
+        return name, ""
+    return stem, f".{extension.lower()}"

@@ -1,20 +1,30 @@
-"""Files that a manifest names: their names in the key, their paths, their numbers."""
+"""Files that a manifest names: their names in the key, their paths, their numbers.
+
+Each has the stat from before it is read: what is read later is of the same bytes as long as the stat is.
+"""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from forebay.config import SourceConfig
 from forebay.config.digest import hub_advice
 from forebay.errors import ManifestError
-from forebay.preprocess.sources.stamp import stamped
+from forebay.store.memo import Stat, stat_now
 from forebay.store.source_files import SourceFile, anchor, hf_splits, leads_out, listed_files
+
+_YOUNG_NS = 2_000_000_000
+_TICK_S, _COARSE_TICK_S = 0.02, 2.0
+"""Time stamps move in ticks of the kernel's clock, 10 ms at most, or every two seconds (FAT, old NFS)."""
+_WAITS = 3
 
 
 class NamedFiles:
-    """A growing list of source files without repeats: first the manifests, then what they name, in order of appearance."""
+    """A growing list of different source files: first the manifests, then what these name, in order of appearance."""
 
     def __init__(self, manifests: Sequence[SourceFile], source: SourceConfig) -> None:
         self.files = list(manifests)
@@ -56,8 +66,8 @@ class NamedFiles:
 def manifest_files(source: SourceConfig) -> list[SourceFile]:
     """Returns the files that `source.manifest` stands for, with the stat that they have before they are read.
 
-    Raises ManifestError where an entry stands for none, two for the same, or under `source.confined` for a file outside of
-    its folder.
+    Raises ManifestError where an entry stands for none, two for the same, or under `source.confined` for a file outside
+    of its folder.
     """
     files = listed_files(source)
     found = {file.entry for file in files}
@@ -86,7 +96,7 @@ def _nothing(entry: Path, source: SourceConfig) -> str:
 
 
 def require_confined(files: Iterable[SourceFile], source: SourceConfig, *, named_in: Path | None = None) -> None:
-    """Returns where `source.confined` is off, or every file lies below the folder of its manifest entry, links followed.
+    """Returns if `source.confined` is off, or every file lies below the folder of its manifest entry, links followed.
 
     named_in: the manifest that names the files. Raises ManifestError for the first one that lies elsewhere.
     """
@@ -94,10 +104,15 @@ def require_confined(files: Iterable[SourceFile], source: SourceConfig, *, named
         entry = source.manifests[file.entry]
         if (real := leads_out(file.path, entry)) is not None:
             raise ManifestError(
-                f"{named_in or f'source.manifest {entry}'} names {str(file.path)!r}, which is {str(real)!r} and not below "
-                f"{os.path.realpath(anchor(entry))!r}; source.confined allows no other place: move the file there, or set "
-                "source.confined = false for a manifest that you trust"
+                f"{named_in or f'source.manifest {entry}'} names {str(file.path)!r}, which is {str(real)!r} and not "
+                f"below {os.path.realpath(anchor(entry))!r}; source.confined allows no other place: move "
+                "the file there, or set source.confined = false for a manifest that you trust"
             )
+
+
+def shown_name(file: SourceFile) -> str:
+    r"""Returns the name of a file for keys and messages: a byte that is not UTF-8 is written as `\xe9`."""
+    return os.fsencode(file.name).decode("utf-8", "backslashreplace")
 
 
 def usable_name(written: str) -> str | None:
@@ -112,3 +127,27 @@ def path_stem(written: str) -> str:
     folder, slash, name = written.rpartition("/")
     stem, dot, _ = name.rpartition(".")
     return f"{folder}{slash}{stem}" if dot and stem else written
+
+
+def stamped(files: Sequence[SourceFile]) -> list[SourceFile]:
+    """Returns the files with their stat as it is now; those that have one keep it.
+
+    A file that was changed just now could be changed again in the same tick and keep its stat: where there is one, this
+    waits for the next tick, once for all of them. One stat a file.
+    """
+    todo = [number for number, file in enumerate(files) if file.stat is None]
+    stats = {number: stat_now(files[number].path) for number in todo}
+    now_ns = time.time_ns()
+    young = [number for number, stat in stats.items() if stat is not None and stat[-1] > now_ns - _YOUNG_NS]
+    for _ in range(_WAITS):
+        if not young:
+            break
+        time.sleep(max(_tick_s(stats[number]) for number in young))
+        again = {number: stat_now(files[number].path) for number in young}
+        young = [number for number in young if again[number] != stats[number]]
+        stats |= again
+    return [replace(file, stat=stats[number]) if number in stats else file for number, file in enumerate(files)]
+
+
+def _tick_s(stat: Stat | None) -> float:
+    return _TICK_S if stat is None or stat[-1] % 1_000_000_000 else _COARSE_TICK_S

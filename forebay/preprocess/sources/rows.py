@@ -1,23 +1,21 @@
-"""The common form of every manifest: a columnar table of candidate samples, and what was left out of it and why.
-
-Sample ids made unique, without losing a sample whose id was only derived from a file name.
-"""
+"""The common form of every manifest: a table of candidate samples, what was left out and why, and what is unused."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import ManifestError
-from forebay.preprocess.sources.naming import path_stem
-from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
+from forebay.visible import printable
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Kind = Literal["excluded", "failed"]
 
@@ -65,9 +63,9 @@ CONVERSATION_SCHEMA = pa.schema(
         pa.field("image_group", pa.int64(), nullable=False),
     ]
 )
-"""Columns of `Manifest.rows` of conversations: `text` in the canonical form, `images` (into `Manifest.images`, one for each
-image part, in order), `image_group` (rows of one number share images; they are consecutive, numbers rise). Because of that
-order `row`, the place in the listing, does not rise."""
+"""Columns of `Manifest.rows` of conversations: `text` in the canonical form, `images` (into `Manifest.images`, one for
+each image part, in order), `image_group` (rows of one number share images; they are consecutive, numbers rise). Because
+of that order `row`, the place in the listing, does not rise."""
 
 
 IMAGE_SCHEMA = pa.schema(
@@ -81,8 +79,8 @@ IMAGE_SCHEMA = pa.schema(
         pa.field("height", pa.int32(), nullable=False),
     ]
 )
-"""Columns of `Manifest.images`, each content once: a place that `MediaReader` takes (that of its first use), the xxh3-128
-of the encoded bytes as 32 hex digits, width and height in pixels as displayed."""
+"""Columns of `Manifest.images`, each content once: a place that `MediaReader` takes (that of its first use), the
+xxh3-128 of the encoded bytes as 32 hex digits, width and height in pixels as displayed."""
 
 
 WHOLE_FILE = -1
@@ -98,15 +96,14 @@ class Manifest:
     """Candidate samples in the order in which shards are cut.
 
     files: every file whose content defines the samples, manifests first; an index into it is called a file below.
-    rows: `row` int64 (position in the listing, rising), `sample_id`, `explicit_id` (given by the manifest, not derived from
-    a name), `group` int32 (file that the shards are cut by: the tar, the hf file, else the manifest; rows of one group
-    are consecutive), `file` int32 (file that holds the media), `member` (its name in a tar, or ""), `offset` and `size`
-    int64 in bytes (see WHOLE_FILE, UNLOCATED), `duration_s` float64 (NaN: not known yet), `stated_s` float64 (what the
-    manifest says of the duration, or the metadata beside the clip; null: nothing), `language`, `prompt`, `text` (null: not
-    given).
-    rejected: `row`, `sample_id`, `kind` ("excluded" by a setting, "failed" because of the data), `reason`, `message`.
-    absent: files that are named but cannot be opened; all their rows have failed.
-    images: of conversations only (see CONVERSATION_SCHEMA, which their rows are of): the different images, see IMAGE_SCHEMA.
+    rows: `row` int64 (position in the listing, rising), `sample_id`, `explicit_id` (given by the manifest, not derived
+    from a name), `group` int32 (file that the shards are cut by: the tar, the hf file, else the manifest; rows of one
+    group are consecutive), `file` int32 (file that holds the media), `member` (its name in a tar, or ""), `offset` and
+    `size` int64 in bytes (see WHOLE_FILE, UNLOCATED), `duration_s` float64 (NaN: not known yet), `stated_s` float64
+    (what the manifest says of the duration, or the metadata beside the clip; null: nothing), `language`, `prompt`,
+    `text` (null: not given). rejected: `row`, `sample_id`, `kind` ("excluded" by a setting, "failed" because of the
+    data), `reason`, `message`. absent: files that are named but cannot be opened; all their rows have failed. images:
+    of conversations only (see CONVERSATION_SCHEMA, which their rows are of): the different images, see IMAGE_SCHEMA.
     unused: rows by the name of a field or column that they have and nothing takes, as far as they were looked at.
     """
 
@@ -221,73 +218,76 @@ def _typed(values: Any, kind: pa.DataType) -> Any:
     return pa.array(values, kind)
 
 
-def unique_ids(manifest: Manifest) -> Manifest:
-    """Returns the manifest with every sample id once.
+def reduced(task: DataclassInstance) -> tuple[Any, ...]:
+    """Returns what `__reduce__` of a task with a table `rows` gives.
 
-    An id derived from a file name that an earlier row already has becomes another: with its group's name in front where
-    that row is of another group (`b/000.tar` and clip `x`: `b/000/x`), else its member or file name in full, or its row
-    number in an `hf` file. Any other second occurrence, the same clip among them, fails as `duplicate_id`.
-    An id depends on earlier rows only, so that growth at the end renames nothing.
+    A pickled slice of an arrow table carries the whole table; its IPC form carries the slice.
     """
-    rows = manifest.rows
-    ids = rows["sample_id"].combine_chunks()
-    seen = _first_rows(ids)
-    if not (seen != np.arange(len(rows))).any():
-        return manifest
-    ids = _renamed(manifest, ids, seen)
-    seen = _first_rows(ids)
-    again = seen != np.arange(len(rows))
-    rows = rows.set_column(ROW_SCHEMA.get_field_index("sample_id"), ROW_SCHEMA.field("sample_id"), ids)
-    twice = rows.filter(pa.array(again))
-    position = pa.array(rows["row"].to_numpy()[seen[again]])
-    hint = "; give the rows of the manifest a sample_id of their own"
-    message = joined("sample id ", twice["sample_id"], " occurs before, at position ", position, hint)
-    failed = rejections(twice["row"], twice["sample_id"], kind="failed", reason="duplicate_id", message=message)
-    return dataclasses.replace(
-        manifest, rows=rows.filter(pa.array(~again)), rejected=pa.concat_tables([manifest.rejected, failed])
-    )
+    state = {f.name: getattr(task, f.name) for f in fields(task)}
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, state["rows"].schema) as writer:
+        writer.write_table(state["rows"])
+    return _restored, (type(task), {**state, "rows": sink.getvalue().to_pybytes()})
 
 
-def _renamed(manifest: Manifest, ids: pa.Array, seen: Array) -> pa.Array:
-    """The ids, with another one for every derived id that stands for another clip before."""
-    rows = manifest.rows
-    chosen = np.flatnonzero((seen != np.arange(len(rows))) & ~rows["explicit_id"].to_numpy())
-    later, earlier = rows.take(pa.array(chosen)), rows.take(pa.array(seen[chosen]))
-    same_clip = _all_equal(later, earlier, ("file", "member", "offset"))
-    same_group = _all_equal(later, earlier, ("group",))
-    stems = pa.array([_stem(file.name) for file in manifest.files], pa.large_string())
-    names = pa.array([storable(file.name) for file in manifest.files], pa.large_string())
-    group, file = later["group"].combine_chunks(), later["file"].combine_chunks()
-    in_full = pc.case_when(
-        pc.make_struct(pc.not_equal(later["size"], WHOLE_FILE), pc.not_equal(file, group)),
-        later["member"],
-        names.take(file),
-        joined(stems.take(group), "/", later["offset"]),
-    )
-    new = pc.if_else(same_group, in_full, joined(stems.take(group), "/", later["sample_id"]))
-    mask = np.zeros(len(rows), bool)
-    mask[chosen] = ~(same_group & same_clip)
-    return pc.replace_with_mask(ids, pa.array(mask), new.combine_chunks().filter(pa.array(mask[chosen])))
+def _restored(kind: type[Any], state: dict[str, Any]) -> Any:
+    return kind(**{**state, "rows": pa.ipc.open_stream(state["rows"]).read_all()})
 
 
-def _all_equal(left: pa.Table, right: pa.Table, names: Sequence[str]) -> Array:
-    equal = np.ones(len(left), bool)
-    for name in names:
-        equal &= np.asarray(pc.equal(left[name], right[name]))
-    return equal
+OTHERS = "(others)"
+_MAX_NAMES = 100
+_MAX_LENGTH = 60
+_SHOWN = 20
 
 
-def _first_rows(ids: pa.Array) -> Array:
-    """Position of the first row with the same id, for every row."""
-    encoded = ids.dictionary_encode()
-    if len(encoded.dictionary) == len(ids):
-        return np.arange(len(ids))
-    codes = encoded.indices.to_numpy()
-    # Codes are given in the order in which values first appear: each new maximum is a first row.
-    first = np.flatnonzero(np.diff(np.maximum.accumulate(codes), prepend=-1))
-    return np.asarray(first[codes])
+@dataclass(slots=True)
+class Unused:
+    """Rows by the name of a field that they have and nothing takes.
+
+    At most 100 names of 60 characters are kept, those that come first; the rest is counted as OTHERS, so that data with
+    a name of its own in every row fills no memory.
+    """
+
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, names: Iterable[str], *, rows: int = 1) -> None:
+        """Counts rows that have these fields; sorted, because the names of a set come in another order every time."""
+        for name in sorted(names):
+            self._count(storable(name[:_MAX_LENGTH]), rows)
+
+    def add_of(self, fields: Mapping[str, Any], taken: frozenset[str]) -> None:
+        """Counts a row with these fields; null is no value."""
+        if not fields.keys() <= taken:
+            self.add(name for name in fields.keys() - taken if fields[name] is not None)
+
+    def merge(self, counts: Mapping[str, int]) -> None:
+        """Adds what another counted."""
+        for name, rows in counts.items():
+            self._count(name, rows)
+
+    def _count(self, name: str, rows: int) -> None:
+        if name not in self.counts and len(self.counts) >= _MAX_NAMES:
+            name = OTHERS
+        if rows:
+            self.counts[name] = self.counts.get(name, 0) + rows
 
 
-def _stem(name: str) -> str:
-    parts = [part for part in path_stem(name).split("/") if part not in {"", ".", ".."}]
-    return "/".join(parts)
+def merged(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Returns the counts of several parts of a data set, put together in their order."""
+    unused = Unused()
+    for counts in parts:
+        unused.merge(counts)
+    return unused.counts
+
+
+def described(counts: Mapping[str, int]) -> str:
+    """Returns a line for a person, the most frequent first: `2 fields are not used: "a" (9 rows), "b" (1 row)`."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    listed = ", ".join(f'"{printable(name)}" ({_rows(rows)})' for name, rows in ordered[:_SHOWN])
+    more = f", and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else ""
+    are = "fields are" if len(ordered) != 1 else "field is"
+    return f"{len(ordered)} {are} not used: {listed}{more}"
+
+
+def _rows(count: int) -> str:
+    return f"{count} row" if count == 1 else f"{count} rows"

@@ -1,13 +1,10 @@
-"""MP3 from its frame headers: how many frames there are, and whether they are one stream (ISO 11172-3, 13818-3).
+"""What decoders would shorten without a word: whether encoded bytes are one whole stream, seen in their containers.
 
-Ogg from its page headers: whether a stream is all there, and whether it is one (RFC 3533, sections 4 and 6).
-
-The plainest WAV files, 16-bit PCM behind a header of 44 bytes, read without libsndfile.
-
-Opening a file there takes longer than a short clip's features. What soundfile, sox and the `wave` module write is of this
-form; anything else, every damaged file among them, is left to libsndfile, whose answer is the same for these.
-
-Whether encoded bytes are one whole stream: what a decoder would shorten without a word.
+MP3 from its frame headers: how many frames there are, and whether they are one stream (ISO 11172-3, 13818-3). Ogg from
+its page headers: whether a stream is all there, and whether it is one (RFC 3533, sections 4 and 6). The plainest WAV
+files, 16-bit PCM behind a header of 44 bytes, are read here without libsndfile: opening a file there takes longer than
+the features of a short clip. soundfile, sox and the `wave` module write this form; any other file, also every damaged
+one, is left to libsndfile, whose answer is the same for these.
 """
 
 from __future__ import annotations
@@ -26,14 +23,14 @@ _KBPS_2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0)
 
 
 _RATES_HZ = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8_000)}
-"""By the header's version: 3 is MPEG-1, 2 MPEG-2, 0 MPEG-2.5."""
+"""Rates by the header's version: 3 is MPEG-1, 2 MPEG-2, 0 MPEG-2.5."""
 
 
 _MPEG_1, _LAYER_3, _MONO = 3, 1, 3
 
 
 _SIDE_BYTES = {(True, True): 17, (True, False): 32, (False, True): 9, (False, False): 17}
-"""Of a frame's side information, by whether it is MPEG-1 and mono."""
+"""The size of a frame's side information, by whether the frame is MPEG-1 and mono."""
 
 
 _MARKS = (b"Xing", b"Info")
@@ -44,7 +41,7 @@ _SPARE_FRAMES = 1
 
 
 _MAX_JUNK_BYTES = 1 << 16
-"""Between two frames; as far as mpg123 looks for the next one."""
+"""What may lie between two frames; mpg123 looks as far for the next one."""
 
 
 _CHAINED = ("chained_audio", "it holds several MP3 files one behind the other; split it, or join them anew")
@@ -58,13 +55,13 @@ class _Tag(NamedTuple):
 
 
 def measured(data: bytes) -> tuple[bytes, tuple[str, str] | None]:
-    """Returns MP3 bytes with a tag that counts their frames, and reason and description of files glued together, else None.
+    """Returns MP3 bytes with a tag that counts their frames, and reason and description if files are glued together.
 
-    Without a tag libsndfile takes the first frame's bitrate for that of all, and gives no more samples than that makes: of
-    a recording whose bitrate varies often less than half. A tag takes the decoder's own delay away, 529 samples before the
-    first. Bytes that have one, or are no MP3, come back as they are.
-    `chained_audio`: behind the first frame stands the tag of another file (Xing, Info, ID3v2) with frames behind it, or there
-    are more frames than the first tag counts: a decoder stops there. Frames alone behind frames alone are one stream.
+    Without a tag libsndfile takes the first frame's bitrate for that of all, and gives no more samples than that makes:
+    of a recording whose bitrate varies often less than half. A tag takes the decoder's own delay away, 529 samples
+    before the first. Bytes that have one, or are no MP3, come back as they are. `chained_audio`: behind the first frame
+    stands the tag of another file (Xing, Info, ID3v2) with frames behind it, or there are more frames than the first
+    tag counts: a decoder stops there. Frames alone behind frames alone are one stream.
     """
     start = _first_frame(data)
     if start < 0:
@@ -91,7 +88,7 @@ def has_length(data: bytes) -> bool:
 
 
 def id3_bytes(head: bytes) -> int:
-    """Returns the length of an ID3v2 tag, 0 where there is none; its size has seven bits a byte (ID3v2.4, section 3.1)."""
+    """Returns the length of an ID3v2 tag, 0 without one; its size has seven bits a byte (ID3v2.4, section 3.1)."""
     if head[:3] != b"ID3" or len(head) < 10:
         return 0
     return 10 + sum((byte & 0x7F) << shift for byte, shift in zip(head[6:10], (21, 14, 7, 0), strict=True))
@@ -207,7 +204,7 @@ _MAGIC = b"OggS"
 
 
 _HEAD_BYTES = 27
-"""Of a page, up to its segment table: flags at 5, serial at 14, length of the table at 26."""
+"""A page up to its segment table: flags at 5, serial at 14, length of the table at 26."""
 
 
 _FIRST, _LAST = 0x02, 0x04
@@ -226,10 +223,11 @@ _TRUNCATED = ("truncated_audio", "its end is missing: there is no end-of-stream 
 def ogg_problem(data: bytes) -> tuple[str, str] | None:
     """Returns reason and description of Ogg bytes that do not hold one whole stream of sound, None for all others.
 
-    `chained_audio`: a stream begins behind pages of an earlier one; a decoder takes the first alone. Streams side by side
-    begin together and are no chain. `truncated_audio`: the first stream of sound has no page that says that it ends, or the
-    file ends inside its first page. What is no Ogg, or holds no sound, is for the decoder to refuse. Checksums are not
-    compared: a decoder leaves a damaged page out, and then finds fewer samples than the last page claims.
+    `chained_audio`: a stream begins behind pages of an earlier one; a decoder takes the first alone. Streams side by
+    side begin together and are no chain. `truncated_audio`: the first stream of sound has no page that says that it
+    ends, or the file ends inside its first page. What is no Ogg, or holds no sound, is for the decoder to refuse.
+    Checksums are not compared: a decoder leaves a damaged page out, and then finds fewer samples than the last page
+    claims.
     """
     start = 0 if data.startswith(_MAGIC) else -1
     size = len(data)
@@ -271,7 +269,7 @@ class PcmAudio(NamedTuple):
 
 
 def plain_pcm(data: bytes) -> PcmAudio | None:
-    """Returns the audio of a WAV file that is one header, one `fmt ` chunk and one full `data` chunk; None for any other."""
+    """Returns the audio of a WAV file of one header, one `fmt ` chunk and one full `data` chunk; None for any other."""
     if len(data) <= _HEADER.size:
         return None
     riff, riff_size, wave, fmt, fmt_size, kind, channels, rate_hz, byte_rate, block, bits, name, size = (
@@ -290,8 +288,8 @@ def plain_pcm(data: bytes) -> PcmAudio | None:
 def one_stream(data: bytes) -> tuple[bytes, tuple[str, str] | None]:
     """Returns the bytes to decode, and reason and description where they are not one whole stream, else None.
 
-    Reasons: `truncated_audio` (Ogg without its end), `chained_audio` (Ogg or MP3 behind Ogg or MP3 of its kind). The bytes are
-    those that were given; of an MP3 that does not say how long it is they begin with a frame that does.
+    Reasons: `truncated_audio` (Ogg without its end), `chained_audio` (Ogg or MP3 behind Ogg or MP3 of its kind). The
+    bytes are those that were given; of an MP3 that does not say how long it is they begin with a frame that does.
     """
     problem = ogg_problem(data)
     return (data, problem) if problem is not None else measured(data)

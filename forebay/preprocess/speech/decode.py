@@ -34,7 +34,7 @@ _BLOCK_FRAMES = 1 << 18
 
 
 _LOOK_AHEAD = 8192
-"""Samples at the lower of two rates, behind which the end of its input moves no bit of soxr HQ: it works in FFT blocks."""
+"""Samples at the lower of two rates, behind which the input's end moves no bit of soxr HQ (FFT blocks)."""
 
 
 _UNRECOGNISED, _MALLOC_FAILED, _SEEK_FAILED = 1, 17, 39
@@ -46,15 +46,15 @@ _MAGICS = (b"fLaC", b"RIFF", b"RIFX", b"RF64", b"BW64", b"OggS", b"FORM", b"ID3"
 def decode_audio(
     data: bytes, step: Decode, *, sample_id: str, want: Literal["float32", "int16"] = "float32"
 ) -> Waveform:
-    """Returns the mono waveform [num_samples] at `step.sample_rate_hz`: mean of channels, soxr HQ, first `clip_s` seconds.
+    """Returns the mono waveform [num_samples] at `step.sample_rate_hz`: mean of channels, soxr HQ, the first `clip_s`.
 
     float32, 1.0 being full scale. With want="int16" the samples of a 16-bit mono source at that rate come unchanged as
     int16; any other source still comes as float32, for the caller to round. The same bytes give the same waveform.
 
     Raises DecodeError, which names the sample, with the reason `empty_file`, `too_large`, `unknown_format`,
     `corrupt_audio`, `bad_sample_rate`, `truncated_audio`, `chained_audio` (see `one_stream`), `header_mismatch` (fewer
-    samples than an exact header claims), `empty_audio` or `not_finite`. Sizes are checked before anything is allocated for
-    them. What is no property of the sample (MemoryError, OSError) comes through.
+    samples than an exact header claims), `empty_audio` or `not_finite`. Sizes are checked before anything is allocated
+    for them. What is no property of the sample (MemoryError, OSError) comes through.
     """
     import soundfile
 
@@ -109,7 +109,7 @@ def _as_file(data: bytes) -> Iterator[int | io.BytesIO]:
 
 
 def _read_plain(audio: PcmAudio, step: Decode, *, sample_id: str, want: str) -> Waveform:
-    """Returns what `_read` gives for such a file: libsndfile divides 16-bit samples by 32768, which float32 does exactly."""
+    """Returns what `_read` gives for such a file: libsndfile divides 16-bit samples by 32768, exact in float32."""
     _check_rate(audio.sample_rate_hz, sample_id)
     claimed, channels = audio.samples.shape
     samples = audio.samples[: _frames_for_clip(step, audio.sample_rate_hz)]
@@ -229,7 +229,8 @@ def _check_rate(rate_hz: int, sample_id: str) -> None:
     if not _MIN_RATE_HZ <= rate_hz <= _MAX_RATE_HZ:
         raise DecodeError(
             "bad_sample_rate",
-            f"sample {sample_id}: its sample rate is {rate_hz} Hz, wanted {_MIN_RATE_HZ} to {_MAX_RATE_HZ}; write it again",
+            f"sample {sample_id}: its sample rate is {rate_hz} Hz, wanted {_MIN_RATE_HZ} to {_MAX_RATE_HZ}; "
+            "write it again",
         )
 
 

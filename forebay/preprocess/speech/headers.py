@@ -1,4 +1,4 @@
-"""Rate, length and channels of encoded audio from its header: FLAC, RIFF, AIFF from a small read, the rest by libsndfile."""
+"""Rate, length and channels of encoded audio from its header: a small read for FLAC, RIFF, AIFF, else libsndfile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Read = Callable[[int, int], bytes]
 
 
 MAX_WHOLE_BYTES = 256 * 1024 * 1024
-"""Of a format whose length takes all of its bytes to tell."""
+"""The largest file that is read as a whole, for a format whose length takes all of its bytes to tell."""
 
 
 _PREFIX_BYTES = 4096
@@ -36,7 +36,7 @@ _AIFF_PLAIN = frozenset((b"", b"NONE", b"sowt", b"twos", b"in24", b"in32", b"fl3
 
 
 class AudioInfo(NamedTuple):
-    """What a header claims; the data may hold less. num_samples: of one channel. format: `flac`, `wav`, `ogg`, `mp3`, ..."""
+    """What a header claims; the data may hold less. num_samples: of one channel. format: `flac`, `wav`, `ogg`, ..."""
 
     sample_rate_hz: int
     num_samples: int
@@ -52,9 +52,9 @@ class AudioInfo(NamedTuple):
 def header_info(read: Read, size_bytes: int, *, max_bytes: int = MAX_WHOLE_BYTES) -> AudioInfo | None:
     """Returns what the header of an encoded sample claims, or None where nothing can be told without decoding.
 
-    FLAC STREAMINFO, RIFF/RF64/BW64 WAVE and AIFF cost one read of 4 KiB as a rule. Other formats (Ogg: the last granule;
-    MP3: its tag, else its frames are counted) need all their bytes, unless there are more than `max_bytes`. Errors of `read`
-    come through.
+    FLAC STREAMINFO, RIFF/RF64/BW64 WAVE and AIFF cost one read of 4 KiB as a rule. Other formats (Ogg: the last
+    granule; MP3: its tag, else its frames are counted) need all their bytes, unless there are more than `max_bytes`.
+    Errors of `read` come through.
     """
     info = parsed_header(read, size_bytes)
     if info is not None and info.num_samples > 0:

@@ -1,29 +1,26 @@
-"""The speech line: recordings and transcripts.
-
-How large a cache will be, from durations alone.
-"""
+"""Speech: recordings and transcripts, or texts alone. What was decoded is compared with what was stated."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from forebay.config.data import SourceConfig
 from forebay.config.recipe import Recipe
-from forebay.config.steps import NoAudio, Waveform
+from forebay.config.steps import Decode, NoAudio, Waveform
 from forebay.config.tree import Config
 from forebay.preprocess.cut import Cut, name_cuts
-from forebay.preprocess.durations import DurationLimits
-from forebay.preprocess.listing import Listing, narrow
-from forebay.preprocess.modality import Coder, Finished, Rows
+from forebay.preprocess.modality import Coder, Finished, Listing, Read, Rows, Values, as_int32, narrow
+from forebay.preprocess.pool import Map
+from forebay.preprocess.sources.rows import Manifest
+from forebay.preprocess.sources.speech.listing import read_rows
 from forebay.preprocess.speech.probe import media_probe, text_probe
 from forebay.preprocess.speech.samples import (
-    Read,
-    Values,
     constants,
     loaded_encoder,
     media_samples,
@@ -35,9 +32,6 @@ from forebay.steps.audio.features import field_specs, num_frames
 from forebay.store.layout import GROUPS, ROW_BITS, Array, FieldSpec, Group
 from forebay.store.shard import Shard, shard_fields
 from forebay.store.source_files import SourceFile
-
-if TYPE_CHECKING:
-    from forebay.preprocess.shard_task import ShardTask
 
 logger = logging.getLogger(__name__)
 
@@ -57,23 +51,102 @@ _NOT_OF: Mapping[Group, frozenset[str]] = {
 """Columns of a listing that a group's task has no use for."""
 
 
+_SLACK_S = 0.1
+"""A manifest's rounded duration passed the filter once; only a real difference is one."""
+_LEAST_S, _SHARE = 0.5, 0.05
+"""Without `source.duration_tolerance`: the larger of these seconds and this share of the stated duration."""
+
+_TOKENS_PER_BYTE = 0.5
+_OVERHEAD_BYTES = 160
+"""What a sample costs beside its values: offsets, hashes, id, lengths."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DurationLimits:
+    """The duration settings of `[source]`, and what decoding does to a duration.
+
+    Below, num_samples: int [rows], decoded, at `sample_rate_hz`; 0 where a row failed. stated_s: float64 [rows], what
+    the manifest says, or the metadata beside the clip; NaN where neither does.
+    """
+
+    sample_rate_hz: int
+    clip_s: float | None
+    min_s: float
+    max_s: float | None
+    tolerance_s: float | None
+
+    @classmethod
+    def of(cls, source: SourceConfig, decode: Decode) -> DurationLimits:
+        """Returns the limits of a config's settings."""
+        return cls(
+            sample_rate_hz=decode.sample_rate_hz,
+            clip_s=decode.clip_s,
+            min_s=source.min_duration_s,
+            max_s=source.max_duration_s if source.overlong == "drop" else None,
+            tolerance_s=source.duration_tolerance,
+        )
+
+    def refused(self, num_samples: Array, stated_s: Array, reasons: Coder) -> Array:
+        """Returns why clips are left out, as numbers of `reasons`, 0 where they are not: int32 [rows].
+
+        `duration_mismatch`, `too_long` or `too_short`.
+        """
+        seconds = num_samples / self.sample_rate_hz
+        found = np.zeros(len(seconds), np.int32)
+        found[seconds < self.min_s - _SLACK_S] = reasons.number("too_short")
+        if self.max_s is not None:
+            found[seconds > self.max_s + _SLACK_S] = reasons.number("too_long")
+        found[self.shorter(num_samples, stated_s)] = reasons.number("duration_mismatch")
+        return found
+
+    def shorter(self, num_samples: Array, stated_s: Array) -> Array:
+        """Returns which clips have less audio than was said, bool [rows]; of one that is clipped that is not seen."""
+        seconds = num_samples / self.sample_rate_hz
+        return np.asarray(~self._is_cut(num_samples) & (seconds < stated_s - self._allowed_s(stated_s)))
+
+    def longer(self, num_samples: Array, stated_s: Array) -> Array:
+        """Returns which clips have more audio than was said, bool [rows], as far as a clip is read."""
+        return np.asarray(num_samples / self.sample_rate_hz > stated_s + self._allowed_s(stated_s))
+
+    def message(self, sample_id: str, num_samples: int, stated_s: float) -> str:
+        """Returns what there is to say of a `duration_mismatch`."""
+        return (
+            f"sample {sample_id}: {num_samples / self.sample_rate_hz:.2f} s of audio, its manifest says "
+            f"{stated_s:.2f} s; write the clip again, correct its duration, or raise source.duration_tolerance"
+        )
+
+    def _is_cut(self, num_samples: Array) -> Array:
+        """Where only the first `clip_s` seconds were read: how long the clip is was not seen."""
+        if self.clip_s is None:
+            return np.zeros(len(num_samples), bool)
+        return np.asarray(num_samples >= round(self.clip_s * self.sample_rate_hz))
+
+    def _allowed_s(self, stated_s: Array) -> Array:
+        if self.tolerance_s is not None:
+            return np.full(len(stated_s), self.tolerance_s)
+        return np.maximum(_LEAST_S, _SHARE * stated_s)
+
+
 @dataclass(frozen=True, slots=True)
-class SpeechLine:
-    """A config's steps over audio. tokenizer: its folder; None for a recipe without text."""
+class Speech:
+    """A config's steps over audio; see `Modality`. tokenizer: its folder; None for a recipe without text."""
 
     recipe: Recipe
     tokenizer: str | None
     limits: DurationLimits
+    media_column: str = "audio"
+    media_unit = "clip"
+    row_unit = "samples"
 
     @classmethod
-    def of(cls, config: Config, recipe: Recipe) -> SpeechLine:
-        """Returns the line of a config."""
+    def of(cls, config: Config, recipe: Recipe) -> Speech:
+        """Returns the modality of a config."""
         limits = DurationLimits.of(config.source, recipe.decode)
-        return cls(recipe, config.text.tokenizer if config.text else None, limits)
+        return cls(recipe, config.text.tokenizer if config.text else None, limits, config.source.columns.audio)
 
     @property
     def max_sample_bytes(self) -> int:
-        """Of one encoded recording."""
+        """See `Modality`."""
         return self.recipe.decode.max_sample_bytes
 
     @property
@@ -86,16 +159,20 @@ class SpeechLine:
         """Audio samples, feature frames, tokens."""
         return ("num_audio_samples", "num_frames", "num_tokens")
 
+    def manifest(self, config: Config, *, map_: Map = map) -> Manifest:
+        """See `Modality`."""
+        return read_rows(config.source, cache_root=config.cache_root, map_=map_)
+
     def fields(self) -> tuple[FieldSpec, ...]:
-        """See `Line`."""
+        """See `Modality`."""
         return sample_fields(self.recipe)
 
     def shard_rows(self, rows_per_shard: int) -> int:
-        """See `Line`: tokens are small, so shards of texts alone hold TEXT_SHARD_ROWS times as many."""
+        """See `Modality`: tokens are small, so shards of texts alone hold TEXT_SHARD_ROWS times as many."""
         return rows_per_shard if self.recipe.has_audio else rows_per_shard * TEXT_SHARD_ROWS
 
     def cuts(self, listing: Listing, *, probe: Mapping[Group, str], rows_per_shard: int) -> Iterator[Cut]:
-        """See `Line`."""
+        """See `Modality`."""
         return name_cuts(
             self.recipe,
             listing.rows,
@@ -107,42 +184,42 @@ class SpeechLine:
         )
 
     def task_rows(self, listing: Listing, cut: Cut, group: Group) -> tuple[tuple[SourceFile, ...], pa.Table]:
-        """See `Line`: both groups have the same rows."""
+        """See `Modality`: both groups have the same rows."""
         columns = [name for name in listing.rows.column_names if name not in _NOT_OF[group]]
         return narrow(listing.rows.select(columns).slice(cut.start, cut.stop - cut.start), listing.files)
 
     def media_samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
-        """See `Line`."""
+        """See `Modality`."""
         return media_samples(self.recipe, rows, read)
 
     def text_samples(self, rows: pa.Table, names: Sequence[str]) -> Iterator[Values]:
-        """See `Line`. Without audio no other group holds the ids."""
+        """See `Modality`. Without audio no other group holds the ids."""
         made = text_samples(rows, names, loaded_encoder(self.recipe, self.tokenizer))
         if self.recipe.has_audio:
             return made
         return ({"sample_id": i, **values} for i, values in zip(rows["sample_id"].to_pylist(), made, strict=True))
 
-    def used_by(self, listing: Listing, task: ShardTask, position: int) -> tuple[str, list[str]]:  # noqa: ARG002
-        """See `Line`: a row is a sample."""
-        sample_id = task.rows["sample_id"][position].as_py()
+    def used_by(self, listing: Listing, rows: pa.Table, *, group: Group, position: int) -> tuple[str, list[str]]:  # noqa: ARG002
+        """See `Modality`: a row is a sample."""
+        sample_id = rows["sample_id"][position].as_py()
         return f"sample {sample_id!r}", [sample_id]
 
     def constants(self) -> dict[str, Any]:
-        """See `Line`."""
+        """See `Modality`."""
         return constants(self.recipe, loaded_encoder(self.recipe, self.tokenizer))
 
     def probe(self, group: Group) -> str:
-        """See `Line`."""
+        """See `Modality`."""
         if group == "media":
             return media_probe(self.recipe)
         return text_probe(loaded_encoder(self.recipe, self.tokenizer))
 
     def estimate_bytes(self, listing: Listing) -> int:
-        """See `Line`."""
+        """See `Modality`."""
         return estimate_bytes(self.recipe, listing.rows)
 
     def read_rows(self, finished: Finished, listing: Listing) -> Rows:
-        """See `Line`; what was decoded is held against the manifest and the duration filters."""
+        """See `Modality`; what was decoded is held against the manifest and the duration filters."""
         slots, reasons, languages, lengths = [], [], [], []
         why, spoken = Coder(), Coder()
         fields = self.fields()
@@ -182,7 +259,7 @@ class SpeechLine:
         )
 
     def summary(self, listing: Listing, rows: Rows, keep: Array) -> dict[str, Any]:
-        """See `Line`."""
+        """See `Modality`."""
         return {
             "clipped": self._num_clipped(listing, rows, keep),
             "longer": self._num_longer(listing, rows, keep),
@@ -233,20 +310,6 @@ def _audio_lengths(media: Shard) -> tuple[Array, Array]:
     num_samples = np.zeros(len(present), np.int64)
     num_samples[present] = values[offsets[:-1][present]]
     return num_samples, media.lengths(media.fields[0].name)
-
-
-def as_int32(lengths: Array) -> Array:
-    """Returns lengths as `lengths.npy` holds them. Raises OverflowError for a sample that no int32 can count."""
-    if lengths.size and lengths.max() > np.iinfo(np.int32).max:
-        raise OverflowError(f"a sample of {lengths.max()} elements does not fit int32 lengths")
-    return lengths.astype("<i4")
-
-
-_TOKENS_PER_BYTE = 0.5
-
-
-_OVERHEAD_BYTES = 160
-"""Of one sample: offsets, hashes, id, lengths."""
 
 
 def estimate_bytes(recipe: Recipe, rows: pa.Table) -> int:

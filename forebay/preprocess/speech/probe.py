@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import io
 import wave
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 
 from forebay.config.recipe import Recipe
+from forebay.preprocess.modality import values_digest
 from forebay.preprocess.speech.samples import media_samples, text_samples
 from forebay.steps.text.encoder import TextEncoder
 
@@ -68,15 +67,3 @@ def _wav(sample_rate_hz: int, num_samples: int, *, seed: int) -> bytes:
         file.setframerate(sample_rate_hz)
         file.writeframes((noise // envelope).astype("<i2").tobytes())
     return buffer.getvalue()
-
-
-def values_digest(samples: Iterable[Mapping[str, Any]]) -> str:
-    """Returns the xxh3-128 of the names and values of some samples; messages do not count."""
-    state = xxhash.xxh3_128()
-    for sample in samples:
-        for name in sorted(sample):
-            value = sample[name]
-            if name != "message":
-                state.update(f"{name}\0".encode())
-                state.update(value.encode() if isinstance(value, str) else np.ascontiguousarray(value).tobytes())
-    return state.hexdigest()

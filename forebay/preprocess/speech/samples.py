@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,19 +14,13 @@ import pyarrow as pa
 from forebay.config.recipe import Recipe
 from forebay.config.steps import LogMel, NoAudio, Qwen3Asr, W2vBert, Waveform
 from forebay.errors import SampleError
+from forebay.preprocess.modality import Read, Values
 from forebay.preprocess.speech.decode import decode_audio
 from forebay.preprocess.worker import mark
 from forebay.steps.audio import features
 from forebay.steps.text.encoder import TextEncoder
 from forebay.steps.text.encoder import field_specs as token_fields
 from forebay.store.layout import Array, FieldSpec
-
-Values = dict[str, Any]
-
-
-Read = Callable[[int, int, int], bytes]
-"""(index of the source file, offset, size) -> encoded bytes of one sample."""
-
 
 _BLOCK_SAMPLES = 16_000 * 300
 """Decoded audio samples held at once: enough for the feature engine to fill its chunks, little beside a shard."""

@@ -11,7 +11,7 @@ import xxhash
 from forebay.config.recipe import VisionRecipe
 from forebay.config.steps import identity
 from forebay.preprocess.cut import Cut, columns_digest
-from forebay.preprocess.listing import Listing
+from forebay.preprocess.modality import Listing
 from forebay.preprocess.vision.headers import RowImages, image_names, images_of
 from forebay.store.image.codec import Codec
 from forebay.store.key import digest
@@ -51,9 +51,9 @@ def name_image_cuts(
 ) -> Iterator[Cut]:
     """Yields every shard with its keys.
 
-    A media key is made of the steps, the probe, the codec and the different images by the bytes that they are decoded from,
-    whatever files hold them; a text key of the steps, the probe, and the rows' conversations, names of images, places and
-    sizes of images in tokens, and source names.
+    A media key is made of the steps, the probe, the codec and the different images by the bytes that they are decoded
+    from, whatever files hold them; a text key of the steps, the probe, and the rows' conversations, names of images,
+    places and sizes of images in tokens, and source names.
     """
     rows = listing.rows
     groups = rows["group"].to_numpy()

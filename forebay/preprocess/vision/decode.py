@@ -17,7 +17,7 @@ from forebay.store.layout import Array
 
 @dataclass(frozen=True, slots=True)
 class MadeImage:
-    """One image above the cut. pixels: uint8 [H, W, 3], resized. patches: uint8 [n, 3 * patch_size^2]. grid: (1, h, w)."""
+    """One image. pixels: uint8 [H, W, 3], resized. patches: uint8 [n, 3 * patch_size^2]. grid: (1, h, w)."""
 
     pixels: Array
     patches: Array
@@ -42,7 +42,7 @@ class PixelSteps:
             check_processor(self._processor, settings, self.table)
 
     def make(self, data: bytes, *, sample_id: str, max_pixels: int | None = None) -> MadeImage:
-        """Returns what is stored of one image; max_pixels: None: of the step. Raises SampleError where it cannot be used."""
+        """Returns what is stored of one image. max_pixels: None: the step's. Raises SampleError if it is bad."""
         limit = max_pixels or self._step.max_pixels
         image = decode_image(data, max_pixels=limit, sample_id=sample_id, alpha=self._step.alpha)
         settings = self._settings

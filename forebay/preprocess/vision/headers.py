@@ -1,30 +1,22 @@
-"""The images of some rows: which, in which order, under which names.
-
-The rows of a config with `[vision]`, with the grid of every image known from its header.
-"""
+"""The images of some rows: which, in which order, under which names, and with which grids, known from their headers."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from forebay.config.tree import Config
 from forebay.errors import SampleError
-from forebay.preprocess.listing import Listing, narrow
-from forebay.preprocess.sources.hf_file import place_row
+from forebay.preprocess.modality import Listing, narrow
 from forebay.preprocess.sources.rows import Manifest, rejections
-from forebay.preprocess.sources.speech.listing import Map
-from forebay.preprocess.sources.vision.listing import read_conversations
-from forebay.preprocess.sources.vision.rows import flattened
+from forebay.preprocess.sources.vision.images import image_name
+from forebay.preprocess.sources.vision.part import first_uses, flattened
 from forebay.preprocess.vision.samples import MEDIA_ROWS
-from forebay.store.image.settings import ImageSettings, grid_thw, image_settings
+from forebay.store.image.settings import ImageSettings, grid_thw
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 
@@ -44,11 +36,8 @@ class RowImages:
     def of(cls, rows: pa.Table) -> RowImages:
         """Returns the images of rows of a manifest."""
         offsets, flat = flattened(rows["images"])
-        unique, first, inverse = np.unique(flat, return_index=True, return_inverse=True)
-        order = np.argsort(first, kind="stable")
-        places = np.empty(len(unique), np.int32)
-        places[order] = np.arange(len(unique), dtype=np.int32)
-        return cls(unique[order].astype(np.int64), offsets, places[inverse.reshape(-1)])
+        used, places = first_uses(flat)
+        return cls(used.astype(np.int64), offsets, places.astype(np.int32))
 
 
 def media_task_rows(listing: Listing, start: int, stop: int) -> tuple[tuple[SourceFile, ...], pa.Table]:
@@ -69,7 +58,7 @@ def text_task_rows(listing: Listing, start: int, stop: int) -> tuple[tuple[Sourc
 
 
 def conversation_rows(manifest: Manifest, rows: pa.Table) -> pa.Table:
-    """Returns rows as the text steps take them: with `image_rows`, `grids` and `image_names` (JSON); `file`: they are of."""
+    """Returns rows as the text steps take them, with their `file`, `image_rows`, `grids` and `image_names` (JSON)."""
     images = RowImages.of(rows)
     return pa.table(
         {
@@ -93,14 +82,7 @@ def images_of(manifest: Manifest) -> pa.Table:
 def image_names(manifest: Manifest, images: Sequence[int] | Array) -> list[str]:
     """Returns what to call some images: the file, and the member or the row inside it."""
     part = images_of(manifest).take(pa.array(images, pa.int64())).select(["file", "member", "offset"]).to_pylist()
-    return [_name(manifest.files[row["file"]], row["member"], row["offset"]) for row in part]
-
-
-def _name(file: SourceFile, member: str, offset: int) -> str:
-    name = os.fsencode(file.name).decode("utf-8", "backslashreplace")
-    if member:
-        return f"{name}:{member}"
-    return f"{name}, row {place_row(offset) + 1}" if file.listed else name
+    return [image_name(manifest.files[row["file"]], row["member"], row["offset"]) for row in part]
 
 
 def _grids(manifest: Manifest, images: RowImages) -> pa.Array:
@@ -117,17 +99,6 @@ def _names_json(manifest: Manifest, images: RowImages) -> Iterator[str]:
     names = image_names(manifest, images.used)
     for start, stop in zip(images.offsets[:-1].tolist(), images.offsets[1:].tolist(), strict=True):
         yield json.dumps([names[place] for place in images.rows[start:stop].tolist()], ensure_ascii=False)
-
-
-def list_vision(config: Config, *, map_: Map = map) -> Manifest:
-    """Returns the eligible conversations of a config; `images` has `grid_h` and `grid_w`, in patches after the resize.
-
-    Raises ConfigError or ManifestError where the config or its manifest cannot be used.
-    """
-    if config.vision is None:
-        raise ValueError("a config without [vision] has no conversations")
-    settings = image_settings(Path(config.vision.processor))
-    return with_grids(read_conversations(config.source, cache_root=config.cache_root, map_=map_), settings)
 
 
 def with_grids(manifest: Manifest, settings: ImageSettings) -> Manifest:

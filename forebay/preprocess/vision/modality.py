@@ -1,11 +1,11 @@
-"""The vision-language line: images and conversations."""
+"""Vision: images and conversations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,14 +14,14 @@ import pyarrow.compute as pc
 from forebay.config.recipe import VisionRecipe
 from forebay.config.tree import Config
 from forebay.preprocess.cut import Cut
-from forebay.preprocess.listing import Listing
-from forebay.preprocess.modality import Coder, Finished, Rows
-from forebay.preprocess.sources.vision.rows import flattened
-from forebay.preprocess.speech.modality import as_int32
-from forebay.preprocess.speech.samples import Read, Values
+from forebay.preprocess.modality import Coder, Finished, Listing, Read, Rows, Values, as_int32
+from forebay.preprocess.pool import Map
+from forebay.preprocess.sources.rows import Manifest
+from forebay.preprocess.sources.vision.listing import read_conversations
+from forebay.preprocess.sources.vision.part import flattened
 from forebay.preprocess.vision.cut import name_image_cuts
 from forebay.preprocess.vision.decode import PixelSteps, loaded_steps
-from forebay.preprocess.vision.headers import images_of, media_task_rows, text_task_rows
+from forebay.preprocess.vision.headers import images_of, media_task_rows, text_task_rows, with_grids
 from forebay.preprocess.vision.probe import chat_probe, image_probe
 from forebay.preprocess.vision.samples import (
     MEDIA_ROWS,
@@ -37,42 +37,43 @@ from forebay.store.layout import GROUPS, ROW_BITS, Array, FieldSpec, Group
 from forebay.store.shard import Shard, shard_fields
 from forebay.store.source_files import SourceFile
 
-if TYPE_CHECKING:
-    from forebay.preprocess.shard_task import ShardTask
-
 _STORED_SHARE: Mapping[Codec, float] = {"raw": 1.0, "zstd": 0.6, "webp": 0.3, "source": 0.1}
 """Bytes of a stored photo over its raw patches, about."""
 
 
 _BYTES_PER_TOKEN = 5
-"""Of an id and its mask."""
+"""The size of an id and its mask."""
 
 
 @dataclass(frozen=True, slots=True)
-class VisionLine:
-    """A config's steps over images and conversations. processor, tokenizer: folders."""
+class Vision:
+    """A config's steps over images and conversations; see `Modality`. processor, tokenizer: folders."""
 
     recipe: VisionRecipe
     processor: str
     tokenizer: str
     codec: Codec
     settings: ImageSettings
+    media_column: str = "image"
+    media_unit = "image"
+    row_unit = "conversations"
 
     @classmethod
-    def of(cls, config: Config, recipe: VisionRecipe) -> VisionLine:
-        """Returns the line of a config. Raises ConfigError where its processor is none of the Qwen2-VL family."""
+    def of(cls, config: Config, recipe: VisionRecipe) -> Vision:
+        """Returns the modality of a config. Raises ConfigError where its processor is none of the Qwen2-VL family."""
         if config.vision is None or config.text is None:
             raise ValueError("a vision recipe comes from a config with [vision]")
-        settings = image_settings(Path(config.vision.processor))
-        return cls(recipe, config.vision.processor, config.text.tokenizer, config.vision.codec, settings)
+        vision, column = config.vision, config.source.columns.image
+        settings = image_settings(Path(vision.processor))
+        return cls(recipe, vision.processor, config.text.tokenizer, vision.codec, settings, column)
 
-    def with_codec(self, codec: Codec) -> VisionLine:
-        """Returns the line that stores images in another way."""
+    def with_codec(self, codec: Codec) -> Vision:
+        """Returns the modality that stores images in another way."""
         return replace(self, codec=codec)
 
     @property
     def max_sample_bytes(self) -> int:
-        """Of one encoded image."""
+        """See `Modality`."""
         return self.recipe.patches.max_sample_bytes
 
     @property
@@ -85,16 +86,20 @@ class VisionLine:
         """Tokens, patches of all images, images."""
         return ("num_tokens", "num_patches", "num_images")
 
+    def manifest(self, config: Config, *, map_: Map = map) -> Manifest:
+        """See `Modality`; `images` has `grid_h` and `grid_w`, in patches after the resize."""
+        return with_grids(read_conversations(config.source, cache_root=config.cache_root, map_=map_), self.settings)
+
     def fields(self) -> tuple[FieldSpec, ...]:
-        """See `Line`."""
+        """See `Modality`."""
         return vision_fields(self.codec, patch_bytes=self.settings.patch_bytes)
 
     def shard_rows(self, rows_per_shard: int) -> int:
-        """See `Line`."""
+        """See `Modality`."""
         return rows_per_shard
 
     def cuts(self, listing: Listing, *, probe: Mapping[Group, str], rows_per_shard: int) -> Iterator[Cut]:
-        """See `Line`."""
+        """See `Modality`."""
         return name_image_cuts(
             self.recipe,
             listing,
@@ -105,31 +110,31 @@ class VisionLine:
         )
 
     def task_rows(self, listing: Listing, cut: Cut, group: Group) -> tuple[tuple[SourceFile, ...], pa.Table]:
-        """See `Line`: a media row is an image, a text row a conversation."""
+        """See `Modality`: a media row is an image, a text row a conversation."""
         make = media_task_rows if group == "media" else text_task_rows
         return make(listing, cut.start, cut.stop)
 
     def media_samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
-        """See `Line`."""
+        """See `Modality`."""
         return image_samples(self._steps(), rows, read, codec=self.codec)
 
     def text_samples(self, rows: pa.Table, names: Sequence[str]) -> Iterator[Values]:
-        """See `Line`."""
+        """See `Modality`."""
         return conversation_samples(rows, names, self._encoder())
 
-    def used_by(self, listing: Listing, task: ShardTask, position: int) -> tuple[str, list[str]]:
-        """See `Line`: an image may be of several samples."""
-        name = task.rows["sample_id"][position].as_py()
-        if task.group == "text":
+    def used_by(self, listing: Listing, rows: pa.Table, *, group: Group, position: int) -> tuple[str, list[str]]:
+        """See `Modality`: an image may be of several samples."""
+        name = rows["sample_id"][position].as_py()
+        if group == "text":
             return f"sample {name!r}", [name]
         images = images_of(listing.manifest)["hash"]
-        number = pc.index(images, task.rows["hash"][position].as_py()).as_py()
+        number = pc.index(images, rows["hash"][position].as_py()).as_py()
         offsets, flat = flattened(listing.rows["images"])
-        rows = np.unique(np.searchsorted(offsets, np.flatnonzero(flat == number), side="right") - 1)
-        return f"image {name!r}", listing.rows["sample_id"].take(pa.array(rows)).to_pylist()
+        owners = np.unique(np.searchsorted(offsets, np.flatnonzero(flat == number), side="right") - 1)
+        return f"image {name!r}", listing.rows["sample_id"].take(pa.array(owners)).to_pylist()
 
     def constants(self) -> dict[str, Any]:
-        """See `Line`. `patch_table` [3][256]: the float32 value that the processor makes of each uint8 value, by channel."""
+        """See `Modality`. `patch_table` [3][256]: the processor's float32 for each uint8 value, by channel."""
         return {
             "features": "patches",
             "patch_size": self.settings.patch_size,
@@ -143,11 +148,11 @@ class VisionLine:
         }
 
     def probe(self, group: Group) -> str:
-        """See `Line`."""
+        """See `Modality`."""
         return image_probe(self._steps()) if group == "media" else chat_probe(self._encoder())
 
     def estimate_bytes(self, listing: Listing) -> int:
-        """See `Line`: exact for raw patches but for images that stand in several shards, about right for the rest."""
+        """See `Modality`: exact for raw patches unless images stand in several shards, about right for the rest."""
         images = images_of(listing.manifest)
         patches = int(np.sum(images["grid_h"].to_numpy().astype(np.int64) * images["grid_w"].to_numpy()))
         text: int = sum(chunk.nbytes for chunk in listing.rows["text"].chunks)
@@ -156,7 +161,7 @@ class VisionLine:
         return stored + text + _BYTES_PER_TOKEN * tokens
 
     def read_rows(self, finished: Finished, listing: Listing) -> Rows:  # noqa: ARG002
-        """See `Line`; a row fails with the first of its images that failed."""
+        """See `Modality`; a row fails with the first of its images that failed."""
         slots, reasons, lengths = [], [], []
         why = Coder()
         fields = self.fields()
@@ -176,7 +181,7 @@ class VisionLine:
         )
 
     def summary(self, listing: Listing, rows: Rows, keep: Array) -> dict[str, Any]:  # noqa: ARG002
-        """See `Line`. `media_rows`: the text field that names a sample's media rows."""
+        """See `Modality`. `media_rows`: the text field that names a sample's media rows."""
         return {
             "clipped": 0,
             "longer": 0,

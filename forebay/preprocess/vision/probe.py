@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.preprocess.speech.probe import values_digest
+from forebay.preprocess.modality import values_digest
 from forebay.preprocess.vision.decode import PixelSteps
 from forebay.steps.text.chat import ChatEncoder
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from forebay.config.steps import Chat
 from forebay.errors import SampleError
-from forebay.preprocess.speech.samples import Read, Values
+from forebay.preprocess.modality import Read, Values
 from forebay.preprocess.vision.decode import PixelSteps
 from forebay.preprocess.worker import mark
 from forebay.steps.text.chat import ChatEncoder

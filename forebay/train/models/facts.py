@@ -51,7 +51,7 @@ class Family(Protocol):
 
 def check_config(facts: ModelFacts, config: Config) -> None:
     """Returns when the model takes what the config makes, else raises ConfigError with both values; reads no data."""
-    if facts.takes_packs != (config.vision is not None):
+    if facts.takes_packs != (config.modality == "vision"):
         takes, has = ("packs of images and text", "no") if facts.takes_packs else ("audio", "a")
         raise ConfigError(
             f"train.model: {facts.folder} is a {facts.model_type} model and takes {takes}, but {config.path} has {has} "

@@ -1,42 +1,60 @@
-"""Recordings made into samples on the fly."""
+"""Recordings and texts made into samples on the fly, and how long clips will be once they are decoded.
+
+Lengths come from headers that say them to the sample: a manifest's durations are often rounded (two decimals in a file
+list), and then batches could differ from those of the cache, whose lengths are those of the decoded audio.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import groupby
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from tqdm import tqdm
 
-from forebay.config import Config
 from forebay.config.recipe import Recipe
-from forebay.errors import ManifestError, SampleError
-from forebay.preprocess.durations import DurationLimits
-from forebay.preprocess.lines import line_of
-from forebay.preprocess.modality import Line
-from forebay.preprocess.sources import MediaReader, read_rows
-from forebay.preprocess.sources.unused import described
+from forebay.config.steps import Decode
+from forebay.config.tree import Config
+from forebay.errors import SampleError
+from forebay.preprocess.sources.media import opened
+from forebay.preprocess.sources.rows import WHOLE_FILE, Manifest, described
+from forebay.preprocess.speech.headers import AudioInfo, parsed_header
+from forebay.preprocess.speech.modality import Speech
 from forebay.steps.audio.features import num_frames
-from forebay.store.key import digest, recipe_key
-from forebay.store.layout import Array, FieldSpec
-from forebay.store.row_table import sorted_categories, strings_digest
-from forebay.train.uncached.listing import UNKNOWN, exact_lengths
-from forebay.train.uncached.substitutes import MAX_SUBSTITUTES, Substitutes
+from forebay.store.key import recipe_key
+from forebay.store.layout import Array
+from forebay.store.row_table import sorted_categories
+from forebay.store.source_files import SourceFile
+from forebay.train.uncached.source import UncachedSource
 
 logger = logging.getLogger(__name__)
 
 
-class UncachedSource:
-    """Reads, decodes and featurises a sample whenever it is asked for. Threads may share it.
+UNKNOWN = -1
 
-    fields, lengths, constants: as of a cache. Lengths come from exact headers (FLAC, WAV) and are then those of the cache; else
-    from the manifest, which a warning says. recipe_key: digest of the steps. tokenizer: its digest. A sample that turns out to be bad is replaced by the next one that is good, and counted
-    in `failed`.
+
+_HEADERS_A_PIECE = 512
+"""Rows that a thread does at once."""
+
+
+_THREADS = 8
+"""Most of them wait if the files lie on a network."""
+
+
+class UncachedSpeech(UncachedSource):
+    """Recordings, decoded and featurised whenever they are asked for; texts, tokenised.
+
+    fields, lengths, constants: as of a cache. Lengths come from exact headers (FLAC, WAV) and are then those of the
+    cache; else from the manifest, which a warning says.
     """
 
     def __init__(self, config: Config, *, stored_probe: Mapping[str, str] | None = None) -> None:
@@ -46,72 +64,45 @@ class UncachedSource:
         Raises ConfigError or ManifestError where the config or its manifest cannot be used.
         """
         recipe = recipe_key(config)
-        if not isinstance(recipe.recipe, Recipe):
-            raise TypeError("a config with [vision] is read by UncachedVisionSource")
-        self._recipe, self._line = recipe.recipe, line_of(config, recipe.recipe)
-        self._limits = DurationLimits.of(config.source, recipe.recipe.decode)
-        manifest = read_rows(config.source, cache_root=config.cache_root)
+        self._recipe = cast(Recipe, recipe.recipe)
+        self._modality = Speech.of(config, self._recipe)
+        manifest = self._modality.manifest(config)
         if manifest.unused:
             logger.warning("samples: %s", described(manifest.unused))
-        self._files, self._names = manifest.files, [file.name for file in manifest.files]
-        self._media = MediaReader(
-            manifest.files,
-            max_open=config.run.max_open_tars,
-            max_bytes=config.source.max_sample_bytes,
-            audio_column=config.source.columns.audio,
-            as_listed=True,
+        tokens, rows, failed = self._tokenise(manifest)
+        super().__init__(
+            config,
+            recipe=recipe,
+            modality=self._modality,
+            files=manifest.files,
+            rows=rows,
+            failed=failed,
+            stored_probe=stored_probe,
         )
-        tokens, self._rows = self._tokenise(manifest.rows)
-        if not len(self._rows):
-            raise ManifestError(
-                f"no sample of {', '.join(config.source.manifests)} can be used; run: forebay preprocess {config.path}"
-            )
-        self.fields: Mapping[str, FieldSpec] = {spec.name: spec for spec in self._line.fields()}
-        self.constants = self._line.constants()
-        self.tokenizer = self._recipe.tokens.tokenizer if self._recipe.tokens else None
-        self.recipe_key = recipe.key
-        self.key = digest({"uncached": recipe.key, "rows": self._rows["sample_id"].to_pylist()})
         self.lengths = self._measure(tokens)
-        self._substitutes = Substitutes()
-        compare_probe(self._line, stored_probe)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def read(self, index: int) -> dict[str, Array]:
-        """Returns the tensor fields of one sample, read-only.
-
-        Raises SampleError where a hundred samples in a row are bad: then it is not the samples.
-        """
-        return self._substitutes.first_good(self._make, ((index + step) % len(self) for step in range(MAX_SUBSTITUTES)))
 
     @property
-    def failed(self) -> Counter[str]:
-        """Bad samples met so far, by reason."""
-        return self._substitutes.failed
+    def tokenizer(self) -> str | None:
+        """Digest of the tokenizer, None without text."""
+        return self._recipe.tokens.tokenizer if self._recipe.tokens else None
 
     def categories(self, name: str) -> tuple[list[str], Array] | None:
-        """Returns the different values of `language` or `source`, sorted, and which one each sample has; see `Cache`."""
+        """Returns the values of `language` or `source`, sorted, and which one each sample has; see `SampleSource`."""
         if name == "source":
-            return sorted_categories(self._names, self._rows["file"].to_numpy())
+            return self._by_file("file")
         if name not in self._rows.column_names:
             return None
         column = pc.fill_null(self._rows[name], "").dictionary_encode().combine_chunks()
         return sorted_categories(column.dictionary.to_pylist(), column.indices.to_numpy())
 
-    def sample_id(self, index: int) -> str:
-        """Returns the id of one sample."""
-        return str(self._rows["sample_id"][index].as_py())
-
-    def ids_digest(self) -> str:
-        """Returns the digest of the samples' ids in their order."""
-        return strings_digest(self._rows["sample_id"])
+    def _candidates(self, index: int) -> Iterator[int]:
+        return ((index + step) % len(self) for step in range(len(self)))
 
     def _make(self, index: int) -> dict[str, Array]:
         row = self._rows.slice(index, 1)
         values = {
-            **next(iter(self._line.media_samples(row, self._media))),
-            **next(iter(self._line.text_samples(row, self._names))),
+            **next(iter(self._modality.media_samples(row, self._media))),
+            **next(iter(self._modality.text_samples(row, self._names))),
         }
         if "failure" in values:
             raise SampleError(values["failure"], values["message"])
@@ -127,18 +118,26 @@ class UncachedSource:
 
     def _check_duration(self, values: Mapping[str, Any], *, stated_s: Array) -> None:
         """Raises SampleError where a build leaves a sample out for what was decoded of it."""
-        if self._limits.shorter(np.array([values["num_audio_samples"]]), stated_s)[0]:
-            message = self._limits.message(values["sample_id"], int(values["num_audio_samples"]), float(stated_s[0]))
+        if self._modality.limits.shorter(np.array([values["num_audio_samples"]]), stated_s)[0]:
+            message = self._modality.limits.message(
+                values["sample_id"], int(values["num_audio_samples"]), float(stated_s[0])
+            )
             raise SampleError("duration_mismatch", message)
 
-    def _tokenise(self, rows: pa.Table) -> tuple[Array, pa.Table]:
-        """Returns the token counts, and the rows, of those whose text can be used: a build would leave out the others too."""
+    def _tokenise(self, manifest: Manifest) -> tuple[Array, pa.Table, Counter[str]]:
+        """Returns token counts and rows of the texts that can be used, and failures: a build leaves those out too."""
+        rows, failed = manifest.rows, Counter(manifest.counts()["failed"])
         if self._recipe.tokens is None:
-            return np.zeros(len(rows), np.int64), rows
-        made = self._line.text_samples(rows, self._names)
+            return np.zeros(len(rows), np.int64), rows, failed
+        made = self._modality.text_samples(rows, [file.name for file in manifest.files])
         bar: Iterable[dict[str, Any]] = tqdm(made, total=len(rows), desc="tokenise", file=sys.stderr, disable=None)
-        counts = np.array([len(values["input_ids"]) if "failure" not in values else -1 for values in bar], np.int64)
-        return counts[counts >= 0], rows.filter(pa.array(counts >= 0))
+        counts = np.full(len(rows), -1, np.int64)
+        for place, values in enumerate(bar):
+            if "failure" in values:
+                failed[values["failure"]] += 1
+            else:
+                counts[place] = len(values["input_ids"])
+        return counts[counts >= 0], rows.filter(pa.array(counts >= 0)), failed
 
     def _measure(self, tokens: Array) -> dict[str, Array]:
         if not self._recipe.has_audio:
@@ -160,22 +159,70 @@ class UncachedSource:
         is_stated = exact == UNKNOWN
         if is_stated.any():
             logger.warning(
-                "the lengths of %d of %d samples are the manifest's or a header's estimate, since no FLAC or WAV header says "
-                "them exactly: batches may differ from those of the cache, and a state saved here is then refused there",
+                "the lengths of %d of %d samples are the manifest's or a header's estimate, since no FLAC or WAV "
+                "header says them exactly: batches may differ from those of the cache, and a state saved here is then "
+                "refused there",
                 is_stated.sum(),
                 len(exact),
             )
         return np.where(is_stated, stated, exact)
 
 
-def compare_probe(line: Line, stored: Mapping[str, str] | None) -> None:
-    """Logs where the steps give other values here than where a cache was built; `stored` is its probe."""
-    for group in line.groups if stored is not None else ():
-        now = line.probe(group)
-        if stored is not None and now != stored.get(group):
-            logger.warning(
-                "the %s steps give other values here than where the cache was built (probe %s, stored %s)",
-                group,
-                now,
-                stored.get(group),
-            )
+def exact_lengths(rows: pa.Table, files: Sequence[SourceFile], step: Decode) -> Array:
+    """Returns the audio samples of every row after decoding, int64 [num_rows]; UNKNOWN where no header says it exactly.
+
+    rows, files: as in `Manifest`. FLAC and RIFF WAVE say it, in a read of 4 KiB a clip, with a progress bar. Clips
+    inside of a table (`hf`) are UNKNOWN: reading them is reading everything. So is what cannot be opened: it will fail
+    when it is read.
+    """
+    columns = [rows[name].to_numpy() for name in ("file", "offset", "size")]
+    pieces = [
+        [column[start : start + _HEADERS_A_PIECE].tolist() for column in columns]
+        for start in range(0, len(rows), _HEADERS_A_PIECE)
+    ]
+    found = np.full(len(rows), UNKNOWN, np.int64)
+    with ThreadPoolExecutor(_THREADS) as threads, _bar(len(rows)) as bar:
+        made = threads.map(lambda piece: list(_lengths(piece, files, step)), pieces)
+        for number, lengths in enumerate(made):
+            found[number * _HEADERS_A_PIECE : number * _HEADERS_A_PIECE + len(lengths)] = lengths
+            bar.update(len(lengths))
+    return found
+
+
+def _bar(count: int) -> Any:
+    return tqdm(total=count, desc="audio headers", file=sys.stderr, disable=None)
+
+
+def _lengths(piece: list[list[int]], files: Sequence[SourceFile], step: Decode) -> Iterator[int]:
+    for number, places in groupby(zip(*piece, strict=True), key=lambda place: place[0]):
+        file = files[number]
+        with ExitStack() as stack:
+            descriptor = None
+            for _, offset, size in places:
+                if size == WHOLE_FILE and file.listed:
+                    yield UNKNOWN
+                    continue
+                try:
+                    if descriptor is None:
+                        descriptor = stack.enter_context(opened(str(file.path)))
+                    yield _length(descriptor, offset, size, step)
+                except OSError:
+                    yield UNKNOWN
+
+
+def _length(descriptor: int, offset: int, size: int, step: Decode) -> int:
+    if size == WHOLE_FILE:
+        size = os.fstat(descriptor).st_size
+    info = parsed_header(
+        lambda start, count: os.pread(descriptor, max(0, min(count, size - start)), offset + start), size
+    )
+    return UNKNOWN if info is None else decoded_length(info, step)
+
+
+def decoded_length(info: AudioInfo, step: Decode) -> int:
+    """Returns the samples of a clip at the step's rate, no more than it clips to; UNKNOWN if the header has none."""
+    if info.num_samples <= 0 or info.sample_rate_hz <= 0:
+        return UNKNOWN
+    # soxr rounds half up.
+    length = (2 * info.num_samples * step.sample_rate_hz + info.sample_rate_hz) // (2 * info.sample_rate_hz)
+    return max(1, length if step.clip_s is None else min(length, round(step.clip_s * step.sample_rate_hz)))

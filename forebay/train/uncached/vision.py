@@ -1,34 +1,77 @@
-"""Images and conversations made into samples on the fly."""
+"""Images and conversations made into samples on the fly; their listing is made once and kept under the cache root.
+
+Packs are made of lengths, so the first batch needs those of all samples: image headers and tokens. They are kept by
+recipe, and used again as long as every file has the stat that it had.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+import shutil
+import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from itertools import islice
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
 
-from forebay.config import Config
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from tqdm import tqdm
+
 from forebay.config.recipe import VisionRecipe
-from forebay.errors import ManifestError, SampleError
-from forebay.preprocess.sources import Manifest, MediaReader
-from forebay.preprocess.vision.headers import conversation_rows, media_rows
-from forebay.preprocess.vision.modality import VisionLine
+from forebay.config.tree import Config
+from forebay.errors import SampleError
+from forebay.preprocess.sources.naming import require_confined
+from forebay.preprocess.sources.rows import CONVERSATION_SCHEMA, IMAGE_SCHEMA, Manifest, described
+from forebay.preprocess.sources.vision.part import flattened
+from forebay.preprocess.vision.headers import conversation_rows, images_of, media_rows
+from forebay.preprocess.vision.modality import Vision
 from forebay.preprocess.vision.samples import MEDIA_ROWS
-from forebay.store.image.codec import FIELDS
-from forebay.store.image.stored import StoredImages
-from forebay.store.key import digest, recipe_key
-from forebay.store.layout import Array, FieldSpec
-from forebay.store.row_table import sorted_categories, strings_digest
-from forebay.train.uncached.listing import conversations
-from forebay.train.uncached.speech import compare_probe
-from forebay.train.uncached.substitutes import MAX_SUBSTITUTES, Substitutes
+from forebay.store.files import hash_file, write_bytes
+from forebay.store.image.codec import FIELDS, StoredImages
+from forebay.store.key import SHORT, digest, recipe_key
+from forebay.store.layout import Array
+from forebay.store.memo import stat_now
+from forebay.store.source_files import SourceFile
+from forebay.store.temporary import sweep, temporary_name
+from forebay.train.uncached.source import UncachedSource
+
+logger = logging.getLogger(__name__)
+
+FOLDER = ".listings"
 
 
-class UncachedVisionSource:
-    """Decodes, resizes and tokenises a sample whenever it is asked for. Threads may share it.
+_TABLES = ("rows", "images")
 
-    fields, lengths, constants: as of a cache with codec "raw". A sample that turns out to be bad is replaced by the next
-    one that is good and no longer, so that it fits where the bad one stood, and counted in `failed`.
+
+_KEPT = ("sample_id", "text", "group", "images")
+
+
+_LENGTHS = ("num_tokens", "num_patches", "num_images")
+
+
+_SCHEMAS = (
+    pa.schema([*map(CONVERSATION_SCHEMA.field, _KEPT), *(pa.field(name, pa.int32()) for name in _LENGTHS)]),
+    pa.schema([*IMAGE_SCHEMA, *(pa.field(name, pa.int32()) for name in ("grid_h", "grid_w"))]),
+)
+
+
+_VERSION = 1
+
+
+_PIECE = 4096
+"""Rows tokenised at once."""
+
+
+class UncachedVision(UncachedSource):
+    """Images and conversations, decoded, resized and tokenised whenever they are asked for.
+
+    fields, lengths, constants: as of a cache with codec "raw". What stands in for a bad sample is no longer than that
+    sample, so that it fits where the bad one stood.
     """
 
     def __init__(self, config: Config, *, stored_probe: Mapping[str, str] | None = None) -> None:
@@ -38,59 +81,31 @@ class UncachedVisionSource:
         Raises ConfigError or ManifestError where the config or its manifest cannot be used.
         """
         recipe = recipe_key(config)
-        if not isinstance(recipe.recipe, VisionRecipe):
-            raise TypeError("a config without [vision] is read by UncachedSource")
-        self._line = VisionLine.of(config, recipe.recipe).with_codec("raw")
-        found = conversations(config, self._line, recipe_key=recipe.key)
-        if not len(found.rows):
-            raise ManifestError(
-                f"no sample of {', '.join(config.source.manifests)} can be used ({dict(found.failed)}); "
-                f"run: forebay preprocess {config.path}"
-            )
-        self._rows, self.not_listed = found.rows, found.failed
-        self._manifest = Manifest(files=found.files, rows=found.rows, images=found.images)
-        self._names = [file.name for file in found.files]
-        self._media = MediaReader(
-            found.files,
-            max_open=config.run.max_open_tars,
-            max_bytes=config.source.max_sample_bytes,
-            audio_column=config.source.columns.image,
-            as_listed=True,
+        steps = cast(VisionRecipe, recipe.recipe)
+        self._modality = Vision.of(config, steps).with_codec("raw")
+        found = conversations(config, self._modality, recipe_key=recipe.key)
+        super().__init__(
+            config,
+            recipe=recipe,
+            modality=self._modality,
+            files=found.files,
+            rows=found.rows,
+            failed=found.failed,
+            stored_probe=stored_probe,
         )
-        self.fields: Mapping[str, FieldSpec] = {spec.name: spec for spec in self._line.fields()}
-        self.constants = self._line.constants()
-        step = recipe.recipe.patches
-        self._images = StoredImages(MEDIA_ROWS, "raw", self._line.settings, step.max_pixels, step.alpha)
-        self.tokenizer = recipe.recipe.chat.tokenizer
-        self.recipe_key = recipe.key
-        self.key = digest({"uncached": recipe.key, "rows": found.rows["sample_id"].to_pylist()})
-        self.lengths = {name: found.rows[name].to_numpy() for name in self._line.length_names}
-        self._substitutes = Substitutes()
-        compare_probe(self._line, stored_probe)
-
-    def __len__(self) -> int:
-        return len(self._rows)
+        self._manifest = Manifest(files=found.files, rows=found.rows, images=found.images)
+        step = steps.patches
+        self._images = StoredImages(MEDIA_ROWS, "raw", self._modality.settings, step.max_pixels, step.alpha)
+        self.lengths = {name: found.rows[name].to_numpy() for name in self._modality.length_names}
 
     @property
-    def failed(self) -> Counter[str]:
-        """Bad samples met so far, by reason."""
-        return self._substitutes.failed
-
-    def read(self, index: int) -> dict[str, Any]:
-        """Returns one sample, read-only, as `Cache.read` does. Raises SampleError where a hundred samples are bad."""
-        return self._substitutes.first_good(self._make, islice(self._candidates(index), MAX_SUBSTITUTES))
+    def tokenizer(self) -> str:
+        """Digest of the tokenizer."""
+        return self._modality.recipe.chat.tokenizer
 
     def categories(self, name: str) -> tuple[list[str], Array] | None:
-        """Returns the different values of `source`, sorted, and which one each sample has; see `Cache`."""
-        return sorted_categories(self._names, self._rows["group"].to_numpy()) if name == "source" else None
-
-    def sample_id(self, index: int) -> str:
-        """Returns the id of one sample."""
-        return str(self._rows["sample_id"][index].as_py())
-
-    def ids_digest(self) -> str:
-        """Returns the digest of the samples' ids in their order."""
-        return strings_digest(self._rows["sample_id"])
+        """Returns the values of `source`, sorted, and which one each sample has; see `SampleSource`."""
+        return self._by_file("group") if name == "source" else None
 
     def _candidates(self, index: int) -> Iterator[int]:
         """The sample itself, then those behind it, around the end, that need no more room."""
@@ -103,8 +118,10 @@ class UncachedVisionSource:
 
     def _make(self, index: int) -> dict[str, Any]:
         row = self._rows.slice(index, 1)
-        text = self._good(next(iter(self._line.text_samples(conversation_rows(self._manifest, row), self._names))))
-        made = [self._good(values) for values in self._line.media_samples(media_rows(self._manifest, row), self._media)]
+        text = self._good(next(iter(self._modality.text_samples(conversation_rows(self._manifest, row), self._names))))
+        made = [
+            self._good(values) for values in self._modality.media_samples(media_rows(self._manifest, row), self._media)
+        ]
         used = text[MEDIA_ROWS].tolist()
         return self._images.sample({n: text[n] for n in ("input_ids", "label_mask")}, [made[place] for place in used])
 
@@ -115,3 +132,151 @@ class UncachedVisionSource:
             if name in values:
                 values[name].flags.writeable = False
         return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversations:
+    """The samples that can be used.
+
+    rows: `sample_id`, `text`, `group`, `images` (see CONVERSATION_SCHEMA) and int32 `num_tokens`, `num_patches`,
+    `num_images`. images: see IMAGE_SCHEMA, with `grid_h`, `grid_w`. failed: rows left out, by reason.
+    """
+
+    files: tuple[SourceFile, ...]
+    rows: pa.Table
+    images: pa.Table
+    failed: Counter[str]
+
+
+def conversations(config: Config, modality: Vision, *, recipe_key: str) -> Conversations:
+    """Returns the samples of a config, from what was kept if that is still true; else they are listed, with progress.
+
+    Raises ConfigError or ManifestError where the config or its manifest cannot be used.
+    """
+    name = digest({"recipe": recipe_key, "manifests": list(config.source.manifests), "version": _VERSION})
+    folder = config.cache_root / FOLDER / name[:SHORT]
+    kept = _load(folder)
+    if kept is not None:
+        require_confined(kept.files, config.source)
+        logger.info("lengths of %d samples from %s", len(kept.rows), folder)
+        return kept
+    manifest = modality.manifest(config, map_=_with_progress)
+    if manifest.unused:
+        logger.warning("conversations: %s", described(manifest.unused))
+    found = _measured(modality, manifest)
+    try:
+        _save(folder, found)
+    except OSError as err:
+        logger.warning("the lengths are not kept: %s cannot be written: %s", folder, err)
+    return found
+
+
+def _with_progress(function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Any]:
+    yield from tqdm(map(function, tasks), total=len(tasks), desc="image headers", file=sys.stderr, disable=None)
+
+
+def _measured(modality: Vision, manifest: Manifest) -> Conversations:
+    """Tokenises every conversation; those that a build would leave out are left out."""
+    rows, failed = manifest.rows, Counter(manifest.counts()["failed"])
+    names = [file.name for file in manifest.files]
+    counts = np.zeros(len(rows), np.int32)
+    with tqdm(total=len(rows), desc="tokenise", file=sys.stderr, disable=None) as bar:
+        for start in range(0, len(rows), _PIECE):
+            part = conversation_rows(manifest, rows.slice(start, _PIECE))
+            for place, sample in enumerate(modality.text_samples(part, names), start):
+                if "failure" in sample:
+                    failed[sample["failure"]] += 1
+                else:
+                    counts[place] = len(sample["input_ids"])
+            bar.update(len(part))
+    images = images_of(manifest)
+    offsets, flat = flattened(rows["images"])
+    sums = np.concatenate(([0], np.cumsum((images["grid_h"].to_numpy().astype(np.int64) * images["grid_w"])[flat])))
+    lengths = {
+        "num_tokens": counts,
+        "num_patches": sums[offsets[1:]] - sums[offsets[:-1]],
+        "num_images": np.diff(offsets),
+    }
+    table = rows.select(_KEPT)
+    for name, values in lengths.items():
+        table = table.append_column(name, pa.array(values.astype(np.int32)))
+    kept = table.filter(pa.array(counts > 0)).combine_chunks()
+    return Conversations(files=manifest.files, rows=kept, images=images, failed=failed)
+
+
+def _save(folder: Path, found: Conversations) -> None:
+    """Keeps a listing, whole or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    sweep(folder.parent)
+    aside = temporary_name(folder)
+    aside.mkdir()
+    try:
+        sums = {name: _write_table(aside / name, getattr(found, name)) for name in _TABLES}
+        document = {
+            "files": [[f.name, str(f.path), f.entry, f.listed, f.stat] for f in found.files],
+            "failed": dict(found.failed),
+            "sums": sums,
+        }
+        write_bytes(aside / "listing.json", json.dumps(document).encode("ascii"))
+        shutil.rmtree(folder, ignore_errors=True)
+        os.rename(aside, folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _load(folder: Path) -> Conversations | None:
+    """Returns what was kept; None where nothing was, it is damaged, or a file has changed since."""
+    try:
+        document = json.loads((folder / "listing.json").read_bytes())
+        files = tuple(_file(*values) for values in document["files"])
+        if any(stat_now(file.path) != file.stat for file in files):
+            return None
+        if any(hash_file(folder / name) != document["sums"][name] for name in _TABLES):
+            return None
+        rows, images = map(_read_table, (folder / name for name in _TABLES), _SCHEMAS)
+        _require_places(rows["group"], len(files))
+        _require_places(pc.list_flatten(rows["images"]), len(images))
+        _require_places(images["file"], len(files))
+        failed = Counter({str(reason): int(count) for reason, count in document["failed"].items()})
+        return Conversations(files=files, rows=rows, images=images, failed=failed)
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+    ) as err:  # pyarrow's errors are ValueErrors
+        if folder.exists():
+            logger.warning("listing again: %s cannot be used: %s", folder, err)
+        return None
+
+
+def _write_table(path: Path, table: pa.Table) -> str:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return hash_file(path)
+
+
+def _read_table(path: Path, schema: pa.Schema) -> pa.Table:
+    """Returns a kept table. Raises ValueError where it is none: its checksum says that it is whole, not whose it is."""
+    with pa.memory_map(str(path)) as source:
+        table = pa.ipc.open_file(source).read_all()
+    table.validate(full=True)  # arrow trusts offsets and ends the process where they lead out
+    if not table.schema.equals(schema):
+        raise ValueError(f"{path} holds {', '.join(table.schema.names)} in other types than a listing does")
+    return table
+
+
+def _require_places(places: pa.ChunkedArray, count: int) -> None:
+    """Raises ValueError where numbers are no places in a list of this length."""
+    ends = pc.min_max(places).as_py()
+    if places.null_count or (len(places) and not 0 <= ends["min"] <= ends["max"] < count):
+        raise ValueError(f"places of {ends} in a list of {count}")
+
+
+def _file(name: str, path: str, entry: int, listed: bool, stat: list[int] | None) -> SourceFile:
+    if stat is None:
+        return SourceFile(name, Path(path), entry, listed)
+    device, inode, size_bytes, mtime_ns, ctime_ns = stat
+    return SourceFile(name, Path(path), entry, listed, (device, inode, size_bytes, mtime_ns, ctime_ns))

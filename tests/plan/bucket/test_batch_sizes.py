@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from forebay.config import PlanConfig
 from forebay.errors import ConfigError, PlanError
-from forebay.plan import Samples, bucket_plan, make_plan, statistics
+from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.bucket.sizes import Limit, batch_sizes
+from forebay.plan.make import Samples, make_plan
+from forebay.plan.statistics import statistics
 
 RATE = 10
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.config import PlanConfig
-from forebay.plan import bucket_plan, statistics
+from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.bucket.sizes import bucket_edges, optimal_cuts
+from forebay.plan.statistics import statistics
 
 
 def cost(cuts: tuple[int, ...] | list[int], counts: list[int], tops: list[int]) -> int:

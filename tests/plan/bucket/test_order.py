@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from forebay.config import PlanConfig
 from forebay.errors import PlanError
-from forebay.plan import BucketPlan, Order, bucket_plan
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.plan import BucketPlan, Order
 from tests.plan.bucket.test_plan import RATE, made
 from tests.strategies import durations, plan_settings
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from forebay.config import PlanConfig
 from forebay.errors import PlanError
-from forebay.plan import BucketPlan, bucket_plan
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.plan import BucketPlan
 from tests.strategies import durations, plan_settings
 
 RATE = 1000

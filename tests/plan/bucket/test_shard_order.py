@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from forebay.config import PlanConfig
 from forebay.errors import PlanError
-from forebay.plan import BucketPlan, bucket_plan, statistics
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.statistics import statistics
 from tests.plan.kinds import RATE
 from tests.strategies import durations
 

@@ -13,9 +13,13 @@ from hypothesis import strategies as st
 
 from forebay.config import PlanConfig
 from forebay.errors import PlanError
-from forebay.plan import BucketPlan, Samples, WindowPlan, bucket_plan, make_plan, plan_key, resolve_plan
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.plan import BucketPlan
 from forebay.plan.disk import load_plan, save_plan
+from forebay.plan.make import Samples, kept_plan, make_plan
+from forebay.plan.names import plan_folder, plan_key
 from forebay.plan.statistics import statistics
+from forebay.plan.window import WindowPlan
 
 RATE = 1000
 
@@ -105,18 +109,15 @@ def test_a_plan_of_text_alone_is_kept_and_found(tmp_path: Path) -> None:
     tokens = np.arange(1, 41)
 
     def resolve() -> tuple[Any, Path | None]:
-        return resolve_plan(
-            tmp_path,
-            np.zeros(40, np.int32),
-            frames=lambda: tokens,
+        samples = Samples(
+            durations=np.zeros(40, np.int32),
             sample_rate_hz=RATE,
-            dataset="texts",
-            split="train",
-            cache_key="b" * 64,
-            settings=SETTINGS,
+            frames=lambda: tokens,
             tokens=lambda: tokens,
             texts=np.ones(40, bool),
         )
+        name: dict[str, Any] = {"cache_key": "b" * 64, "settings": SETTINGS}
+        return kept_plan(plan_folder(tmp_path, dataset="texts", split="train", **name), samples, **name)
 
     first, second = resolve(), resolve()
     assert first[1] == second[1]

@@ -51,7 +51,7 @@ def two_caches(root: Path, *, weights: tuple[float, float] | None = (3, 1), **ch
 
 def owners(loader: Loader, epoch: int = 0) -> np.ndarray[Any, Any]:
     assert isinstance(loader.source, SourceUnion)
-    order = loader.plan.order(loader.seed, epoch)
+    order = loader.plan.order(loader.state.seed, epoch)
     return loader.source.source_of[np.concatenate(order.batches(np.arange(len(order))))]
 
 

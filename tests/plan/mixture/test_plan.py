@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from forebay.config import PlanConfig
 from forebay.errors import PlanError
-from forebay.plan import BucketPlan, bucket_plan, mixed_steps, num_steps, turn
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.cursor import mixed_steps, num_steps, turn
 from forebay.plan.mixture.assignment import Assignment
 from forebay.plan.mixture.draw import ClassSplit
 from forebay.plan.mixture.plan import MIXTURE_VERSION, MixturePlan, mixture_plan

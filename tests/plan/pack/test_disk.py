@@ -14,17 +14,12 @@ import pytest
 from forebay.config import PlanConfig
 from forebay.errors import CacheCorruptError, CacheMismatchError, PlanError
 from forebay.inspect.plans import plans_of
-from forebay.plan import (
-    PackPlan,
-    load_plan,
-    pack_plan,
-    pack_statistics,
-    plan_folder,
-    plan_key,
-    resolve_packs,
-    save_plan,
-)
 from forebay.plan import disk as disk_module
+from forebay.plan.disk import load_plan, save_plan
+from forebay.plan.make import Samples, kept_plan
+from forebay.plan.names import plan_folder, plan_key
+from forebay.plan.pack.plan import PackPlan, pack_plan
+from forebay.plan.statistics import pack_statistics
 from tests.plan.packs import packs_of, photos_and_text
 
 KEY = "ab" * 32
@@ -57,16 +52,10 @@ def saved(root: Path) -> Path:
 
 
 def resolved(root: Path, **changes: Any) -> tuple[PackPlan, Path | None]:
-    arguments: dict[str, Any] = {
-        "tokens": TOKENS,
-        "patches": lambda: PATCHES,
-        "images": lambda: IMAGES,
-        "dataset": "vqa",
-        "split": "train",
-        "cache_key": KEY,
-        "settings": SETTINGS,
-    }
-    return resolve_packs(root, **{**arguments, **changes})  # type: ignore[return-value]
+    name: dict[str, Any] = {"cache_key": KEY, "settings": changes.pop("settings", SETTINGS)}
+    lengths: dict[str, Any] = {"tokens": lambda: TOKENS, "patches": lambda: PATCHES, "images": lambda: IMAGES}
+    folder = plan_folder(root, dataset="vqa", split="train", **name)
+    return kept_plan(folder, Samples(**{**lengths, **changes}), **name)  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("lazy_bytes", [0, 2**25])
@@ -145,7 +134,7 @@ def test_a_large_plan_is_checked_where_it_is_touched(tmp_path: Path, monkeypatch
 def test_plans_of_other_samples_and_settings_are_refused(tmp_path: Path) -> None:
     folder = saved(tmp_path)
     with pytest.raises(CacheMismatchError, match=r"num_samples differs \(799 in the cache, 800 in the plan\)"):
-        resolved(tmp_path, tokens=TOKENS[:-1])
+        resolved(tmp_path, tokens=lambda: TOKENS[:-1])
     with pytest.raises(CacheMismatchError, match=r"plan\.max_patches differs \(8000 wanted, 6000 stored\)"):
         load_plan(folder, cache_key=KEY, settings=replace(SETTINGS, max_patches=8000))
     with pytest.raises(CacheMismatchError, match=r"plan\.kind differs \(bucket wanted, pack stored\)"):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from forebay.config import PlanConfig
-from forebay.plan import PackPlan
 from forebay.plan.make import plan_of
+from forebay.plan.pack.plan import PackPlan
 from tests.plan.packs import photos_and_text
 
 TOKENS, PATCHES = photos_and_text(300, text_share=0.2)

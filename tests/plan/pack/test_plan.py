@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from forebay.config import PlanConfig
 from forebay.errors import PlanError
-from forebay.plan import PackPlan, next_position, num_steps, pack_plan, turn
+from forebay.plan.cursor import next_position, num_steps, turn
+from forebay.plan.pack.plan import PackPlan, pack_plan
 from tests.plan.packs import SEQ_LEN, lognormal, packs_of, photos_and_text, question_answers
 from tests.strategies import pack_lengths
 

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import soundfile as sf
 
 from forebay.config import SourceConfig
-from forebay.preprocess.sources import Manifest, read_rows
+from forebay.preprocess.sources.rows import Manifest
+from forebay.preprocess.sources.speech.listing import read_rows
 
 RATE_HZ = 16_000
 SPEECH = Path(__file__).parents[3] / "demo" / "speech"

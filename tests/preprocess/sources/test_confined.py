@@ -12,7 +12,8 @@ from forebay import cli
 from forebay.config import SourceConfig
 from forebay.errors import BuildError, CacheMismatchError, CacheNotFoundError, ManifestError
 from forebay.preprocess.pipeline import Options, build
-from forebay.preprocess.sources import read_conversations, read_rows
+from forebay.preprocess.sources.speech.listing import read_rows
+from forebay.preprocess.sources.vision.listing import read_conversations
 from forebay.store.lookup import failures_of, find_cache, require
 from forebay.train.select import make_loader
 from tests.preprocess.corpus import Corpus, flac, tone

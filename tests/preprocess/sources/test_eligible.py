@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.config import SourceConfig
-from forebay.preprocess.sources import Manifest, apply_filters
-from forebay.preprocess.sources.eligible import fail_impossible, take_first
-from forebay.preprocess.sources.rows import row_table
+from forebay.preprocess.sources.eligible import apply_filters, fail_impossible, take_first
+from forebay.preprocess.sources.rows import Manifest, row_table
 from forebay.store.source_files import SourceFile
 from tests.preprocess.sources.helpers import audio, described, ids, read, rejected, write_manifest, write_tar
 

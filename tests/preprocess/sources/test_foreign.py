@@ -15,8 +15,9 @@ import pytest
 
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError
-from forebay.preprocess.sources import read_conversations, read_manifest
 from forebay.preprocess.sources.json_lines import not_lines
+from forebay.preprocess.sources.speech.listing import read_manifest
+from forebay.preprocess.sources.vision.listing import read_conversations
 
 ROWS = [{"audio": "a.flac", "text": "hello, world"}, {"audio": "b.flac", "text": "bye"}]
 FORMS = {

@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.preprocess.sources import Manifest
-from forebay.preprocess.sources.rows import row_table, unique_ids
+from forebay.preprocess.sources.eligible import unique_ids
+from forebay.preprocess.sources.rows import Manifest, row_table
 from forebay.store.source_files import SourceFile
 from tests.preprocess.sources.helpers import audio, ids, read, rejected, write_manifest, write_tar
 

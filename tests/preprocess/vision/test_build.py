@@ -6,7 +6,6 @@ import io
 import shutil
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,17 +14,17 @@ from PIL import Image
 
 from forebay.config import Config
 from forebay.errors import BuildError
-from forebay.preprocess.lines import line_of
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.pipeline import BuildReport, Options, build
 from forebay.store.cache import Cache, open_cache
+from forebay.store.key import recipe_key
 from forebay.store.layout import GROUPS
 from forebay.store.lookup import find_cache
 from forebay.store.memo import Memo
 from forebay.store.verify import verify_folder
 from forebay.train.select import select
 from tests.preprocess.corpus import file_bytes, json_lines, shard_bytes
-from tests.preprocess.here_pool import HerePool, build_here
+from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO, PhotoCorpus, photo, photo_corpus
 
 CODECS = ("raw", "zstd", "webp", "source")
@@ -281,17 +280,14 @@ def test_an_image_that_kills_a_worker_is_named_with_the_samples_to_exclude(
     built: tuple[PhotoCorpus, BuildReport],
 ) -> None:
     config = built[0].config()
-    listing = resolve(config, Memo(config.cache_root), HerePool())
-    line = line_of(config, listing.recipe.recipe)
-    found = {}
-    for cut in line.cuts(listing, probe={"media": "", "text": ""}, rows_per_shard=100):
-        rows = {group: line.task_rows(listing, cut, group)[1] for group in GROUPS}
+    listing = resolve(config, Memo(config.cache_root), map, recipe=recipe_key(config))
+    modality, found = listing.modality, {}
+    for cut in modality.cuts(listing, probe={"media": "", "text": ""}, rows_per_shard=100):
+        rows = {group: modality.task_rows(listing, cut, group)[1] for group in GROUPS}
         for position in range(len(rows["media"])):
-            task: Any = SimpleNamespace(group="media", rows=rows["media"])
-            name, samples = line.used_by(listing, task, position)
+            name, samples = modality.used_by(listing, rows["media"], group="media", position=position)
             found[name] = sorted(samples)
-        task = SimpleNamespace(group="text", rows=rows["text"])
-        assert line.used_by(listing, task, 0) == ("sample 'q0-0'", ["q0-0"])
+        assert modality.used_by(listing, rows["text"], group="text", position=0) == ("sample 'q0-0'", ["q0-0"])
     assert found["image 'p0.jpg'"] == ["q0-0", "q0-1", "q0-2"]
     assert found["image 'p1.jpg'"] == ["both", "q1-0", "q1-1", "q1-2"]
     assert len(found) == 4

@@ -19,13 +19,16 @@ from transformers import SeamlessM4TFeatureExtractor
 from forebay.config import Config, PlanConfig, load_config
 from forebay.config.steps import W2vBert
 from forebay.errors import CacheCorruptError, ConfigError
-from forebay.plan import bucket_plan, plan_key
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.make import Planned
+from forebay.plan.names import plan_key
 from forebay.preprocess import Options, build
 from forebay.steps.audio.features import compute
 from forebay.steps.audio.ragged import BLOCK_ROWS
 from forebay.steps.audio.ragged import HOP_SAMPLES as ENGINE_HOP_SAMPLES
 from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import FieldSpec
+from forebay.store.source import SampleSource
 from forebay.train.collate import Batch, Collator
 from forebay.train.collate.crop import HOP_SAMPLES, W2V_BERT_GRID_HOPS, Crop, CropDraws
 from forebay.train.collate.finish import output_frames, w2v_bert_input
@@ -35,6 +38,7 @@ from forebay.train.select import make_loader, select
 from tests.processes import python
 from tests.steps.audio.clips import recordings
 from tests.train.fake_source import FakeSource
+from tests.train.loaders import loader_of as plan_loader
 
 ROOT = Path(__file__).parents[3]
 
@@ -129,11 +133,12 @@ def own_features(waveform: Array, *, dtype: str = "float32") -> Array:
     return out
 
 
-class CropSource:
-    """Clips with the fields that a build stores: int16 waveform, filter banks; satisfies `SampleSource`."""
+class CropSource(SampleSource):
+    """Clips with the fields that a build stores: int16 waveform, filter banks."""
 
     def __init__(self, clips: Mapping[str, Array], *, dtype: str = "float32") -> None:
-        self.key, self._ids = "c" * 64, list(clips)
+        self.key = self.recipe_key = "c" * 64
+        self._ids = list(clips)
         floats = [clip.astype(np.float32) / np.float32(32768) for clip in clips.values()]
         made = compute(W2vBert(dtype=dtype), floats)  # type: ignore[arg-type]
         self._samples = [{**a, "waveform": clip} for a, clip in zip(made, clips.values(), strict=True)]
@@ -152,6 +157,9 @@ class CropSource:
 
     def sample_id(self, index: int) -> str:
         return self._ids[index]
+
+    def ids_digest(self) -> str:
+        return self.key
 
     def read(self, index: int) -> dict[str, Array]:
         return dict(self._samples[index])
@@ -250,7 +258,7 @@ PLAN = PlanConfig(edges_s=(0.5, 1.0, 2.0), batch_size=3, lockstep=2)
 
 def loader_of(source: CropSource, **changes: Any) -> Loader:
     plan = bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=PLAN)
-    return Loader(source, plan, **{"plan_key": plan_key(source.key, PLAN), "seed": 7, "crop_s": 0.5, **changes})
+    return plan_loader(source, plan, **{"plan_key": plan_key(source.key, PLAN), "seed": 7, "crop_s": 0.5, **changes})
 
 
 def found(batches: Any) -> set[tuple[bytes, bytes]]:
@@ -309,7 +317,7 @@ def test_a_dataloader_has_the_same_crops(num_workers: int) -> None:
     source = many_clips()
     loader = loader_of(source, num_threads=0)
     dataset = SampleDataset(source, crop_seed=7)
-    sampler = PlanSampler(loader.plan, seed=7)
+    sampler = PlanSampler(Planned(plan=loader.plan, key="0"), seed=7)
     theirs: Any = DataLoader(
         dataset, batch_sampler=sampler, collate_fn=Collator(source, crop_s=0.5), num_workers=num_workers
     )

@@ -21,12 +21,14 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from forebay.config import PlanConfig
-from forebay.plan import pack_plan, plan_key
 from forebay.plan.interface import Tail
+from forebay.plan.names import plan_key
+from forebay.plan.pack.plan import pack_plan
 from forebay.train.collate.packed import PackCollator
 from forebay.train.integrations.hf import LoaderMixin
 from forebay.train.loader import Loader
 from forebay.train.models.folder import load_model
+from tests.train.loaders import loader_of
 from tests.train.tiny import real_loader_model, text_loader
 from tests.train.tiny_vl import FakeVlSource, conversations, qwen3_vl_folder
 
@@ -48,7 +50,7 @@ def pack_loader(*, dp_rank: int = 0, dp_world_size: int = 1, seed: int = 1, tail
     source = FakeVlSource(conversations(3, 38))
     settings = PlanConfig(kind="pack", seq_len=50, tail=tail)
     plan = pack_plan(source.lengths["num_tokens"], settings=settings)
-    return Loader(
+    return loader_of(
         source,
         plan,
         plan_key=plan_key(source.key, settings),

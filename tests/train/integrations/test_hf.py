@@ -18,6 +18,7 @@ from forebay.train.collate.packed import PackCollator
 from forebay.train.integrations.hf import STATE_NAME, LoaderMixin
 from forebay.train.loader import Loader
 from tests.train.integrations.hf_worker import pack_loader
+from tests.train.loaders import loader_of
 from tests.train.tiny_vl import qwen3_vl
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -115,7 +116,9 @@ def test_evaluations_are_of_one_epoch_and_move_nothing_else(trainer: Callable[..
 
 def test_uint8_patches_stop_at_the_model(trainer: Callable[..., Any]) -> None:
     loader = pack_loader()
-    stored = Loader(loader.source, loader.plan, plan_key="0", seed=1, collator=PackCollator(loader.source, dtype=None))
+    stored = loader_of(
+        loader.source, loader.plan, plan_key="0", seed=1, collator=PackCollator(loader.source, dtype=None)
+    )
     with pytest.raises(TypeError, match="to_model_inputs"):
         trainer(data={"train_dataset": stored}).train()
 

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from forebay.config import PlanConfig
-from forebay.plan import bucket_plan, plan_key
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.names import plan_key
 from forebay.train.loader import Loader
 from forebay.train.loop.micro_batches import host_sum, micro_batch_groups
 from tests.train.fake_source import FakeSource
+from tests.train.loaders import loader_of
 
 SIZES = {"0": {"batch_size": 3, "grad_acc": 1}, "1": {"batch_size": 2, "grad_acc": 3}}
 
@@ -30,7 +32,7 @@ def make_loader(settings: PlanConfig, *, dp_rank: int = 0, dp_world_size: int = 
     source = FakeSource(lengths, features="qwen3_asr", prompt="qwen3_asr", dtype="float16")
     plan = bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=settings)
     key = plan_key(source.key, settings)
-    return Loader(source, plan, plan_key=key, seed=7, dp_rank=dp_rank, dp_world_size=dp_world_size, num_threads=0)
+    return loader_of(source, plan, plan_key=key, seed=7, dp_rank=dp_rank, dp_world_size=dp_world_size, num_threads=0)
 
 
 def steps_of(loader: Loader) -> list[tuple[int, int]]:

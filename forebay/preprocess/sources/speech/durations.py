@@ -1,51 +1,18 @@
-"""Durations from headers, for the rows whose manifest gives none.
-
-Audio files of their own (`jsonl`, `ljspeech`): whether they are there, and how long they are.
-"""
+"""Durations from headers, for the rows whose manifest gives none; files of their own are looked for as well."""
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
 
 from forebay.errors import DecodeError
+from forebay.preprocess.sources.media import is_gone, opened
 from forebay.preprocess.sources.speech.task import Failures, Located, LocateTask, located
 from forebay.preprocess.speech.containers import one_stream
 from forebay.preprocess.speech.headers import MAX_WHOLE_BYTES, header_info
-
-_GONE = {
-    errno.ENOENT,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ELOOP,
-    errno.ENAMETOOLONG,
-    errno.ENXIO,
-}
-
-
-def is_gone(err: OSError) -> bool:
-    """Whether an error says that a file cannot be had; any other (EIO, ENOMEM, ...) is of the machine and stops the build."""
-    return err.errno in _GONE
-
-
-@contextmanager
-def opened(path: str) -> Iterator[int]:
-    """Yields a descriptor of a regular file. Raises OSError for anything else, without waiting for a pipe's writer."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.ENXIO, "not a regular file")
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def header_duration_s(descriptor: int, *, offset: int, size: int) -> float:

@@ -15,13 +15,22 @@ import pyarrow.csv as pc_csv
 from forebay.config.data import SourceConfig
 from forebay.errors import DecodeError, ManifestError
 from forebay.preprocess.sources.json_lines import JsonError, decoded
-from forebay.preprocess.sources.members import UnreadableTar, missing_reason, open_tar
+from forebay.preprocess.sources.media import opened
+from forebay.preprocess.sources.members import UnreadableTar, missing_reason
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files, usable_name
-from forebay.preprocess.sources.rows import UNLOCATED, Manifest, constant, grouped, require_rows, row_table, storable
-from forebay.preprocess.sources.speech.durations import no_duration, opened
-from forebay.preprocess.sources.speech.task import Failures, Located, LocateTask, located
+from forebay.preprocess.sources.rows import (
+    UNLOCATED,
+    Manifest,
+    Unused,
+    constant,
+    grouped,
+    require_rows,
+    row_table,
+    storable,
+)
+from forebay.preprocess.sources.speech.durations import no_duration
+from forebay.preprocess.sources.speech.task import Failures, Located, LocateTask, SpeechKind, all_failed, located
 from forebay.preprocess.sources.speech.webdataset import Members, Sidecar, clip_duration_s, members_of, read_sidecar
-from forebay.preprocess.sources.unused import Unused
 from forebay.store.source_files import SourceFile
 from forebay.tar.members import TarIndex
 
@@ -47,9 +56,9 @@ def locate_filelist(task: LocateTask) -> Located:
 
     An id without folders finds a member in a folder where only one has that name.
     """
-    index = open_tar(task)
+    index = task.tar_index()
     if isinstance(index, UnreadableTar):
-        return index.fail(task)
+        return all_failed(task, index)
     members = members_of(index)
     finder = _Finder(members)
     failures, unused = Failures(), Unused()
@@ -187,3 +196,6 @@ def _line_problem(line: str) -> str | None:
     except pa.ArrowInvalid:
         return f"column {COLUMNS[3]} is {fields[3]!r}, wanted a number (the file has no header line)"
     return None
+
+
+KIND = SpeechKind(list=list_filelist, locate=locate_filelist, in_tars=True)

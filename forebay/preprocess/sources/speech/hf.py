@@ -1,13 +1,10 @@
 """`kind = "hf"`: a `save_to_disk` folder of the `datasets` library, or parquet files, with an audio column.
 
-Columns of a foreign table, checked and brought to the types of the common form.
-
-Durations of `hf` rows whose columns give none.
+`Columns` checks those of a foreign table and brings them to the types of the common form, for parquet manifests too.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.config.data import SourceColumns, SourceConfig
-from forebay.errors import DecodeError, ManifestError, MissingExtraError
-from forebay.preprocess.sources.hf_file import HfFile
+from forebay.config.data import SourceConfig
+from forebay.errors import DecodeError, ManifestError
+from forebay.preprocess.sources.hf_file import DEFAULTS, HfFile, data_files, holds_media, is_bytes, is_text
 from forebay.preprocess.sources.members import member_stems
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files, path_stem, usable_name
-from forebay.preprocess.sources.rows import Manifest, joined, rejections, require_rows, row_table
+from forebay.preprocess.sources.rows import Manifest, Unused, joined, rejections, require_rows, row_table
 from forebay.preprocess.sources.speech.durations import duration_of, locate_loose, no_duration
-from forebay.preprocess.sources.speech.task import Failures, Located, LocateTask, located
-from forebay.preprocess.sources.unused import Unused
+from forebay.preprocess.sources.speech.task import Failures, Located, LocateTask, SpeechKind, located
 from forebay.store.source_files import SourceFile
 
 _IDS = ("sample_id", "id")
@@ -35,30 +31,21 @@ _IDS = ("sample_id", "id")
 _DURATIONS = ("duration_s", "duration")
 
 
-DEFAULTS = SourceColumns()
-
-
 def list_hf(source: SourceConfig) -> Manifest:
     """Returns the rows of `hf` data files: their place is a row number, or a file where the column holds only paths.
 
     The audio column is `Audio()`: bytes, path or both (paths relative to the data file), or plain binary or strings; it
-    is never decoded here. Text and language by `source.columns.text` and `source.columns.language` (null where those are
-    left at their default and missing), a ClassLabel language by its name. Optional: `sample_id` or `id`, `duration_s` or
-    `duration`, `prompt`; other columns are counted by name. An id left out is the path without extension, else
-    `<file>/<row>`.
-    Raises MissingExtraError without the `datasets` library, ManifestError for missing columns and other types.
+    is never decoded here. Text and language by `source.columns.text` and `source.columns.language` (null where those
+    are left at their default and missing), a ClassLabel language by its name. Optional: `sample_id` or `id`,
+    `duration_s` or `duration`, `prompt`; other columns are counted by name. An id left out is the path without
+    extension, else `<file>/<row>`. Raises MissingExtraError without the `datasets` library, ManifestError for missing
+    columns and other types.
     """
-    require_datasets()
     manifests = manifest_files(source)
     files = NamedFiles(manifests, source)
-    data = [(number, file) for number, file in enumerate(manifests) if is_data(file.path)]
-    if not data:
-        raise ManifestError(
-            f"{', '.join(source.manifests)}: no .arrow or .parquet data file; name a save_to_disk folder"
-        )
     tables, rejected, unused = [], [], Unused()
     start = 0
-    for number, manifest in data:
+    for number, manifest in data_files(source, manifests):
         file = _File(manifest, number, source)
         rows, failed = file.rows(files, start)
         unused.add(file.unused, rows=len(rows) + len(failed))
@@ -72,31 +59,6 @@ def list_hf(source: SourceConfig) -> Manifest:
         rejected=pa.concat_tables(rejected),
         unused=unused.counts,
     )
-
-
-def require_datasets() -> None:
-    """Raises MissingExtraError where the `datasets` library is not installed."""
-    try:
-        import datasets  # noqa: F401
-    except ImportError as err:
-        message = 'source.kind = "hf" needs the datasets library; run: pip install "forebay[hf]"'
-        raise MissingExtraError(message) from err
-
-
-def is_data(path: Path) -> bool:
-    """Says whether a file holds rows: in a `save_to_disk` folder what its state lists (`map` leaves other arrow files there)."""
-    if path.suffix not in {".arrow", ".parquet"}:
-        return False
-    state = path.parent / "state.json"
-    if path.suffix == ".parquet" or not state.exists():
-        return True
-    try:
-        listed = {str(entry["filename"]) for entry in json.loads(state.read_bytes())["_data_files"]}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as err:
-        raise ManifestError(
-            f"{state} is not the state of a save_to_disk folder: {err!r}; save the dataset again"
-        ) from err
-    return path.name in listed
 
 
 class _File:
@@ -160,8 +122,7 @@ class _File:
                     f"it has {', '.join(self._names)}"
                 )
         kind = self._file.schema.field(name).type
-        children = {field.name for field in kind} if pa.types.is_struct(kind) else set()
-        if not (children & {"bytes", "path"} or is_bytes(kind) or is_text(kind)):
+        if not holds_media(kind):
             raise ManifestError(f"{self._manifest.path}: column {name} is {kind}, wanted audio as bytes or path")
         return kind
 
@@ -235,16 +196,6 @@ class _File:
         return pa.array(feature.names, pa.large_string()).take(pc.if_else(known, codes, pa.scalar(None, pa.int64())))
 
 
-def is_bytes(kind: Any) -> bool:
-    """Says whether an arrow type is one of bytes."""
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
-
-
-def is_text(kind: Any) -> bool:
-    """Says whether an arrow type is one of strings."""
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
 @dataclass(frozen=True, slots=True)
 class Columns:
     """The columns of one manifest file; `path` names it in messages. unused: the names of those that were not read."""
@@ -254,12 +205,12 @@ class Columns:
     unused: frozenset[str] = frozenset()
 
     def strings(self, name: str, *, nullable: bool) -> pa.ChunkedArray | None:
-        """Returns a column as large_string, None where it is missing. Raises ManifestError for other types and bad UTF-8."""
+        """Returns a column as large_string, None if it is missing. Raises ManifestError for other types, bad UTF-8."""
         column = self._column(name)
         if column is None:
             return None
         kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-        if not (_is_string(kind) or (pa.types.is_null(kind) and nullable)):
+        if not (is_text(kind) or (pa.types.is_null(kind) and nullable)):
             raise self.wrong(name, f"is {column.type}, wanted string")
         if not nullable and column.null_count:
             raise self.wrong(name, "is null, wanted a string", row=first(pc.is_null(column)))
@@ -315,10 +266,6 @@ def first(mask: Any) -> int:
     return int(np.argmax(np.asarray(mask)))
 
 
-def _is_string(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
 def locate_hf(task: LocateTask) -> Located:
     """Returns the durations of a task's rows: from the header of the bytes in the row, or of the file that it names."""
     inside = pc.equal(task.rows["file"], task.group)
@@ -329,7 +276,7 @@ def locate_hf(task: LocateTask) -> Located:
     file = HfFile(Path(task.paths[task.group])) if len(unknown) else None
     for position in unknown.tolist():
         assert file is not None
-        data = file.audio(rows["offset"][position].as_py(), task.audio_column) or b""
+        data = file.encoded(rows["offset"][position].as_py(), task.column) or b""
         try:
             durations[position] = duration_of(_reader(data), len(data))
         except DecodeError as err:
@@ -348,3 +295,6 @@ def locate_hf(task: LocateTask) -> Located:
 
 def _reader(data: bytes) -> Callable[[int, int], bytes]:
     return lambda start, count: data[start : start + count]
+
+
+KIND = SpeechKind(list=list_hf, locate=locate_hf)

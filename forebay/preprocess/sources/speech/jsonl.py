@@ -16,9 +16,9 @@ from forebay.preprocess.sources.json_lines import (
     string_of,
 )
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files, path_stem, usable_name
-from forebay.preprocess.sources.rows import Manifest, require_rows, row_table, storable
-from forebay.preprocess.sources.speech.task import Failures
-from forebay.preprocess.sources.unused import Unused
+from forebay.preprocess.sources.rows import Manifest, Unused, require_rows, row_table, storable
+from forebay.preprocess.sources.speech.durations import locate_loose
+from forebay.preprocess.sources.speech.task import Failures, SpeechKind
 from forebay.store.source_files import SourceFile
 
 _COLUMNS = ("row", "group", "sample_id", "explicit_id", "file", "duration_s", "language", "prompt", "text")
@@ -34,7 +34,7 @@ _FIELDS = frozenset({"audio", "text", "language", "prompt", *_ID, *_DURATION})
 
 
 def list_jsonl(source: SourceConfig) -> Manifest:
-    """Returns the rows of JSON lines `{"audio": path, "text": ..., "language"?, "prompt"?, "sample_id"?, "duration_s"?}`.
+    """Returns the rows of JSON lines `{"audio", "text", "language"?, "prompt"?, "sample_id"?, "duration_s"?}`.
 
     `audio` is relative to the manifest; an id left out is `audio` without its extension. `id` and `duration` are taken
     for `sample_id` and `duration_s`; other fields are counted by name. A text is taken as it is, with
@@ -94,3 +94,6 @@ def _row(line: bytes, manifest: SourceFile, files: NamedFiles, unused: Unused) -
         string_of(fields, ("prompt",)),
         string_of(fields, ("text",)),
     )
+
+
+KIND = SpeechKind(list=list_jsonl, locate=locate_loose)

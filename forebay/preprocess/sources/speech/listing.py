@@ -1,15 +1,12 @@
-"""Both stages: a manifest is listed once, then the media of every source file is found, a task each.
-
-Where the clips of a config lie in their tars, for what is written about a cache: that keeps no names of members.
-"""
+"""Recordings in two stages: a manifest is listed once, then the media of every source file is found, a task each."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,77 +15,35 @@ import pyarrow.compute as pc
 from forebay.config.data import SourceConfig
 from forebay.config.tree import Config
 from forebay.errors import ManifestError
-from forebay.preprocess.sources.eligible import apply_filters, fail_impossible, name_absent_languages, take_first
-from forebay.preprocess.sources.rows import ROW_SCHEMA, Manifest, unique_ids
-from forebay.preprocess.sources.speech.durations import locate_loose
-from forebay.preprocess.sources.speech.filelist import list_filelist, locate_filelist
-from forebay.preprocess.sources.speech.hf import list_hf, locate_hf
-from forebay.preprocess.sources.speech.jsonl import list_jsonl
-from forebay.preprocess.sources.speech.ljspeech import list_ljspeech
-from forebay.preprocess.sources.speech.tar import list_tar, locate_tar
-from forebay.preprocess.sources.speech.task import Located, LocateTask
-from forebay.preprocess.sources.speech.text import list_text, locate_text
-from forebay.preprocess.sources.speech.webdataset import list_webdataset, locate_webdataset
-from forebay.preprocess.sources.stamp import stamped
-from forebay.preprocess.sources.unused import merged
+from forebay.preprocess.pool import Map
+from forebay.preprocess.sources.eligible import (
+    FIRST_WAVE,
+    apply_filters,
+    fail_impossible,
+    name_absent_languages,
+    take_first,
+    unique_ids,
+)
+from forebay.preprocess.sources.kinds import kind_of
+from forebay.preprocess.sources.naming import shown_name, stamped
+from forebay.preprocess.sources.rows import ROW_SCHEMA, Manifest, merged
+from forebay.preprocess.sources.speech.task import Located, LocateTask, SpeechKind
 
 ROWS_PER_TASK = 4096
-
-
-FIRST_WAVE = 8
-"""Tasks that are run at once, at first, where `max_samples` may make the rest of them needless."""
-
-
-_LISTS: dict[str, Callable[[SourceConfig], Manifest]] = {
-    "tar": list_tar,
-    "filelist": list_filelist,
-    "webdataset": list_webdataset,
-    "jsonl": list_jsonl,
-    "hf": list_hf,
-    "ljspeech": list_ljspeech,
-    "text": list_text,
-}
-
-
-_LOCATES: dict[str, Callable[[LocateTask], Located]] = {
-    "tar": locate_tar,
-    "filelist": locate_filelist,
-    "webdataset": locate_webdataset,
-    "jsonl": locate_loose,
-    "hf": locate_hf,
-    "ljspeech": locate_loose,
-    "text": locate_text,
-}
-
-
-_TARS = frozenset(("tar", "filelist"))
 
 
 _TASK_COLUMNS = ("row", "sample_id", "file", "member", "offset", "duration_s", "language")
 
 
-T = TypeVar("T")
-
-
-R = TypeVar("R")
-
-
-class Map(Protocol):
-    """The built-in `map`, or one over processes: results in the order of the tasks."""
-
-    def __call__(self, function: Callable[[T], R], tasks: Sequence[T], /) -> Iterable[R]:
-        """Returns `function(task)` of every task."""
-        ...
-
-
 def read_manifest(source: SourceConfig) -> Manifest:
     """Returns the rows that a manifest names and the filters leave, as far as it alone tells; no tar is opened.
 
-    A `webdataset` has none yet; durations may be NaN, places UNLOCATED.
+    Tars that are listed without their rows have none yet; durations may be NaN, places UNLOCATED.
     Raises ManifestError where a manifest as a whole cannot be used: absent, empty, another form, columns or types.
     """
-    manifest = unique_ids(_LISTS[source.kind](source))
-    if source.kind != "webdataset":
+    kind = _kind(source)
+    manifest = unique_ids(kind.list(source))
+    if not kind.lists_tars:
         name_absent_languages(manifest.rows, source)
     return apply_filters(fail_impossible(manifest), source)
 
@@ -100,36 +55,30 @@ def locate_tasks(
 
     A tar is not divided: its index would be loaded for each run.
     """
-    rows = manifest.rows.select(_TASK_COLUMNS)
-    if source.kind == "webdataset":
+    kind, rows = _kind(source), manifest.rows.select(_TASK_COLUMNS)
+    if kind.lists_tars:
         cuts = [(number, 0, 0) for number in range(len(manifest.files))]
     else:
-        step = len(rows) if source.kind in _TARS else ROWS_PER_TASK
+        step = len(rows) if kind.in_tars else ROWS_PER_TASK
         cuts = _cuts(manifest.rows["group"].to_numpy(), step)
     for group, start, stop in cuts:
         part = rows.slice(start, stop - start)
         numbers = {group, *pc.unique(part["file"]).to_pylist()}
         yield LocateTask(
-            kind=source.kind,
             group=group,
-            name=manifest.files[group].name,
+            name=shown_name(manifest.files[group]),
             paths={number: str(manifest.files[number].path) for number in sorted(numbers)},
             rows=part,
             cache_root=os.fspath(cache_root),
-            audio_column=source.columns.audio,
+            column=source.columns.audio,
         )
-
-
-def locate_file(task: LocateTask) -> Located:
-    """Returns where the media of a task's rows lie and what else only the source file tells. Runs in any process."""
-    return _LOCATES[task.kind](task)
 
 
 def read_rows(source: SourceConfig, *, cache_root: str | os.PathLike[str], map_: Map = map) -> Manifest:
     """Returns the eligible samples of a config, every place and duration known, and what was left out.
 
-    map_: runs the tasks, `map` or one over processes. With `max_samples` only as many files are looked into as it takes.
-    Raises ManifestError where a manifest as a whole cannot be used, OSError or TarError where the machine fails.
+    map_: runs the tasks, `map` or one over processes. With `max_samples` only as many files are looked into as it
+    takes. Raises ManifestError where a manifest as a whole cannot be used, OSError or TarError where the machine fails.
     """
     listed = read_manifest(source)
     listed = dataclasses.replace(listed, files=tuple(stamped(listed.files)))
@@ -138,7 +87,7 @@ def read_rows(source: SourceConfig, *, cache_root: str | os.PathLike[str], map_:
     wave = FIRST_WAVE if source.max_samples is not None else len(tasks)
     while True:
         done = len(results)
-        results += map_(locate_file, tasks[done : done + max(1, wave)])
+        results += map_(_kind(source).locate, tasks[done : done + max(1, wave)])
         manifest = _finished(listed, results, source, is_all=len(results) == len(tasks))
         if len(results) == len(tasks) or len(manifest.rows) >= (source.max_samples or len(listed.rows) + 1):
             break
@@ -147,6 +96,11 @@ def read_rows(source: SourceConfig, *, cache_root: str | os.PathLike[str], map_:
     if not len(manifest.rows) and not len(manifest.rejected):
         raise ManifestError(f"{', '.join(source.manifests)}: no audio in any of its files; correct source.manifest")
     return manifest
+
+
+def _kind(source: SourceConfig) -> SpeechKind:
+    kind: SpeechKind = kind_of("speech", source.kind)
+    return kind
 
 
 def _finished(listed: Manifest, results: Sequence[Located], source: SourceConfig, *, is_all: bool) -> Manifest:
@@ -159,7 +113,7 @@ def _finished(listed: Manifest, results: Sequence[Located], source: SourceConfig
         absent=tuple(sorted({number for result in results for number in result.absent})),
         unused=merged([listed.unused, *(result.unused for result in results)]),
     )
-    if source.kind == "webdataset":
+    if _kind(source).lists_tars:
         manifest = unique_ids(manifest)
         if is_all:  # of some of the tars, more may be in the others
             name_absent_languages(manifest.rows, source)
@@ -198,15 +152,12 @@ def _cuts(group: np.ndarray[Any, Any], step: int) -> list[tuple[int, int, int]]:
     ]
 
 
-_TAR_KINDS = ("tar", "filelist", "webdataset")
-
-
 def tar_places(config: Config) -> pa.Table | None:
-    """Returns `sample_id`, `tar_path` (absolute) and `tar_member_name` of every eligible sample; None of a kind without tars.
+    """Returns `sample_id`, `tar_path` (absolute) and `tar_member_name` of all eligible samples; None without tars.
 
     Raises ManifestError where the manifest cannot be used.
     """
-    if config.source.kind not in _TAR_KINDS:
+    if not _kind(config.source).in_tars:
         return None
     listed = read_rows(config.source, cache_root=config.cache_root)
     paths = pa.array([os.path.abspath(file.path) for file in listed.files], pa.large_string())

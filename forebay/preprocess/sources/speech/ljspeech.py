@@ -13,6 +13,8 @@ from forebay.errors import ManifestError
 from forebay.preprocess.sources.json_lines import decoded, manifest_lines
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files
 from forebay.preprocess.sources.rows import Manifest, require_rows, row_table
+from forebay.preprocess.sources.speech.durations import locate_loose
+from forebay.preprocess.sources.speech.task import SpeechKind
 from forebay.store.source_files import SourceFile
 
 AUDIO_FOLDER = "wavs"
@@ -64,3 +66,6 @@ def _audio_names(metadata: Path) -> set[str]:
         return set(os.listdir(folder))
     except OSError as err:
         raise ManifestError(f"{metadata}: cannot read folder {folder}: {err.strerror}; wanted the audio there") from err
+
+
+KIND = SpeechKind(list=list_ljspeech, locate=locate_loose)

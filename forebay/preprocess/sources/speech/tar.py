@@ -12,25 +12,24 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from forebay.config.data import SourceConfig
-from forebay.errors import ManifestError
+from forebay.errors import DecodeError, ManifestError
+from forebay.preprocess.sources.media import opened
 from forebay.preprocess.sources.members import (
     NOT_FOUND,
     UnreadableTar,
-    fill_durations,
     find_rows,
     member_stems,
     missing_reason,
     name_array,
-    open_tar,
     take_or_zero,
     without_dot,
 )
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files, usable_name
-from forebay.preprocess.sources.rows import UNLOCATED, Manifest, constant, grouped, require_rows, row_table
-from forebay.preprocess.sources.speech.durations import opened
+from forebay.preprocess.sources.rows import UNLOCATED, Manifest, Unused, constant, grouped, require_rows, row_table
+from forebay.preprocess.sources.speech.durations import header_duration_s, no_duration
 from forebay.preprocess.sources.speech.hf import Columns, first, require_columns
-from forebay.preprocess.sources.speech.task import Failures, Located, LocateTask, located
-from forebay.preprocess.sources.unused import Unused
+from forebay.preprocess.sources.speech.task import Failures, Located, LocateTask, SpeechKind, all_failed, located
+from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 from forebay.tar.members import TarIndex
 
@@ -43,10 +42,9 @@ OPTIONAL = ("prompt", "sample_id")
 def list_tar(source: SourceConfig) -> Manifest:
     """Returns the rows of parquet manifests, media not looked up yet.
 
-    Columns: `tar_path` (relative to the manifest), `tar_member_name`, `transcript`, `language`, `duration_s` (null: read
-    from the header), optional `prompt` and `sample_id`; others are counted by name. An id left out is the member's name
-    without its extension.
-    Raises ManifestError for missing columns, other types and nulls in the first two.
+    Columns: `tar_path` (relative to the manifest), `tar_member_name`, `transcript`, `language`, `duration_s` (null:
+    read from the header), optional `prompt` and `sample_id`; others are counted by name. An id left out is the member's
+    name without its extension. Raises ManifestError for missing columns, other types and nulls in the first two.
     """
     manifests = manifest_files(source)
     files = NamedFiles(manifests, source)
@@ -58,16 +56,16 @@ def list_tar(source: SourceConfig) -> Manifest:
 
 def locate_tar(task: LocateTask) -> Located:
     """Returns offset, size and duration of a task's rows; what the tar does not have has failed."""
-    index = open_tar(task)
+    index = task.tar_index()
     if isinstance(index, UnreadableTar):
-        return index.fail(task)
+        return all_failed(task, index)
     members = task.rows["member"].combine_chunks()
     found = find_rows(members, name_array(index))
     failures = Failures()
     fail_missing(task, index, found, members=members, failures=failures)
     durations = task.rows["duration_s"].to_numpy().copy()
     with opened(index.path) as descriptor:
-        fill_durations(descriptor, task, durations, index=index, found=found, failures=failures)
+        _fill_durations(descriptor, task, durations, index=index, found=found, failures=failures)
     columns = {
         "offset": pa.array(take_or_zero(index.offsets, found)),
         "size": pa.array(take_or_zero(index.sizes, found)),
@@ -82,6 +80,21 @@ def fail_missing(task: LocateTask, index: TarIndex, found: Any, *, members: Any,
         sample_id = task.rows["sample_id"][position].as_py()
         reason, message = missing_reason(index, members[position].as_py(), task.name)
         failures.add(task.rows["row"][position].as_py(), sample_id, reason, message)
+
+
+def _fill_durations(
+    descriptor: int, task: LocateTask, durations: Array, *, index: TarIndex, found: Array, failures: Failures
+) -> None:
+    """Makes unknown durations known, from headers; rows whose header gives none are added to `failures`."""
+    ids = task.rows["sample_id"]
+    for position in np.flatnonzero(np.isnan(durations) & (found != NOT_FOUND)).tolist():
+        row = found[position]
+        place = {"offset": int(index.offsets[row]), "size": int(index.sizes[row])}
+        try:
+            durations[position] = header_duration_s(descriptor, **place)
+        except DecodeError as err:
+            sample_id = ids[position].as_py()
+            failures.add(task.rows["row"][position].as_py(), sample_id, *no_duration(task.name, sample_id, err))
 
 
 def read_columns(path: Path, required: Sequence[str], optional: Sequence[str]) -> Columns:
@@ -146,3 +159,6 @@ def _tar_numbers(columns: Columns, manifest: SourceFile, files: NamedFiles) -> A
             raise columns.wrong("tar_path", problem, row=first(pc.equal(encoded.indices, code)))
         numbers.append(files.number(written, manifest=manifest))
     return pa.array(np.asarray(numbers, np.int32)[encoded.indices.to_numpy()])
+
+
+KIND = SpeechKind(list=list_tar, locate=locate_tar, in_tars=True)

@@ -1,19 +1,18 @@
-"""The second stage as tasks: what finding the media of one source file needs, and what it gives."""
+"""What a kind of recordings is: it lists rows, and finds the media of one source file a task."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from forebay.config.data import SourceKind
-from forebay.preprocess.sources.rows import REJECTED_SCHEMA, rejections, storable
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from forebay.config.data import SourceConfig
+from forebay.preprocess.sources.members import UnreadableTar, tar_index
+from forebay.preprocess.sources.rows import REJECTED_SCHEMA, Manifest, reduced, rejections, storable
+from forebay.tar.members import TarIndex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,20 +20,23 @@ class LocateTask:
     """The rows of one source file, or a run of rows whose media are files of their own.
 
     group: its number. name: of the source file. paths: by `file` number, the files to open. rows: columns of ROW_SCHEMA
-    that the kind asks for; empty for `webdataset`, whose rows are only known from the tar.
+    that a kind asks for; empty where only the tar tells the rows. column: that holds the audio of an `hf` source.
     """
 
-    kind: SourceKind
     group: int
     name: str
     paths: dict[int, str]
     rows: pa.Table
     cache_root: str
-    audio_column: str = "audio"
+    column: str = ""
 
     def with_rows(self, rows: pa.Table) -> LocateTask:
         """Returns the task for other rows."""
         return replace(self, rows=rows)
+
+    def tar_index(self) -> TarIndex | UnreadableTar:
+        """Returns the index of the task's tar, or why there is none."""
+        return tar_index(self.paths[self.group], cache_root=self.cache_root)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return reduced(self)
@@ -88,25 +90,23 @@ def located(task: LocateTask, columns: dict[str, Any], failures: Failures, *, ab
     return Located(rows=table, failed=failures.table(), absent=tuple(absent))
 
 
-def all_failed(task: LocateTask, *, reason: str, message: str, absent: bool) -> Located:
-    """Returns a task's rows as failed, all for one reason."""
+def all_failed(task: LocateTask, tar: UnreadableTar) -> Located:
+    """Returns a task's rows as failed, all because their tar cannot be read."""
     rows = task.rows
-    failed = rejections(rows["row"], rows["sample_id"], kind="failed", reason=reason, message=message)
+    failed = rejections(rows["row"], rows["sample_id"], kind="failed", reason=tar.reason, message=tar.message)
     empty = rows.select(["row"]).slice(0, 0)
-    return Located(rows=empty, failed=failed, absent=(task.group,) if absent else ())
+    return Located(rows=empty, failed=failed, absent=(task.group,) if tar.absent else ())
 
 
-def reduced(task: DataclassInstance) -> tuple[Any, ...]:
-    """Returns what `__reduce__` of a task with a table `rows` gives.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechKind:
+    """How sources of one kind are read.
 
-    A pickled slice of an arrow table carries the whole table; its IPC form carries the slice.
+    list: the rows that the manifests name. locate: what the files of a task tell of its rows.
+    in_tars: clips are members of tars. lists_tars: the manifests name tars alone, and only `locate` knows their rows.
     """
-    state = {f.name: getattr(task, f.name) for f in fields(task)}
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, state["rows"].schema) as writer:
-        writer.write_table(state["rows"])
-    return _restored, (type(task), {**state, "rows": sink.getvalue().to_pybytes()})
 
-
-def _restored(kind: type[Any], state: dict[str, Any]) -> Any:
-    return kind(**{**state, "rows": pa.ipc.open_stream(state["rows"]).read_all()})
+    list: Callable[[SourceConfig], Manifest]
+    locate: Callable[[LocateTask], Located]
+    in_tars: bool = False
+    lists_tars: bool = False

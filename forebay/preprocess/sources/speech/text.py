@@ -9,9 +9,8 @@ import pyarrow as pa
 from forebay.config.data import SourceConfig
 from forebay.preprocess.sources.json_lines import JsonError, manifest_lines, not_lines, parse_object, string_of
 from forebay.preprocess.sources.naming import manifest_files, path_stem
-from forebay.preprocess.sources.rows import Manifest, constant, require_rows, row_table, storable
-from forebay.preprocess.sources.speech.task import Failures, Located, LocateTask, located
-from forebay.preprocess.sources.unused import Unused
+from forebay.preprocess.sources.rows import Manifest, Unused, constant, require_rows, row_table, storable
+from forebay.preprocess.sources.speech.task import Failures, Located, LocateTask, SpeechKind, located
 
 _STRINGS = ("sample_id", "language", "prompt", "text")
 
@@ -23,8 +22,9 @@ _FIELDS = frozenset({*_STRINGS, *_ID})
 
 
 def list_text(source: SourceConfig) -> Manifest:
-    """Returns the rows of JSON lines `{"text": ..., "sample_id"?, "language"?, "prompt"?}`; each manifest is its own source file.
+    """Returns the rows of JSON lines `{"text", "sample_id"?, "language"?, "prompt"?}`.
 
+    A manifest is its own source file.
     `id` is taken for `sample_id`; an id left out is the manifest's name without its extension and the line, `texts/17`.
     Other fields, `audio` among them, are counted by name; a line with a field twice fails. Raises ManifestError, with
     the line, for what is no such object.
@@ -78,3 +78,6 @@ def _row(line: bytes, unused: Unused) -> tuple[str | None, ...]:
     if given == "":
         raise JsonError(f"field {_ID[0]} is empty, wanted an id")
     return given, *(string_of(fields, (name,)) for name in _STRINGS[1:])
+
+
+KIND = SpeechKind(list=list_text, locate=locate_text)

@@ -1,7 +1,4 @@
-"""`kind = "webdataset"`: tars of `{id}.flac` + `{id}.json` or `{id}.txt`.
-
-What stands beside a clip in a tar: `{id}.json` or `{id}.txt`.
-"""
+"""`kind = "webdataset"`: tars of `{id}.flac`, each beside its metadata in `{id}.json` or `{id}.txt`."""
 
 from __future__ import annotations
 
@@ -18,24 +15,27 @@ import pyarrow as pa
 from forebay.config.data import SourceConfig
 from forebay.errors import DecodeError
 from forebay.preprocess.sources.json_lines import JsonError, parse_object, seconds_of, string_of
-from forebay.preprocess.sources.members import UnreadableTar, open_tar, read_member
+from forebay.preprocess.sources.media import opened
+from forebay.preprocess.sources.members import (
+    MAX_SIDECAR_BYTES,
+    NAMELESS,
+    UnreadableTar,
+    read_member,
+    refusal,
+    split_name,
+)
 from forebay.preprocess.sources.naming import manifest_files
-from forebay.preprocess.sources.rows import ROW_SCHEMA, Manifest, storable
-from forebay.preprocess.sources.speech.durations import header_duration_s, no_duration, opened
-from forebay.preprocess.sources.speech.task import Failures, Located, LocateTask
-from forebay.preprocess.sources.unused import Unused
+from forebay.preprocess.sources.rows import ROW_SCHEMA, Manifest, Unused, storable
+from forebay.preprocess.sources.speech.durations import header_duration_s, no_duration
+from forebay.preprocess.sources.speech.task import Failures, Located, LocateTask, SpeechKind
 from forebay.store.source_files import COMPRESSED_TARS
 from forebay.tar.members import Refused, TarIndex
 
 logger = logging.getLogger(__name__)
 
 
-ROW_BITS = 32
-"""`row` is `file number << ROW_BITS | position in the tar`."""
-
-
-NAMELESS = frozenset(("bad_checksum", "bad_extended_header", "extended_header_too_large", "truncated", "no_name"))
-"""Reasons after which a member's name cannot be believed: any of them may have been a clip."""
+_POSITION_BITS = 32
+"""`row` is `file number << _POSITION_BITS | position in the tar`."""
 
 
 def list_webdataset(source: SourceConfig) -> Manifest:
@@ -53,13 +53,13 @@ def list_webdataset(source: SourceConfig) -> Manifest:
 def locate_webdataset(task: LocateTask) -> Located:
     """Returns the samples of a tar in archive order, every column known.
 
-    A sample's members share a key, the name up to the first dot of its last part; where several clips share one, each is
-    a sample by its name without extension. Clips: wav, flac, ogg, mp3, opus in any case. The id is that of the JSON, else
-    the key. The duration of WAV and FLAC is the header's, whatever the JSON says; what that says is compared with the audio.
-    Left out, each with its reason: `extra_audio` (a second clip of one name), `no_audio` (JSON alone), `bad_metadata`,
-    `repeated_field`, `unknown_duration` (or why, see `duration_of`), what the tar's index refuses.
+    A sample's members share a key, the name up to the first dot of its last part; where several clips share one, each
+    is a sample by its name without extension. Clips: wav, flac, ogg, mp3, opus in any case. The id is that of the JSON,
+    else the key. The duration of WAV and FLAC is the header's, whatever the JSON says; what that says is compared with
+    the audio. Left out, each with its reason: `extra_audio` (a second clip of one name), `no_audio` (JSON alone),
+    `bad_metadata`, `repeated_field`, `unknown_duration` (or why, see `duration_of`), what the tar's index refuses.
     """
-    index = open_tar(task)
+    index = task.tar_index()
     if isinstance(index, UnreadableTar):
         return _tar_failed(task, index)
     members = members_of(index)
@@ -143,13 +143,13 @@ def _add_left_out(task: LocateTask, index: TarIndex, members: Members, failures:
         if extension not in AUDIO and (extension in {".json", ".txt"} or refused.reason not in NAMELESS):
             continue
         sample_id = stem if extension in AUDIO else f"{task.name}@{refused.offset}"
-        message = f"{task.name}: member {refused.name} at offset {refused.offset} is refused: {refused.reason}; write the tar again"
+        message = refusal(refused, task.name)
         row = int(np.searchsorted(index.offsets, refused.offset))
         failures.add(_row(task, row), sample_id, refused.reason, message)
 
 
 def _row(task: LocateTask, position: int) -> int:
-    return task.group << ROW_BITS | position
+    return task.group << _POSITION_BITS | position
 
 
 AUDIO = frozenset((".wav", ".flac", ".ogg", ".mp3", ".opus"))
@@ -157,9 +157,6 @@ AUDIO = frozenset((".wav", ".flac", ".ogg", ".mp3", ".opus"))
 
 _EXACT = frozenset((".wav", ".flac"))
 """Formats whose header gives the exact number of samples, read from a few bytes."""
-
-
-MAX_SIDECAR_BYTES = 16 * 1024 * 1024
 
 
 TEXT_FIELDS = ("transcription", "text", "transcript")
@@ -187,8 +184,8 @@ class Sidecar:
 class Members:
     """Members of a tar by stem (name without extension, folders kept), in archive order.
 
-    audio: stem to (row in the index, extension); of two clips with one stem the first. extra: (row, name) of the others.
-    json, txt: stem to row. refused: by name.
+    audio: stem to (row in the index, extension); of two clips with one stem the first. extra: (row, name) of the
+    others. json, txt: stem to row. refused: by name.
     """
 
     audio: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -199,7 +196,7 @@ class Members:
 
 
 def members_of(index: TarIndex) -> Members:
-    """Returns the members of a tar by stem; extensions are compared without case, of two equal names the last counts."""
+    """Returns the members of a tar by stem; extensions are compared without case, of equal names the last counts."""
     members = Members(refused={refused.name: refused for refused in index.refused})
     for row, name in enumerate(index.names):
         stem, extension = split_name(name)
@@ -216,14 +213,6 @@ def members_of(index: TarIndex) -> Members:
         elif extension == ".txt":
             members.txt.setdefault(stem, row)
     return members
-
-
-def split_name(name: str) -> tuple[str, str]:
-    """Returns (name without its extension, extension in lower case with its dot); `.hidden` has no extension."""
-    stem, dot, extension = name.rpartition(".")
-    if not dot or "/" in extension or not stem or stem.endswith("/"):
-        return name, ""
-    return stem, f".{extension.lower()}"
 
 
 def read_sidecar(descriptor: int, index: TarIndex, members: Members, stems: tuple[str, ...]) -> Sidecar:
@@ -249,8 +238,8 @@ def read_sidecar(descriptor: int, index: TarIndex, members: Members, stems: tupl
 def clip_duration_s(descriptor: int, index: TarIndex, clip: tuple[int, str], *, stated_s: float | None) -> float:
     """Returns a clip's duration. stated_s: by the metadata, None where it says none.
 
-    The header of WAV and FLAC is exact and cheap, so it goes before what the metadata states; the others are asked last.
-    Raises DecodeError where nothing gives one.
+    The header of WAV and FLAC is exact and cheap, so it goes before what the metadata states; the others are asked
+    last. Raises DecodeError where nothing gives one.
     """
     row, extension = clip
     if extension not in _EXACT and stated_s is not None:
@@ -300,3 +289,6 @@ def _small_member(descriptor: int, index: TarIndex, row: int) -> bytes:
     if size_bytes > MAX_SIDECAR_BYTES:
         raise JsonError(f"has {size_bytes} bytes, wanted at most {MAX_SIDECAR_BYTES}")
     return read_member(descriptor, index, row)
+
+
+KIND = SpeechKind(list=list_webdataset, locate=locate_webdataset, in_tars=True, lists_tars=True)

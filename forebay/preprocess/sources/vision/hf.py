@@ -12,12 +12,21 @@ import pyarrow.compute as pc
 
 from forebay.config.data import SourceConfig
 from forebay.errors import ManifestError, SampleError, TextError
-from forebay.preprocess.sources.hf_file import HfFile, damaged, list_place
+from forebay.preprocess.sources.hf_file import (
+    DEFAULTS,
+    HfFile,
+    damaged,
+    data_files,
+    holds_media,
+    is_bytes,
+    is_text,
+    list_place,
+)
 from forebay.preprocess.sources.json_lines import JsonError, parse_nested
-from forebay.preprocess.sources.rows import WHOLE_FILE, storable
-from forebay.preprocess.sources.speech.hf import DEFAULTS, is_bytes, is_data, is_text, require_datasets
+from forebay.preprocess.sources.naming import shown_name
+from forebay.preprocess.sources.rows import WHOLE_FILE
 from forebay.preprocess.sources.vision.canonical import IDS, MESSAGES, REFUSED_OF_ROW, identifier
-from forebay.preprocess.sources.vision.part import Part, PartRows, PartTask, Place, file_place
+from forebay.preprocess.sources.vision.part import Part, PartRows, PartTask, Place, VisionKind, file_place
 from forebay.store.source_files import SourceFile
 
 _ROWS_PER_PART = 16_384
@@ -38,17 +47,11 @@ _HELD = {"system", *REFUSED_OF_ROW}
 
 
 def hf_parts(source: SourceConfig, manifests: Sequence[SourceFile], cache_root: str) -> Iterator[PartTask]:
-    """Yields the data files in runs of row groups or record batches, each of up to 16384 rows where it is more than one.
+    """Yields the data files in runs of row groups or record batches; a run of several has up to 16384 rows.
 
     Raises MissingExtraError without the `datasets` library, ManifestError where there is no data file.
     """
-    require_datasets()
-    data = [(group, file) for group, file in enumerate(manifests) if is_data(file.path)]
-    if not data:
-        raise ManifestError(
-            f"{', '.join(source.manifests)}: no .arrow or .parquet data file; name a save_to_disk folder"
-        )
-    for group, file in data:
+    for group, file in data_files(source, manifests):
         starts = HfFile(file.path).part_starts()
         start = 0
         while start < len(starts) - 1:
@@ -57,7 +60,7 @@ def hf_parts(source: SourceConfig, manifests: Sequence[SourceFile], cache_root: 
             yield PartTask(
                 source=source,
                 group=group,
-                name=storable(file.name),
+                name=shown_name(file),
                 path=str(file.path),
                 cache_root=cache_root,
                 start=start,
@@ -72,9 +75,9 @@ def read_hf_part(task: PartTask) -> Part:
 
     The image column is `Image()` (bytes, path or both), binary, strings (paths relative to the data file), or a list of
     one of these; null is no image. Text by `source.columns.messages` (a list, or its JSON; left at its default also
-    `conversations`), else `source.columns.question` and `source.columns.answer`; optional `sample_id` or `id`, `system`.
-    Other columns are counted by name, or refused row by row as `canonical` does. No image is read where parquet's
-    statistics say that all are there. Raises ManifestError for missing columns and other types.
+    `conversations`), else `source.columns.question` and `source.columns.answer`; optional `sample_id` or `id`,
+    `system`. Other columns are counted by name, or refused row by row as `canonical` does. No image is read where
+    parquet's statistics say that all are there. Raises ManifestError for missing columns and other types.
     """
     file = HfFile(Path(task.path))
     images = _ImageColumn(file, task)
@@ -145,7 +148,7 @@ def _holds_bytes(kind: pa.DataType) -> bool:
 
 
 def _text_columns(file: HfFile, task: PartTask) -> dict[str, str]:
-    """The columns of texts and ids by what they are called in a conversation. Raises ManifestError where there are none."""
+    """The columns of texts and ids by their names in a conversation. Raises ManifestError where there are none."""
     columns, names = task.source.columns, file.schema.names
     wanted = {"messages": columns.messages, "question": columns.question, "answer": columns.answer}
     found = {name: column for name, column in wanted.items() if column in names}
@@ -177,11 +180,11 @@ class _ImageColumn:
         kind = file.schema.field(name).type
         self._is_list = _is_list(kind)
         element = kind.value_type if self._is_list else kind
-        children = {field.name for field in element} if pa.types.is_struct(element) else set()
-        if not (children & {"bytes", "path"} or is_bytes(element) or is_text(element)):
+        if not holds_media(element):
             raise ManifestError(
                 f"{task.path}: column {name} is {kind}, wanted images as bytes or path, or a list of them"
             )
+        children = {field.name for field in element} if pa.types.is_struct(element) else set()
         self.leaves, self._all_inside = [name], False
         has_bytes = "bytes" in children or is_bytes(element)
         inside = next((p for p in file.leaves(name) if is_bytes(element) or p.endswith(".bytes")), name)
@@ -193,7 +196,7 @@ class _ImageColumn:
         self.batch_rows = _IMAGES_PER_BATCH if reads_images else _ROWS_PER_BATCH
 
     def places(self, batch: pa.RecordBatch, first: int, runs: list[int]) -> Iterator[Sequence[Place | str | None]]:
-        """Yields the images of each row: a place in the file, a path, or None for one that has neither bytes nor a path."""
+        """Yields the images of each row: a place in the file, a path, or None if there are neither bytes nor a path."""
         if not self.leaves:
             yield from ([_inside(first + row, 0, run)] for row, run in enumerate(runs))
             return
@@ -237,3 +240,6 @@ def _inside(row: int, position: int, run: int) -> Place:
 
 def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+KIND = VisionKind(parts=hf_parts, read=read_hf_part, holds_images=True)

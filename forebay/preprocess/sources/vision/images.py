@@ -12,12 +12,11 @@ import xxhash
 
 from forebay.config.data import SourceConfig
 from forebay.errors import SampleError
+from forebay.preprocess.pool import Map
 from forebay.preprocess.sources.hf_file import damaged, place_row
-from forebay.preprocess.sources.media import MediaReader
-from forebay.preprocess.sources.naming import NamedFiles
+from forebay.preprocess.sources.media import MediaReader, is_gone
+from forebay.preprocess.sources.naming import NamedFiles, shown_name
 from forebay.preprocess.sources.rows import IMAGE_SCHEMA, storable
-from forebay.preprocess.sources.speech.durations import is_gone
-from forebay.preprocess.sources.speech.listing import Map
 from forebay.preprocess.sources.vision.part import Part
 from forebay.preprocess.worker import mark
 from forebay.store.image.formats import image_size
@@ -46,31 +45,36 @@ _PLACE = ("file", "member", "offset", "size")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTask:
-    """Images of some files. places: `file` (into `files`), `member`, `offset` and `size`, as `MediaReader` takes them."""
+    """Images of some files. places: `file` (into `files`), `member`, `offset`, `size`, as `MediaReader` takes them."""
 
     files: tuple[SourceFile, ...]
     places: pa.Table
-    image_column: str
+    column: str
     max_bytes: int
     max_pixels: int
 
     def name(self, position: int) -> str:
-        """Returns what to call one of the images: the file, and the member or the row inside it."""
+        """Returns what to call one of the images."""
         file, member, offset = (self.places[column][position].as_py() for column in _PLACE[:3])
-        source = self.files[file]
-        return storable(source.name) + (
-            f":{member}" if member else f", row {place_row(offset) + 1}" if source.listed else ""
-        )
+        return image_name(self.files[file], member, offset)
+
+
+def image_name(file: SourceFile, member: str, offset: int) -> str:
+    """Returns what to call an image: the file, and the member or the row inside it."""
+    name = shown_name(file)
+    if member:
+        return f"{name}:{member}"
+    return f"{name}, row {place_row(offset) + 1}" if file.listed else name
 
 
 def look_at(task: ImageTask) -> pa.Table:
     """Returns hash, width and height of a task's images, or reason and message of those that cannot be used.
 
-    One image is held at a time, within `max_bytes`. Raises OSError where the machine fails, TarError where a tar is not as
-    its index says, ManifestError where a data file is damaged.
+    One image is held at a time, within `max_bytes`. Raises OSError where the machine fails, TarError where a tar is not
+    as its index says, ManifestError where a data file is damaged.
     """
     facts: list[tuple[str, int, int, str | None, str | None]] = []
-    with MediaReader(task.files, max_open=_MAX_OPEN, max_bytes=task.max_bytes, audio_column=task.image_column) as read:
+    with MediaReader(task.files, max_open=_MAX_OPEN, max_bytes=task.max_bytes, column=task.column) as read:
         places = zip(*(task.places[name].to_pylist() for name in ("file", "offset", "size")), strict=True)
         for position, (file, offset, size) in enumerate(places):
             mark(position)
@@ -103,12 +107,14 @@ def _read(read: MediaReader, task: ImageTask, file: int, offset: int, size: int)
 class Images:
     """Images by reference: entry i of the parts' image tables, put together, is reference i.
 
-    files: grows by what is looked at. file: int32 by reference, -1 before. fact: int64 by reference, into `facts()`.
+    files: grows by what is looked at. holds_images: of the kind, see `VisionKind`. file: int32 by reference, -1 before.
+    fact: int64 by reference, into `facts()`.
     """
 
     source: SourceConfig
     files: NamedFiles
     map_: Map
+    holds_images: bool
     file: Array = field(default_factory=lambda: np.zeros(0, np.int32))
     fact: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     _group: Array = field(default_factory=lambda: np.zeros(0, np.int32))
@@ -208,9 +214,9 @@ class Images:
             table = table.select(_PLACE[1:]).add_column(0, "file", pa.array(inverse.astype(np.int32)))
             yield ImageTask(
                 # Only data files hold images by row: a manifest that is named as an image is a file like others.
-                files=tuple(replace(f, listed=f.listed and self.source.kind == "hf") for f in files),
+                files=tuple(replace(f, listed=f.listed and self.holds_images) for f in files),
                 places=table,
-                image_column=self.source.columns.image,
+                column=self.source.columns.image,
                 max_bytes=self.source.max_sample_bytes,
                 max_pixels=self.source.max_pixels,
             )

@@ -8,9 +8,9 @@ from pathlib import Path
 from forebay.config.data import SourceConfig
 from forebay.errors import ManifestError, SampleError
 from forebay.preprocess.sources.json_lines import JsonError, not_lines, parse_object
-from forebay.preprocess.sources.rows import storable
+from forebay.preprocess.sources.naming import shown_name
 from forebay.preprocess.sources.vision.canonical import identifier, image_names
-from forebay.preprocess.sources.vision.part import Part, PartRows, PartTask, file_place
+from forebay.preprocess.sources.vision.part import Part, PartRows, PartTask, VisionKind, file_place
 from forebay.store.source_files import SourceFile
 
 BLOCK_BYTES = 8 * 1024 * 1024
@@ -29,7 +29,7 @@ def jsonl_parts(source: SourceConfig, manifests: Sequence[SourceFile], cache_roo
             yield PartTask(
                 source=source,
                 group=group,
-                name=storable(file.name),
+                name=shown_name(file),
                 path=str(file.path),
                 cache_root=cache_root,
                 start=start,
@@ -99,3 +99,6 @@ def _lines(task: PartTask) -> Iterator[tuple[int, bytes]]:
         line = (line.removeprefix(_BOM) if number == 1 else line).removesuffix(b"\r")
         if line.strip():
             yield number, line
+
+
+KIND = VisionKind(parts=jsonl_parts, read=read_jsonl_part)

@@ -5,65 +5,57 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.config.data import SourceConfig, SourceKind, row_slice
+from forebay.config.data import SourceConfig, row_slice
 from forebay.errors import BuildError, ManifestError
-from forebay.preprocess.pool import WorkerDied
+from forebay.preprocess.pool import Map, WorkerDied
+from forebay.preprocess.sources.eligible import FIRST_WAVE
+from forebay.preprocess.sources.kinds import kind_of
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files
-from forebay.preprocess.sources.rows import CONVERSATION_SCHEMA, Manifest, rejections
-from forebay.preprocess.sources.speech.listing import FIRST_WAVE, Map
-from forebay.preprocess.sources.unused import merged
-from forebay.preprocess.sources.vision.hf import hf_parts, read_hf_part
+from forebay.preprocess.sources.rows import CONVERSATION_SCHEMA, Manifest, merged, rejections
 from forebay.preprocess.sources.vision.images import Images
-from forebay.preprocess.sources.vision.jsonl import jsonl_parts, read_jsonl_part
-from forebay.preprocess.sources.vision.part import Part, PartTask
-from forebay.preprocess.sources.vision.rows import candidate_rows, first_uses, flattened, listed_rows, share_groups
-from forebay.preprocess.sources.vision.tar import read_tar_part, tar_parts
+from forebay.preprocess.sources.vision.part import (
+    Part,
+    VisionKind,
+    candidate_rows,
+    first_uses,
+    flattened,
+    listed_rows,
+    share_groups,
+)
 from forebay.store.layout import Array
-from forebay.store.source_files import SourceFile
-
-_READS: dict[SourceKind, Callable[[PartTask], Part]] = {
-    "jsonl": read_jsonl_part,
-    "hf": read_hf_part,
-    "webdataset": read_tar_part,
-}
-
-
-_PARTS: dict[SourceKind, Callable[[SourceConfig, Sequence[SourceFile], str], Iterator[PartTask]]] = {
-    "jsonl": jsonl_parts,
-    "hf": hf_parts,
-    "webdataset": tar_parts,
-}
 
 
 def read_conversations(source: SourceConfig, *, cache_root: str | os.PathLike[str], map_: Map = map) -> Manifest:
     """Returns the eligible conversations of a config, what their images are, and what was left out and why.
 
-    rows: CONVERSATION_SCHEMA, with rows of one file that share an image brought together, the groups by first appearance.
-    images: IMAGE_SCHEMA, of these rows alone.
+    rows: CONVERSATION_SCHEMA, with rows of one file that share an image brought together, the groups by first
+    appearance. images: IMAGE_SCHEMA, of these rows alone.
 
-    In this order: `source.rows`, rows that are no conversation, ids that occur twice, `source.exclude`, images that cannot
-    be used (a row fails with its first), `max_samples`; of a row that is out by an earlier one no image is read. A table of
-    10 million rows is held as arrow and numpy; a Python object is held for each image that is a file of its own.
+    Rows are left out in this order: `source.rows`, rows that are no conversation, ids that occur twice,
+    `source.exclude`, images that cannot be used (a row fails with its first), `max_samples`; of a row that is out by an
+    earlier one no image is read. A table of 10 million rows is held as arrow and numpy; a Python object is held for
+    each image that is a file of its own.
 
-    map_: runs the tasks, `map` or one over processes. With `max_samples` or an end in `source.rows` only as much is read
-    as it takes, and a bit more. Raises ManifestError where a manifest as a whole cannot be used, BuildError where an image
-    kills the processes of `map_`, OSError or TarError where the machine fails.
+    map_: runs the tasks, `map` or one over processes. With `max_samples` or an end in `source.rows` only as much is
+    read as it takes, and a bit more. Raises ManifestError where a manifest as a whole cannot be used, BuildError where
+    an image kills the processes of `map_`, OSError or TarError where the machine fails.
     """
+    kind: VisionKind = kind_of("vision", source.kind)
     manifests = manifest_files(source)
-    tasks = _PARTS[source.kind](source, manifests, os.fspath(cache_root))
+    tasks = kind.parts(source, manifests, os.fspath(cache_root))
     selected = row_slice(source.rows) if source.rows is not None else slice(None)
-    images = Images(source, NamedFiles(manifests, source), map_)
+    images = Images(source, NamedFiles(manifests, source), map_, kind.holds_images)
     parts: list[Part] = []
     wave = FIRST_WAVE if _may_end_early(source, selected) else None
     while True:
         batch = list(itertools.islice(tasks, wave))
-        found = list(map_(_READS[source.kind], batch))
+        found = list(map_(kind.read, batch))
         parts += found
         images.extend(found)
         rows = listed_rows(parts)
@@ -100,7 +92,10 @@ def _require(rows: pa.Table, selected: slice, source: SourceConfig) -> None:
 
 
 def _looked_at(rows: pa.Table, images: Images, max_samples: int | None) -> Array:
-    """For each row its first image that cannot be used, as a reference, else -1; up to the row that fills `max_samples`."""
+    """Returns the first image of each row that cannot be used, as a reference, else -1.
+
+    Rows behind the one that fills `max_samples` are not looked at.
+    """
     count = len(rows) if max_samples is None else max_samples
     while True:
         offsets, references = flattened(rows["images"].slice(0, count))

@@ -14,7 +14,8 @@ import pytest
 
 from forebay.config import SourceColumns
 from forebay.errors import DecodeError, ManifestError, MissingExtraError
-from forebay.preprocess.sources import Manifest, MediaReader
+from forebay.preprocess.sources.media import MediaReader
+from forebay.preprocess.sources.rows import Manifest
 from tests.preprocess.sources.helpers import audio, ids, read, rejected
 
 LENGTHS = (160, 320, 480, 640, 800)
@@ -56,7 +57,7 @@ def save(table: pa.Table, folder: Path, *, num_shards: int = 2) -> Path:
 
 def bytes_of(manifest: Manifest, **settings: Any) -> list[bytes]:
     rows = manifest.rows.select(["file", "offset", "size"]).to_pylist()
-    with MediaReader(manifest.files, max_open=2, **settings) as reader:
+    with MediaReader(manifest.files, max_open=2, **{"column": "audio", **settings}) as reader:
         return [reader(row["file"], row["offset"], row["size"]) for row in rows]
 
 
@@ -126,7 +127,7 @@ def test_plain_binary_and_string_columns_are_audio_too(tmp_path: Path, column: p
     (tmp_path / "b.flac").write_bytes(audio(200))
     pq.write_table(pa.table({"sound": column, "words": ["x", "y"], "id": [7, 8]}), tmp_path / "m.parquet")
     manifest = read("hf", tmp_path / "m.parquet", root=tmp_path, columns=SourceColumns(audio="sound", text="words"))
-    assert bytes_of(manifest, audio_column="sound") == expected
+    assert bytes_of(manifest, column="sound") == expected
     assert manifest.rows["text"].to_pylist() == ["x", "y"]
     assert ids(manifest) == ["7", "8"]
     assert manifest.rows["explicit_id"].to_pylist() == [True, True]
@@ -188,7 +189,7 @@ def test_a_row_larger_than_allowed_fails(tmp_path: Path) -> None:
     pq.write_table(table_of(), tmp_path / "m.parquet")
     manifest = read("hf", tmp_path / "m.parquet", root=tmp_path)
     with (
-        MediaReader(manifest.files, max_open=2, max_bytes=10) as reader,
+        MediaReader(manifest.files, max_open=2, max_bytes=10, column="audio") as reader,
         pytest.raises(DecodeError, match="allowed are 10"),
     ):
         reader(0, 0, -1)

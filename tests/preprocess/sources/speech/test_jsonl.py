@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError
-from forebay.preprocess.sources import MediaReader
+from forebay.preprocess.sources.media import MediaReader
 from forebay.preprocess.sources.speech.jsonl import list_jsonl
 from tests.preprocess.sources.helpers import audio, ids, read, rejected
 

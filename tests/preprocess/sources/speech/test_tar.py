@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError, TarError
-from forebay.preprocess.sources import MediaReader, locate_file, locate_tasks, read_manifest
 from forebay.preprocess.sources import members as members_module
+from forebay.preprocess.sources.media import MediaReader
+from forebay.preprocess.sources.speech.listing import locate_tasks, read_manifest
+from forebay.preprocess.sources.speech.tar import locate_tar
 from tests.preprocess.sources.helpers import SPEECH, audio, ids, read, rejected, write_manifest, write_tar
 
 
@@ -256,7 +258,7 @@ def test_a_task_carries_its_own_rows_through_pickle(tmp_path: Path) -> None:
     copy = pickle.loads(pickle.dumps(tasks[1]))  # noqa: S301  as a process pool does it
     assert len(pickle.dumps(tasks[1])) < 12_000
     assert copy == tasks[1]
-    assert locate_file(copy).rows.equals(locate_file(tasks[1]).rows)
+    assert locate_tar(copy).rows.equals(locate_tar(tasks[1]).rows)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

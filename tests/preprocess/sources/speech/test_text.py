@@ -10,7 +10,7 @@ import pytest
 
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError
-from forebay.preprocess.sources import read_rows
+from forebay.preprocess.sources.speech.listing import read_rows
 
 
 def write(path: Path, *rows: dict[str, Any] | str) -> Path:

@@ -12,7 +12,8 @@ import xxhash
 from PIL import Image, ImageOps
 
 from forebay.config import SourceConfig
-from forebay.preprocess.sources import Manifest, MediaReader
+from forebay.preprocess.sources.media import MediaReader
+from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.sources.vision.listing import read_conversations
 
 
@@ -62,7 +63,7 @@ def check(manifest: Manifest, source: SourceConfig) -> None:
     """Asserts what holds of every manifest of conversations."""
     assert manifest.images is not None
     entries = manifest.images.to_pylist()
-    with MediaReader(manifest.files, max_open=2, audio_column=source.columns.image) as read:
+    with MediaReader(manifest.files, max_open=2, column=source.columns.image) as read:
         for entry in entries:
             data = read(entry["file"], entry["offset"], entry["size"])
             assert entry["hash"] == xxhash.xxh3_128_hexdigest(data)

@@ -12,7 +12,7 @@ import pytest
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError
 from forebay.preprocess.pool import Pool
-from forebay.preprocess.sources import Manifest
+from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.sources.vision import images as conversation_images
 from forebay.preprocess.sources.vision import jsonl as conversation_jsonl
 from forebay.preprocess.sources.vision import listing as conversations

@@ -9,12 +9,20 @@ from typing import Any
 from forebay.config.data import SourceConfig
 from forebay.errors import SampleError, TextError
 from forebay.preprocess.sources.json_lines import JsonError, parse_object
-from forebay.preprocess.sources.members import UnreadableTar, read_member, tar_index
+from forebay.preprocess.sources.media import opened
+from forebay.preprocess.sources.members import (
+    MAX_SIDECAR_BYTES,
+    NAMELESS,
+    UnreadableTar,
+    read_member,
+    refusal,
+    split_name,
+    tar_index,
+)
+from forebay.preprocess.sources.naming import shown_name
 from forebay.preprocess.sources.rows import storable
-from forebay.preprocess.sources.speech.durations import opened
-from forebay.preprocess.sources.speech.webdataset import MAX_SIDECAR_BYTES, NAMELESS, split_name
 from forebay.preprocess.sources.vision.canonical import identifier, image_names
-from forebay.preprocess.sources.vision.part import Part, PartRows, PartTask, Place
+from forebay.preprocess.sources.vision.part import Part, PartRows, PartTask, Place, VisionKind
 from forebay.store.source_files import SourceFile
 from forebay.tar.members import Refused, TarIndex
 
@@ -37,7 +45,7 @@ class _Samples:
 def tar_parts(source: SourceConfig, manifests: Sequence[SourceFile], cache_root: str) -> Iterator[PartTask]:
     """Yields the tars."""
     for group, file in enumerate(manifests):
-        yield PartTask(source=source, group=group, name=storable(file.name), path=str(file.path), cache_root=cache_root)
+        yield PartTask(source=source, group=group, name=shown_name(file), path=str(file.path), cache_root=cache_root)
 
 
 def read_tar_part(task: PartTask) -> Part:
@@ -45,8 +53,8 @@ def read_tar_part(task: PartTask) -> Part:
 
     Its images are the members `{id}.jpg`, `.jpeg`, `.png`, `.webp` (in any case) and `{id}.{n}.jpg`, in the order of
     their numbers; names of images in the JSON only say how many there are. The id is that of the JSON, else the name.
-    Rows that cannot be used: `unreadable_tar`, `bad_conversation`, `image_count_mismatch`, what the tar's index refuses;
-    images without a JSON are excluded as `no_conversation`.
+    Rows that cannot be used: `unreadable_tar`, `bad_conversation`, `image_count_mismatch`, what the tar's index
+    refuses; images without a JSON are excluded as `no_conversation`.
     """
     rows = PartRows()
     index = tar_index(task.path, cache_root=task.cache_root)
@@ -135,5 +143,8 @@ def _reject_jsons(rows: PartRows, task: PartTask, samples: _Samples) -> None:
     """Members of which only a refused JSON, or nothing that can be named, is left."""
     for stem, refused in samples.refused.items():
         if stem not in samples.jsons:
-            message = f"{task.name}: member {refused.name} at offset {refused.offset} is refused: {refused.reason}; write the tar again"
-            rows.reject(storable(stem) or f"{task.name}@{refused.offset}", refused.reason, message)
+            name = storable(stem) or f"{task.name}@{refused.offset}"
+            rows.reject(name, refused.reason, refusal(refused, task.name))
+
+
+KIND = VisionKind(parts=tar_parts, read=read_tar_part)

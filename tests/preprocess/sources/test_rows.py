@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.preprocess.sources import Manifest
-from forebay.preprocess.sources.unused import OTHERS, Unused, described, merged
+from forebay.preprocess.sources.rows import OTHERS, Manifest, Unused, described, merged
 from tests.preprocess.here_pool import HerePool
 from tests.preprocess.sources.helpers import audio, ids, read, rejected, write_manifest, write_tar
 from tests.preprocess.sources.helpers import described as as_json
@@ -130,7 +129,7 @@ def test_counts_are_the_same_whatever_reads_the_parts(tmp_path: Path) -> None:
         fields = {"text": "a", f"only{number}": 1, "all": 1}
         write_tar(tmp_path / f"{number:02}.tar", [("x.flac", audio(seed=number)), ("x.json", as_json(**fields))])
     from forebay.config import SourceConfig
-    from forebay.preprocess.sources import read_rows
+    from forebay.preprocess.sources.speech.listing import read_rows
 
     source = SourceConfig(kind="webdataset", manifest=str(tmp_path / "*.tar"))
     one = read_rows(source, cache_root=tmp_path)

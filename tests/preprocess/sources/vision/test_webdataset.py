@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import ManifestError
+from forebay.preprocess.vision.headers import image_names
 from tests.preprocess.sources.helpers import described, ids, rejected, write_tar
 from tests.preprocess.sources.vision.pictures import asked, converse, images_of, picture
 from tests.tar.files import END, header, member
@@ -148,3 +149,18 @@ def test_every_member_is_used_counted_or_excluded(
     if question == "q":
         assert manifest.num_failed == 0
         assert len(alone) + len(manifest.images) == len(images)
+
+
+def test_a_file_name_that_is_not_utf_8_has_one_escape(tmp_path: Path) -> None:
+    members = {
+        "a.png": picture(1),
+        "a.json": described(**asked()),
+        "b.png": b"no image",
+        "b.json": described(**asked()),
+    }
+    path = write_tar(tmp_path / os.fsdecode(b"caf\xe9.tar"), {**members, "c.json": b"{"})
+    manifest = converse("webdataset", path, root=tmp_path)
+    assert image_names(manifest, [0]) == [r"caf\xe9.tar:a.png"]
+    found = dict(zip(manifest.rejected["sample_id"].to_pylist(), manifest.rejected["message"].to_pylist(), strict=True))
+    assert found["b"].startswith(r"image caf\xe9.tar:b.png: ")
+    assert found["c"].startswith(r"caf\xe9.tar: member c.json: ")

@@ -1,0 +1,29 @@
+"""A kind of recordings that forebay does not have: tab-separated lines of a file's name and its text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from forebay.config.data import SourceConfig
+from forebay.preprocess.sources.json_lines import manifest_lines
+from forebay.preprocess.sources.naming import NamedFiles, manifest_files
+from forebay.preprocess.sources.rows import Manifest, row_table
+from forebay.preprocess.sources.speech.durations import locate_loose
+from forebay.preprocess.sources.speech.task import SpeechKind
+
+
+def list_clips(source: SourceConfig) -> Manifest:
+    manifests = manifest_files(source)
+    files = NamedFiles(manifests, source)
+    rows: list[tuple[Any, ...]] = []
+    for group, manifest in enumerate(manifests):
+        for _, line in manifest_lines(manifest.path):
+            name, text = line.decode().split("\t")
+            rows.append((name, group, files.number(name, manifest=manifest), text))
+    columns = dict(zip(("sample_id", "group", "file", "text"), map(pa.array, zip(*rows, strict=True)), strict=True))
+    return Manifest(files=tuple(files.files), rows=row_table(columns, num_rows=len(rows)))
+
+
+KIND = SpeechKind(list=list_clips, locate=locate_loose)

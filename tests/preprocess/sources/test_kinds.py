@@ -1,0 +1,91 @@
+"""The table of kinds: a new kind is one file and one line, for either modality; an unknown kind is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forebay.config import Config, load_config
+from forebay.errors import ConfigError
+from forebay.preprocess.sources.kinds import KINDS, kind_of
+from forebay.preprocess.sources.speech.task import SpeechKind
+from forebay.preprocess.sources.vision.part import VisionKind
+from forebay.store.cache import Cache, open_cache
+from forebay.train.select import select
+from tests.preprocess.here_pool import build_here
+from tests.preprocess.sources.helpers import audio
+from tests.preprocess.vision.corpus import DEMO, photo
+
+LINES = {
+    "speech": "a.flac\thello\nb.flac\tworld\n",
+    "vision": "a.jpg\tWhat?\tWaves.\nb.jpg\tWhich?\tThese.\n",
+}
+STEPS = {"speech": '[audio]\nfeatures = "waveform"\n', "vision": f'[vision]\nprocessor = "{DEMO / "model"}"\n'}
+
+
+def corpus(folder: Path, modality: str, *, kind: str = "toy", manifest: str = "toy.tsv") -> Config:
+    """A corpus of two samples; its manifest lies in a folder of its own, media beside it under the same names."""
+    (folder / "lists").mkdir()
+    for number, name in enumerate("ab"):
+        (folder / "lists" / f"{name}.flac").write_bytes(audio(1600 * (1 + number), seed=number))
+        (folder / "lists" / f"{name}.jpg").write_bytes(photo(number))
+    (folder / "lists" / "toy.tsv").write_text(LINES[modality])
+    text = f'name = "toy"\n[source]\nkind = "{kind}"\nmanifest = "lists/{manifest}"\n{STEPS[modality]}'
+    (folder / "c.toml").write_text(f'{text}[run]\ncache_root = "caches"\nnum_workers = 1\n')
+    return load_config(folder / "c.toml")
+
+
+def add_line(monkeypatch: pytest.MonkeyPatch, modality: str) -> None:
+    monkeypatch.setitem(KINDS[modality], "toy", f"tests.preprocess.sources.{modality}.toy")
+
+
+@pytest.mark.parametrize("modality", KINDS)
+def test_a_new_kind_is_one_file_and_one_line(tmp_path: Path, modality: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_line(monkeypatch, modality)
+    config = corpus(tmp_path, modality)
+    report = build_here(config)
+    assert (report.num_samples, report.failed) == (2, {})
+    cache = open_cache(report.cache)
+    extension = {"speech": "flac", "vision": "jpg"}[modality]
+    assert [cache.sample_id(index) for index in range(2)] == [f"a.{extension}", f"b.{extension}"]
+    assert isinstance(select(config).source, Cache)
+    online = select(load_config(tmp_path / "c.toml", overrides=['train.cache="off"'])).source
+    assert online.ids_digest() == cache.ids_digest()
+    for index in range(2):
+        cached, made = cache.read(index), online.read(index)
+        assert cached.keys() == made.keys()
+        for name, values in cached.items():
+            for one, other in zip(values, made[name], strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("modality", KINDS)
+def test_every_kind_is_found_in_its_module(modality: str) -> None:
+    wanted = {"speech": SpeechKind, "vision": VisionKind}[modality]
+    for name in KINDS[modality]:
+        assert isinstance(kind_of(modality, name), wanted)
+
+
+@pytest.mark.parametrize(
+    ("modality", "kind", "message"),
+    [
+        (
+            "speech",
+            "jsonll",
+            r'source\.kind is "jsonll", for speech wanted one of tar, .*, text; did you mean jsonl\?$',
+        ),
+        ("speech", "xyz", r'source\.kind is "xyz", for speech wanted one of tar, .*, text$'),
+        ("vision", "tar", r'source\.kind is "tar", for vision wanted one of jsonl, hf, webdataset$'),
+        ("vision", "webdatasets", r"wanted one of jsonl, hf, webdataset; did you mean webdataset\?$"),
+    ],
+)
+def test_an_unknown_kind_is_refused_with_the_nearest_and_all_others(
+    tmp_path: Path, modality: str, kind: str, message: str
+) -> None:
+    config = corpus(tmp_path, modality, kind=kind)
+    with pytest.raises(ConfigError, match=message):
+        build_here(config)
+    with pytest.raises(ConfigError, match=message):
+        select(config)
