@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.processes import python
+from tests.processes import ROOT, python
 
 HEAVY = (
     "PIL",
