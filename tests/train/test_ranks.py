@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,13 +26,12 @@ from forebay.train import CachedVLDataset, build_vl_dataloader, make_loader
 from forebay.train.dataset import PlanSampler
 from forebay.train.ranks import resolve_ranks
 from tests.preprocess.corpus import Corpus, speech_corpus
+from tests.processes import torchrun
 from tests.train.fake_source import FakeSource
 from tests.train.loaders import loader_of
 from tests.train.ranks_worker import HEAD
 from tests.train.tiny_vl import conversations
 from tests.train.vl_cache import make_packs, make_vl_cache
-
-_ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -75,18 +72,7 @@ def packs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def launched(corpus: Corpus, packs: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What two ranks of torchrun read: one launch, since starting two processes is most of the time."""
     out = tmp_path_factory.mktemp("launched")
-    outcome = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"),
-            *("-m", "tests.train.ranks_worker", corpus.config().path, str(packs), str(out)),
-        ],
-        cwd=_ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    outcome = torchrun("tests.train.ranks_worker", corpus.config().path, packs, out)
     assert outcome.returncode == 0, outcome.stderr[-4000:]
     return [json.loads((out / f"rank_{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
+from accelerate.state import AcceleratorState
 
 from forebay import cli
 from forebay.config import Config
@@ -29,16 +28,11 @@ from tests.preprocess.here_pool import build_here
 from tests.store_factory import make_cache
 from tests.text_corpus import mixed_config, speech_config, text_config
 
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
 SPEECH_FIELDS = {"input_features", "input_features_mask", "input_ids", "attention_mask", "labels"}
 TEXT_FIELDS = {"input_ids", "attention_mask", "labels"}
 STEPS = 20
-
-
-@pytest.fixture(autouse=True)
-def _fresh_accelerate() -> Iterator[None]:
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -38,6 +35,7 @@ from forebay.train.collate.finish import output_frames, w2v_bert_input
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader
 from forebay.train.select import make_loader, select
+from tests.processes import python
 from tests.steps.audio.clips import recordings
 from tests.train.fake_source import FakeSource
 from tests.train.loaders import loader_of as plan_loader
@@ -214,10 +212,7 @@ def assert_slices_are_exact() -> None:
 def test_slices_are_exact_with_the_kernels_of_another_cpu() -> None:
     # OpenBLAS's AVX2 kernels round a row by its place in a product; where this CPU cannot choose, they are its own.
     program = "from tests.train.collate.test_crop import assert_slices_are_exact; assert_slices_are_exact()"
-    environment = {**os.environ, "OPENBLAS_CORETYPE": "Haswell"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    done = python("-c", program, OPENBLAS_CORETYPE="Haswell")
     assert done.returncode == 0, done.stderr
 
 

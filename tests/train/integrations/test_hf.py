@@ -5,14 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from accelerate.state import AcceleratorState, GradientState
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainerCallback, TrainingArguments
 
 from forebay.errors import ConfigError, MissingExtraError, ResumeError
@@ -22,6 +20,8 @@ from forebay.train.loader import Loader
 from tests.train.integrations.hf_worker import pack_loader
 from tests.train.loaders import loader_of
 from tests.train.tiny_vl import qwen3_vl
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 # of torch's DataLoader about pinned memory, which this machine has none of
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -53,16 +53,6 @@ class Stop(TrainerCallback):
     def on_substep_end(self, _args: Any, state: Any, control: Any, **_: Any) -> Any:
         control.should_training_stop = control.should_save = state.global_step == self._step
         return control
-
-
-@pytest.fixture(autouse=True)
-def _fresh_accelerate() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 @pytest.fixture
