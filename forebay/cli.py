@@ -16,7 +16,7 @@ from typing import Any
 
 from forebay.config import Config, load_config
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
-from forebay.store.schema import is_refusal, refusal
+from forebay.store.files import is_refusal, refusal
 from forebay.version import __version__
 from forebay.visible import from_here, json_text, one_message, visible_output
 
@@ -192,16 +192,8 @@ def _preprocess(options: argparse.Namespace) -> int:
     from forebay.preprocess.pipeline import Options, build
 
     config = _load(options)
-    report = build(
-        config,
-        Options(
-            rebuild=options.rebuild,
-            verify=options.verify,
-            dry_run=options.dry_run,
-            part=options.shards,
-            progress=not options.no_progress,
-        ),
-    )
+    asked = {name: getattr(options, name) for name in ("rebuild", "verify", "dry_run")}
+    report = build(config, Options(**asked, part=options.shards, progress=not options.no_progress))
     plan = _build_plan(config, Path(report.cache)) if report.sealed else None
     _show(options, report)
     if plan is not None and not (options.json or options.dry_run):
@@ -214,7 +206,8 @@ def _build_plan(config: Config, folder: Path) -> str:
     from forebay.store.cache import open_cache
 
     if config.plan is None:
-        return f"plan: none, {from_here(config.path)} has no [plan] section; training needs one, for example: {plan_example(config)}"
+        where, example = from_here(config.path), plan_example(config)
+        return f"plan: none, {where} has no [plan] section; training needs one, for example: {example}"
     planned = plan_of(config, open_cache(folder))
     return planned.summary() + (f": {from_here(planned.folder)}" if planned.folder else "")
 
@@ -228,7 +221,8 @@ def _add_inspect(commands: Any) -> None:
     parser.add_argument(
         "--sample",
         metavar="I",
-        help="one sample by its index, or its id where it is no index; of a plan: a pack by its number or a sample's id",
+        help="one sample by its index, or its id where it is no index; of a plan: a pack by its number or a sample's "
+        "id",
     )
     parser.add_argument(
         "--wav", metavar="FILE", type=Path, help="with --sample: write its audio, where the cache keeps it"

@@ -12,8 +12,7 @@ import numpy as np
 from forebay.store.key import digest
 from forebay.store.layout import GROUPS, FieldSpec, Group
 from forebay.store.seal import Contents, seal
-from forebay.store.shard import ShardEntry, shard_fields, write_shard
-from forebay.store.shard_table import shard_name
+from forebay.store.shard import ShardEntry, shard_fields, shard_name, write_shard
 
 Features = Literal["log_mel", "qwen3_asr", "w2v_bert", "waveform", "none"]
 Array = np.ndarray[Any, Any]

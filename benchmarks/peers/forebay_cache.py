@@ -13,8 +13,7 @@ from forebay.store.cache import Cache, open_cache
 from forebay.store.key import digest
 from forebay.store.layout import GROUPS, ROW_BITS, FieldSpec, Group
 from forebay.store.seal import Contents, seal
-from forebay.store.shard import ShardEntry, shard_fields, write_shard
-from forebay.store.shard_table import shard_name
+from forebay.store.shard import ShardEntry, shard_fields, shard_name, write_shard
 
 NAME = "forebay"
 REQUIRES: tuple[str, ...] = ()

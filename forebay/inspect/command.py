@@ -14,11 +14,11 @@ from forebay.inspect.export import CONFIG_NAME, Places, bucket_manifests, check_
 from forebay.inspect.facts import cache_facts, holds_images, pack_bytes, unreadable_facts
 from forebay.inspect.pack import Pack, read_pack
 from forebay.inspect.plans import is_plan, read_plan
-from forebay.inspect.sample import ImageSample, Sample, read_image_sample, read_sample, sample_index, sample_lines
+from forebay.inspect.sample import ImageSample, Sample, read_sample, sample_index
 from forebay.inspect.terminal.layout import print_json, print_lines
 from forebay.inspect.terminal.plan import plan_report_lines
 from forebay.inspect.terminal.report import report_lines, verify_lines
-from forebay.inspect.terminal.sample import image_sample_lines, pack_lines
+from forebay.inspect.terminal.sample import pack_lines, sample_lines
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lookup import find_cache, require, sealed_caches
 from forebay.store.metadata import check_description, check_file, foreign_values
@@ -31,7 +31,8 @@ DONE, FAILED = 0, 1
 class InspectOptions:
     """What is asked for, as `forebay inspect` takes it.
 
-    sample: index or id; of a plan of packs the number of a pack, or a sample's id. wav, png: files to write of that sample.
+    sample: index or id; of a plan of packs the number of a pack, or a sample's id. wav, png: files to write of that
+    sample.
     export: a parquet file to write. verify: re-hash everything. cache_root: another place to look for caches and plans.
     """
 
@@ -46,11 +47,11 @@ class InspectOptions:
 
 
 def show(target: Path | Config, options: InspectOptions) -> int:
-    """Prints what is inside a cache or a plan and returns the exit code: 1 where `verify` found something wrong, else 0.
+    """Prints what is inside a cache or a plan; returns the exit code, 1 where `verify` found something wrong, else 0.
 
     target: the folder, or a config, whose cache is taken and whose tokenizer decodes labels.
-    Raises ConfigError for options that do not go together, CacheNotFoundError where the config has no cache or a pack's cache
-    is not there, another CacheError where the cache or the plan cannot be read.
+    Raises ConfigError for options that do not go together, CacheNotFoundError where the config has no cache or a pack's
+    cache is not there, another CacheError where the cache or the plan cannot be read.
     """
     if isinstance(target, Config):
         return _show_cache(require(target, find_cache(target)).folder, target, options)
@@ -91,10 +92,7 @@ def _show_cache(folder: Path, config: Config | None, options: InspectOptions) ->
 def _read(cache: Cache, wanted: str, config: Config | None) -> Sample | ImageSample:
     check_description(cache.folder, cache.metadata)
     with foreign_values(cache.folder):
-        index = sample_index(cache, wanted)
-        if holds_images(cache):
-            return read_image_sample(cache, index, config=config)
-        return read_sample(cache, index, config=config)
+        return read_sample(cache, sample_index(cache, wanted), config=config)
 
 
 def _check_outputs(folder: Path, options: InspectOptions) -> None:
@@ -165,7 +163,7 @@ def _print(
     if facts.get("sealed"):
         print_lines([*report_lines(facts), ""] if "verify" in facts else report_lines(facts))
     if sample is not None:
-        print_lines(image_sample_lines(sample) if isinstance(sample, ImageSample) else sample_lines(sample))
+        print_lines(sample_lines(sample))
     if "verify" in facts:
         print_lines(verify_lines(facts["verify"]))
     print_lines(f"wrote {path}" for path in written)

@@ -1,4 +1,4 @@
-"""What `inspect` writes, each file whole or not at all: the row table as parquet, a waveform as WAV, a table for each bucket."""
+"""What `inspect` writes, each file whole or not at all: the row table, a waveform, a table for each bucket."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def write_wav(cache: Cache, tensors: Mapping[str, Array], path: Path) -> None:
         raise ConfigError(f"--wav: {cache.folder} has no audio (its fields: {', '.join(tensors)}); leave --wav out")
     if "waveform" not in tensors:
         raise ConfigError(
-            f"--wav: {cache.folder} keeps no waveforms (its fields: {', '.join(tensors)}); set audio.keep_waveform = true "
-            "in the config and run: forebay preprocess CONFIG"
+            f"--wav: {cache.folder} keeps no waveforms (its fields: {', '.join(tensors)}); set "
+            "audio.keep_waveform = true in the config and run: forebay preprocess CONFIG"
         )
     waveform = tensors["waveform"]
     subtype = "PCM_16" if waveform.dtype == np.int16 else "FLOAT"
@@ -69,7 +69,7 @@ CONFIG_NAME = "bucket_config.json"
 
 
 Places = Callable[[Config], "pa.Table | None"]
-"""Gives the `places` that `write_bucket_manifests` takes; listing a source is the work of `preprocess`, which is not known here."""
+"""Gives the `places` that `write_bucket_manifests` takes; only `preprocess` lists sources, which is not known here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -92,9 +92,10 @@ class BucketRows:
 
 
 def bucket_manifests(config: Config, folder: Path, *, seed: int, places: Places) -> list[Path]:
-    """Makes `folder` hold a shuffled table for each bucket of a config's plan, for trainers that read buckets from files.
+    """Makes `folder` hold a shuffled table for each bucket of a config's plan, for trainers that read such files.
 
-    Returns the paths as `write_bucket_manifests` does. places: says where the samples of a config lie. Raises ConfigError for a plan whose buckets are no ranges of seconds.
+    Returns the paths as `write_bucket_manifests` does. places: says where the samples of a config lie. Raises
+    ConfigError for a plan whose buckets are no ranges of seconds.
     """
     if config.modality == "vision":
         raise ConfigError(f"--bucket-manifests: buckets are ranges of seconds, and {config.path} is of images")
@@ -114,14 +115,15 @@ def write_bucket_manifests(
 ) -> list[Path]:
     """Makes `folder` hold bucket_config.json and a parquet file for each bucket; returns their paths.
 
-    The tables are manifests of `kind = "tar"`: `tar_path` (absolute), `tar_member_name`, `transcript`, and beside the columns of
-    `cache.samples`, of which `duration_s` is as decoded, `bucket_id` (the table's name without `.parquet`) and
-    `bucket_max_duration` (the upper edge, in seconds). `tar_index_path` is the JSON that `forebay index --export-json` wrote,
-    null where a tar has no current one, and left out where none has. Where samples come from no tar, `tar_path` and
-    `tar_member_name` are null. bucket_config.json is written last.
+    The tables are manifests of `kind = "tar"`: `tar_path` (absolute), `tar_member_name`, `transcript`, and beside the
+    columns of `cache.samples`, of which `duration_s` is as decoded, `bucket_id` (the table's name without `.parquet`)
+    and `bucket_max_duration` (the upper edge, in seconds). `tar_index_path` is the JSON that `forebay index
+    --export-json` wrote, null where a tar has no current one, and left out where none has. Where samples come from no
+    tar, `tar_path` and `tar_member_name` are null. bucket_config.json is written last.
     places: `sample_id`, `tar_path` and `tar_member_name` of all samples; None where they come from no tar. seed: of the
     shuffle, for bucket_config.json.
-    Raises ConfigError where the folder lies inside the cache or holds tables of other buckets, or a sample has no place.
+    Raises ConfigError where the folder lies inside the cache or holds tables of other buckets, or a sample has no
+    place.
     """
     _check_folder(folder, buckets, cache_folder=cache.folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -191,7 +193,8 @@ def _with_tars(cache: Cache, places: pa.Table | None) -> pa.Table:
     if found.null_count:
         missing = table["sample_id"].filter(pc.is_null(found))[0].as_py()
         raise ConfigError(
-            f"the manifest lists no sample {missing!r} of {cache.folder}; make the cache of what it lists: forebay preprocess CONFIG"
+            f"the manifest lists no sample {missing!r} of {cache.folder}; make the cache of what it lists: "
+            "forebay preprocess CONFIG"
         )
     places = places.take(found)
     tars = places["tar_path"].combine_chunks().dictionary_encode()

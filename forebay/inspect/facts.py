@@ -1,9 +1,4 @@
-"""What a cache is, as one JSON document: all that `forebay inspect` prints of it.
-
-What a cache of images holds, and what it would take as float32 `pixel_values`.
-
-How long samples are: bins of a round width, and their bars.
-"""
+"""What a cache is, as one JSON document: all that `forebay inspect` prints of it, with histograms of the lengths."""
 
 from __future__ import annotations
 
@@ -26,6 +21,10 @@ from forebay.store.image.settings import ImageSettings
 from forebay.store.layout import Array, FieldSpec, Group
 from forebay.store.metadata import check_description
 from forebay.store.shard import shard_fields
+
+logger = logging.getLogger(__name__)
+
+_FLOAT32_BYTES = 4
 
 _AXES: dict[str, str | int] = {
     "input_features": "frames",
@@ -64,10 +63,10 @@ INTERFACE = (
 def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
     """Returns the document of `forebay inspect --json`, without `verify`.
 
-    Beside the interface: num_tokens (of all samples together), folder, name, split, recipe_key, recipe, constants, groups,
-    bytes_per_hour, clipped, longer, rejected (the file that lists what was left out), histogram, probe, made_with. Sizes are those of
-    the shards. Without audio histogram is null, and lengths says how long the texts are; of images there is what
-    `image_facts` says too.
+    Beside the interface: num_tokens (of all samples together), folder, name, split, recipe_key, recipe, constants,
+    groups, bytes_per_hour, clipped, longer, rejected (the file that lists what was left out), histogram, probe,
+    made_with. Sizes are those of the shards. Without audio histogram is null, and lengths says how long the texts are.
+    A cache of images has what `image_facts` says too.
     Raises CacheCorruptError where the metadata describes no cache, or the lengths are not those that were written.
     """
     metadata = cache.metadata
@@ -115,7 +114,7 @@ def unreadable_facts(folder: Path) -> dict[str, Any]:
 
 
 def token_lengths(tokens: np.ndarray[Any, Any]) -> dict[str, float]:
-    """Returns `min`, `mean` and `max` of the tokens a sample, all 0 where there are none. tokens: integers [num_samples]."""
+    """Returns `min`, `mean` and `max` of the tokens a sample (integers [num_samples]), all 0 where there are none."""
     if not len(tokens):
         return {"min": 0, "mean": 0.0, "max": 0}
     return {"min": int(tokens.min()), "mean": float(tokens.mean()), "max": int(tokens.max())}
@@ -149,12 +148,6 @@ def _group(cache: Cache, group: Group) -> dict[str, int]:
     }
 
 
-logger = logging.getLogger(__name__)
-
-
-_FLOAT32_BYTES = 4
-
-
 def holds_images(cache: Cache) -> bool:
     """Whether a cache's media rows are images."""
     return "media_rows" in cache.metadata
@@ -184,9 +177,9 @@ def image_facts(cache: Cache) -> dict[str, Any]:
 
 
 def pack_bytes(cache: Cache, plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a plan with `bytes_per_pack`, its share of the cache, and `float32_bytes_per_pack`, if it is one of packs.
+    """Returns a plan, with `bytes_per_pack` (of the cache) and `float32_bytes_per_pack` if it is one of packs.
 
-    The latter is what one pack's `pixel_values` take: the images of a pack as often as its samples use them.
+    `float32_bytes_per_pack` is what one pack's `pixel_values` take: its images as often as its samples use them.
     """
     patches = plan["statistics"].get("patches")
     if plan["kind"] != "pack" or not plan["num_packs"] or patches is None:
@@ -278,8 +271,8 @@ def duration_histogram(durations_s: Array) -> Histogram:
 def count_histogram(lengths: Array) -> dict[str, list[int]]:
     """Returns `edges` and `samples`: at most 18 bins [edges[i], edges[i + 1]) of a round width, the last one closed.
 
-    lengths: integers [num_samples], 0 or more. As of durations the longest hundredth shares the last bin; the first edge is
-    near the shortest one.
+    lengths: integers [num_samples], 0 or more. As of durations the longest hundredth shares the last bin; the first
+    edge is near the shortest one.
     """
     if not len(lengths):
         return {"edges": [0, 1], "samples": [0]}

@@ -19,8 +19,8 @@ from forebay.store.layout import Array
 def labels_of(cache: Cache, config: Config | None, sample: Mapping[str, Array]) -> dict[str, Any] | None:
     """Returns a sample's ids and, where the recipe's tokenizer is at hand, their text; None for a recipe without text.
 
-    `ids` and `prefix_len` are as stored; `text` is what follows the prefix, without special tokens; `with_special_tokens`
-    is all of it. Where they are None, `note` says why.
+    `ids` and `prefix_len` are as stored; `text` is what follows the prefix, without special tokens;
+    `with_special_tokens` is all of it. Where they are None, `note` says why.
     """
     if "input_ids" not in sample:
         return None

@@ -62,8 +62,9 @@ class Pack:
 def read_pack(cache: Cache, plan: Mapping[str, Any], wanted: str) -> Pack:
     """Returns one pack of a plan over its cache, with every byte of its samples checked.
 
-    plan: of `read_plan`. wanted: the pack's number, or the id of a sample that it holds. Raises ConfigError where the plan is none of packs, CacheError for a pack that it does not have,
-    CacheCorruptError where bytes are not those that were written.
+    plan: of `read_plan`. wanted: the pack's number, or the id of a sample that it holds. Raises ConfigError where the
+    plan is none of packs, CacheError for a pack that it does not have, CacheCorruptError where bytes are not those that
+    were written.
     """
     folder = Path(plan["folder"])
     if plan["kind"] != "pack":

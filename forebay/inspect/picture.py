@@ -1,9 +1,4 @@
-"""A sample's features as a picture.
-
-Images as they are rebuilt from the stored patches, side by side in one picture.
-
-Fonts for transcripts in any script.
-"""
+"""A sample as a picture: its features over time, or its images as they are rebuilt from the stored patches."""
 
 from __future__ import annotations
 
@@ -41,23 +36,27 @@ _TITLE_LINES = 4
 _MAX_POINTS = 2000
 
 
+_DPI = 120
+
+
+_MAX_PIXELS_HIGH = 30_000
+
+
 _LABELS = {"input_features": ("mel bin", "log-mel"), "fbanks": ("mel bin", "log filter bank energy")}
 
 
 def write_picture(tensors: Mapping[str, Array], row: Mapping[str, Any], path: Path, *, sample_rate_hz: int) -> None:
     """Makes `path` a PNG of a sample: features over time in seconds, its waveform where it is kept, id and text above.
 
-    tensors: features [frames, bins] and `waveform` [num_samples], whichever are there. row: `sample_id`, `language`, `text`.
+    tensors: features [frames, bins] and `waveform` [num_samples], whichever are there. row: `sample_id`, `language`,
+    `text`.
     Raises MissingExtraError where matplotlib is not installed.
     """
-    figure = draw(tensors, row, sample_rate_hz=sample_rate_hz)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
-    write_bytes(path, buffer.getbuffer())
+    _write(draw(tensors, row, sample_rate_hz=sample_rate_hz), path)
 
 
 def draw(tensors: Mapping[str, Array], row: Mapping[str, Any], *, sample_rate_hz: int) -> Figure:
-    """Returns the figure, one panel a field, on matplotlib's Agg canvas: it needs no display and leaves no global state."""
+    """Returns the figure, one panel a field, on matplotlib's Agg canvas: no display is needed, no global state left."""
     figure_type, canvas_type = load_matplotlib()
     waveform = tensors.get("waveform")
     banks = [name for name in _LABELS if name in tensors]
@@ -74,6 +73,12 @@ def draw(tensors: Mapping[str, Array], row: Mapping[str, Any], *, sample_rate_hz
     # parse_math: a transcript's dollar signs are money, not formulas.
     figure.suptitle(title, fontfamily=families, fontsize=11, ha="left", x=0.01, parse_math=False)
     return figure
+
+
+def _write(figure: Figure, path: Path) -> None:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=min(_DPI, _MAX_PIXELS_HIGH / figure.get_figheight()))
+    write_bytes(path, buffer.getbuffer())
 
 
 def load_matplotlib() -> tuple[Any, Any]:
@@ -159,12 +164,6 @@ _MIN_TILE_IN = 1.3
 """Width of a tile at least: of a narrow image its caption's."""
 
 
-_DPI = 120
-
-
-_MAX_PIXELS_HIGH = 30_000
-
-
 _CONVERSATION_COLUMNS = 125
 
 
@@ -222,10 +221,7 @@ def write_tiles(tiles: Sequence[Tile], path: Path, *, title: str) -> None:
 
     Raises MissingExtraError where matplotlib is not installed.
     """
-    figure = draw_tiles(tiles, title=title)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=min(_DPI, _MAX_PIXELS_HIGH / figure.get_figheight()))
-    write_bytes(path, buffer.getbuffer())
+    _write(draw_tiles(tiles, title=title), path)
 
 
 def draw_tiles(tiles: Sequence[Tile], *, title: str) -> Figure:
@@ -283,7 +279,7 @@ def _width(aspects: Sequence[float], row: Sequence[int], height_in: float) -> fl
 
 
 def _fitting(aspects: Sequence[float], row: Sequence[int], room_in: float, high_in: float) -> float:
-    """Returns the height, at most `high_in`, at which a row takes the room; found by halving, as narrow tiles do not shrink."""
+    """Returns the height, at most `high_in`, at which a row takes the room; halving, as narrow tiles do not shrink."""
     low_in = 0.0
     for _ in range(40):
         middle_in = (low_in + high_in) / 2

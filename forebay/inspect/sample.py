@@ -1,13 +1,10 @@
-"""One sample of a cache: its row, its tensors, its labels.
-
-One sample of a cache of images: its conversation, its images, what is learnt of it.
-"""
+"""One sample of a cache: its row, tensors and labels; of a cache of images its conversation and images too."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,25 +12,22 @@ import numpy as np
 
 from forebay.config.tree import Config
 from forebay.errors import CacheError
-from forebay.inspect.facts import float32_bytes, image_settings_of
+from forebay.inspect.facts import float32_bytes, holds_images, image_settings_of
 from forebay.inspect.labels import labels_of, learnt_of
-from forebay.inspect.terminal.layout import human_number, paragraph
 from forebay.store.cache import Cache
 from forebay.store.image.codec import FIELDS
 from forebay.store.image.pixels import unpatchify
-from forebay.store.layout import ROW_BITS, Array, FieldSpec
+from forebay.store.layout import ROW_BITS, ROW_MASK, Array, FieldSpec
 from forebay.store.schema import TEXT, list_of, record
 from forebay.store.shard import Shard
-from forebay.visible import printable
-
-_SHOWN_IDS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     """One sample as it is stored.
 
-    row: table fields, `duration_s` and `shard`. tensors: read-only views [n, *shape] by field name. labels: of `labels_of`.
+    row: table fields, `duration_s`, `shard` and `shard_row`. tensors: read-only views [n, *shape] by field name.
+    labels: of `labels_of`.
     """
 
     index: int
@@ -43,19 +37,25 @@ class Sample:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the `sample` part of `forebay inspect --json`; what is not a number in JSON (NaN) is null."""
-        fields = {name: {k: _finite(v) for k, v in summary(value).items()} for name, value in self.tensors.items()}
-        return {"index": self.index, "row": dict(self.row), "fields": fields, "labels": self.labels}
+        return {"index": self.index, "row": dict(self.row), "fields": _fields(self.tensors), "labels": self.labels}
 
 
-def read_sample(cache: Cache, index: int, *, config: Config | None) -> Sample:
-    """Returns one sample, its bytes checked against their hash.
+def read_sample(cache: Cache, index: int, *, config: Config | None) -> Sample | ImageSample:
+    """Returns one sample, its bytes checked against their hash; of a cache of images with its images rebuilt.
 
-    config: names the tokenizer by which labels are decoded. Raises CacheError for an index that the cache does not have,
-    CacheCorruptError where bytes are not those that were written.
+    config: names the tokenizer by which labels are decoded.
+    Raises CacheError for an index that the cache does not have, CacheCorruptError where bytes are not those that were
+    written.
     """
-    check_index(index, len(cache), what=f"{cache.folder} has {len(cache)} samples")
-    tensors = cache.read(index)
+    if holds_images(cache):
+        return read_image_sample(cache, index, config=config)
+    tensors = _read(cache, index)
     return Sample(index=index, row=_row(cache, index), tensors=tensors, labels=labels_of(cache, config, tensors))
+
+
+def _read(cache: Cache, index: int) -> dict[str, Any]:
+    check_index(index, len(cache), what=f"{cache.folder} has {len(cache)} samples")
+    return cache.read(index)
 
 
 def check_index(index: int, count: int, *, what: str) -> None:
@@ -107,62 +107,22 @@ def _index_of_id(cache: Cache, sample_id: str) -> int | None:
     return None
 
 
-def sample_lines(sample: Sample) -> Iterator[str]:
-    """Yields a sample for a terminal."""
-    yield f"sample {sample.index}"
-    yield from row_lines(sample.row)
-    yield ""
-    yield from tensor_lines(sample.tensors)
-    if sample.labels is not None:
-        yield ""
-        yield from _label_lines(sample.labels)
-
-
-def row_lines(row: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the cells of a row, one a line."""
-    width = max(map(len, row))
-    for name, value in row.items():
-        yield from paragraph(f"  {name:<{width}}  ", printable(value) if isinstance(value, str) else json.dumps(value))
-
-
-def tensor_lines(tensors: Mapping[str, Array]) -> Iterator[str]:
-    """Yields dtype, shape and range of tensors as a table."""
-    yield f"{'fields':<18}{'dtype':<10}{'shape':<16}{'min':>12}{'max':>12}{'mean':>12}"
-    for name, value in tensors.items():
-        about = summary(value)
-        numbers = "".join(f"{human_number(about[key]):>12}" for key in ("min", "max", "mean"))
-        yield f"  {name:<16}{about['dtype']:<10}{about['shape']!s:<16}{numbers}"
-
-
-def shown_ids(ids: Sequence[object]) -> str:
-    """Returns the first token ids, or groups of them."""
-    return ", ".join(map(str, ids[:_SHOWN_IDS])) + (", ..." if len(ids) > _SHOWN_IDS else "")
-
-
-def _label_lines(labels: Mapping[str, Any]) -> Iterator[str]:
-    ids, prefix_len = labels["ids"], labels["prefix_len"]
-    yield f"labels: {len(ids)} tokens, the first {prefix_len} are the prefix (not trained on)"
-    yield from paragraph("  ids      ", shown_ids(ids))
-    if labels["note"]:
-        yield from paragraph("  text     ", printable(labels["note"]))
-        return
-    yield from paragraph("  text     ", printable(labels["text"]))
-    yield from paragraph("  special  ", printable(labels["with_special_tokens"]))
-
-
 def _row(cache: Cache, index: int) -> dict[str, Any]:
     """Reads the columns of the sample's own shards: `cache.samples` would read those of all."""
     slot = int(cache.slots[index])
-    number, position = slot >> ROW_BITS, slot & ((1 << ROW_BITS) - 1)
-    row: dict[str, Any] = {}
-    for group in cache.groups:
-        shard = cache.shard(group, number)
-        for spec in shard.fields:
-            if spec.role == "table" and spec.name != "failure":
-                row[spec.name] = _cell(shard, spec, position)
-    duration_s = int(cache.lengths["num_audio_samples"][index]) / cache.constants["sample_rate_hz"]
-    heard = {} if cache.constants["features"] == "none" else {"duration_s": duration_s}
-    return {**row, **heard, "shard": number, "shard_row": position}
+    number, position = slot >> ROW_BITS, slot & ROW_MASK
+    shards = [cache.shard(group, number) for group in (("text",) if holds_images(cache) else cache.groups)]
+    row = {
+        spec.name: _cell(shard, spec, position)
+        for shard in shards
+        for spec in shard.fields
+        if spec.role == "table" and spec.name != "failure"
+    }
+    if holds_images(cache):
+        row |= {name: int(values[index]) for name, values in cache.lengths.items()}
+    elif cache.constants["features"] != "none":
+        row["duration_s"] = int(cache.lengths["num_audio_samples"][index]) / cache.constants["sample_rate_hz"]
+    return {**row, "shard": number, "shard_row": position}
 
 
 def _cell(shard: Shard, spec: FieldSpec, position: int) -> Any:
@@ -180,6 +140,10 @@ def summary(value: Array) -> dict[str, Any]:
         return {**about, "min": None, "max": None, "mean": None}
     # float64: a float16 sum of a clip's frames overflows.
     return {**about, "min": value.min().item(), "max": value.max().item(), "mean": float(value.mean(dtype=np.float64))}
+
+
+def _fields(tensors: Mapping[str, Array]) -> dict[str, Any]:
+    return {name: {k: _finite(v) for k, v in summary(value).items()} for name, value in tensors.items()}
 
 
 def _finite(value: Any) -> Any:
@@ -232,10 +196,11 @@ class StoredImage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageSample:
-    """One sample as it is stored.
+    """One sample of a cache of images as it is stored.
 
-    row: table fields, lengths, `shard` and `shard_row`. conversation: messages in canonical form. tensors: input_ids int32
-    [n], label_mask uint8 [n], image_grid_thw int32 [k, 3], patches uint8 [all, 3 * patch_size^2]. labels: of `learnt_of`.
+    row: table fields, lengths, `shard` and `shard_row`. conversation: messages in canonical form. tensors: input_ids
+    int32 [n], label_mask uint8 [n], image_grid_thw int32 [k, 3], patches uint8 [all, 3 * patch_size^2]. labels: of
+    `learnt_of`.
     """
 
     index: int
@@ -255,7 +220,7 @@ class ImageSample:
         return {
             "index": self.index,
             "row": dict(self.row),
-            "fields": {name: summary(value) for name, value in self.tensors.items()},
+            "fields": _fields(self.tensors),
             "conversation": self.conversation,
             "images": [image.to_json() for image in self.images],
             "labels": self.labels,
@@ -263,14 +228,9 @@ class ImageSample:
 
 
 def read_image_sample(cache: Cache, index: int, *, config: Config | None) -> ImageSample:
-    """Returns one sample, its bytes checked against their hashes and its images rebuilt.
-
-    config: names the tokenizer by which labels are decoded. Raises CacheError for an index that the cache does not have,
-    CacheCorruptError where bytes are not those that were written.
-    """
-    check_index(index, len(cache), what=f"{cache.folder} has {len(cache)} samples")
-    tensors = cache.read(index)
-    row = _image_row(cache, index)
+    """Returns one sample of a cache of images; see `read_sample`."""
+    tensors = _read(cache, index)
+    row = _row(cache, index)
     conversation = json.loads(row["text"])
     _CONVERSATION(conversation, "the conversation")
     images = _images(cache, row, tensors)
@@ -286,7 +246,7 @@ def read_image_sample(cache: Cache, index: int, *, config: Config | None) -> Ima
 
 
 def spoken(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Returns (role, text) of every message; where an image was shown stands its number in the conversation: `[image 0]`."""
+    """Returns (role, text) of every message; an image stands there by its number in the conversation: `[image 0]`."""
     found, images = [], 0
     for message in messages:
         text = ""
@@ -298,14 +258,6 @@ def spoken(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
                 text += part["text"].lstrip(" ") if text.endswith(" ") else part["text"]
         found.append((message["role"], text.strip(" ")))
     return found
-
-
-def _image_row(cache: Cache, index: int) -> dict[str, Any]:
-    number, position = _place(cache, index)
-    text = cache.shard("text", number)
-    table = [spec.name for spec in text.fields if spec.role == "table" and spec.name != "failure"]
-    lengths = {name: int(values[index]) for name, values in cache.lengths.items()}
-    return {**{name: text.string(name, position) for name in table}, **lengths, "shard": number, "shard_row": position}
 
 
 def _images(cache: Cache, row: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[StoredImage, ...]:
@@ -327,8 +279,3 @@ def _images(cache: Cache, row: Mapping[str, Any], tensors: Mapping[str, Any]) ->
         )
         for name, place, grid, patches in zip(names, used, grids, tensors["patches"], strict=True)
     )
-
-
-def _place(cache: Cache, index: int) -> tuple[int, int]:
-    slot = int(cache.slots[index])
-    return slot >> ROW_BITS, slot & ((1 << ROW_BITS) - 1)

@@ -23,11 +23,11 @@ from forebay.preprocess.sources.naming import manifest_files
 from forebay.preprocess.sources.rows import described
 from forebay.preprocess.unchanged import require_unchanged
 from forebay.preprocess.workspace import Donors, Failure, Receipt, Workspace
+from forebay.store.files import require_writable
 from forebay.store.key import SHORT, codec_of, differences, digest, folder_name, recipe_key
 from forebay.store.layout import Group
 from forebay.store.lookup import Sealed, failures_of, find_cache
 from forebay.store.memo import Memo
-from forebay.store.schema import require_writable
 from forebay.store.seal import seal
 from forebay.store.temporary import sweep
 from forebay.store.verify import quick_problems, verify_folder

@@ -18,8 +18,7 @@ from forebay.store.files import link_or_copy, write_bytes
 from forebay.store.layout import GROUPS, Group
 from forebay.store.lookup import sealed_caches
 from forebay.store.seal import is_whole
-from forebay.store.shard import ShardEntry
-from forebay.store.shard_table import entry_from_json, entry_to_json
+from forebay.store.shard import ShardEntry, entry_from_json, entry_to_json
 from forebay.store.temporary import temporary_name
 
 Donors = dict[str, list[tuple[Path, ShardEntry]]]

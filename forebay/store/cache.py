@@ -17,11 +17,20 @@ import numpy as np
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheReplacedError, ConfigError
 from forebay.store.chunked import SLOTS, open_slots
 from forebay.store.held import HeldFile, HeldFolder
-from forebay.store.image.stored import StoredImages
+from forebay.store.image.codec import StoredImages
 from forebay.store.layout import FORMAT_VERSION, ROW_BITS, ROW_MASK, Array, FieldSpec, Group
 from forebay.store.metadata import check_file, checked_fields, groups_of, load_array, read_metadata
-from forebay.store.shard import OUT_OF_HANDLES, Shard, ShardEntry, TensorColumns, row_of, shard_fields
-from forebay.store.shard_table import entry_of, shard_name, table_dtype
+from forebay.store.shard import (
+    OUT_OF_HANDLES,
+    Shard,
+    ShardEntry,
+    TensorColumns,
+    entry_of,
+    row_of,
+    shard_fields,
+    shard_name,
+    table_dtype,
+)
 from forebay.store.source import SampleSource
 
 if TYPE_CHECKING:
@@ -37,18 +46,19 @@ Verify = Literal["touch", "open", "never"]
 
 
 _MAX_OPEN_SHARDS = 1_000
-"""Of a process: mappings are a limited good of the kernel (`vm.max_map_count`, 65,530), and other libraries map too."""
+"""In one process: the kernel limits mappings (`vm.max_map_count`, 65,530), and other libraries map too."""
 
 
 def open_cache(path: str | os.PathLike[str], *, verify: Verify = "touch", max_open_shards: int = 256) -> Cache:
     """Returns the cache of a sealed folder.
 
-    verify: `touch` checks the xxh3-64 of a sample at its first read in this process; `open` hashes every file now, at the
-        speed of the disk, and no sample later (a process that gets the cache by pickle does it again); `never` trusts the disk.
+    verify: `touch` checks the xxh3-64 of a sample at its first read in this process; `open` hashes every file now, at
+        the speed of the disk, and no sample later (a process that gets the cache by pickle does it again); `never`
+        trusts the disk.
     max_open_shards: mappings held open at once, 1 to 1,000; the least recently used is closed first.
-    Raises ConfigError for another number, and CacheNotFoundError, CacheIncompleteError, CacheCorruptError or CacheMismatchError;
-    never returns a cache that is
-    not whole. Where it is rebuilt while it is open, this cache goes on with what it was; see `Cache`.
+    Raises ConfigError for another number, and CacheNotFoundError, CacheIncompleteError, CacheCorruptError or
+    CacheMismatchError; never returns a cache that is not whole. Where it is rebuilt while it is open, this cache goes
+    on with what it was; see `Cache`.
     """
     if not 1 <= max_open_shards <= _MAX_OPEN_SHARDS:
         raise ConfigError(
@@ -60,14 +70,15 @@ def open_cache(path: str | os.PathLike[str], *, verify: Verify = "touch", max_op
 
 
 class Cache(SampleSource):
-    """Samples of a sealed cache, by index. Threads may share it; a forked child may go on using it; a pickle opens it anew.
+    """Samples of a sealed cache, by index. Threads and forked children may share it; a pickle opens it anew.
 
-    fields: specification by field name. groups: of fields, without "media" where the samples are texts alone. lengths: int32 [num_samples] by name: `num_audio_samples`, `num_frames`
-    (feature frames), `num_tokens`. constants: what collating needs (feature kind, prompt kind, pad ids, tables).
+    fields: specification by field name. groups: of fields, without "media" where the samples are texts alone. lengths:
+    int32 [num_samples] by name: `num_audio_samples`, `num_frames` (feature frames), `num_tokens`. constants: what
+    collating needs (feature kind, prompt kind, pad ids, tables).
 
-    A rebuild puts another folder at the same path. A cache that is open goes on reading the folder that it opened, which is
-    removed when nobody has it open any more. On a file system without locks it may be removed earlier: then a shard that was
-    not mapped yet is that of the new folder where it is the same, else CacheReplacedError.
+    A rebuild puts another folder at the same path. A cache that is open goes on reading the folder that it opened,
+    which is removed when nobody has it open any more. On a file system without locks it may be removed earlier: then a
+    shard that was not mapped yet is that of the new folder where it is the same, else CacheReplacedError.
     """
 
     def __init__(self, folder: Path, *, verify: Verify, max_open_shards: int) -> None:
@@ -126,8 +137,8 @@ class Cache(SampleSource):
     def read(self, index: int) -> dict[str, Any]:
         """Returns the tensor fields of one sample as read-only views [n, *shape] of the mapping.
 
-        Of a vision cache, whatever its codec: `input_ids` int32 [n], `label_mask` uint8 [n], `image_grid_thw` int32 [k, 3],
-        and `patches`, a tuple of uint8 [n, 3 * patch_size^2] for each of the k images.
+        A vision cache gives, whatever its codec: `input_ids` int32 [n], `label_mask` uint8 [n], `image_grid_thw`
+        int32 [k, 3], and `patches`, a tuple of uint8 [n, 3 * patch_size^2] for each of the k images.
         Raises IndexError outside the cache, CacheCorruptError where the bytes are not those that were written.
         """
         if not 0 <= index < self._length:
@@ -152,7 +163,7 @@ class Cache(SampleSource):
         return sample
 
     def _columns_of(self, number: int) -> TensorColumns:
-        """Returns the tensor columns of the shards of one number, media's first; kept where every shard may stay open."""
+        """Returns the tensor columns of the shards of one number, media first; kept where every shard may stay open."""
         columns = tuple(column for group in self.groups for column in self.shard(group, number).tensors)
         return columns if self._is_bounded else self._columns.setdefault(number, columns)
 
@@ -192,7 +203,7 @@ class Cache(SampleSource):
                     media.will_need(image)
 
     def _media_rows(self, number: int, row: int) -> list[int]:
-        """The media rows of a text row: its own place, or its images. The latter are a few numbers, and read here."""
+        """The media rows of a text row: its own place, or its images. These are a few numbers, and read here."""
         if self._images is None:
             return [row]
         rows: list[int] = self.shard("text", number).row(row)[self._images.rows_field].tolist()
@@ -240,8 +251,9 @@ class Cache(SampleSource):
         """Returns an opened shard of a field group."""
         key = (group, index)
         # No lock: each of these is one operation under the GIL, and a lock held by another thread at a fork would stay
-        # locked in the child. Two threads that miss together map the shard twice, and the later mapping is dropped: with
-        # `setdefault`, since replacing a value unmaps the old one, without the GIL, in the middle of OrderedDict's work.
+        # locked in the child. Two threads that miss together map the shard twice, and the later mapping is dropped:
+        # with `setdefault`, since replacing a value unmaps the old one, without the GIL, in the middle of OrderedDict's
+        # work.
         shard = self._open.get(key)
         if shard is not None:
             if self._is_bounded:
@@ -257,7 +269,7 @@ class Cache(SampleSource):
         return shard
 
     def _opened(self, group: Group, index: int) -> Shard:
-        """Maps a shard; where the machine has no handle left, half of those that are open here are closed first, for good."""
+        """Maps a shard; where the machine has no handle left, half of the open ones are closed first, for good."""
         while True:
             try:
                 return self._mapped(group, index)
@@ -319,7 +331,7 @@ class Cache(SampleSource):
 
     @cached_property
     def samples(self) -> pa.Table:
-        """The row table: one row a sample with every table field, duration and lengths. Built once, about 1 us a cell."""
+        """The row table, a row a sample: every table field, duration and lengths. Built once, about 1 us a cell."""
         from forebay.store.row_table import rate_of, row_table
 
         lengths, rate_hz = dict(self.lengths), None
@@ -332,14 +344,14 @@ class Cache(SampleSource):
     def categories(self, name: str) -> tuple[list[str], Array] | None:
         """Returns the different values of a text field (`language`, `source`), sorted, and which one each sample has.
 
-        The latter is int32 [num_samples]. None where the cache has no such field.
+        That one is int32 [num_samples]. None where the cache has no such field.
         """
         from forebay.store.row_table import categories
 
         return categories(self._sample_columns(), name)
 
     def ids_digest(self) -> str:
-        """Returns the digest of the samples' ids in their order, which reads all of them; the key where there are none."""
+        """Returns the digest of the samples' ids in their order, all of which are read; the key if there are none."""
         from forebay.store.row_table import strings_digest
 
         columns = self._sample_columns()
@@ -364,7 +376,7 @@ class Cache(SampleSource):
     def _no_such_row(self, index: int, slot: int) -> CacheCorruptError:
         return CacheCorruptError(
             f"{self.folder / SLOTS}: sample {index} is said to lie in shard {slot >> ROW_BITS}, row "
-            f"{slot & ((1 << ROW_BITS) - 1)}, which is not there; run: forebay preprocess CONFIG --rebuild"
+            f"{slot & ROW_MASK}, which is not there; run: forebay preprocess CONFIG --rebuild"
         )
 
     def _no_image(self, path: Path, row: int, what: str) -> CacheCorruptError:
@@ -399,6 +411,7 @@ def _reopen(folder: Path, key: str, num_samples: int, verify: Verify, max_open_s
     cache.require_key(key)
     if len(cache) != num_samples:
         raise CacheReplacedError(
-            f"{folder} was replaced: it has {len(cache)} samples, the cache that was pickled had {num_samples}; open it again"
+            f"{folder} was replaced: it has {len(cache)} samples, the cache that was pickled had {num_samples}; "
+            "open it again"
         )
     return cache

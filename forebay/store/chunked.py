@@ -1,4 +1,4 @@
-"""A large flat array that is checked piece by piece where it is touched, so that opening it costs nothing that grows with it.
+"""A large flat array that is checked chunk by chunk where it is touched: opening it costs nothing that grows with it.
 
 The slots of a cache and the members of a plan are such arrays.
 """
@@ -29,11 +29,11 @@ SLOTS = "slots.npy"
 
 
 SUMS = "chunks_xxh3_64"
-"""Where the entry of `slots.npy` in metadata.json has the sums; slots of one chunk have none and are checked when opened."""
+"""Where the entry of `slots.npy` has the sums; slots of one chunk have none and are checked when opened."""
 
 
 _HEADER_BYTES = 128
-"""Size of the header of a .npy file of one axis; never parsed, since what it says follows from the number of samples."""
+"""Size of a .npy header of one axis; never parsed, since what it says follows from the number of samples."""
 
 
 _AGAIN = "run: forebay preprocess CONFIG --rebuild"
@@ -66,7 +66,7 @@ class CheckedArray:
         self._is_right = np.full(wanted, sums is None)
 
     def require(self, index: int) -> None:
-        """Raises CacheCorruptError, with file and offset, where the items around `index` are not those that were written."""
+        """Raises CacheCorruptError, with file and offset, where the items around `index` are not those written."""
         chunk = index // self._chunk_items
         if not self._is_right[chunk]:
             self._check(chunk)
@@ -89,8 +89,8 @@ class CheckedArray:
         computed = _sum(self.array, start, self._chunk_items)
         if computed != stored:
             raise CacheCorruptError(
-                f"{self._path}: items from {start} on (byte {start * self.array.itemsize} of the array): stored xxh3-64 "
-                f"{stored:016x}, computed {computed:016x}; {self._again}"
+                f"{self._path}: items from {start} on (byte {start * self.array.itemsize} of the array): stored "
+                f"xxh3-64 {stored:016x}, computed {computed:016x}; {self._again}"
             )
         self._is_right[chunk] = True
 
@@ -102,7 +102,7 @@ def slot_sums(slots: Array) -> dict[str, list[str]]:
 
 
 def open_slots(folder: AnyFolder, entry: Mapping[str, Any], *, length: int, verify: bool) -> CheckedArray:
-    """Returns the slots of a cache, int64 [length], mapped; the size of the file is checked, with `verify` its content too.
+    """Returns the slots of a cache, int64 [length], mapped; the file's size is checked, with `verify` its content too.
 
     Raises CacheCorruptError where the file is missing or not the one that the entry describes.
     """

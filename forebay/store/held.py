@@ -1,8 +1,8 @@
-"""A cache's folder held open: what a rebuild puts at its path afterwards is another folder, and this one stays readable.
+"""A cache's folder held open: a rebuild puts another folder at its path, and this one stays readable.
 
 Files are found by the folder's descriptor, so that all of them are of one state. While somebody reads, a shared lock on
-metadata.json postpones the removal of a folder that was replaced. The lock only keeps a reader going: where a file system
-has none, files that are gone are a CacheReplacedError.
+metadata.json postpones the removal of a folder that was replaced. The lock only keeps a reader going: where a file
+system has none, files that are gone are a CacheReplacedError.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Literal
 from forebay.errors import CacheError, CacheNotFoundError, CacheReplacedError
 
 _LEASE = "metadata.json"
-"""The file that readers lock: unlike the folder it can be opened for writing, without which NFS locks nothing exclusively."""
+"""The file that readers lock: unlike the folder it can be opened for writing, which NFS needs for exclusive locks."""
 
 
 class HeldFolder:
@@ -54,7 +54,7 @@ class HeldFolder:
 
 @dataclass(frozen=True, slots=True)
 class HeldFile:
-    """A file of a held folder, read as a `Path` is, and shown as its path. What is no regular file is never followed."""
+    """A file of a held folder, read and shown as a `Path` is. What is no regular file is never followed."""
 
     folder: HeldFolder
     place: str
@@ -66,7 +66,7 @@ class HeldFile:
 
     @property
     def parent(self) -> Path:
-        """Of `path`."""
+        """The folder of `path`."""
         return self.path.parent
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class HeldFile:
             raise
 
     def open(self, mode: Literal["rb"] = "rb", buffering: Literal[0] = 0) -> io.FileIO:  # noqa: ARG002  as of a Path
-        """Opens it for reading, unbuffered. Raises CacheReplacedError where it is gone with its folder, else OSError."""
+        """Opens it for reading, unbuffered; CacheReplacedError where it is gone with its folder, else OSError."""
         try:
             return io.FileIO(self.place, "rb", opener=self._open)
         except FileNotFoundError as err:
@@ -99,7 +99,8 @@ class HeldFile:
     def _raise_replaced(self, err: FileNotFoundError) -> None:
         if self.folder.is_replaced():
             raise CacheReplacedError(
-                f"{self.folder} was replaced or removed after it had been opened, and {self.place} of it is gone; open it again"
+                f"{self.folder} was replaced or removed after it had been opened, and {self.place} of it is gone; "
+                "open it again"
             ) from err
 
 

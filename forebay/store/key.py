@@ -1,7 +1,4 @@
-"""The key: what a cache's values are named by.
-
-Canonical JSON and its digest: the form in which documents are named by content.
-"""
+"""The key that names a cache's values, and canonical JSON with its digest, by which documents are named."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ ABSENT = "(absent)"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeKey:
-    """A recipe, its document and the digest of that: all of a key that a miss needs, known without touching raw data."""
+    """A recipe, its document and its digest: all of a key that a miss needs, known without touching raw data."""
 
     recipe: AnyRecipe
     document: dict[str, Any]

@@ -30,7 +30,7 @@ from forebay.store.temporary import TEMPORARY_MARK
 logger = logging.getLogger(__name__)
 
 CONFINED = "confined"
-"""In the metadata of a cache that was built under `source.confined`: no source of it lay outside of its manifest's folder."""
+"""In the metadata of a cache built under `source.confined`: no source lay outside of its manifest's folder."""
 SOURCES_NAME = "sources.parquet"
 """The list of its source files beside a cache's metadata.json."""
 
@@ -85,7 +85,7 @@ _RANK: dict[SourceState, int] = {"unknown": 0, "changed": 1, "absent": 2, "same"
 
 
 def sealed_caches(root: Path) -> list[Sealed]:
-    """Returns every sealed cache directly under a root, the newest first; what cannot be read is logged and left out."""
+    """Returns every sealed cache directly under a root, newest first; what cannot be read is logged and left out."""
     found: list[tuple[int, Sealed]] = []
     if not root.is_dir():
         return []
@@ -109,9 +109,10 @@ def find_cache(config: Config, *, may_hash: bool = True, memo: Memo | None = Non
     """Returns the cache whose key is the config's, or the nearest cache and how it differs.
 
     Caches are filtered by recipe first. Of those left, sources are compared by the memo: a stat a file, and a read only
-    for a file that the memo does not know (never where `may_hash` is false). `loader.cache_dir` names a cache outright; its
-    recipe and sources are compared all the same.
-    Raises ConfigError where the config's own files are missing, CacheMismatchError where `loader.cache_dir` is another recipe.
+    for a file that the memo does not know (never where `may_hash` is false). `loader.cache_dir` names a cache outright;
+    its recipe and sources are compared all the same.
+    Raises ConfigError where the config's own files are missing, CacheMismatchError where `loader.cache_dir` is another
+    recipe.
     """
     recipe = recipe_key(config)
     sealed = _named_cache(config) if config.loader.cache_dir else sealed_caches(config.cache_root)
@@ -141,7 +142,7 @@ def find_cache(config: Config, *, may_hash: bool = True, memo: Memo | None = Non
 
 
 def not_found_message(config: Config, lookup: Lookup) -> str:
-    """Returns what to tell a user who has no cache: key, folder searched, the nearest cache and how it differs, what to run."""
+    """Returns what to tell a user without a cache: key, folder searched, nearest cache, how it differs, what to run."""
     text = f"no cache for recipe {lookup.recipe.key[:SHORT]} in {config.cache_root}"
     if lookup.nearest is not None:
         fields = "; ".join(
@@ -187,20 +188,22 @@ def _candidates(config: Config, recipe: RecipeKey, sealed: Sequence[Sealed]) -> 
 
 
 def _require_confined(config: Config, cache: Sealed, sources: Sequence[StoredSource]) -> None:
-    """Raises CacheMismatchError under `source.confined` for a cache that may hold what lay outside of the manifest's folder."""
+    """Raises CacheMismatchError under `source.confined` for a cache that may hold files from elsewhere."""
     for source in sources if config.source.confined else ():
         path = path_of(config, source)
         if path is None or source.xxh3_128 == ABSENT:
             continue
         if (real := leads_out(path, config.source.manifests[source.entry])) is not None:
             raise CacheMismatchError(
-                f"{cache.folder}: it was made of {source.name!r}, which is {str(real)!r}; source.confined allows no place outside "
-                "of the manifest's folder: move the file there, or set source.confined = false for a cache that you trust"
+                f"{cache.folder}: it was made of {source.name!r}, which is {str(real)!r}; source.confined allows no "
+                "place outside of the manifest's folder: move the file there, or set source.confined = false for a "
+                "cache that you trust"
             )
         if not path.is_file() and cache.metadata.get(CONFINED) is not True:
             raise CacheMismatchError(
-                f"{cache.folder}: {source.name!r} is not here, and the cache was built without source.confined, so nothing "
-                "says where it lay; put the raw data back, or set source.confined = false for a cache that you trust"
+                f"{cache.folder}: {source.name!r} is not here, and the cache was built without source.confined, so "
+                "nothing says where it lay; put the raw data back, or set source.confined = false for a cache that "
+                "you trust"
             )
 
 
@@ -216,9 +219,9 @@ def failures_of(config: Config, cache: Sealed) -> str | None:
         return None
     reasons = ", ".join(f"{reason} {number}" for reason, number in failed.items())
     return (
-        f"{cache.folder} was sealed with {count} of {rows} samples bad ({reasons}), and run.max_failed_share = {share} allows "
-        f"{int(share * rows)}; they are listed in {cache.folder / 'rejected.jsonl'}; mend them, or allow as many: "
-        f"forebay preprocess {config.path} --set run.max_failed_share={min(1.0, 2 * count / rows):.3g}"
+        f"{cache.folder} was sealed with {count} of {rows} samples bad ({reasons}), and run.max_failed_share = {share} "
+        f"allows {int(share * rows)}; they are listed in {cache.folder / 'rejected.jsonl'}; mend them, or allow as "
+        f"many: forebay preprocess {config.path} --set run.max_failed_share={min(1.0, 2 * count / rows):.3g}"
     )
 
 

@@ -63,7 +63,7 @@ class Memo:
                 self._entries[stat] = _Entry(hashed_at_ns, digests[32 * number : 32 * number + 32])
 
     def known(self, path: Path) -> str | None:
-        """Returns the hash of a file as it is now, or None where it has to be read. Raises OSError where it is absent."""
+        """Returns the hash of a file as it is now; None where it has to be read, OSError where it is absent."""
         found = self._known(path)
         return None if found is None else found.xxh3_128
 
@@ -116,7 +116,8 @@ class Memo:
         return Hashed(stat, entry.hashed_at_ns, entry.xxh3_128)
 
     def _save(self) -> None:
-        # Another builder may have saved since: take its entries in. What two writers lose to each other is hashed again.
+        # Another builder may have saved since: take its entries in. What two writers lose to each other is hashed
+        # again.
         self.add_file(self.path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +136,7 @@ class Hashed:
 
 
 def hash_now(path: Path) -> Hashed:
-    """Returns the hash of a file by reading it, and the stat of the very file that was read: `path` may become another one.
+    """Returns the hash of a file by reading it, and the stat of the file that was read: `path` may become another one.
 
     A file that changes meanwhile is read again. One that goes on changing gets an entry that never matches again.
     """

@@ -1,6 +1,7 @@
 """metadata.json of a cache or plan folder: a document with its own checksum and the checksums of the arrays beside it.
 
-What the metadata of a cache must hold before anything is believed: its checksum proves no good will.
+A checksum only shows damage: somebody else may have signed a document that forebay never writes. What the metadata of a
+cache says is therefore compared with what forebay writes before anything is read by it.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def _text(document: Mapping[str, Any]) -> bytes:
 def read_metadata(folder: AnyFolder, *, format_version: int) -> dict[str, Any]:
     """Returns the document of a folder.
 
-    Raises CacheNotFoundError where there is no folder, CacheIncompleteError where it is not sealed, CacheCorruptError where
-    the file is not, byte for byte, what was written, and CacheMismatchError where a newer forebay wrote it.
+    Raises CacheNotFoundError where there is no folder, CacheIncompleteError where it is not sealed, CacheCorruptError
+    where the file is not, byte for byte, what was written, and CacheMismatchError where a newer forebay wrote it.
     """
     path = folder / FILE_NAME
     data = _read(path)
@@ -117,7 +118,7 @@ def save_file(folder: Path, name: str, data: bytes | memoryview) -> dict[str, An
 
 
 def load_array(folder: AnyFolder, name: str, entry: Mapping[str, Any], *, verify: bool) -> Array:
-    """Returns a .npy file as a read-only memory map, after checking its size, and its content where `verify` says so."""
+    """Returns a .npy file as a read-only memory map after checking its size, and with `verify` its content."""
     check_file(folder / name, entry, verify=verify)
     try:
         with (folder / name).open("rb", buffering=0) as file:
@@ -143,7 +144,7 @@ def _mapped(file: io.FileIO) -> Array:
 
 
 def check_file(path: AnyFile, entry: Mapping[str, Any], *, verify: bool) -> None:
-    """Raises CacheCorruptError where a file is missing, has another size, or (`verify`) other bytes than its entry says.
+    """Raises CacheCorruptError where a file is missing or not of its entry's size, with `verify` of its bytes.
 
     What is no regular file is refused: a link leads out of the cache, a named pipe or a device has no end.
     """
@@ -164,8 +165,8 @@ def check_file(path: AnyFile, entry: Mapping[str, Any], *, verify: bool) -> None
 def read_regular(path: AnyFile) -> bytes:
     """Returns the bytes of a document in a folder of ours.
 
-    Raises CacheCorruptError where it is no regular file (a pipe or a device has no end) or larger than any that is written,
-    OSError where it cannot be read.
+    Raises CacheCorruptError where it is no regular file (a pipe or a device has no end) or larger than any that is
+    written, OSError where it cannot be read.
     """
     size = regular_size(path)
     if size > _MAX_BYTES:
@@ -178,7 +179,8 @@ def regular_size(path: AnyFile) -> int:
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode):
         raise CacheCorruptError(
-            f"{path} is {stat.filemode(status.st_mode)}, no regular file, which forebay never writes; put a copy in its place"
+            f"{path} is {stat.filemode(status.st_mode)}, no regular file, which forebay never writes; "
+            "put a copy in its place"
         )
     return status.st_size
 
@@ -211,7 +213,7 @@ _DESCRIPTION: Mapping[str, Check] = {
     "split": TEXT,
     "unused_fields": map_of(COUNT),
 }
-"""What opening needs not, and a report shows."""
+"""What a report shows, and opening does not need."""
 
 
 _AUDIO = record({"sample_rate_hz": POSITIVE})
@@ -259,12 +261,12 @@ def groups_of(fields: Iterable[FieldSpec]) -> tuple[Group, ...]:
 
 
 def check_found(folder: Path, metadata: Mapping[str, Any]) -> None:
-    """Returns where metadata holds what a cache is found and compared by. Raises CacheCorruptError."""
+    """Raises CacheCorruptError where metadata lacks what a cache is found and compared by."""
     _require_form(_FOUND, folder, metadata)
 
 
 def check_description(folder: Path, metadata: Mapping[str, Any]) -> None:
-    """Returns where the metadata of an opened cache describes it wholly, as a report needs it. Raises CacheCorruptError."""
+    """Raises CacheCorruptError where a cache's metadata does not describe it wholly, as a report needs it."""
     _require_form(record(_DESCRIPTION), folder, metadata)
     _require_form(_CLIPPED, folder, metadata["recipe"])
     constants, lengths = metadata["constants"], {"num_tokens"}

@@ -22,8 +22,8 @@ from forebay.store.shard import Shard
 class SampleColumns:
     """The stored columns of a cache that have a row a sample, handed out in the order of the samples.
 
-    fields: those of the row table. num_shards: of each group. slots: int64 [num_samples]. shard: opens one. no_such_row:
-    gives the error for a sample (index, slot) whose slot leads nowhere.
+    fields: those of the row table. num_shards: of each group. slots: int64 [num_samples]. shard: opens one.
+    no_such_row: gives the error for a sample (index, slot) whose slot leads nowhere.
     """
 
     fields: Mapping[str, FieldSpec]
@@ -71,7 +71,7 @@ def row_table(columns: SampleColumns, lengths: Mapping[str, Array], *, rate_hz: 
 
 
 def rate_of(folder: Path, constants: Mapping[str, Any], lengths: Mapping[str, Array]) -> int:
-    """Returns the sample rate of a cache with audio. Raises CacheCorruptError for a signed document that says nothing of it."""
+    """Returns the sample rate of a cache with audio; CacheCorruptError for a signed document that has none."""
     rate = constants.get("sample_rate_hz")
     if not isinstance(rate, int) or rate < 1 or "num_audio_samples" not in lengths:
         raise CacheCorruptError(

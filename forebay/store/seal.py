@@ -18,8 +18,7 @@ from forebay.store.files import fsync_folder, link_or_copy
 from forebay.store.held import is_held
 from forebay.store.layout import FORMAT_VERSION, Array, FieldSpec, Group, format_of
 from forebay.store.metadata import check_file, read_metadata, save_array, save_file, write_metadata
-from forebay.store.shard import ShardEntry, shard_fields
-from forebay.store.shard_table import shard_name, to_table
+from forebay.store.shard import ShardEntry, shard_fields, shard_name, to_table
 from forebay.store.temporary import temporary_name
 
 logger = logging.getLogger(__name__)
@@ -32,7 +31,8 @@ _RENAME_EXCHANGE = 2
 class Contents:
     """What a cache is sealed from.
 
-    shards: file and entry of every shard by group, as many of each; those of a cache without media are of text alone. arrays, files: what stands beside metadata.json, by name.
+    shards: file and entry of every shard by group, as many of each; those of a cache without media are of text alone.
+    arrays, files: what stands beside metadata.json, by name.
     document: the rest of metadata.json.
     """
 
@@ -46,9 +46,9 @@ class Contents:
 def seal(folder: Path, contents: Contents, *, scratch: Path, replace: bool = False) -> bool:
     """Makes `folder` a sealed cache; says whether this call did, and not another builder before it.
 
-    scratch: a folder on the same file system where it is assembled. replace: swap it with what stands at `folder`, which
-    readers that have it open go on reading: it is removed when they are done, by a later run's sweep. What stands there
-    unsealed or with damaged metadata is replaced anyway.
+    scratch: a folder on the same file system where it is assembled. replace: swap it with what stands at `folder`,
+    which readers that have it open go on reading: it is removed when they are done, by a later run's sweep. What stands
+    there unsealed or with damaged metadata is replaced anyway.
     Raises CacheMismatchError where a newer forebay sealed it.
     """
     assembled = scratch / temporary_name(Path(folder.name)).name
@@ -98,7 +98,7 @@ def _publish(assembled: Path, folder: Path, *, replace: bool) -> bool:
 
 
 def _replace(assembled: Path, folder: Path) -> None:
-    """Puts a folder in the place of another one, which stays beside it, under a name that is swept, as long as it is read."""
+    """Puts a folder in the place of another, which stays beside it under a name that is swept, while it is read."""
     aside = temporary_name(folder)
     os.rename(assembled, aside)
     try:
@@ -111,7 +111,7 @@ def _replace(assembled: Path, folder: Path) -> None:
 
 
 def _is_sealed(folder: Path) -> bool:
-    """Whether another builder was here. A folder whose metadata is damaged would otherwise stand in the way for ever."""
+    """Whether another builder was here; a folder with damaged metadata would otherwise stand in the way for ever."""
     try:
         document = read_metadata(folder, format_version=FORMAT_VERSION)
         for name, entry in document["files"].items():

@@ -1,8 +1,10 @@
 """One shard: many samples of one field group in one `.tdz` file, written once and read through one mapping.
 
-Members: `values/<field>` (all samples' values concatenated), `offsets/<field>` int64 [rows + 1] into it, and `sample_hash`
-int64 [rows] (xxh3-64 of a row's tensor fields). A row that failed or was left out keeps its place with no values and a
-reason in the table field `failure`, so that the shards of both groups have the same rows.
+Members: `values/<field>` (all samples' values concatenated), `offsets/<field>` int64 [rows + 1] into it, and
+`sample_hash` int64 [rows] (xxh3-64 of a row's tensor fields). A row that failed or was left out keeps its place with no
+values and a reason in the table field `failure`, so that the shards of both groups have the same rows.
+
+The shard table of a group has one fixed-size record a shard, kept as .npy so that opening a cache parses nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from forebay.store.tdz import END_SIGNATURE, END_SIZE, LOCAL_SIGNATURE, Parts, s
 
 Span = tuple[int, int, int]
 TensorColumns = tuple[tuple[str, Array, memoryview], ...]
-"""Of every tensor field: name, all rows' values, int64 offsets of the rows into them."""
+"""Name of every tensor field, its values of all rows, int64 offsets of the rows into these values."""
 
 _STREAMED_BYTES = 16 * 1024
 """Rows of a field that are as large as this on average are written one by one."""
@@ -80,8 +82,9 @@ def write_shard(
 ) -> ShardEntry:
     """Writes a shard, complete or absent.
 
-    fields: of one group, as `shard_fields` gives them. rows: values by field name (arrays [n, *shape]; str or number for
-    table fields), or the reason why the row has none. Table values may be kept beside a reason: `{"failure": reason, ...}`.
+    fields: of one group, as `shard_fields` gives them. rows: values by field name (arrays [n, *shape]; str or number
+    for table fields), or the reason why the row has none. Table values may be kept beside a reason: `{"failure":
+    reason, ...}`.
     """
     values = [{"failure": row} if isinstance(row, str) else row for row in rows]
     tensors: list[list[Array]] = []
@@ -151,8 +154,8 @@ class Shard:
     def __init__(self, path: AnyFile, entry: ShardEntry, fields: Sequence[FieldSpec]) -> None:
         """Maps the file and checks its size and both ends, not its content.
 
-        Raises CacheCorruptError where the file is missing or not the one that the entry describes, CacheReplacedError where it
-        is gone with the folder that held it.
+        Raises CacheCorruptError where the file is missing or not the one that the entry describes, CacheReplacedError
+        where it is gone with the folder that held it.
         """
         self.path = path if isinstance(path, Path) else path.path
         self.entry = entry
@@ -190,12 +193,13 @@ class Shard:
         stored = int(self.hashes[index])
         if computed != stored:
             raise CacheCorruptError(
-                f"{self.path} row {index} (bytes from {self._first_byte(index)}): stored xxh3-64 {stored & (2**64 - 1):016x}, "
-                f"computed {computed & (2**64 - 1):016x}; run: forebay preprocess CONFIG --verify, it makes this shard again"
+                f"{self.path} row {index} (bytes from {self._first_byte(index)}): stored xxh3-64 "
+                f"{stored & (2**64 - 1):016x}, computed {computed & (2**64 - 1):016x}; "
+                "run: forebay preprocess CONFIG --verify, it makes this shard again"
             )
 
     def column(self, name: str) -> tuple[Array, Array]:
-        """Returns values [total, *shape] and offsets int64 [rows + 1] of a field, after checking the members' CRC-32."""
+        """Returns a field's values [total, *shape] and offsets int64 [rows + 1], after checking their CRC-32."""
         values, view = self._columns[self._index(name)]
         offsets = np.asarray(view, np.int64)
         checksums = self._checksums
@@ -287,3 +291,74 @@ def _column(mapping: mmap.mmap, entry: ShardEntry, field: FieldSpec, span: Span)
     # A memoryview gives Python ints at half the cost of numpy scalars, and this is read twice a field and sample.
     offsets = memoryview(mapping)[offsets_offset : offsets_offset + 8 * (entry.rows + 1)].cast("q")
     return values, offsets
+
+
+def table_dtype(num_fields: int) -> np.dtype[Any]:
+    """Returns the record of one shard; digests and keys as raw bytes."""
+    return np.dtype(
+        [
+            ("key", "V32"),
+            ("xxh3_128", "V16"),
+            ("size_bytes", "<i8"),
+            ("rows", "<i8"),
+            ("hash_offset", "<i8"),
+            ("spans", "<i8", (num_fields, 3)),
+        ]
+    )
+
+
+def to_table(entries: Sequence[ShardEntry], num_fields: int) -> Array:
+    """Returns the table of these shards."""
+    table = np.zeros(len(entries), table_dtype(num_fields))
+    for record, entry in zip(table, entries, strict=True):
+        record["key"] = np.void(bytes.fromhex(entry.key))
+        record["xxh3_128"] = np.void(bytes.fromhex(entry.xxh3_128))
+        record["size_bytes"], record["rows"], record["hash_offset"] = entry.size_bytes, entry.rows, entry.hash_offset
+        record["spans"] = entry.spans
+    return table
+
+
+def entry_of(table: Array, index: int) -> ShardEntry:
+    """Returns the entry of one shard."""
+    record = table[index]
+    return ShardEntry(
+        key=record["key"].tobytes().hex(),
+        xxh3_128=record["xxh3_128"].tobytes().hex(),
+        size_bytes=int(record["size_bytes"]),
+        rows=int(record["rows"]),
+        hash_offset=int(record["hash_offset"]),
+        spans=_spans(record["spans"].tolist()),
+    )
+
+
+def shard_name(group: str, index: int) -> str:
+    """Returns the path of a shard inside its cache."""
+    return f"{group}/{index:05d}.tdz"
+
+
+def entry_to_json(entry: ShardEntry) -> dict[str, Any]:
+    """Returns the entry as kept in the receipt of a shard that is not sealed yet."""
+    return {
+        "key": entry.key,
+        "size_bytes": entry.size_bytes,
+        "xxh3_128": entry.xxh3_128,
+        "rows": entry.rows,
+        "hash_offset": entry.hash_offset,
+        "spans": [list(span) for span in entry.spans],
+    }
+
+
+def entry_from_json(document: dict[str, Any]) -> ShardEntry:
+    """Returns the entry of a receipt. Raises KeyError, TypeError or ValueError where it is not one."""
+    return ShardEntry(
+        key=str(document["key"]),
+        size_bytes=int(document["size_bytes"]),
+        xxh3_128=str(document["xxh3_128"]),
+        rows=int(document["rows"]),
+        hash_offset=int(document["hash_offset"]),
+        spans=_spans(document["spans"]),
+    )
+
+
+def _spans(rows: Sequence[Sequence[int]]) -> tuple[Span, ...]:
+    return tuple((int(values), int(count), int(offsets)) for values, count, offsets in rows)

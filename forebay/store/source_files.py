@@ -1,6 +1,6 @@
-"""The source files of a config, by name and by content: which files a listing has, and what a sealed cache was made of.
+"""The source files of a config: which files a listing has, and whether they are those that a cache was made of.
 
-Whether the raw data that is here is what a cache was made of: by listing, size and memo, and by reading where none knows.
+They are compared by name, size and remembered hash, and read only where no hash is known.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ class SourceFile:
     """One file whose content defines samples.
 
     name: how it enters the key: POSIX, relative to the folder of its manifest; as the manifest writes it where it lies
-    outside. entry: which entry of `source.manifest` it belongs to. listed: it was found by expanding that entry (a manifest,
-    a tar of a folder), not named inside such a file. stat: from before it was read; None where there was none, or nobody has
-    looked yet. xxh3_128: of the bytes that were read then; empty where they are not known. Neither says which file it is.
+    outside. entry: which entry of `source.manifest` it belongs to. listed: it was found by expanding that entry (a
+    manifest, a tar of a folder), not named inside such a file. stat: from before it was read; None where there was
+    none, or nobody has looked yet. xxh3_128: of the bytes that were read then; empty where they are not known. Neither
+    says which file it is.
     """
 
     name: str
@@ -125,7 +126,7 @@ def _expand(source: SourceConfig, path: Path) -> list[Path]:
 
 
 def hf_splits(folder: Path) -> list[str]:
-    """Returns the splits that an `hf` folder has, sorted: folders of a DatasetDict, or what files of the Hub are named after.
+    """Returns the splits that an `hf` folder has, sorted: folders of a DatasetDict, or what files are named after.
 
     Empty where it has none: then all of its files are one data set.
     """
@@ -239,7 +240,7 @@ def compare_sources(
 def source_differences(
     config: Config, stored: Sequence[StoredSource], names: Sequence[str], memo: Memo
 ) -> list[dict[str, Any]]:
-    """Returns how the sources of these names differ, as `{"field", "wanted", "stored"}`: hashes, or sizes where none is known."""
+    """Returns how the sources of these names differ, as `{"field", "wanted", "stored"}`: hashes, or else sizes."""
     by_name = {source.name: source for source in stored}
     return [_source_difference(config, by_name.get(name), name, memo) for name in names]
 

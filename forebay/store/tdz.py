@@ -1,8 +1,8 @@
 """The archive form of tensordict (`.tdz`): a stored zip with one 64-byte aligned member an array.
 
-Ours are always 64-byte aligned, zip64, with CRC-32 filled in and the root's meta.json last, so that a truncated file has
-no root. Byte layout: APPNOTE.TXT 6.3.10 of PKWARE, sections 4.3.7, 4.3.12, 4.3.14 to 4.3.16 and 4.5.3; the padding block
-(id 0x6474) and the meaning of meta.json: tensordict 0.15, `tensordict/_archive.py`.
+Ours are always 64-byte aligned, zip64, with CRC-32 filled in and the root's meta.json last, so that a truncated file
+has no root. Byte layout: APPNOTE.TXT 6.3.10 of PKWARE, sections 4.3.7, 4.3.12, 4.3.14 to 4.3.16 and 4.5.3; the padding
+block (id 0x6474) and the meaning of meta.json: tensordict 0.15, `tensordict/_archive.py`.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class Written:
 def write_tdz(path: Path, arrays: Mapping[str, np.ndarray[Any, Any] | Parts]) -> Written:
     """Writes arrays as one archive, complete or absent, and returns its digest and offsets.
 
-    arrays: by name; `a/b` puts `b` into the nested TensorDict `a` (one level). The bytes depend on names, order, dtypes,
-    shapes and values alone, not on strides, byte order or where `Parts` are divided.
+    arrays: by name; `a/b` puts `b` into the nested TensorDict `a` (one level). The bytes depend on names, order,
+    dtypes, shapes and values alone, not on strides, byte order or where `Parts` are divided.
     Raises TypeError for a dtype that is not in `TORCH_DTYPES`.
     """
     members = _members(arrays)

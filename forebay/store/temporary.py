@@ -20,8 +20,8 @@ TEMPORARY_MARK = ".tmp-"
 
 _OURS = re.compile(re.escape(TEMPORARY_MARK) + r"(?P<place>[0-9a-f]{8})-(?P<pid>[0-9a-f]+)-[0-9a-f]{8}\Z")
 _OLD_S = 24 * 3600.0
-"""A file that nobody wrote to for this long is not being written. Only for those of other machines, whose processes are not
-seen from here."""
+"""A file that nobody wrote to for this long is not being written. Only for those of other machines, whose processes are
+not seen from here."""
 
 
 def temporary_name(path: Path) -> Path:
@@ -32,10 +32,10 @@ def temporary_name(path: Path) -> Path:
 def sweep(folder: Path) -> list[Path]:
     """Removes what writers that were killed left unfinished directly in a folder; returns what it removed.
 
-    What a process of this machine writes is left alone as long as a process of that number runs; what another machine, or
-    another container, writes, until it has not changed for a day by the clock of the file system. A cache that was replaced
-    and that somebody still reads is left to a later run. Foreign names, and a folder that cannot be written, are left as they
-    are.
+    What a process of this machine writes is left alone as long as a process of that number runs; what another machine,
+    or another container, writes, until it has not changed for a day by the clock of the file system. A cache that was
+    replaced and that somebody still reads is left to a later run. Foreign names, and a folder that cannot be written,
+    are left as they are.
     """
     removed: list[Path] = []
     with contextlib.suppress(OSError):

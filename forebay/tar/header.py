@@ -1,6 +1,6 @@
-"""One 512-byte tar header: its numbers, its name, its checksum. POSIX.1-1988 (ustar), v7 and GNU forms.
+"""One 512-byte tar header in its POSIX.1-1988 (ustar), v7 and GNU forms: its numbers, its name, its checksum.
 
-Extended headers: GNU long names and PAX records, and what they change about the member that follows.
+Extended headers, GNU long names and PAX records, change what is said about the member that follows.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def current_index(tar_path: str | os.PathLike[str], *, cache_root: str | os.Path
 
 
 def is_indexed(tar_path: str | os.PathLike[str], *, cache_root: str | os.PathLike[str]) -> bool:
-    """Says whether a tar has an index, kept or exported; also one that a scan will replace since the tar is too young."""
+    """Whether a tar has an index, kept or exported; also one that a scan will replace since the tar is too young."""
     index, _ = _kept(tar_path, cache_root)
     return index is not None or load_json(tar_path) is not None
 

@@ -1,4 +1,4 @@
-"""The members of one tar as flat arrays: 16 bytes a member in the form that is read by row, names decoded when asked."""
+"""The members of one tar as flat arrays: 16 bytes a member, read by row; names are decoded when asked."""
 
 from __future__ import annotations
 

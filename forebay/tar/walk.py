@@ -43,7 +43,8 @@ class Run:
     regular file within the file's end (or a PAX header of no consequence), in order, each with what extended headers
     said about it.
     stop: why the walk ended: `full`, `zeros`, `end`, `truncated`, `bad_size` or `globals`; next: where to go on.
-    pending: extended headers whose member did not come yet. defaults: what a global header asks for, where `stop` says so.
+    pending: extended headers whose member did not come yet. defaults: what a global header asks for, where `stop` says
+    so.
     """
 
     starts: list[int] = field(default_factory=list)
@@ -59,9 +60,9 @@ class Run:
 class _Window:
     """The part of the file that was read last: `data`, which begins at `base` in the file.
 
-    It grows while headers follow each other closely. Where data is stepped over it falls back to one block, or to as much
-    as the headers behind the last step took (a clip's and its transcript's, an extended header and its member's): in
-    memory but not in the CPU's cache, a read of 512 bytes costs 1.2 us, of 4 KiB 4.6.
+    It grows while headers follow each other closely. Where data is stepped over it falls back to one block, or to as
+    much as the headers behind the last step took (a clip's and its transcript's, an extended header and its member's):
+    in memory but not in the CPU's cache, a read of 512 bytes costs 1.2 us, of 4 KiB 4.6.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -88,7 +89,7 @@ class _Window:
 
     @property
     def is_lone(self) -> bool:
-        """Whether one header was all that there was at each of the last steps; `fill` would change nothing but `data`."""
+        """Whether each of the last steps found one header alone; `fill` would change nothing but `data`."""
         return self._is_step and self._width == BLOCK
 
     def read(self, offset: int, size: int, *, last_start: int) -> bytes:

@@ -15,7 +15,7 @@ import numpy as np
 from forebay.errors import CacheError
 from forebay.store.cache import open_cache
 from forebay.store.layout import GROUPS
-from forebay.store.shard_table import shard_name
+from forebay.store.shard import shard_name
 from forebay.store.verify import quick_problems, verify_folder
 from tests.faults.row import Row, dice
 from tests.golden import make_v1_vision as golden

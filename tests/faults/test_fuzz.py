@@ -19,7 +19,7 @@ from forebay.store.cache import open_cache
 from forebay.store.key import canonical_json
 from forebay.store.lookup import sealed_caches
 from forebay.store.metadata import write_metadata
-from forebay.store.shard_table import shard_name, to_table
+from forebay.store.shard import shard_name, to_table
 from forebay.store.verify import verify_folder
 from forebay.tar.index import load_index
 from tests.faults.children import Children, serving

@@ -19,8 +19,7 @@ from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import GROUPS, Group
 from forebay.store.metadata import load_array
 from forebay.store.seal import Contents, seal
-from forebay.store.shard import ShardEntry
-from forebay.store.shard_table import shard_name
+from forebay.store.shard import ShardEntry, shard_name
 from forebay.store.temporary import sweep
 from tests.faults.children import Children
 from tests.faults.row import Row, dice, made

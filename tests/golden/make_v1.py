@@ -15,8 +15,7 @@ import numpy as np
 from forebay.store.key import digest
 from forebay.store.layout import GROUPS, FieldSpec, Group
 from forebay.store.seal import Contents, seal
-from forebay.store.shard import ShardEntry, shard_fields, write_shard
-from forebay.store.shard_table import shard_name
+from forebay.store.shard import ShardEntry, shard_fields, shard_name, write_shard
 from forebay.store.source_files import ABSENT, StoredSource, dump_sources
 
 FOLDER = Path(__file__).parent / "v1"

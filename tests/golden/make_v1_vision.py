@@ -20,8 +20,7 @@ from forebay.store.image.settings import ImageSettings
 from forebay.store.key import digest
 from forebay.store.layout import GROUPS, Group
 from forebay.store.seal import Contents, seal
-from forebay.store.shard import ShardEntry, shard_fields, write_shard
-from forebay.store.shard_table import shard_name
+from forebay.store.shard import ShardEntry, shard_fields, shard_name, write_shard
 
 FOLDER = Path(__file__).parent / "v1_vision"
 """Holds the caches and `expected.json`."""

@@ -24,7 +24,7 @@ def error_of(code: int, path: object) -> OSError:
 
 
 class Faults:
-    """Counts the calls that make files, and lets the `fail_at`-th of them raise `OSError(code)`, or `Killed` for code 0.
+    """Counts the calls that make files; the `fail_at`-th of them raises `OSError(code)`, or `Killed` for code 0.
 
     Writes and closes are those of files that were opened for writing, unbuffered. `seen` names every call in order.
     """

@@ -15,8 +15,7 @@ from forebay.store.key import SourceDigest, cache_key, digest, folder_name, reci
 from forebay.store.layout import GROUPS, FieldSpec, Group
 from forebay.store.memo import Memo
 from forebay.store.seal import Contents, seal
-from forebay.store.shard import ShardEntry, shard_fields, write_shard
-from forebay.store.shard_table import shard_name
+from forebay.store.shard import ShardEntry, shard_fields, shard_name, write_shard
 from forebay.store.source_files import ABSENT, SourceFile, StoredSource, dump_sources, listed_files
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "demo" / "speech" / "model"
@@ -37,7 +36,7 @@ def raw_data(folder: Path, *, num_tars: int = 2) -> Path:
 
 
 def config_of(root: Path, **sections: dict[str, Any]) -> Config:
-    """Returns the config of `root`/config.toml: tars in `root`/data, caches in `root`/caches; sections are merged in."""
+    """Returns the config of `root`/config.toml: tars in `root`/data, caches in `root`/caches, sections merged in."""
     document: dict[str, Any] = {
         "name": "made_up",
         "source": {"kind": "webdataset", "manifest": "data"},

@@ -16,8 +16,20 @@ from hypothesis import strategies as st
 from forebay.errors import CacheCorruptError, CacheError
 from forebay.store import shard as shard_module
 from forebay.store.layout import FieldSpec
-from forebay.store.shard import Shard, ShardEntry, failure_field, sample_hash, shard_fields, write_shard
-from forebay.store.shard_table import entry_from_json, entry_of, entry_to_json, shard_name, table_dtype, to_table
+from forebay.store.shard import (
+    Shard,
+    ShardEntry,
+    entry_from_json,
+    entry_of,
+    entry_to_json,
+    failure_field,
+    sample_hash,
+    shard_fields,
+    shard_name,
+    table_dtype,
+    to_table,
+    write_shard,
+)
 from tests.strategies import STORED_FIELDS, stored_rows
 
 KEY = "ab" * 32

@@ -18,7 +18,7 @@ def tree(folder: Path) -> dict[str, tuple[str, int, int]]:
 
 
 def flip(path: Path, position: int, mask: int = 1) -> None:
-    """Changes one byte of a file in a new inode, as repair must, so that hard links and mappings of it stay as they are."""
+    """Changes one byte of a file in a new inode, as repair must: hard links and mappings of it stay as they are."""
     data = bytearray(path.read_bytes())
     data[position] ^= mask
     path.unlink()

@@ -17,8 +17,7 @@ from forebay.store.image.settings import ImageSettings
 from forebay.store.key import digest
 from forebay.store.layout import GROUPS, Group
 from forebay.store.seal import Contents, seal
-from forebay.store.shard import ShardEntry, shard_fields, write_shard
-from forebay.store.shard_table import shard_name
+from forebay.store.shard import ShardEntry, shard_fields, shard_name, write_shard
 from tests.train.tiny_vl import CONSTANTS, MERGE_SIZE, PATCH_SIZE, WIDTH, FakeVlSource
 
 HALF = (0.5, 0.5, 0.5)

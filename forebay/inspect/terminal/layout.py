@@ -1,7 +1,4 @@
-"""Lines of a report: entries, wrapped text, tables.
-
-Numbers and names as a terminal shows them.
-"""
+"""Lines of a report as a terminal shows them: entries, wrapped text, tables, numbers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The report on a plan as lines for a terminal.
-
-The report on a usage log as lines for a terminal.
-"""
+"""The reports on a plan and on a usage log as lines for a terminal."""
 
 from __future__ import annotations
 
@@ -69,8 +66,9 @@ def usage_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     yield f"{printable(facts['file'])}: {facts['steps']:,} steps, up to {where}, seed {facts['seed']}"
     passes = facts["samples"] / facts["num_samples"]
     yield (
-        f"  {facts['samples']:,} samples in {facts['batches']:,} micro-batches, {passes:.2f} times the {facts['num_samples']:,} "
-        f"there are; {facts['repeats']:,} repeated in their epoch; padding {human_share(facts['padding'])}"
+        f"  {facts['samples']:,} samples in {facts['batches']:,} micro-batches, {passes:.2f} times "
+        f"the {facts['num_samples']:,} there are; {facts['repeats']:,} repeated in their epoch; "
+        f"padding {human_share(facts['padding'])}"
     )
     yield from (f"  nothing is recorded of steps {first + 1:,} to {last:,}" for first, last in facts["gaps"])
     for title in ("parts", "languages", "sources"):

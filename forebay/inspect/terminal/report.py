@@ -1,7 +1,4 @@
-"""The report on a cache as lines for a terminal: plain text, at most 100 columns where paths allow it.
-
-The parts of the report that only a cache of images has.
-"""
+"""The report on a cache as lines for a terminal: plain text, at most 100 columns where paths allow it."""
 
 from __future__ import annotations
 

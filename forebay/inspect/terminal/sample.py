@@ -1,23 +1,21 @@
-"""A sample of a cache of images as lines for a terminal.
-
-A pack as lines for a terminal.
-"""
+"""A sample, and a pack of samples, as lines for a terminal."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from forebay.inspect.pack import Pack
-from forebay.inspect.sample import ImageSample, StoredImage, row_lines, shown_ids, spoken, tensor_lines
-from forebay.inspect.terminal.layout import entry, human_share, paragraph, table
+from forebay.inspect.sample import ImageSample, Sample, StoredImage, spoken, summary
+from forebay.inspect.terminal.layout import entry, human_number, human_share, paragraph, table
 from forebay.inspect.terminal.report import beside_float32
+from forebay.store.layout import Array
 from forebay.visible import human_bytes, printable
 
-_SHOWN_APART = ("text", "images")
-"""Columns of the row that are shown as a conversation and a list of images."""
+_SHOWN_IDS = 64
 
 
 _REPEATED = re.compile(r"(<\|[^|<>]+\|>)\1{3,}")
@@ -26,19 +24,60 @@ _REPEATED = re.compile(r"(<\|[^|<>]+\|>)\1{3,}")
 _ROLE = 11
 
 
-def image_sample_lines(sample: ImageSample) -> Iterator[str]:
+def sample_lines(sample: Sample | ImageSample) -> Iterator[str]:
     """Yields a sample for a terminal."""
     yield f"sample {sample.index}"
-    yield from row_lines({name: value for name, value in sample.row.items() if name not in _SHOWN_APART})
+    yield from _row_lines({name: value for name, value in sample.row.items() if name not in _shown_apart(sample)})
     yield ""
-    yield from tensor_lines(sample.tensors)
-    yield ""
-    yield from image_lines(sample.images)
-    yield ""
-    yield "conversation"
-    yield from conversation_lines(sample.conversation)
-    yield ""
-    yield from _label_lines(sample.labels, learnt=sample.num_learnt)
+    yield from _tensor_lines(sample.tensors)
+    if isinstance(sample, ImageSample):
+        yield ""
+        yield from image_lines(sample.images)
+        yield ""
+        yield "conversation"
+        yield from conversation_lines(sample.conversation)
+        yield ""
+        yield from _learnt_lines(sample.labels, learnt=sample.num_learnt)
+    elif sample.labels is not None:
+        yield ""
+        yield from _prefix_lines(sample.labels)
+
+
+def _shown_apart(sample: Sample | ImageSample) -> tuple[str, ...]:
+    """Columns of the row that are shown as a conversation and a list of images."""
+    return ("text", "images") if isinstance(sample, ImageSample) else ()
+
+
+def _row_lines(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the cells of a row, one a line."""
+    width = max(map(len, row))
+    for name, value in row.items():
+        yield from paragraph(f"  {name:<{width}}  ", printable(value) if isinstance(value, str) else json.dumps(value))
+
+
+def _tensor_lines(tensors: Mapping[str, Array]) -> Iterator[str]:
+    """Yields dtype, shape and range of tensors as a table."""
+    yield f"{'fields':<18}{'dtype':<10}{'shape':<16}{'min':>12}{'max':>12}{'mean':>12}"
+    for name, value in tensors.items():
+        about = summary(value)
+        numbers = "".join(f"{human_number(about[key]):>12}" for key in ("min", "max", "mean"))
+        yield f"  {name:<16}{about['dtype']:<10}{about['shape']!s:<16}{numbers}"
+
+
+def _shown_ids(ids: Sequence[object]) -> str:
+    """Returns the first token ids, or groups of them."""
+    return ", ".join(map(str, ids[:_SHOWN_IDS])) + (", ..." if len(ids) > _SHOWN_IDS else "")
+
+
+def _prefix_lines(labels: Mapping[str, Any]) -> Iterator[str]:
+    ids, prefix_len = labels["ids"], labels["prefix_len"]
+    yield f"labels: {len(ids)} tokens, the first {prefix_len} are the prefix (not trained on)"
+    yield from paragraph("  ids      ", _shown_ids(ids))
+    if labels["note"]:
+        yield from paragraph("  text     ", printable(labels["note"]))
+        return
+    yield from paragraph("  text     ", printable(labels["text"]))
+    yield from paragraph("  special  ", printable(labels["with_special_tokens"]))
 
 
 def image_lines(images: Sequence[StoredImage], *, indent: str = "") -> Iterator[str]:
@@ -63,9 +102,9 @@ def conversation_lines(messages: Sequence[Mapping[str, Any]], *, indent: str = "
             head = " " * len(head)
 
 
-def _label_lines(labels: Mapping[str, Any], *, learnt: int) -> Iterator[str]:
+def _learnt_lines(labels: Mapping[str, Any], *, learnt: int) -> Iterator[str]:
     yield f"labels: {len(labels['ids']):,} tokens, {learnt:,} of them are learnt"
-    yield from paragraph("  ids      ", shown_ids(_grouped(labels["ids"])))
+    yield from paragraph("  ids      ", _shown_ids(_grouped(labels["ids"])))
     if labels["note"]:
         yield from paragraph("  text     ", printable(labels["note"]))
         return

@@ -1,6 +1,6 @@
-"""Which of Pillow's readers opens a file: seven formats, by their first bytes, and nothing else.
+"""Image files of seven formats, told apart by their first bytes: opened by Pillow's reader, measured by their headers.
 
-The size of an image from its header: what planning needs of every image before one is decoded.
+Planning needs the size of every image before one is decoded.
 """
 
 from __future__ import annotations
@@ -49,12 +49,13 @@ _QUIET = ("ignore", None, UserWarning, re.compile(r"PIL\."), 0)
 def open_image(file: BinaryIO, *, max_pixels: int, sample_id: str) -> ImageFile:
     """Returns the image of a file at its beginning, no pixel decoded: JPEG, PNG, WebP, GIF, BMP, TIFF or PPM.
 
-    The reader is called directly, not through `Image.open`: no other of Pillow's readers (EPS runs ghostscript) sees the
-    bytes, and Pillow's own pixel limit, a global of the process, neither warns nor has to be changed: ours decides.
+    The reader is called directly, not through `Image.open`: no other of Pillow's readers (EPS runs ghostscript) sees
+    the bytes, and Pillow's own pixel limit, a global of the process, neither warns nor has to be changed: ours decides.
 
-    Raises DecodeError `empty_file`, `unreadable_image`, `too_many_pixels` (by the header, before anything is allocated for
-    pixels), `animated_image` (more than one frame or page) or `sixteen_bit_image` (modes I;16, I and F: samples that
-    conversion to RGB clips at 255; 16-bit RGB is fine, Pillow takes its upper 8). An OSError of the file comes through.
+    Raises DecodeError `empty_file`, `unreadable_image`, `too_many_pixels` (by the header, before anything is allocated
+    for pixels), `animated_image` (more than one frame or page) or `sixteen_bit_image` (modes I;16, I and F: samples
+    that conversion to RGB clips at 255; 16-bit RGB is fine, Pillow takes its upper 8). An OSError of the file comes
+    through.
     """
     head = file.read(_HEAD_BYTES)
     if not head:
@@ -76,7 +77,8 @@ def open_image(file: BinaryIO, *, max_pixels: int, sample_id: str) -> ImageFile:
     if image.mode.startswith("I") or image.mode == "F":
         raise DecodeError(
             "sixteen_bit_image",
-            f"sample {sample_id}: values of mode {image.mode}, which conversion to RGB clips at 255; write it with 8 bits",
+            f"sample {sample_id}: values of mode {image.mode}, which conversion to RGB clips at 255; "
+            "write it with 8 bits",
         )
     return image
 
@@ -86,8 +88,8 @@ def reading(*, max_pixels: int, sample_id: str) -> Iterator[None]:
     """Makes what Pillow raises for bytes that are no image a DecodeError; what the disk raises comes through.
 
     What it warns of (corrupt EXIF: a line a tag, thousands an image) is neither an error, whatever the process makes of
-    warnings, nor printed: Pillow goes on without that tag, and so does every training that reads such an image. For that
-    this process ignores UserWarnings of Pillow's modules from here on.
+    warnings, nor printed: Pillow goes on without that tag, and so does every training that reads such an image. For
+    that this process ignores UserWarnings of Pillow's modules from here on.
     """
     if _QUIET not in warnings.filters:
         warnings.filterwarnings("ignore", category=UserWarning, module=_QUIET[3].pattern)
@@ -132,7 +134,7 @@ def _reader(head: bytes) -> Callable[[BinaryIO], ImageFile] | None:
 
 
 def _claimed_size(head: bytes) -> tuple[int, int]:
-    """Width and height by the first bytes where the reader allocates a canvas as soon as it opens: WebP, GIF; else (0, 0).
+    """Width and height by the first bytes where the reader allocates a canvas when it opens: WebP, GIF; else (0, 0).
 
     WebP: RFC 9649, sections 2.5 to 2.7. GIF: the logical screen descriptor.
     """
@@ -166,15 +168,15 @@ _ORIENTATION = 0x0112
 
 
 _PNG_KEYWORDS = (b"XML:com.adobe.xmp\0", b"Raw profile type exif\0", b"exif\0", b"xmp\0")
-"""Of PNG text chunks from which Pillow takes an orientation."""
+"""Names of PNG text chunks from which Pillow takes an orientation."""
 
 
 def image_size(data: bytes | BinaryIO, *, max_pixels: int, sample_id: str) -> tuple[int, int]:
     """Returns (width, height) as displayed: the size of `decode_image`'s result, the EXIF or XMP orientation applied.
 
-    data: the encoded image, or a seekable file of it, of which only headers are read; all bytes of a WebP and a GIF, whose
-    readers look for a second frame. No pixel is decoded, except of a PNG with an orientation behind its pixels, within
-    `max_pixels`.
+    data: the encoded image, or a seekable file of it, of which only headers are read; all bytes of a WebP and a GIF,
+    whose readers look for a second frame. No pixel is decoded, except of a PNG with an orientation behind its pixels,
+    within `max_pixels`.
 
     Raises DecodeError as `open_image` does.
     """
@@ -198,7 +200,7 @@ def _orientation(image: ImageFile, file: BinaryIO) -> object:
 
 
 def _has_late_orientation(file: BinaryIO) -> bool:
-    """Whether a PNG may have an orientation behind its first pixels (PNG specification, 5.3: length, type, data, CRC)."""
+    """Whether a PNG may have an orientation behind its first pixels (its specification, 5.3)."""
     before = file.tell()
     position, has_pixels, found = 8, False, False
     while not found:

@@ -1,7 +1,4 @@
-"""Encoded bytes to RGB pixels, as transformers makes them, and to the size that the processor resizes to.
-
-Pixels to the processor's rows of patches, and back.
-"""
+"""Encoded bytes to RGB pixels of the processor's size, as transformers makes them, and these to patches and back."""
 
 from __future__ import annotations
 
@@ -24,15 +21,15 @@ Pixels = npt.NDArray[np.uint8]
 def decode_image(data: bytes, *, max_pixels: int, sample_id: str, alpha: Alpha = "white") -> Image:
     """Returns the image of encoded bytes in mode RGB, the orientation of its EXIF applied, as the processor has it.
 
-    alpha: "white" is, bit for bit, what the processor makes of the open image (`ImageOps.exif_transpose`, then its own conversion),
-    as `datasets` hands it over: what is transparent (alpha channels, alphas of a palette, a PNG's tRNS) is laid on
-    white. "drop" is what it makes of the path of such a file (transformers' `load_image`: `exif_transpose`,
+    alpha: "white" is, bit for bit, what the processor makes of the open image (`ImageOps.exif_transpose`, then its own
+    conversion), as `datasets` hands it over: what is transparent (alpha channels, alphas of a palette, a PNG's tRNS) is
+    laid on white. "drop" is what it makes of the path of such a file (transformers' `load_image`: `exif_transpose`,
     `convert("RGB")`): alphas are dropped, and the colours under them show; only a single transparent colour (a tRNS of
     grey or RGB, one entry of a palette) becomes white. CMYK, palette, grey and 1-bit images are converted by Pillow;
     colour profiles are ignored.
 
-    Safe in threads: decoding and conversion release the GIL, nothing global is touched. Raises DecodeError as `open_image`
-    does, and `unreadable_image` for truncated or corrupt data.
+    Safe in threads: decoding and conversion release the GIL, nothing global is touched. Raises DecodeError as
+    `open_image` does, and `unreadable_image` for truncated or corrupt data.
     """
     from PIL import ImageOps
 
@@ -59,7 +56,7 @@ def _without_alpha(image: Image) -> Image:
 
 
 def resized(image: Image, settings: ImageSettings) -> Pixels:
-    """Returns the pixels uint8 [height, width, 3] of an RGB image at the size of its grid; read-only or the caller's own.
+    """Returns an RGB image's pixels uint8 [height, width, 3] at the size of its grid; read-only or the caller's own.
 
     Resized by Pillow as the processor's PIL backend does, which stays uint8. Raises SampleError as `grid_thw` does.
     """
@@ -74,8 +71,8 @@ Patches = npt.NDArray[np.uint8]
 def patchify(pixels: npt.NDArray[np.uint8], settings: ImageSettings) -> Patches:
     """Returns the patches uint8 [n, 3 * patch_size^2] of pixels uint8 [height, width, 3], one temporal copy.
 
-    Rows in the processor's order: blocks of merge_size x merge_size patches, row by row, and the patches of a block row by
-    row; (channel, y, x) inside a row. Both sides are multiples of patch_size * merge_size.
+    Rows in the processor's order: blocks of merge_size x merge_size patches, row by row, and the patches of a block row
+    by row; (channel, y, x) inside a row. Both sides are multiples of patch_size * merge_size.
     """
     height, width, _ = pixels.shape
     blocks = np.empty(_shape(height, width, settings), np.uint8)

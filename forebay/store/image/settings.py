@@ -26,10 +26,10 @@ class ImageSettings:
     merge_size: int = 2
     temporal_patch_size: int = 2
     min_pixels: int = 56 * 56
-    """Of a resized image (the processor's `size.shortest_edge`), as is `max_pixels` (`size.longest_edge`)."""
+    """Bounds of a resized image: this is the processor's `size.shortest_edge`, `max_pixels` its `size.longest_edge`."""
     max_pixels: int = 28 * 28 * 1280
     resample: int = 3
-    """Of `PIL.Image.Resampling`; 3 is bicubic."""
+    """A number of `PIL.Image.Resampling`; 3 is bicubic."""
     do_resize: bool = True
     do_convert_rgb: bool = True
     """Always true: `image_settings` refuses other processors, which would treat a transparent colour differently."""
@@ -55,7 +55,7 @@ class ImageSettings:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any]) -> Self:
-        """Returns the settings that `to_json` wrote. Raises ConfigError, KeyError or AttributeError for what it does not write."""
+        """Returns the settings that `to_json` wrote; ConfigError, KeyError or AttributeError for anything else."""
         where, defaults = Path("image"), {field.name: field.default for field in fields(cls)}
         settings = _checked(where, {name: _value(where, name, value, defaults[name]) for name, value in doc.items()})
         return cls(**asdict(settings))
@@ -64,8 +64,8 @@ class ImageSettings:
 def image_settings(folder: Path) -> ImageSettings:
     """Returns the settings of the image processor in a folder.
 
-    From `image_processor` of processor_config.json where that is there, else from preprocessor_config.json; missing fields
-    have the class's defaults; `min_pixels` and `max_pixels` win over `size`. All as transformers 5 reads them.
+    From `image_processor` of processor_config.json where that is there, else from preprocessor_config.json; missing
+    fields have the class's defaults; `min_pixels` and `max_pixels` win over `size`. All as transformers 5 reads them.
 
     Raises ConfigError, naming file and field, for what is no Qwen2-VL processor or has a value of another kind.
     """
@@ -102,11 +102,11 @@ def settings_in(path: Path, document: Mapping[str, Any]) -> ImageSettings:
 def grid_thw(width: int, height: int, settings: ImageSettings) -> tuple[int, int, int]:
     """Returns the grid of patches (1, rows, columns) that an image of this size, as displayed, is resized to.
 
-    Both sides become multiples of patch_size * merge_size, their product lies in [min_pixels, max_pixels] as far as that
-    allows, the aspect ratio stays about the same: `smart_resize` of transformers' image_processing_qwen2_vl.py.
+    Both sides become multiples of patch_size * merge_size, their product lies in [min_pixels, max_pixels] as far as
+    that allows, the aspect ratio stays about the same: `smart_resize` of transformers' image_processing_qwen2_vl.py.
 
-    Raises SampleError `aspect_ratio` above 200, and `indivisible_size` where the processor does not resize and a side is no
-    multiple.
+    Raises SampleError `aspect_ratio` above 200, and `indivisible_size` where the processor does not resize and a side
+    is no multiple.
     """
     factor = settings.factor
     if not settings.do_resize:

@@ -32,8 +32,7 @@ from forebay.preprocess.vision.headers import conversation_rows, images_of, medi
 from forebay.preprocess.vision.modality import Vision
 from forebay.preprocess.vision.samples import MEDIA_ROWS
 from forebay.store.files import hash_file, write_bytes
-from forebay.store.image.codec import FIELDS
-from forebay.store.image.stored import StoredImages
+from forebay.store.image.codec import FIELDS, StoredImages
 from forebay.store.key import SHORT, digest, recipe_key
 from forebay.store.layout import Array
 from forebay.store.memo import stat_now

@@ -21,8 +21,8 @@ from forebay.config.recipe import recipe_of
 from forebay.errors import CacheCorruptError, ConfigError
 from forebay.steps.image.processor import load_processor
 from forebay.store.cache import Cache, open_cache
+from forebay.store.image.codec import StoredImages
 from forebay.store.image.settings import ImageSettings
-from forebay.store.image.stored import StoredImages
 from forebay.train.select import select
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO, photo
