@@ -23,7 +23,7 @@ from forebay.preprocess.shard_task import Progress, ShardTask, make_shard
 from forebay.preprocess.sources.naming import manifest_files
 from forebay.preprocess.sources.rows import described
 from forebay.preprocess.unchanged import require_unchanged
-from forebay.preprocess.workspace import Failure, Receipt, Workspace
+from forebay.preprocess.workspace import Donors, Failure, Receipt, Workspace
 from forebay.store.cache import open_cache
 from forebay.store.files import require_writable
 from forebay.store.key import SHORT, codec_of, differences, digest, folder_name, recipe_key
@@ -243,11 +243,7 @@ class _Build:
 
     def dry(self, standing: Sealed | None) -> BuildReport:
         """What `run` would do, and how large the cache would be."""
-        donors = (
-            {}
-            if self.options.rebuild
-            else self.workspace.find_donors(self.config.cache_root, set(map(self._key, self._all())))
-        )
+        donors = self._donors()
         for unit in self._mine():
             key = self._key(unit)
             kept = self.workspace.load(unit[1], key) is not None
@@ -270,13 +266,14 @@ class _Build:
     def _target(self, standing: Sealed | None) -> Path:
         return standing.folder if standing else self.config.cache_root / folder_name(self.config, self.listing.key)
 
+    def _donors(self) -> Donors:
+        """Where shards of this build stand already; a rebuild asks nobody."""
+        wanted = set(map(self._key, self._all()))
+        return {} if self.options.rebuild else self.workspace.find_donors(self.config.cache_root, wanted)
+
     def _collect(self) -> None:
         """Keeps what an earlier run finished and links what other caches have, each after re-hashing it."""
-        donors = (
-            {}
-            if self.options.rebuild
-            else self.workspace.find_donors(self.config.cache_root, set(map(self._key, self._all())))
-        )
+        donors = self._donors()
         for unit in self._mine():
             key, group = self._key(unit), unit[1]
             receipt = self.workspace.load(group, key)

@@ -90,7 +90,7 @@ def test_reading_ahead_brings_pages_back_and_never_fails(tmp_path: Path) -> None
 def test_a_union_reads_ahead_in_the_sources_that_can() -> None:
     cached, other = FakeSource([200] * 3), FakeSource([200] * 2)
     asked: list[int] = []
-    cached.will_need = asked.extend  # type: ignore[attr-defined]
+    cached.will_need = asked.extend  # type: ignore[method-assign]
     union = SourceUnion([other, cached, other], ["a", "b", "c"])
     union.will_need([0, 2, 6, 4, 3])
     assert asked == [0, 2, 1]

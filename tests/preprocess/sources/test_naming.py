@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,8 @@ from hypothesis import strategies as st
 
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError
-from forebay.preprocess.sources.naming import NamedFiles, manifest_files, path_stem, usable_name
-from forebay.store.source_files import anchor
+from forebay.preprocess.sources.naming import NamedFiles, manifest_files, path_stem, shown_name, usable_name
+from forebay.store.source_files import SourceFile, anchor
 
 
 def named(source: SourceConfig, *written: str, manifest: int = 0) -> list[str]:
@@ -83,3 +84,8 @@ def test_names_that_no_file_has_are_told() -> None:
 def test_a_stem_is_pathlibs(parts: list[str]) -> None:
     path = Path(*parts)
     assert path_stem(str(path)) == str(path.with_suffix(""))
+
+
+@pytest.mark.parametrize(("name", "wanted"), [(b"a/caf\xe9.tar", r"a/caf\xe9.tar"), ("é.tar".encode(), "é.tar")])
+def test_a_byte_that_is_not_utf_8_is_written_out(name: bytes, wanted: str) -> None:
+    assert shown_name(SourceFile(os.fsdecode(name), Path("x"))) == wanted
