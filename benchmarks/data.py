@@ -24,6 +24,7 @@ from forebay.config import Config, load_config
 from forebay.preprocess.lines import line_of
 from forebay.preprocess.listing import Mapper, resolve
 from forebay.preprocess.shard_task import ShardTask
+from forebay.steps.recipe import recipe_of
 from forebay.store.layout import GROUPS
 from forebay.store.memo import Memo
 from forebay.store.temporary import temporary_name
@@ -77,8 +78,8 @@ class Corpus:
 
 def shard_tasks(config: Config, mapper: Mapper) -> list[ShardTask]:
     """Returns the tasks of a build of a config, in its order, for folders to be named (`dataclasses.replace`)."""
-    listing = resolve(config, Memo(config.cache_root), mapper)
-    line = line_of(config, listing.recipe.recipe)
+    listing = resolve(config, recipe_of(config), Memo(config.cache_root), mapper)
+    line = line_of(config, listing.recipe)
     cuts = line.cuts(listing, probe=dict.fromkeys(GROUPS, ""), rows_per_shard=config.layout.rows_per_shard)
     tasks = []
     for cut in cuts:

@@ -17,7 +17,7 @@ from forebay.version import __version__
 
 if TYPE_CHECKING:
     from forebay import inspect, preprocess, store, train
-    from forebay.config import load_config
+    from forebay.steps.recipe import load_config
     from forebay.store.cache import Cache, open_cache
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
     "train",
 ]
 
-_LAZY = {"load_config": "forebay.config", "open_cache": "forebay.store.cache", "Cache": "forebay.store.cache"}
+_LAZY = {"load_config": "forebay.steps.recipe", "open_cache": "forebay.store.cache", "Cache": "forebay.store.cache"}
 
 
 def __getattr__(name: str) -> Any:

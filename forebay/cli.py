@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from forebay.config import Config, load_config
+from forebay.config import Config
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
+from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.schema import is_refusal, refusal
 from forebay.version import __version__
 from forebay.visible import json_text, one_message, printable, visible_output
@@ -294,7 +295,7 @@ def _inspect(options: argparse.Namespace) -> int:
             return run_plan(folder, options)
     else:
         config = _load(options)
-        folder = require(config, find_cache(config)).folder
+        folder = require(config, find_cache(config, recipe_of(config))).folder
     return run(folder, config, options)
 
 
@@ -312,7 +313,7 @@ def _bucket_manifests(options: argparse.Namespace) -> int:
     config, seed = _load(options), 42 if options.seed is None else options.seed
     if config.vision is not None:
         raise ConfigError(f"--bucket-manifests: buckets are ranges of seconds, and {options.config} is of images")
-    cache = open_cache(require(config, find_cache(config)).folder)
+    cache = open_cache(require(config, find_cache(config, recipe_of(config))).folder)
     plan = plan_of(config, cache).plan
     if not isinstance(plan, BucketPlan):
         raise ConfigError('--bucket-manifests: plan.kind = "window" has no buckets; use --set plan.kind="bucket"')

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from forebay.config import SourceConfig
-from forebay.config.steps import Decode
 from forebay.preprocess.modality import Coder
+from forebay.steps.audio.waveform import Decode
 from forebay.store.layout import Array
 
 _SLACK_S = 0.1

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from forebay.config import Config
-from forebay.config.recipe import AnyRecipe, VisionRecipe
 from forebay.preprocess.modality import Line
 from forebay.preprocess.speech.modality import SpeechLine
+from forebay.steps.recipe import AnyRecipe, VisionRecipe
 
 
 def line_of(config: Config, recipe: AnyRecipe) -> Line:

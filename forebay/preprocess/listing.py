@@ -19,7 +19,8 @@ from forebay.errors import BuildError
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.sources.speech.listing import read_rows
-from forebay.store.key import RecipeKey, SourceDigest, cache_key, recipe_key
+from forebay.steps.recipe import AnyRecipe, recipe_of
+from forebay.store.key import SourceDigest, cache_key
 from forebay.store.lookup import find_cache
 from forebay.store.memo import SIZE, Memo
 from forebay.store.source_files import SourceFile, StoredSource
@@ -43,7 +44,7 @@ class Mapper(Protocol):
 class Listing:
     """What a build starts from. hashes: xxh3-128 by file, ABSENT where a file cannot be opened. key: of the cache to be."""
 
-    recipe: RecipeKey
+    recipe: AnyRecipe
     manifest: Manifest
     hashes: Sequence[str]
     key: str
@@ -66,24 +67,23 @@ class Listing:
         ]
 
 
-def resolve(config: Config, memo: Memo, mapper: Mapper) -> Listing:
-    """Returns the listing of a config; hashes the files that the memo does not know.
+def resolve(config: Config, recipe: AnyRecipe, memo: Memo, mapper: Mapper) -> Listing:
+    """Returns the listing of a config, whose recipe this is; hashes the files that the memo does not know.
 
     Raises ConfigError or ManifestError where the config or its manifest cannot be used, BuildError where a file goes on
     changing while it is read.
     """
-    recipe = recipe_key(config)
     manifest = _hashed_manifest(config, memo, mapper)
     hashes = [file.xxh3_128 for file in manifest.files]
     return Listing(recipe=recipe, manifest=manifest, hashes=hashes, key=cache_key(recipe.key, _digests(manifest)))
 
 
-def known_key(config: Config, memo: Memo, mapper: Mapper, *, may_hash: bool) -> str | None:
+def known_key(config: Config, recipe: AnyRecipe, memo: Memo, mapper: Mapper, *, may_hash: bool) -> str | None:
     """Returns the key that a build would give, or None where a file would have to be hashed and may not be."""
     manifest = _manifest(config, mapper)
     if not may_hash and any(memo.known(file.path) is None for file in _present(manifest)):
         return None
-    return cache_key(recipe_key(config).key, _digests(_hashed_manifest(config, memo, mapper, listed=manifest)))
+    return cache_key(recipe.key, _digests(_hashed_manifest(config, memo, mapper, listed=manifest)))
 
 
 def _hashed_manifest(config: Config, memo: Memo, mapper: Mapper, *, listed: Manifest | None = None) -> Manifest:
@@ -157,18 +157,19 @@ def explain(config: Config, *, may_hash: bool) -> dict[str, Any]:
     Raises ConfigError or ManifestError where the config or its manifest cannot be used.
     """
     memo = Memo(config.cache_root)
-    lookup = find_cache(config, may_hash=may_hash, memo=memo)
+    recipe = recipe_of(config)
+    lookup = find_cache(config, recipe, may_hash=may_hash, memo=memo)
     if lookup.found is not None:
         key: str | None = lookup.found.key
     else:
         with Pool(config.run.num_workers or os.cpu_count() or 1) as pool:
-            key = known_key(config, memo, pool, may_hash=may_hash)
+            key = known_key(config, recipe, memo, pool, may_hash=may_hash)
     nearest = None
     if lookup.nearest is not None:
         nearest = {"key": lookup.nearest.key, "differs": lookup.differs}
     return {
         "key": key,
-        "recipe_key": lookup.recipe.key,
+        "recipe_key": recipe.key,
         "cache": str(lookup.found.folder) if lookup.found is not None else None,
         "sealed": lookup.found is not None,
         "nearest": nearest,

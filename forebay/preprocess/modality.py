@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from forebay.config.recipe import AnyRecipe
 from forebay.preprocess.cut import Cut
 from forebay.preprocess.listing import Listing
 from forebay.preprocess.speech.samples import Read, Values
 from forebay.preprocess.workspace import Failure
+from forebay.steps.recipe import AnyRecipe
 from forebay.store.layout import Array, FieldSpec, Group
 from forebay.store.shard import Shard, ShardEntry
 from forebay.store.source_files import SourceFile

@@ -25,7 +25,8 @@ from forebay.preprocess.sources.naming import manifest_files
 from forebay.preprocess.sources.unused import described
 from forebay.preprocess.unchanged import require_unchanged
 from forebay.preprocess.workspace import Failure, Receipt, Workspace
-from forebay.store.key import SHORT, codec_of, differences, digest, folder_name, recipe_key
+from forebay.steps.recipe import recipe_of
+from forebay.store.key import SHORT, codec_of, differences, digest, folder_name
 from forebay.store.layout import Group
 from forebay.store.lookup import Sealed, failures_of, find_cache
 from forebay.store.memo import Memo
@@ -102,7 +103,8 @@ def build(config: Config, options: Options | None = None) -> BuildReport:
     memo = Memo(config.cache_root)
     # `train.cache_dir` names what training reads; a build makes the cache of the config.
     config = replace(config, train=replace(config.train, cache_dir=None))
-    lookup = find_cache(config, memo=memo)
+    recipe = recipe_of(config)
+    lookup = find_cache(config, recipe, memo=memo)
     standing = lookup.found
     if standing is not None and standing.metadata.get("codec") != codec_of(config):
         logger.info("%s has the same values in another codec", standing.folder)
@@ -122,14 +124,14 @@ def build(config: Config, options: Options | None = None) -> BuildReport:
     if not options.dry_run:
         require_writable(config.cache_root, setting="run.cache_root")
     with Pool(config.run.num_workers or os.cpu_count() or 1) as pool:
-        run = _Build(config, options, resolve(config, memo, pool), pool, memo)
+        run = _Build(config, options, resolve(config, recipe, memo, pool), pool, memo)
         if standing is not None:
             run.compare_probe(standing)
         try:
             report = run.dry(standing) if options.dry_run else run.run(standing)
         except FileNotFoundError:
             # Where locks do nothing, a builder that has sealed takes the folder away from under this one.
-            other = find_cache(config, memo=memo).found
+            other = find_cache(config, recipe, memo=memo).found
             if other is None or not _usable(other, options):
                 raise
             run.workspace.remove()
@@ -144,7 +146,7 @@ class _Build:
         self.config = config
         self.options = options
         self.listing = listing
-        self.line = line_of(config, listing.recipe.recipe)
+        self.line = line_of(config, listing.recipe)
         self.pool = pool
         self.memo = memo
         # In workers, so that they are made under the same pinned threads as the shards; in two, because one needs torch
@@ -300,7 +302,7 @@ class _Build:
     def _compare_sources(self) -> None:
         """Raises BuildError where a source, tokenizer or processor is not what it was when it was listed."""
         require_unchanged(self.listing.files, memo=self.memo, mapper=self.pool)
-        changed = differences(recipe_key(self.config).document, self.listing.recipe.document)
+        changed = differences(recipe_of(self.config).document, self.listing.recipe.document)
         if changed:
             raise BuildError(
                 f"the files that {changed[0]['field']} of {self.config.path} names changed during the build (digest "

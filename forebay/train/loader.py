@@ -13,10 +13,10 @@ import torch
 from forebay.errors import ConfigError, PlanError
 from forebay.plan import Plan, Turn, check_ranks, next_position, num_steps, turn
 from forebay.plan.cursor import LoaderState
+from forebay.steps.batch import IGNORED
 from forebay.store.source import SampleSource, SourceUnion, parts_of
 from forebay.train.collate import Batch, BatchMaker, Collator, PaddingSide
 from forebay.train.collate.crop import CropDraws
-from forebay.train.collate.text import IGNORED
 from forebay.train.device import Ahead, side_stream
 from forebay.train.prefetch import Prefetch
 from forebay.train.ranks import resolve_ranks

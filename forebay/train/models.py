@@ -15,6 +15,7 @@ from torch.nn import functional
 from forebay.config.digest import hub_advice
 from forebay.errors import CacheMismatchError, ConfigError
 from forebay.pretrained import from_folder
+from forebay.steps.table import audio_step, made
 
 if TYPE_CHECKING:
     from forebay.config import Config
@@ -170,7 +171,7 @@ def check_config(facts: ModelFacts, config: Config) -> None:
             f'audio.features is "{config.audio.features}", but {facts.folder} is a {facts.model_type} model and takes '
             f'"{wanted}"; set audio.features = "{wanted}" or another train.model'
         )
-    n_mels = (config.audio.n_mels or 80) if wanted == "log_mel" else 128
+    n_mels = made(audio_step(wanted), config.audio.settings).fields()[0].shape[0]
     if n_mels != facts.n_mels:
         raise ConfigError(
             f"audio.n_mels is {n_mels}, but the model in {facts.folder} takes {facts.n_mels} mel bins; "

@@ -21,12 +21,11 @@ from forebay.errors import CacheError, CacheNotFoundError, ConfigError, PlanErro
 from forebay.plan.cursor import LoaderState, next_position, num_steps, turn
 from forebay.plan.disk import METADATA, STATISTICS, AnyPlan, load_plan, pack_settings, plan_key
 from forebay.plan.make import key_of
+from forebay.steps.batch import IGNORED, Allocate
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.codec import FIELDS
 from forebay.store.lookup import sealed_caches
 from forebay.store.temporary import TEMPORARY_MARK
-from forebay.train.collate.convert import Allocate
-from forebay.train.collate.text import IGNORED
 from forebay.train.device import Batch
 from forebay.train.loader import Loader
 from forebay.train.ranks import resolve_ranks

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.config import Config, parse_config
-from forebay.config.crop import crop_samples
 from forebay.errors import ConfigError
+from forebay.steps.recipe import crop_samples
 
 
 def config_with(crop_s: Any, **audio: Any) -> Config:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from forebay.config import load_config
-from forebay.config.recipe import recipe_document, recipe_of
 from forebay.errors import ConfigError
+from forebay.steps.recipe import load_config, recipe_of
 from tests.text_corpus import TOKENIZER, text_config
 
 MIXTURE = '[[train.mixture]]\ncache = "a"\n[[train.mixture]]\ncache = "b"\n'
@@ -18,7 +17,7 @@ def test_the_recipe_has_no_audio_step(tmp_path: Path) -> None:
     config = text_config(tmp_path)
     recipe = recipe_of(config)
     assert (recipe.has_audio, recipe.media_steps) == (False, ())
-    document = recipe_document(config, recipe)
+    document = recipe.document
     assert document["audio"] is None
     assert document["source"]["kind"] == "text"
 

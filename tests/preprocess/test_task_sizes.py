@@ -25,6 +25,7 @@ from forebay.preprocess.sources.speech import listing as locate
 from forebay.preprocess.sources.vision import hf as conversation_hf
 from forebay.preprocess.sources.vision import images as conversation_images
 from forebay.preprocess.sources.vision import jsonl as conversation_jsonl
+from forebay.steps.recipe import recipe_of
 from forebay.store.layout import GROUPS
 from forebay.store.memo import Memo
 from tests.preprocess.sources.helpers import audio
@@ -153,9 +154,9 @@ def longest_tasks(folder: Path, write: Write, num_rows: int) -> dict[str, int]:
     (folder / "c.toml").write_text(f'name = "sizes"\n[source]\n{source}{steps}')
     config = load_config(folder / "c.toml", overrides=[f"run.cache_root={folder / 'caches'}"])
     found = Weighing()
-    listing = resolve(config, Memo(config.cache_root), found)
+    listing = resolve(config, recipe_of(config), Memo(config.cache_root), found)
     assert len(listing.rows) == num_rows
-    line = line_of(config, listing.recipe.recipe)
+    line = line_of(config, listing.recipe)
     rows_per_shard = PER_FILE if "media" in line.groups else 1
     for cut in line.cuts(listing, probe=dict.fromkeys(GROUPS, ""), rows_per_shard=rows_per_shard):
         for group in line.groups:

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from forebay.config.recipe import Recipe
 from forebay.preprocess.speech.samples import media_samples, text_samples
-from forebay.steps.text.encoder import TextEncoder
+from forebay.steps.recipe import Recipe
+from forebay.steps.text.transcript import TextEncoder
 
 _TEXTS = (
     ("Hello, world! 12.5 %", "en"),

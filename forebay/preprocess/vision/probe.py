@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from forebay.preprocess.speech.probe import values_digest
-from forebay.preprocess.vision.decode import PixelSteps
+from forebay.steps.image.qwen2_vl import PixelSteps
 from forebay.steps.text.chat import ChatEncoder
 
 _JPEG = """/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAA0JCgsKCA0LCgsODg0PEyAVExISEyccHhcgLikxMC4pLSwzOko+MzZGNywtQFdBRkxOUlNSMj5aYV

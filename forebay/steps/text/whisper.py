@@ -1,11 +1,39 @@
-"""Whisper's decoder sequence."""
+"""`whisper`: Whisper's decoder sequence."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
 from forebay.errors import TextError
+from forebay.steps.batch import IGNORED, filled
+from forebay.steps.step import PaddingSide, Stored, TextBatch
 from forebay.steps.text.normalize import whisper_code
-from forebay.steps.text.sequence import TokenSequence, Utterance
+from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
 from forebay.steps.text.vocabulary import Vocabulary
+from forebay.store.source import Sample
+
+if TYPE_CHECKING:
+    import torch
+
+    from forebay.steps.batch import Allocate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Whisper(Transcript):
+    """The whole decoder sequence, as `WhisperTokenizer` gives it."""
+
+    name: ClassVar[str] = "whisper"
+
+    def writer(self, vocabulary: Vocabulary) -> Prompt:
+        """Returns what writes the sequence."""
+        return WhisperPrompt(vocabulary)
+
+    @classmethod
+    def batch(cls, stored: Stored) -> TextBatch:
+        """Returns the form `decoder_input_ids`, `labels` [B, L]."""
+        return WhisperText(int(stored.constant("pad_token_id")))
 
 
 class WhisperPrompt:
@@ -15,6 +43,8 @@ class WhisperPrompt:
     are the labels, of which the prefix is masked. Source of the format: Radford et al. 2022, section 2.3.
     """
 
+    constants: ClassVar[dict[str, int]] = {}
+
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._previous_id = vocabulary.require("<|startofprev|>", prompt="whisper")
@@ -23,6 +53,10 @@ class WhisperPrompt:
             vocabulary.require(token, prompt="whisper") for token in ("<|transcribe|>", "<|notimestamps|>")
         ]
         self._end_id = vocabulary.require("<|endoftext|>", prompt="whisper")
+
+    def split(self, text: str) -> tuple[str | None, str]:
+        """Returns the text: it carries no language."""
+        return None, text
 
     def build(self, utterance: Utterance) -> TokenSequence:
         """Returns the sequence of an utterance; TextError `unknown_language` where the tokenizer has no such tag."""
@@ -53,3 +87,37 @@ class WhisperPrompt:
                 f'{self._vocabulary.folder}; correct the manifest, or set text.language_tag_mode = "none"',
             )
         return [found]
+
+
+@dataclass(frozen=True, slots=True)
+class WhisperText:
+    """What goes into the decoder, and what it learns.
+
+    Labels are masked by position, from the stored `prefix_len`, never by comparing ids: a pad token that is also the end of
+    text stays a target.
+    """
+
+    pad_token_id: int
+
+    def collate(
+        self,
+        samples: Sequence[Sample],
+        *,
+        padding_side: PaddingSide,  # noqa: ARG002
+        allocate: Allocate,
+    ) -> dict[str, torch.Tensor]:
+        """Returns `decoder_input_ids` and `labels`, both int64 [batch, longest - 1].
+
+        `input_ids` of a sample are fed without their last token and learnt without their first, so the labels of position
+        i are token i + 1, -100 where that is still one of the `prefix_len` prompt tokens.
+        Padding stands right: Whisper's positions count from the left.
+        """
+        sequences = [sample["input_ids"] for sample in samples]
+        shape = (len(samples), max(map(len, sequences)) - 1)
+        inputs = filled("decoder_input_ids", shape, self.pad_token_id, allocate=allocate)
+        labels = filled("labels", shape, IGNORED, allocate=allocate)
+        for ids, sample, inputs_row, labels_row in zip(sequences, samples, inputs.numpy(), labels.numpy(), strict=True):
+            prefix = max(sample["prefix_len"].item() - 1, 0)
+            inputs_row[: len(ids) - 1] = ids[:-1]
+            labels_row[prefix : len(ids) - 1] = ids[prefix + 1 :]
+        return {"decoder_input_ids": inputs, "labels": labels}

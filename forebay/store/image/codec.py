@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from forebay.config.steps import Alpha
-from forebay.store.image.pixels import Patches, decode_image, patchify, resized
+from forebay.store.image.pixels import Alpha, Patches, decode_image, patchify, resized
 from forebay.store.image.settings import ImageSettings
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import Any, Self, get_args
 
 import numpy as np
 
-from forebay.config.steps import Alpha
 from forebay.errors import CacheCorruptError, SampleError
 from forebay.store.image.codec import FIELDS, Codec, decode
+from forebay.store.image.pixels import Alpha
 from forebay.store.image.settings import ImageSettings
 from forebay.store.layout import Array
 

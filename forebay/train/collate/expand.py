@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from forebay.errors import ConfigError
+from forebay.steps.batch import raw
 from forebay.store.layout import Array
-from forebay.train.collate.convert import raw
 from forebay.train.collate.patch_batch import PatchBatch, fields_of, moved
 
 _HOST_ROWS = 64

@@ -13,13 +13,12 @@ import numpy as np
 import torch
 
 from forebay.errors import CacheMismatchError, ConfigError, PlanError
+from forebay.steps.batch import IGNORED, Allocate, fresh
 from forebay.store.layout import Array
 from forebay.store.source import SampleSource
-from forebay.train.collate.convert import Allocate, fresh
 from forebay.train.collate.expand import HostExpansion, model_inputs, patch_table
 from forebay.train.collate.mrope import mrope_positions
 from forebay.train.collate.patch_batch import PatchBatch
-from forebay.train.collate.text import IGNORED
 
 PackedSample = Mapping[str, Any]
 """`input_ids` int32 [n], `label_mask` uint8 [n], `image_grid_thw` int32 [k, 3], `patches`: k arrays uint8 [n_i, w]."""

@@ -30,7 +30,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tqdm import tqdm
 
-from forebay.config.steps import Decode
 from forebay.config.tree import Config
 from forebay.preprocess.sources.naming import require_confined
 from forebay.preprocess.sources.rows import CONVERSATION_SCHEMA, IMAGE_SCHEMA, WHOLE_FILE, Manifest
@@ -40,6 +39,7 @@ from forebay.preprocess.sources.vision.rows import flattened
 from forebay.preprocess.speech.headers import AudioInfo, parsed_header
 from forebay.preprocess.vision.headers import conversation_rows, images_of, list_vision
 from forebay.preprocess.vision.modality import VisionLine
+from forebay.steps.audio.waveform import Decode
 from forebay.store.files import hash_file, write_bytes
 from forebay.store.key import SHORT, digest
 from forebay.store.layout import Array

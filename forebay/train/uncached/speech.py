@@ -14,15 +14,14 @@ import pyarrow.compute as pc
 from tqdm import tqdm
 
 from forebay.config import Config
-from forebay.config.recipe import Recipe
 from forebay.errors import ManifestError, SampleError
 from forebay.preprocess.durations import DurationLimits
 from forebay.preprocess.lines import line_of
 from forebay.preprocess.modality import Line
 from forebay.preprocess.sources import MediaReader, read_rows
 from forebay.preprocess.sources.unused import described
-from forebay.steps.audio.features import num_frames
-from forebay.store.key import digest, recipe_key
+from forebay.steps.recipe import Recipe, recipe_of
+from forebay.store.key import digest
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.row_table import sorted_categories, strings_digest
 from forebay.train.uncached.listing import UNKNOWN, exact_lengths
@@ -45,11 +44,11 @@ class UncachedSource:
         stored_probe: of a cache that these samples stand beside; a difference in numerics is logged.
         Raises ConfigError or ManifestError where the config or its manifest cannot be used.
         """
-        recipe = recipe_key(config)
-        if not isinstance(recipe.recipe, Recipe):
+        recipe = recipe_of(config)
+        if not isinstance(recipe, Recipe):
             raise TypeError("a config with [vision] is read by UncachedVisionSource")
-        self._recipe, self._line = recipe.recipe, line_of(config, recipe.recipe)
-        self._limits = DurationLimits.of(config.source, recipe.recipe.decode)
+        self._recipe, self._line = recipe, line_of(config, recipe)
+        self._limits = DurationLimits.of(config.source, recipe.decode)
         manifest = read_rows(config.source, cache_root=config.cache_root)
         if manifest.unused:
             logger.warning("samples: %s", described(manifest.unused))
@@ -145,7 +144,7 @@ class UncachedSource:
             nothing = np.zeros(len(tokens), np.int32)
             return {"num_samples": nothing, "num_frames": nothing, "num_tokens": tokens.astype(np.int32)}
         samples = self._samples()
-        frames = np.asarray(num_frames(self._recipe.features, samples))
+        frames = self._recipe.features.num_frames(samples)
         lengths = {"num_samples": samples, "num_frames": frames, "num_tokens": tokens}
         return {name: values.astype(np.int32) for name, values in lengths.items()}
 

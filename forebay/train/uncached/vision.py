@@ -8,15 +8,15 @@ from itertools import islice
 from typing import Any
 
 from forebay.config import Config
-from forebay.config.recipe import VisionRecipe
 from forebay.errors import ManifestError, SampleError
 from forebay.preprocess.sources import Manifest, MediaReader
 from forebay.preprocess.vision.headers import conversation_rows, media_rows
 from forebay.preprocess.vision.modality import VisionLine
 from forebay.preprocess.vision.samples import MEDIA_ROWS
+from forebay.steps.recipe import VisionRecipe, recipe_of
 from forebay.store.image.codec import FIELDS
 from forebay.store.image.stored import StoredImages
-from forebay.store.key import digest, recipe_key
+from forebay.store.key import digest
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.row_table import sorted_categories, strings_digest
 from forebay.train.uncached.listing import conversations
@@ -37,10 +37,10 @@ class UncachedVisionSource:
         stored_probe: of a cache that these samples stand beside; a difference in numerics is logged.
         Raises ConfigError or ManifestError where the config or its manifest cannot be used.
         """
-        recipe = recipe_key(config)
-        if not isinstance(recipe.recipe, VisionRecipe):
+        recipe = recipe_of(config)
+        if not isinstance(recipe, VisionRecipe):
             raise TypeError("a config without [vision] is read by UncachedSource")
-        self._line = VisionLine.of(config, recipe.recipe).with_codec("raw")
+        self._line = VisionLine.of(config, recipe).with_codec("raw")
         found = conversations(config, self._line, recipe_key=recipe.key)
         if not len(found.rows):
             raise ManifestError(
@@ -59,9 +59,9 @@ class UncachedVisionSource:
         )
         self.fields: Mapping[str, FieldSpec] = {spec.name: spec for spec in self._line.fields()}
         self.constants = self._line.constants()
-        step = recipe.recipe.patches
+        step = recipe.patches
         self._images = StoredImages(MEDIA_ROWS, "raw", self._line.settings, step.max_pixels, step.alpha)
-        self.tokenizer = recipe.recipe.chat.tokenizer
+        self.tokenizer = recipe.chat.tokenizer
         self.recipe_key = recipe.key
         self.key = digest({"uncached": recipe.key, "rows": found.rows["sample_id"].to_pylist()})
         self.lengths = {name: found.rows[name].to_numpy() for name in self._line.length_names}

@@ -17,9 +17,9 @@ import PIL.ImageOps
 import pytest
 
 from forebay.config import Config, load_config
-from forebay.config.recipe import recipe_of
 from forebay.errors import CacheCorruptError, ConfigError
-from forebay.steps.image.processor import load_processor
+from forebay.steps.image.qwen2_vl import load_processor
+from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.settings import ImageSettings
 from forebay.store.image.stored import StoredImages
