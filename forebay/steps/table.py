@@ -47,6 +47,11 @@ def text_step(name: str) -> type[TextStep]:
     return found
 
 
+def settings_of(table: Table, name: str) -> dict[str, Any]:
+    """Returns the settings of a step that a config may give, with their types."""
+    return _settings(_load(table[name]))
+
+
 def unknown(table: Table, name: object) -> str:
     """Returns what to say of a name that is not in a table: the nearest one, and all."""
     near = difflib.get_close_matches(str(name), table, n=1)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from forebay import load_config
+from forebay.steps.recipe import recipe_of
 
 RECORDED = Path(__file__).parent / "recipe_keys.json"
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

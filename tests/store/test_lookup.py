@@ -19,6 +19,7 @@ from forebay.errors import (
     CacheNotFoundError,
     ConfigError,
 )
+from forebay.steps import table as tables
 from forebay.steps.recipe import recipe_of
 from forebay.store import lookup as lookup_module
 from forebay.store import memo as memo_module
@@ -470,8 +471,9 @@ def test_where_what_is_learnt_ends_changes_the_key_of_conversations(tmp_path: Pa
     assert recipe_of(config_of(tmp_path, vision=VISION)).key == base.key
     other = recipe_of(config_of(tmp_path, vision=VISION, text={**chat, "learn_through": "newline"}))
     assert [difference["field"] for difference in differences(other.document, base.document)] == ["text.learn_through"]
-    with pytest.raises(ConfigError, match='learn_through is "newline", which is only for prompt = "chat"'):
-        config_of(tmp_path, text={**TEXT, "learn_through": "newline"})
+    refused = 'text.learn_through: unknown field of prompt = "plain"; it is only for prompt = "chat"'
+    with pytest.raises(ConfigError, match=refused):
+        recipe_of(config_of(tmp_path, text={**TEXT, "learn_through": "newline"}))
 
 
 def test_files_of_processor_and_tokenizer_change_the_key_of_images(tmp_path: Path) -> None:
@@ -505,7 +507,7 @@ def test_columns_of_an_hf_source_are_in_the_key_of_images(tmp_path: Path) -> Non
 
 
 def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
-    """A field that is new in the config tree has to be added to the lists above, or to those that change no value."""
+    """A field that is new in the config tree or in a step has to be added to the lists above, or to those that change no value."""
     tried = {(section, field) for section, field, _ in KEY_CHANGES}
     tried |= {("source", "overlong"), ("audio", "n_mels"), ("audio", "keep_waveform"), ("text", "tokenizer")}
     tried |= {("source", f"{name}_column") for name in ("audio", "text", "language")}
@@ -517,7 +519,10 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
         (section, field.name)
         for section, part in (("source", config.source), ("audio", config.audio), ("text", config.text))
         for field in fields(part)
+        if field.name != "settings"
     }
+    for section, table in (("audio", tables.AUDIO), ("text", tables.TEXT), ("vision", tables.IMAGE)):
+        known |= {(section, setting) for name in table for setting in tables.settings_of(table, name)}
     assert known - tried == {("source", "manifest"), ("source", "confined")}
 
 

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import DecodeError
-from forebay.steps.audio import features, spectrum
+from forebay.steps import step as step_module
+from forebay.steps.audio import spectrum
 from forebay.steps.audio.log_mel import LogMel
 from forebay.steps.audio.qwen3_asr import Qwen3Asr
 from forebay.steps.audio.w2v_bert import W2vBert
@@ -81,7 +82,7 @@ def all_digests() -> list[list[str]]:
 
 def in_another_process(**environment: str) -> list[list[str]]:
     program = (
-        "import json, torch; from tests.steps.audio.test_compute import all_digests;print(json.dumps(all_digests()))"
+        "import json, torch; from tests.steps.audio.test_features import all_digests;print(json.dumps(all_digests()))"
     )
     root = Path(__file__).parents[3]
     done = subprocess.run(
@@ -112,7 +113,7 @@ def test_neighbours_do_not_matter_with_the_kernels_of_another_cpu() -> None:
 def test_bytes_do_not_depend_on_chunks_and_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     want = all_digests()
     monkeypatch.setattr(spectrum, "CHUNK_ROWS", 64)
-    monkeypatch.setattr(features, "_GROUP_SAMPLES", 20_000)
+    monkeypatch.setattr(step_module, "_GROUP_SAMPLES", 20_000)
     assert all_digests() == want
 
 
