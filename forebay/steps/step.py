@@ -40,10 +40,12 @@ class Step:
     """One step above the cut.
 
     name: what a config calls the step; its key in the table. given: the fields that no config sets beside that name, for
-    example the digest of a folder.
+    example the digest of a folder. axes: what the first axis of each field counts, or its length where that is the same
+    for all samples.
     """
 
     name: ClassVar[str] = ""
+    axes: ClassVar[dict[str, str | int]] = {}
     given: ClassVar[frozenset[str]] = frozenset()
 
     def identity(self) -> dict[str, Any]:

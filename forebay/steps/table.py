@@ -52,6 +52,16 @@ def settings_of(table: Table, name: str) -> dict[str, Any]:
     return _settings(_load(table[name]))
 
 
+def axis_names(constants: Mapping[str, Any]) -> dict[str, str | int]:
+    """Returns the `axes` of the steps whose values a cache with these constants has, as far as they are known."""
+    audio, text = constants.get("features"), constants.get("prompt")
+    entries = [
+        *([AUDIO["waveform"], AUDIO[audio]] if audio in AUDIO else IMAGE.values()),
+        *([TEXT[text]] if text in TEXT else []),
+    ]
+    return {name: axis for entry in entries for name, axis in _load(entry).axes.items()}
+
+
 def unknown(table: Table, name: object) -> str:
     """Returns what to say of a name that is not in a table: the nearest one, and all."""
     near = difflib.get_close_matches(str(name), table, n=1)

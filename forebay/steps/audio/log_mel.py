@@ -33,6 +33,7 @@ class LogMel(AudioStep):
     """
 
     name: ClassVar[str] = "log_mel"
+    axes: ClassVar[dict[str, str | int]] = {"input_features": "frames", "pad_value": 1}
     max_s: ClassVar[float | None] = 30.0
 
     n_mels: Literal[80, 128] = 80

@@ -35,6 +35,7 @@ class Qwen3Asr(AudioStep):
     """What transformers' `Qwen3ASRFeatureExtractor` gives for a clip alone, valid frames only: `input_features` [frames, 128]."""
 
     name: ClassVar[str] = "qwen3_asr"
+    axes: ClassVar[dict[str, str | int]] = {"input_features": "frames"}
 
     dtype: Literal["float16", "float32"] = "float16"
     version: int = 1

@@ -50,6 +50,7 @@ class W2vBert(AudioStep):
     """
 
     name: ClassVar[str] = "w2v_bert"
+    axes: ClassVar[dict[str, str | int]] = {"fbanks": "frames", "valid_frames": 1}
     min_samples: ClassVar[int] = MIN_SAMPLES
     # Whole blocks of the feature engine. BLAS may round a row by its place among the 32 of a product (OpenBLAS on AVX2
     # does). From a block's head on, a crop's rows stand at the places where the clip's stood, so a slice is bit for bit

@@ -40,6 +40,7 @@ class Waveform(AudioStep):
     """Field `waveform` [num_samples]: int16 (lossless from 16-bit sources at the same rate) or float32."""
 
     name: ClassVar[str] = "waveform"
+    axes: ClassVar[dict[str, str | int]] = {"waveform": "samples"}
     sample_rate_hz: ClassVar[int | None] = None
     clip_dtypes: ClassVar[tuple[ClipDtype, ...]] = ("float32", "int16")
     grid_samples: ClassVar[int | None] = 160

@@ -56,6 +56,12 @@ class Patches(Step):
     """
 
     name: ClassVar[str] = "qwen2_vl"
+    axes: ClassVar[dict[str, str | int]] = {
+        "image_grid_thw": 1,
+        "patches_zstd": "bytes",
+        "image_webp": "bytes",
+        "image_file": "bytes",
+    }
     given: ClassVar[frozenset[str]] = frozenset({"processor", "max_pixels", "max_sample_bytes"})
 
     processor: str

@@ -47,6 +47,7 @@ class Chat(TextStep):
     """
 
     name: ClassVar[str] = "chat"
+    axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", "label_mask": "tokens", "image_rows": "images"}
     of_images: ClassVar[bool] = True
 
     learn_through: Literal["end_of_turn", "newline"] = "end_of_turn"

@@ -46,6 +46,7 @@ class Qwen3AsrChat(Transcript):
     """The folder's chat template around prompt and audio, then the transcript; beside it `audio_index` int32 [1]."""
 
     name: ClassVar[str] = "qwen3_asr"
+    axes: ClassVar[dict[str, str | int]] = {**Transcript.axes, "audio_index": 1}
     audio_features: ClassVar[str | None] = "qwen3_asr"
 
     def fields(self) -> tuple[FieldSpec, ...]:

@@ -25,6 +25,7 @@ class Transcript(TextStep):
     stand beside; None for any.
     """
 
+    axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", "prefix_len": 1}
     stands_alone: ClassVar[bool] = False
     audio_features: ClassVar[str | None] = None
 
