@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
 from forebay.errors import ConfigError, DecodeError
+from forebay.steps.batch import Allocate
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.source import Sample
 
 if TYPE_CHECKING:
     import torch
-
-    from forebay.steps.batch import Allocate
 
 Fields = dict[str, Array]
 """What a step makes of one sample, by the name of the field."""
@@ -73,7 +72,7 @@ class Stored:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AudioStep(Step):
-    """Waveforms to stored features, and these to the fields of a batch. A new one has `fields`, `frames`, `make`, `batch`.
+    """Waveforms to stored features, and these to the fields of a batch. A new one has `fields`, `num_frames`, `make` and `batch`.
 
     has_audio: whether anything is read of sound. sample_rate_hz: the one rate that the features are defined at, None for any. max_s: seconds of a clip that are used.
     clip_dtypes: of the waveforms that `compute` takes. min_samples: of a clip or crop. grid_samples: where a crop may
@@ -91,8 +90,11 @@ class AudioStep(Step):
         """Returns the fields that `compute` makes, in the order in which they are stored; none for text alone."""
         raise NotImplementedError
 
-    def frames(self, num_samples: Array) -> Array:
-        """Returns the stored length of the first field for clips of these lengths, int64; an empty clip has none."""
+    def num_frames(self, num_samples: Array) -> Array:
+        """Returns the stored length of the first field for clips of these lengths, int64 [num_clips]: exact, without audio.
+
+        An empty clip has no frames.
+        """
         raise NotImplementedError
 
     def make(self, waveforms: Sequence[Array]) -> list[Fields]:
@@ -113,20 +115,6 @@ class AudioStep(Step):
     def clip_dtype(self) -> ClipDtype:
         """The dtype in which a clip is decoded for this step."""
         return self.clip_dtypes[0]
-
-    @overload
-    def num_frames(self, num_samples: int) -> int: ...
-
-    @overload
-    def num_frames(self, num_samples: Array) -> Array: ...
-
-    def num_frames(self, num_samples: int | Array) -> int | Array:
-        """Returns the stored length of the first field for clips of these lengths: exact, without any audio.
-
-        num_samples: int, or integers [num_clips], which gives int64 [num_clips]. An empty clip has no frames.
-        """
-        frames = self.frames(np.asarray(num_samples, np.int64))
-        return frames if isinstance(num_samples, np.ndarray) else int(frames)
 
     def check(self, clip: Array) -> None:
         """Returns for a clip that `compute` accepts.
@@ -162,22 +150,32 @@ class AudioStep(Step):
         return [fields for group in _groups(waveforms) for fields in self.make(group)]
 
 
+@dataclass(frozen=True, slots=True)
 class AudioBatch:
-    """Stored features as the feature fields of a batch. Picklable, without state: threads and workers share it."""
+    """Stored features as the feature fields of a batch; this one has none. Threads and workers share it.
 
-    __slots__ = ()
+    field: of the samples, by which frames are counted.
+    """
+
+    field: str
 
     def values(self, samples: Sequence[Sample]) -> list[Array]:
-        """Returns the stored frames that uncropped clips use."""
-        raise NotImplementedError
+        """Returns what uncropped clips use of their field."""
+        return [sample[self.field] for sample in samples]
 
     def room(self, longest: int) -> int:
         """Returns how many stored frames a row has room for where the batch's longest sample has `longest`."""
-        raise NotImplementedError
+        return longest
 
-    def collate(self, samples: Sequence[Sample], *, dtype: torch.dtype, allocate: Allocate) -> dict[str, torch.Tensor]:
+    def collate(
+        self,
+        samples: Sequence[Sample],  # noqa: ARG002
+        *,
+        dtype: torch.dtype,  # noqa: ARG002
+        allocate: Allocate,  # noqa: ARG002
+    ) -> dict[str, torch.Tensor]:
         """Returns the feature fields of a batch: values in `dtype`, masks int32 as transformers' extractors give them."""
-        raise NotImplementedError
+        return {}
 
     def count_frames(self, samples: Sequence[Sample]) -> tuple[int, int]:
         """Returns (frames of the samples, frames that their batch has room for); the difference is padding."""
@@ -186,22 +184,19 @@ class AudioBatch:
 
     def collate_crops(
         self,
-        samples: Sequence[Sample],
-        starts: Sequence[int],
+        samples: Sequence[Sample],  # noqa: ARG002
+        starts: Sequence[int],  # noqa: ARG002
         *,
-        num_samples: int,
-        dtype: torch.dtype,
-        allocate: Allocate,
+        num_samples: int,  # noqa: ARG002
+        dtype: torch.dtype,  # noqa: ARG002
+        allocate: Allocate,  # noqa: ARG002
     ) -> dict[str, torch.Tensor]:
-        """Returns the fields that batches of crops have beside the waveform, for steps with `grid_samples`.
-
-        starts: of each crop, in audio samples. num_samples: of all crops.
-        """
-        raise NotImplementedError
+        """Returns the fields that batches of crops have beside the waveform. starts, num_samples: in audio samples."""
+        return {}
 
     def count_crop_frames(self, samples: Sequence[Sample], *, num_samples: int) -> tuple[int, int]:
-        """Returns (frames of the clips in their crops, frames of the batch)."""
-        raise NotImplementedError
+        """Returns (frames of the clips in their crops, frames of the batch); here audio samples."""
+        return sum(min(len(s["waveform"]), num_samples) for s in samples), len(samples) * num_samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

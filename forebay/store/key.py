@@ -12,10 +12,8 @@ from forebay.config.tree import Config
 
 KEY_VERSION = 1
 
-
 SHORT = 16
 """Hex digits of a key in names and messages."""
-
 
 ABSENT = "(absent)"
 """Stands for the value of a setting that a recipe does not have."""

@@ -48,7 +48,7 @@ class Energy(AudioStep):
     def fields(self) -> tuple[FieldSpec, ...]:
         return (FieldSpec(name="energy", dtype="float32", shape=(1,)),)
 
-    def frames(self, num_samples: Array) -> Array:
+    def num_frames(self, num_samples: Array) -> Array:
         return num_samples // self.window
 
     def make(self, waveforms: Sequence[Array]) -> list[Fields]:
@@ -57,16 +57,10 @@ class Energy(AudioStep):
 
     @classmethod
     def batch(cls, stored: Stored) -> AudioBatch:
-        return EnergyBatch()
+        return EnergyBatch("energy")
 
 
 class EnergyBatch(AudioBatch):
-    def values(self, samples: Sequence[Sample]) -> list[Array]:
-        return [sample["energy"] for sample in samples]
-
-    def room(self, longest: int) -> int:
-        return longest
-
     def collate(self, samples: Sequence[Sample], *, dtype: torch.dtype, allocate: Allocate) -> dict[str, torch.Tensor]:
         def finish(values: Array, row: Array, index: int) -> None:
             row[: len(values)] = values

@@ -20,20 +20,15 @@ from forebay.store.layout import Array, FieldSpec
 
 Values = dict[str, Any]
 
-
 Read = Callable[[int, int, int], bytes]
 """(index of the source file, offset, size) -> encoded bytes of one sample."""
-
 
 _BLOCK_SAMPLES = 16_000 * 300
 """Decoded audio samples held at once: enough for the feature engine to fill its chunks, little beside a shard."""
 
-
 _ID = FieldSpec(name="sample_id", dtype="str", role="table")
 
-
 _NUM_SAMPLES = FieldSpec(name="num_samples", dtype="int64", role="table")
-
 
 _TEXT_TABLE = tuple(
     FieldSpec(name=name, dtype="str", group="text", role="table") for name in ("text", "language", "prompt", "source")

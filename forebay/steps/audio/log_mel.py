@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from forebay.steps.audio.ragged import CENTRE_SAMPLES, HOP_SAMPLES, Ragged
-from forebay.steps.batch import moved_frames
+from forebay.steps.batch import Allocate, moved_frames
 from forebay.steps.step import AudioBatch, AudioStep, Fields, Stored
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.source import Sample
@@ -17,10 +17,7 @@ from forebay.store.source import Sample
 if TYPE_CHECKING:
     import torch
 
-    from forebay.steps.batch import Allocate
-
 MAX_FRAMES = 3000
-
 
 MAX_SAMPLES = MAX_FRAMES * HOP_SAMPLES
 
@@ -52,7 +49,7 @@ class LogMel(AudioStep):
         """Bins of a frame."""
         return {"n_mels": self.n_mels}
 
-    def frames(self, num_samples: Array) -> Array:
+    def num_frames(self, num_samples: Array) -> Array:
         """Returns the frames whose window reaches a sample, int64: min(3000, ceil((n + 200) / 160))."""
         frames = -(-(num_samples + CENTRE_SAMPLES) // HOP_SAMPLES)
         return np.where(num_samples > 0, np.minimum(frames, MAX_FRAMES), 0)
@@ -69,7 +66,7 @@ class LogMel(AudioStep):
         """
         from forebay.steps.audio.spectrum import log10_mels, normalize, stored, write_centred
 
-        counts = self.frames(np.array([w.size for w in waveforms], np.int64)).tolist()
+        counts = self.num_frames(np.array([w.size for w in waveforms], np.int64)).tolist()
         ragged = Ragged.zeros(counts)
         for index, waveform in enumerate(waveforms):
             write_centred(waveform[:MAX_SAMPLES], ragged.samples(index), reference_samples=MAX_SAMPLES)
@@ -88,17 +85,11 @@ class LogMel(AudioStep):
 
         Bit for bit what `WhisperFeatureExtractor` returns where the frames are; float16 frames are its to float16 rounding.
         """
-        return LogMelBatch()
+        return LogMelBatch("input_features")
 
 
 class LogMelBatch(AudioBatch):
     """Always 30 s, so that there is no mask."""
-
-    __slots__ = ()
-
-    def values(self, samples: Sequence[Sample]) -> list[Array]:
-        """Returns all stored frames."""
-        return [sample["input_features"] for sample in samples]
 
     def room(self, longest: int) -> int:  # noqa: ARG002
         """Returns 30 s of frames."""

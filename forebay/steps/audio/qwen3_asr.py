@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from forebay.steps.audio.ragged import HOP_SAMPLES, Ragged
-from forebay.steps.batch import moved_frames, ones_mask
+from forebay.steps.batch import Allocate, moved_frames, ones_mask
 from forebay.steps.step import AudioBatch, AudioStep, Fields, Stored
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.source import Sample
@@ -17,14 +17,10 @@ from forebay.store.source import Sample
 if TYPE_CHECKING:
     import torch
 
-    from forebay.steps.batch import Allocate
-
 N_MELS = 128
-
 
 MIN_SAMPLES = 8000
 """Shorter clips are padded with zeros to this, and the padding counts as valid: the extractor's `min_length`."""
-
 
 CHUNK_FRAMES = 100
 """Frames of a chunk of the encoder, 2 * `n_window`."""
@@ -44,7 +40,7 @@ class Qwen3Asr(AudioStep):
         """Returns the field: `input_features` [frames, 128]."""
         return (FieldSpec(name="input_features", dtype=self.dtype, shape=(N_MELS,)),)
 
-    def frames(self, num_samples: Array) -> Array:
+    def num_frames(self, num_samples: Array) -> Array:
         """Returns the frames of clips, int64: floor(max(n, 8000) / 160), as many as the extractor's mask marks."""
         return np.where(num_samples > 0, np.maximum(num_samples, MIN_SAMPLES) // HOP_SAMPLES, 0)
 
@@ -59,7 +55,7 @@ class Qwen3Asr(AudioStep):
         from forebay.steps.audio.spectrum import log10_mels, normalize, stored, write_centred
 
         sizes = [w.size for w in waveforms]
-        ragged = Ragged.zeros(self.frames(np.array(sizes, np.int64)).tolist())
+        ragged = Ragged.zeros(self.num_frames(np.array(sizes, np.int64)).tolist())
         for index, waveform in enumerate(waveforms):
             write_centred(waveform, ragged.samples(index), reference_samples=max(waveform.size, MIN_SAMPLES))
         mels = log10_mels(ragged, n_mels=N_MELS)
@@ -73,17 +69,11 @@ class Qwen3Asr(AudioStep):
 
         Each row is what `Qwen3ASRFeatureExtractor` returns for the clip alone, followed by masked zeros.
         """
-        return Qwen3AsrBatch()
+        return Qwen3AsrBatch("input_features")
 
 
 class Qwen3AsrBatch(AudioBatch):
     """Frames to the end of the longest clip's last chunk, and their mask."""
-
-    __slots__ = ()
-
-    def values(self, samples: Sequence[Sample]) -> list[Array]:
-        """Returns all stored frames."""
-        return [sample["input_features"] for sample in samples]
 
     def room(self, longest: int) -> int:
         """Returns the next multiple of 100."""

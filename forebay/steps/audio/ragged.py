@@ -9,13 +9,10 @@ import numpy as np
 
 FRAME_SAMPLES = 400
 
-
 HOP_SAMPLES = 160
-
 
 CENTRE_SAMPLES = FRAME_SAMPLES // 2
 """A centred frame i is centred on sample i * HOP_SAMPLES: its window begins this many samples earlier."""
-
 
 BLOCK_ROWS = 32
 """Rows of one matrix product, and the grid on which clips start. In the bits of every feature.
@@ -23,7 +20,6 @@ BLOCK_ROWS = 32
 BLAS rounds a row by the number of rows in its product and, with some kernels (OpenBLAS on AVX2), by its place among
 them. A clip that starts a block has every row at a place that depends on the clip alone.
 """
-
 
 _TAIL_ROWS = 2
 """Rows behind a clip's last that still see its samples; they are computed and thrown away."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 import numpy as np
 
 from forebay.steps.audio.ragged import BLOCK_ROWS, FRAME_SAMPLES, HOP_SAMPLES, Ragged, frames
-from forebay.steps.batch import PIECE, Rows, computed_rows, copy_values
+from forebay.steps.batch import PIECE, Allocate, Rows, computed_rows, copy_values
 from forebay.steps.step import AudioBatch, AudioStep, Fields, Stored
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.source import Sample
@@ -18,26 +18,19 @@ from forebay.store.source import Sample
 if TYPE_CHECKING:
     import torch
 
-    from forebay.steps.batch import Allocate
-
 Count = TypeVar("Count", int, np.ndarray)
 
 N_MELS = 80
 
-
 MIN_SAMPLES = FRAME_SAMPLES + HOP_SAMPLES
 """Two frames: the extractor's variance of one frame is NaN, and of none an error."""
-
 
 FLOOR = 1.192092955078125e-07
 """Kaldi's epsilon, as the extractor writes it. A frame of silence is ln(FLOOR) = -15.942385 in every bin."""
 
-
 _PREEMPHASIS = 0.97
 
-
 _HALF_HOP = HOP_SAMPLES // 2
-
 
 _VARIANCE_FLOOR = 1e-7
 
@@ -67,7 +60,7 @@ class W2vBert(AudioStep):
             FieldSpec(name="valid_frames", dtype="int32"),
         )
 
-    def frames(self, num_samples: Array) -> Array:
+    def num_frames(self, num_samples: Array) -> Array:
         """Returns the stored frames of clips, int64: 1 + floor(n / 160), those of the clip and a 400-sample zero tail."""
         return np.where(num_samples > 0, 1 + num_samples // HOP_SAMPLES, 0)
 
@@ -90,7 +83,7 @@ class W2vBert(AudioStep):
         """
         from forebay.steps.audio.spectrum import Spectrum, kaldi_filters, log_filter_banks, stored
 
-        ragged = Ragged.zeros(self.frames(np.array([w.size for w in waveforms], np.int64)).tolist())
+        ragged = Ragged.zeros(self.num_frames(np.array([w.size for w in waveforms], np.int64)).tolist())
         for index, waveform in enumerate(waveforms):
             np.multiply(waveform, np.float32(32768.0), out=ragged.samples(index)[: waveform.size])
         spectrum = Spectrum(
@@ -112,7 +105,7 @@ class W2vBert(AudioStep):
         `feats` is [B, 1, T, 160], T half of the crop's 1 + (N - 400) // 160 frames, rounded up (an odd last frame stands
         beside zeros, as in the extractor).
         """
-        return W2vBertBatch(stored.fields["fbanks"].shape[0])
+        return W2vBertBatch("fbanks", stored.fields["fbanks"].shape[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +116,7 @@ class W2vBertBatch(AudioBatch):
 
     def values(self, samples: Sequence[Sample]) -> list[Array]:
         """Returns the frames that lie inside of the clip."""
-        return [sample["fbanks"][: sample["valid_frames"].item()] for sample in samples]
+        return [sample[self.field][: sample["valid_frames"].item()] for sample in samples]
 
     def room(self, longest: int) -> int:
         """Returns whole pairs of frames."""

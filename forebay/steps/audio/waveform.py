@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from forebay.steps.batch import computed_rows
+from forebay.steps.batch import Allocate, computed_rows
 from forebay.steps.step import AudioBatch, AudioStep, ClipDtype, Fields, Step, Stored
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.source import Sample
@@ -16,10 +16,7 @@ from forebay.store.source import Sample
 if TYPE_CHECKING:
     import torch
 
-    from forebay.steps.batch import Allocate
-
 _INT16_SCALE = np.float32(32768.0)
-
 
 _INT16_STEP = np.float32(2.0**-15)
 
@@ -57,7 +54,7 @@ class Waveform(AudioStep):
         """Returns the field: `waveform` [num_samples]."""
         return (FieldSpec(name="waveform", dtype=self.dtype),)
 
-    def frames(self, num_samples: Array) -> Array:
+    def num_frames(self, num_samples: Array) -> Array:
         """Returns the samples themselves."""
         return num_samples
 
@@ -73,21 +70,11 @@ class Waveform(AudioStep):
     @classmethod
     def batch(cls, stored: Stored) -> AudioBatch:  # noqa: ARG003
         """Returns the form `input_values` [B, N] and `attention_mask` int32 [B, N]; crops have their `wav` alone."""
-        return WaveformBatch()
+        return WaveformBatch("waveform")
 
 
 class WaveformBatch(AudioBatch):
     """Samples to the length of the longest clip, and their mask."""
-
-    __slots__ = ()
-
-    def values(self, samples: Sequence[Sample]) -> list[Array]:
-        """Returns all samples."""
-        return [sample["waveform"] for sample in samples]
-
-    def room(self, longest: int) -> int:
-        """Returns the samples of the longest clip."""
-        return longest
 
     def collate(self, samples: Sequence[Sample], *, dtype: torch.dtype, allocate: Allocate) -> dict[str, torch.Tensor]:
         """Returns `input_values` and `attention_mask`."""
@@ -105,22 +92,6 @@ class WaveformBatch(AudioBatch):
 
         values = computed_rows("input_values", stored, finish, shape=shape, dtype=dtype, allocate=allocate)
         return {"input_values": values, "attention_mask": mask}
-
-    def count_crop_frames(self, samples: Sequence[Sample], *, num_samples: int) -> tuple[int, int]:
-        """Returns (audio samples of the clips in their crops, those of the batch)."""
-        return sum(min(len(s["waveform"]), num_samples) for s in samples), len(samples) * num_samples
-
-    def collate_crops(
-        self,
-        samples: Sequence[Sample],  # noqa: ARG002
-        starts: Sequence[int],  # noqa: ARG002
-        *,
-        num_samples: int,  # noqa: ARG002
-        dtype: torch.dtype,  # noqa: ARG002
-        allocate: Allocate,  # noqa: ARG002
-    ) -> dict[str, torch.Tensor]:
-        """Returns nothing: the waveform is all there is."""
-        return {}
 
 
 def waveform_input(waveform: np.ndarray, out: np.ndarray) -> None:

@@ -31,16 +31,12 @@ if TYPE_CHECKING:
 Table = npt.NDArray[np.float32]
 """[3, 256]: the float32 value in `pixel_values` of a channel's uint8 value."""
 
-
 _log = logging.getLogger(__name__)
-
 
 _CHECKED_PIXELS = 1 << 21
 """Up to this `max_pixels` an image above it is checked too; it would cost seconds where it is tens of millions."""
 
-
 Backend = Literal["pil", "torchvision"]
-
 
 _CLASSES: dict[Backend, str] = {"pil": "Qwen2VLImageProcessorPil", "torchvision": "Qwen2VLImageProcessor"}
 """Of transformers, for every `image_processor_type` that `settings_in` lets through."""

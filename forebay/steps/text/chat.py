@@ -26,14 +26,11 @@ _QUESTION, _ANSWER = "forebay-question", "forebay-answer"
 # A model counts all of these, whoever wrote them. Some are in no template.
 _VISION_TOKENS = (VISION_START, IMAGE_PAD, VISION_END, "<|vision_pad|>", "<|video_pad|>")
 
-
 _LINE_ENDS = ("\n", "\r")
-
 
 Message = dict[str, Any]
 """`{"role": ..., "content": [{"type": "text", "text": ...} | {"type": "image"}, ...]}`; of an assistant's that is not
 to be learnt also `"loss": False`."""
-
 
 _ROLES = ("system", "user", "assistant")
 

@@ -43,7 +43,6 @@ def normalize_text(text: str, form: Literal["nfkc", "none"], *, sample_id: str) 
 
 _REGION = re.compile(r"([a-z]{2,3})[-_][a-z0-9_-]+")
 
-
 _QWEN3_ASR_NAMES = {
     "ar": "Arabic",
     "cs": "Czech",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from forebay.steps.batch import IGNORED, filled
+from forebay.steps.batch import IGNORED, Allocate, filled
 from forebay.steps.step import PaddingSide, Stored, TextBatch
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
 from forebay.steps.text.vocabulary import Vocabulary
@@ -14,8 +14,6 @@ from forebay.store.source import Sample
 
 if TYPE_CHECKING:
     import torch
-
-    from forebay.steps.batch import Allocate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,17 +36,8 @@ class Plain(Transcript):
         return CausalText(int(stored.constants.get("pad_token_id", 0)))
 
 
-class PlainPrompt:
+class PlainPrompt(Prompt):
     """The text's own ids, with the end token where the tokenizer has one."""
-
-    constants: ClassVar[dict[str, int]] = {}
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-
-    def split(self, text: str) -> tuple[str | None, str]:
-        """Returns the text: it carries no language."""
-        return None, text
 
     def build(self, utterance: Utterance) -> TokenSequence:
         """Returns the sequence of an utterance; nothing of it is prefix."""
@@ -56,10 +45,6 @@ class PlainPrompt:
         ids = self._vocabulary.encode(utterance.text, sample_id=utterance.sample_id)
         ids += [] if end is None else [end]
         return TokenSequence(ids=ids, prefix_len=0, num_label_tokens=len(ids))
-
-    def text_ids(self, ids: list[int]) -> list[int]:
-        """Returns all ids."""
-        return ids
 
 
 @dataclass(frozen=True, slots=True)

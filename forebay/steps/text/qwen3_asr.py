@@ -11,7 +11,7 @@ import numpy as np
 
 from forebay.errors import ConfigError, TextError
 from forebay.steps.audio.qwen3_asr import CHUNK_FRAMES
-from forebay.steps.batch import IGNORED, filled
+from forebay.steps.batch import IGNORED, Allocate, filled
 from forebay.steps.step import PaddingSide, Stored, TextBatch
 from forebay.steps.text.normalize import qwen3_asr_name
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
@@ -22,21 +22,15 @@ from forebay.store.source import Sample
 if TYPE_CHECKING:
     import torch
 
-    from forebay.steps.batch import Allocate
-
 Count = TypeVar("Count", int, np.ndarray)
 
 AUDIO_TOKEN = "<|audio_pad|>"
 
-
 TEXT_TOKEN = "<asr_text>"
-
 
 _CARRIED = re.compile(r"\s*language (?P<name>[^<>\s][^<>\n]*)<asr_text>(?P<text>.*)", re.DOTALL)
 
-
 _MARK = "forebay-prompt-goes-here"
-
 
 _CHUNK_TOKENS = 13
 
@@ -63,7 +57,7 @@ class Qwen3AsrChat(Transcript):
         return Qwen3AsrText(int(stored.constant("pad_token_id")))
 
 
-class Qwen3AsrPrompt:
+class Qwen3AsrPrompt(Prompt):
     """The folder's chat template around prompt and audio, then `language English<asr_text>text` and the end token.
 
     One `<|audio_pad|>` stands for the clip; `num_audio_tokens` says how many it becomes at load. A language
@@ -73,7 +67,7 @@ class Qwen3AsrPrompt:
 
     def __init__(self, vocabulary: Vocabulary, step: Transcript) -> None:
         """Renders the chat template once; ConfigError where it does not show prompt and audio exactly once each."""
-        self._vocabulary = vocabulary
+        super().__init__(vocabulary)
         self._must_name = step.language_tag_mode == "always"
         self._audio_id = vocabulary.require(AUDIO_TOKEN, prompt="qwen3_asr")
         self._text_id = vocabulary.require(TEXT_TOKEN, prompt="qwen3_asr")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -94,25 +94,28 @@ class TokenSequence:
     more: dict[str, list[int]] = field(default_factory=dict)
 
 
-class Prompt(Protocol):
-    """A model's way to write transcript, language and prompt as one sequence."""
+class Prompt:
+    """A model's way to write transcript, language and prompt as one sequence. A new one has `build`."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
 
     @property
     def constants(self) -> dict[str, int]:
         """What a collator must know of this prompt beside the vocabulary."""
-        ...
+        return {}
 
     def split(self, text: str) -> tuple[str | None, str]:
         """Returns the language that a text carries itself, None where it carries none, and its transcript."""
-        ...
+        return None, text
 
     def build(self, utterance: Utterance) -> TokenSequence:
         """Returns the sequence of an utterance; raises TextError where it cannot be written."""
-        ...
+        raise NotImplementedError
 
     def text_ids(self, ids: list[int]) -> list[int]:
         """Returns the ids from which on only the transcript and control tokens come."""
-        ...
+        return ids
 
 
 class TextEncoder:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from forebay.errors import TextError
-from forebay.steps.batch import IGNORED, filled
+from forebay.steps.batch import IGNORED, Allocate, filled
 from forebay.steps.step import PaddingSide, Stored, TextBatch
 from forebay.steps.text.normalize import whisper_code
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
@@ -16,8 +16,6 @@ from forebay.store.source import Sample
 
 if TYPE_CHECKING:
     import torch
-
-    from forebay.steps.batch import Allocate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,27 +34,21 @@ class Whisper(Transcript):
         return WhisperText(int(stored.constant("pad_token_id")))
 
 
-class WhisperPrompt:
+class WhisperPrompt(Prompt):
     """`[<|startofprev|> prompt] <|startoftranscript|> [<|en|>] <|transcribe|> <|notimestamps|> text <|endoftext|>`.
 
     The whole decoder sequence, as `WhisperTokenizer` gives it: at load, all but the last id go in and all but the first
     are the labels, of which the prefix is masked. Source of the format: Radford et al. 2022, section 2.3.
     """
 
-    constants: ClassVar[dict[str, int]] = {}
-
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
+        super().__init__(vocabulary)
         self._previous_id = vocabulary.require("<|startofprev|>", prompt="whisper")
         self._start_id = vocabulary.require("<|startoftranscript|>", prompt="whisper")
         self._task_ids = [
             vocabulary.require(token, prompt="whisper") for token in ("<|transcribe|>", "<|notimestamps|>")
         ]
         self._end_id = vocabulary.require("<|endoftext|>", prompt="whisper")
-
-    def split(self, text: str) -> tuple[str | None, str]:
-        """Returns the text: it carries no language."""
-        return None, text
 
     def build(self, utterance: Utterance) -> TokenSequence:
         """Returns the sequence of an utterance; TextError `unknown_language` where the tokenizer has no such tag."""

@@ -27,10 +27,8 @@ from forebay.store.source import Sample
 CROP_VERSION = 1
 """Bumped when the same seed, epoch, sample id and length give another crop."""
 
-
 DRAW = "crop_draw"
 """The field that carries a draw beside a sample's own, int64 [1]."""
-
 
 _DRAW_BITS = 63
 

@@ -23,7 +23,6 @@ from forebay.train.collate.patch_batch import PatchBatch
 PackedSample = Mapping[str, Any]
 """`input_ids` int32 [n], `label_mask` uint8 [n], `image_grid_thw` int32 [k, 3], `patches`: k arrays uint8 [n_i, w]."""
 
-
 _PADDING_IMAGE = 256
 """Merged patches of the largest image of padding: attention within it stays as cheap as within an image of 512 x 512."""
 

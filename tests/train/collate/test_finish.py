@@ -43,14 +43,18 @@ def w2v_bert(clips: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 def finish_whisper(frames: np.ndarray, pad_value: float) -> np.ndarray:
     frames.flags.writeable = False
     sample = {"input_features": frames, "pad_value": np.array([pad_value], np.float32)}
-    return LogMelBatch().collate([sample], dtype=torch.float32, allocate=fresh)["input_features"][0].numpy()
+    return (
+        LogMelBatch("input_features")
+        .collate([sample], dtype=torch.float32, allocate=fresh)["input_features"][0]
+        .numpy()
+    )
 
 
 def finish_qwen3_asr(*clips: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
     for frames in clips:
         frames.flags.writeable = False
     samples = [{"input_features": frames} for frames in clips]
-    batch = Qwen3AsrBatch().collate(samples, dtype=torch.float32, allocate=fresh)
+    batch = Qwen3AsrBatch("input_features").collate(samples, dtype=torch.float32, allocate=fresh)
     return list(zip(batch["input_features"].numpy(), batch["input_features_mask"].numpy(), strict=True))
 
 
@@ -181,7 +185,9 @@ def test_waveform_input_is_the_same_from_both_dtypes() -> None:
 
 @given(st.integers(1, 5000))
 def test_lengths(num_frames: int) -> None:
-    assert Qwen3AsrBatch().room(num_frames) == next(n for n in range(num_frames, num_frames + 100) if n % 100 == 0)
+    assert Qwen3AsrBatch("input_features").room(num_frames) == next(
+        n for n in range(num_frames, num_frames + 100) if n % 100 == 0
+    )
     assert output_frames(num_frames) == len(range(0, num_frames, 2))
     many = np.arange(num_frames, num_frames + 3)
     assert output_frames(many).tolist() == [output_frames(int(n)) for n in many]
