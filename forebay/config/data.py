@@ -140,7 +140,7 @@ class TextConfig:
     tokenizer: str = field(metadata={"path": True})
     """Folder with the tokenizer's files; in the key by their content."""
     prompt: str = "plain"
-    """A step of `forebay.steps.table.TEXT`. `chat`: the folder's chat template over a conversation; only of `[vision]`."""
+    """A step of `forebay.steps.table.TEXT`. `chat`: the folder's chat template over conversations, of `[vision]` only."""
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Every other field of the section: the settings of that step."""
 

@@ -40,7 +40,8 @@ def load_config(
 ) -> Config:
     """Returns the config of a TOML file with `section.field=value` overrides applied; its paths are absolute.
 
-    The settings of steps are taken as they are, unless `check` says what is wrong with them: `forebay.load_config` does.
+    The settings of steps are taken as they are, unless `check` says what is wrong with them: `forebay.load_config`
+    does.
 
     path: a file, or a mapping of what one would hold: sections of fields, lists or tuples, paths as strings or Path.
     overrides: values are TOML (`train.seed=3`, `source.languages=["en"]`); what is not TOML is taken as a string.
@@ -225,7 +226,8 @@ _LONG_KEY = re.compile(rf"(?:\.[ \t]*+[\w\-\"]++[ \t]*+){{{MAX_DEPTH},}}")
 def parse_toml(text: str) -> dict[str, Any]:
     """Returns the document of a TOML text.
 
-    Raises ValueError for what is no TOML, and where a key has more than `MAX_DEPTH` parts or values lie too deep to be read.
+    Raises ValueError for what is no TOML, and where a key has more than `MAX_DEPTH` parts or values lie too deep to be
+    read.
     """
     # tomllib takes time with the square of a key's parts: minutes for 100,000 of them.
     if (found := _LONG_KEY.search(_STRINGS.sub(_stand_in, text))) is not None:

@@ -1,7 +1,8 @@
-"""What the batch forms of steps share: copies into rows of a batch, with the change of dtype in the same pass, and rows of text.
+"""What batch forms share: copies into rows of a batch, with the change of dtype in the same pass, and rows of text.
 
-numpy's float16 casts take about 20 times as long as torch's (one EPYC core, 240,000 values: 390 us against 17), so torch
-casts. It gets pieces below its parallel grain: a loader thread must not start an OpenMP team beside the training step.
+numpy's float16 casts take about 20 times as long as torch's (one EPYC core, 240,000 values: 390 us against 17), so
+torch casts. It gets pieces below its parallel grain: a loader thread must not start an OpenMP team beside the training
+step.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class _Writable:
 
 
 class Rows:
-    """Rows of a batch to be written in float32: its own memory, or for other dtypes one scratch row that is then copied."""
+    """Rows of a batch to be written in float32: its own memory, or for other dtypes one scratch row, then copied."""
 
     def __init__(self, out: torch.Tensor, shape: tuple[int, ...], *, allocate: Allocate) -> None:
         import torch
@@ -120,9 +121,9 @@ def moved_frames(
 ) -> torch.Tensor:
     """Returns [batch, n_mels, room]: each sample's frames [frames, n_mels] and its pad value behind them, transposed.
 
-    The memory stays in the order of the store, [batch, room, n_mels], and the tensor is a transposed view of it: a copy is
-    then one straight pass (10 times as fast as transposing each sample), a transfer to a device still one block, and the
-    model's first convolution brings it into its own order there.
+    The memory stays in the order of the store, [batch, room, n_mels], and the tensor is a transposed view of it: a copy
+    is then one straight pass (10 times as fast as transposing each sample), a transfer to a device still one block, and
+    the model's first convolution brings it into its own order there.
     """
     import torch
 

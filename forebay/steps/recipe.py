@@ -132,7 +132,7 @@ def recipe_of(config: Config) -> AnyRecipe:
 
     Raises ConfigError where such a folder is not there, or where a step does not take what its section says.
     """
-    _refuse(config, [*_settings_problems(config), *contradictions(config)])
+    _refuse(config, _settings_problems(config) or contradictions(config))
     return _speech_recipe(config) if config.vision is None else _vision_recipe(config, config.vision)
 
 
@@ -229,11 +229,10 @@ def _vision_contradictions(config: Config, vision: VisionConfig) -> list[str]:
 
 
 def crop_samples(crop_s: float, *, features: str, sample_rate_hz: int, has_waveform: bool) -> int:
-    """Returns the audio samples of a crop of `crop_s` seconds, as the decimal that the config shows: 0.1 s at 16 kHz is 1600.
+    """Returns the audio samples of a crop of `crop_s` seconds, read as a decimal: 0.1 s at 16 kHz is 1600.
 
-    features: as in `audio.features`. has_waveform: whether samples hold the field `waveform`.
-    Raises ConfigError for features that a crop cannot be cut from, a missing waveform, a part of a sample, or too short a
-    crop.
+    features: as in `audio.features`. has_waveform: whether samples hold the field `waveform`. Raises ConfigError for
+    features that a crop cannot be cut from, a missing waveform, a part of a sample, or too short a crop.
     """
     step = audio_step(features)
     if step.grid_samples is None:
@@ -332,7 +331,7 @@ def _source_document(source: SourceConfig, fields: tuple[str, ...], columns: tup
 
 
 def _plain_filters(source: SourceConfig) -> dict[str, Any]:
-    """One form for filters that let the same rows through: 30 and 30.0, languages and ids in any order and case of the former."""
+    """One form for filters that let the same rows through: 30 and 30.0, ids in any order, languages in any case too."""
     limit, tolerance = source.max_duration_s, source.duration_tolerance
     languages = source.languages
     return {

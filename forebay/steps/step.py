@@ -1,7 +1,7 @@
 """What a step is: its settings, what it makes of a sample above the cut, and what a batch holds of that below it.
 
-A step is a frozen dataclass. Its fields are its identity: they and the class's name are in keys. `version` is bumped when
-the same input gives other bytes. A module of a step is imported when its name is asked for, also where nothing is
+A step is a frozen dataclass. Its fields are its identity: they and the class's name are in keys. `version` is bumped
+when the same input gives other bytes. A module of a step is imported when its name is asked for, also where nothing is
 computed (keys, lookup, `inspect`): so torch, transformers and the spectrum engine are imported inside functions.
 """
 
@@ -38,9 +38,9 @@ _GROUP_SAMPLES = 1 << 20
 class Step:
     """One step above the cut.
 
-    name: what a config calls the step; its key in the table. given: the fields that no config sets beside that name, for
-    example the digest of a folder. axes: what the first axis of each field counts, or its length where that is the same
-    for all samples.
+    name: what a config calls the step; its key in the table. given: the fields that no config sets beside that name,
+    for example the digest of a folder. axes: what the first axis of each field counts, or its length where that is the
+    same for all samples.
     """
 
     name: ClassVar[str] = ""
@@ -72,11 +72,12 @@ class Stored:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AudioStep(Step):
-    """Waveforms to stored features, and these to the fields of a batch. A new one has `fields`, `num_frames`, `make` and `batch`.
+    """Waveforms to stored features, and these to a batch. A new one has `fields`, `num_frames`, `make` and `batch`.
 
-    has_audio: whether anything is read of sound. sample_rate_hz: the one rate that the features are defined at, None for any. max_s: seconds of a clip that are used.
-    clip_dtypes: of the waveforms that `compute` takes. min_samples: of a clip or crop. grid_samples: where a crop may
-    start, as a multiple; None where frames depend on the whole clip, so that nothing can be cut from them.
+    has_audio: whether anything is read of sound. sample_rate_hz: the one rate that the features are defined at, None
+    for any. max_s: seconds of a clip that are used. clip_dtypes: of the waveforms that `compute` takes. min_samples: of
+    a clip or crop. grid_samples: where a crop may start, as a multiple; None where frames depend on the whole clip, so
+    that nothing can be cut from them.
     """
 
     has_audio: ClassVar[bool] = True
@@ -91,7 +92,7 @@ class AudioStep(Step):
         raise NotImplementedError
 
     def num_frames(self, num_samples: Array) -> Array:
-        """Returns the stored length of the first field for clips of these lengths, int64 [num_clips]: exact, without audio.
+        """Returns the stored length of the first field for clips of these lengths, integers [num_clips].
 
         An empty clip has no frames.
         """
@@ -119,9 +120,9 @@ class AudioStep(Step):
     def check(self, clip: Array) -> None:
         """Returns for a clip that `compute` accepts.
 
-        Raises DecodeError otherwise, reason `empty_audio` (no samples), `not_finite` (NaN, infinity or a magnitude above
-        1e10, whose power float32 cannot hold) or `too_short` (fewer samples than the reference needs).
-        Raises TypeError for an array of another dtype or shape: a mistake of the caller.
+        Raises DecodeError otherwise, reason `empty_audio` (no samples), `not_finite` (NaN, infinity or a magnitude
+        above 1e10, whose power float32 cannot hold) or `too_short` (fewer samples than the reference needs). Raises
+        TypeError for an array of another dtype or shape: a mistake of the caller.
         """
         if clip.ndim != 1 or clip.dtype not in self.clip_dtypes:  # `dtype.name` would cost more than the whole check
             wanted = " or ".join(self.clip_dtypes)
@@ -174,7 +175,7 @@ class AudioBatch:
         dtype: torch.dtype,  # noqa: ARG002
         allocate: Allocate,  # noqa: ARG002
     ) -> dict[str, torch.Tensor]:
-        """Returns the feature fields of a batch: values in `dtype`, masks int32 as transformers' extractors give them."""
+        """Returns the feature fields of a batch: values in `dtype`, masks int32 as transformers has them."""
         return {}
 
     def count_frames(self, samples: Sequence[Sample]) -> tuple[int, int]:

@@ -69,7 +69,7 @@ def unknown(table: Table, name: object) -> str:
 
 
 def problems(table: Table, name: str, values: Mapping[str, Any], *, section: str, key: str, own: set[str]) -> list[str]:
-    """Returns what is wrong with the settings of a step, each with its dotted name; nothing is wrong where there are none.
+    """Returns what is wrong with the settings of a step, by dotted names; an empty list where nothing is.
 
     values: what the section holds beside its own fields `own`. key: the field of the section that names the step.
     """
@@ -93,7 +93,7 @@ def problems(table: Table, name: str, values: Mapping[str, Any], *, section: str
 
 
 def made(cls: type[StepT], values: Mapping[str, Any], **given: Any) -> StepT:
-    """Returns the step with these settings, which `problems` finds nothing wrong with. given: the fields of `cls.given`."""
+    """Returns the step with settings that `problems` has nothing to say of. given: the fields of `cls.given`."""
     hints = _settings(cls)
     plain = {name: float(v) if type(v) is int and not _fits_int(hints[name]) else v for name, v in values.items()}
     return cls(**plain, **given)

@@ -1,4 +1,4 @@
-"""The key: what a cache's values are named by; canonical JSON and its digest, by which documents are named by content."""
+"""The key: what a cache's values are named by; canonical JSON and its digest, the name of a document's content."""
 
 from __future__ import annotations
 

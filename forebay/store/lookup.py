@@ -109,9 +109,9 @@ def find_cache(config: Config, recipe: KeyedRecipe, *, may_hash: bool = True, me
     """Returns the cache that answers a config, or the nearest one and how it differs. recipe: of the config.
 
     Caches are filtered by recipe first. Of those left, sources are compared by the memo: a stat a file, and a read only
-    for a file that the memo does not know (never where `may_hash` is false). `train.cache_dir` names a cache outright; its
-    recipe and sources are compared all the same.
-    Raises CacheMismatchError where `train.cache_dir` is another recipe.
+    for a file that the memo does not know (never where `may_hash` is false). `train.cache_dir` names a cache outright;
+    its recipe and sources are compared all the same. Raises CacheMismatchError where `train.cache_dir` is another
+    recipe.
     """
     sealed = _named_cache(config) if config.train.cache_dir else sealed_caches(config.cache_root)
     if config.train.cache_dir and sealed[0].metadata["recipe_key"] != recipe.key:

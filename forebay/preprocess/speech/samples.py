@@ -74,7 +74,7 @@ def media_samples(recipe: Recipe, rows: pa.Table, read: Read) -> Iterator[Values
 
 
 def text_samples(rows: pa.Table, names: Sequence[str], encoder: TextEncoder | None) -> Iterator[Values]:
-    """Yields the text fields of every row in order; a row that fails yields its table fields and `failure`, `message`.
+    """Yields the text fields of every row in order; of one that fails, table fields, `failure` and `message`.
 
     names: of the source files, by `file`. encoder: None for a recipe without text.
     """
@@ -135,7 +135,8 @@ def _compute(recipe: Recipe, waveforms: Sequence[Array]) -> list[Mapping[str, Ar
     except SampleError as err:
         if len(waveforms) == 1:
             return [err]
-    # One of them cannot be used. Features do not depend on neighbours, so asking one by one changes no byte of the rest.
+    # One of them cannot be used. Features do not depend on neighbours, so asking one by one changes no byte of the
+    # rest.
     results: list[Mapping[str, Array] | SampleError] = []
     for waveform in waveforms:
         try:

@@ -38,7 +38,7 @@ def vision_fields(recipe: VisionRecipe, codec: Codec, *, patch_bytes: int) -> tu
 
 
 def image_samples(steps: PixelSteps, rows: pa.Table, read: Read, *, codec: Codec) -> Iterator[Values]:
-    """Yields the media fields of every image in order; one that fails yields its table fields and `failure`, `message`."""
+    """Yields the media fields of every image in order; of one that fails, table fields, `failure` and `message`."""
     columns = ["sample_id", "file", "offset", "size", "hash", "grid_h", "grid_w"]
     for position, row in enumerate(rows.select(columns).to_pylist()):
         mark(position)
@@ -49,8 +49,8 @@ def image_samples(steps: PixelSteps, rows: pa.Table, read: Read, *, codec: Codec
             if image.grid != (1, row["grid_h"], row["grid_w"]):
                 raise SampleError(
                     "unreadable_image",
-                    f"{row['sample_id']}: its header gives a grid of (1, {row['grid_h']}, {row['grid_w']}), its pixels one "
-                    f"of {image.grid}; save the image again",
+                    f"{row['sample_id']}: its header gives a grid of (1, {row['grid_h']}, {row['grid_w']}), "
+                    f"its pixels one of {image.grid}; save the image again",
                 )
             name, stored = encode(codec, data=data, pixels=image.pixels, patches=image.patches)
             values |= {name: stored, "image_grid_thw": np.array([image.grid], np.int32)}
@@ -60,7 +60,7 @@ def image_samples(steps: PixelSteps, rows: pa.Table, read: Read, *, codec: Codec
 
 
 def conversation_samples(rows: pa.Table, names: Sequence[str], encoder: ChatEncoder) -> Iterator[Values]:
-    """Yields the text fields of every row in order; a row that fails yields its table fields and `failure`, `message`."""
+    """Yields the text fields of every row in order; of one that fails, table fields, `failure` and `message`."""
     columns = ["sample_id", "file", "text", "image_names", MEDIA_ROWS, "grids"]
     for position, row in enumerate(rows.select(columns).to_pylist()):
         mark(position)

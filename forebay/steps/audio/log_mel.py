@@ -55,12 +55,12 @@ class LogMel(AudioStep):
         return np.where(num_samples > 0, np.minimum(frames, MAX_FRAMES), 0)
 
     def make(self, waveforms: Sequence[Array]) -> list[Fields]:
-        """Returns the fields of clips, as `WhisperFeatureExtractor` makes them of each clip's first 30 s in 30 s of zeros.
+        """Returns what `WhisperFeatureExtractor` makes of each clip's first 30 s in 30 s of zeros, as fields.
 
-        Every further frame of the extractor's [n_mels, 3000] is silence, which its cut at 2 below the clip's maximum (in
-        normalised units) turns into one value: pad_value = max(clip_max - 2, -1.5). It is computed in the extractor's own
-        order of roundings, from log10 and not from clip_max, so it equals a frame that was cut bit for bit; for quiet clips
-        (clip_max below 1) the formula can give the next float32.
+        Every further frame of the extractor's [n_mels, 3000] is silence, which its cut at 2 below the clip's maximum
+        (in normalised units) turns into one value: pad_value = max(clip_max - 2, -1.5). It is computed in the
+        extractor's own order of roundings, from log10 and not from clip_max, so it equals a frame that was cut bit for
+        bit; for quiet clips (clip_max below 1) the formula can give the next float32.
 
         waveforms: float32 [num_samples] at 16 kHz, not empty, finite. Within 1e-6 of the extractor in float32.
         """
@@ -83,7 +83,8 @@ class LogMel(AudioStep):
     def batch(cls, stored: Stored) -> AudioBatch:  # noqa: ARG003
         """Returns the form `input_features` [B, n_mels, 3000]: a clip's frames, then its silence to 30 s.
 
-        Bit for bit what `WhisperFeatureExtractor` returns where the frames are; float16 frames are its to float16 rounding.
+        Bit for bit what `WhisperFeatureExtractor` returns where the frames are; float16 frames are its to float16
+        rounding.
         """
         return LogMelBatch("input_features")
 

@@ -28,7 +28,7 @@ CHUNK_FRAMES = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Qwen3Asr(AudioStep):
-    """What transformers' `Qwen3ASRFeatureExtractor` gives for a clip alone, valid frames only: `input_features` [frames, 128]."""
+    """What `Qwen3ASRFeatureExtractor` gives for a clip alone, valid frames only: `input_features` [frames, 128]."""
 
     name: ClassVar[str] = "qwen3_asr"
     axes: ClassVar[dict[str, str | int]] = {"input_features": "frames"}
@@ -45,10 +45,10 @@ class Qwen3Asr(AudioStep):
         return np.where(num_samples > 0, np.maximum(num_samples, MIN_SAMPLES) // HOP_SAMPLES, 0)
 
     def make(self, waveforms: Sequence[Array]) -> list[Fields]:
-        """Returns the fields of clips: what the extractor returns for each by itself with `padding=True`, where its mask is 1.
+        """Returns what the extractor returns for each clip by itself with `padding=True`, where its mask is 1.
 
-        The clip's end is mirrored, not followed by zeros, and its maximum is the clip's own; in a batch the extractor would
-        pad the audio first and change both. Padding to a multiple of 100 frames is below the cut.
+        The clip's end is mirrored, not followed by zeros, and its maximum is the clip's own; in a batch the extractor
+        would pad the audio first and change both. Padding to a multiple of 100 frames is below the cut.
 
         waveforms: float32 [num_samples] at 16 kHz, not empty, finite. Within 1e-6 of the extractor in float32.
         """

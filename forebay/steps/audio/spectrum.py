@@ -1,12 +1,12 @@
 """The engine under every spectral feature: frames, one rfft, power, mel product and logarithm, chunk by chunk.
 
-torch does the rfft and the logarithm, numpy the rest. Whisper's reference is itself torch.stft in float32, and bins 60 to
-80 dB below a frame's loudest carry the rounding of that very FFT: numpy's and scipy's, even in float64, end 3e-5 away from
-it (1e-7 with torch's), and take 1.3 to 2 times as long. The product stays out of torch because
+torch does the rfft and the logarithm, numpy the rest. Whisper's reference is itself torch.stft in float32, and bins 60
+to 80 dB below a frame's loudest carry the rounding of that very FFT: numpy's and scipy's, even in float64, end 3e-5
+away from it (1e-7 with torch's), and take 1.3 to 2 times as long. The product stays out of torch because
 `torch.set_float32_matmul_precision` or autocast, set for training, would change the bits of the uncached path.
 
-Below the engine stand the triangular mel filter banks in the two conventions that our features need, and Whisper's log-mel
-in the part that `log_mel` and `qwen3_asr` share.
+Below the engine stand the triangular mel filter banks in the two conventions that our features need, and Whisper's
+log-mel in the part that `log_mel` and `qwen3_asr` share.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def stored(rows: np.ndarray, dtype: str) -> np.ndarray:
 _NYQUIST_HZ = 8000
 
 _BAND_MELS = 16
-"""Filters of one product. Triangles are narrow: 16 neighbours see a quarter of the bins or less, so most of a dense product
-is zeros (its time falls to 0.31 for 128 mels, to 0.44 for 80). In the bits."""
+"""Filters of one product. Triangles are narrow: 16 neighbours see a quarter of the bins or less, so most of a dense
+product is zeros (its time falls to 0.31 for 128 mels, to 0.44 for 80). In the bits."""
 
 _SLANEY_BREAK_HZ = 1000.0
 

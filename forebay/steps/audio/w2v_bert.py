@@ -1,4 +1,4 @@
-"""`w2v_bert`: Kaldi filter banks of `SeamlessM4TFeatureExtractor`; what it does per clip or crop is done below the cut."""
+"""`w2v_bert`: Kaldi filter banks of `SeamlessM4TFeatureExtractor`; what it does per clip is done below the cut."""
 
 from __future__ import annotations
 
@@ -47,39 +47,43 @@ class W2vBert(AudioStep):
     min_samples: ClassVar[int] = MIN_SAMPLES
     # Whole blocks of the feature engine. BLAS may round a row by its place among the 32 of a product (OpenBLAS on AVX2
     # does). From a block's head on, a crop's rows stand at the places where the clip's stood, so a slice is bit for bit
-    # what the crop alone would give, on any CPU; at another hop that depends on the CPU. See docs/decisions/0010-crops.md.
+    # what the crop alone would give, on any CPU; at another hop that depends on the CPU. See
+    # docs/decisions/0010-crops.md.
     grid_samples: ClassVar[int | None] = BLOCK_ROWS * HOP_SAMPLES
 
     dtype: Literal["float16", "float32"] = "float32"
     version: int = 1
 
     def fields(self) -> tuple[FieldSpec, ...]:
-        """Returns the fields: `fbanks` [frames, 80] and `valid_frames` int32 [1], how many of them the clip by itself has."""
+        """Returns the fields: `fbanks` [frames, 80]; `valid_frames` int32 [1], how many the clip by itself has."""
         return (
             FieldSpec(name="fbanks", dtype=self.dtype, shape=(N_MELS,)),
             FieldSpec(name="valid_frames", dtype="int32"),
         )
 
     def num_frames(self, num_samples: Array) -> Array:
-        """Returns the stored frames of clips, int64: 1 + floor(n / 160), those of the clip and a 400-sample zero tail."""
+        """Returns the stored frames, int64: 1 + floor(n / 160), those of the clip and a 400-sample zero tail."""
         return np.where(num_samples > 0, 1 + num_samples // HOP_SAMPLES, 0)
 
     def make(self, waveforms: Sequence[Array]) -> list[Fields]:
-        """Returns the fields of clips: the filter banks the extractor would normalise, of the clip followed by 400 zeros.
+        """Returns the filter banks that the extractor would normalise, of each clip followed by 400 zeros.
 
-        Frame i sees samples [160 i, 160 i + 400) and nothing else (offset, pre-emphasis and window are per frame). So of
-        the stored frames
+        Frame i sees samples [160 i, 160 i + 400) and nothing else (offset, pre-emphasis and window are per frame). So
+        of the stored frames
 
-        - the clip itself has the first `valid_frames` = 1 + floor((n - 400) / 160); the other two or three, which only n
+        - the clip itself has the first `valid_frames` = 1 + floor((n - 400) / 160); the other two or three, which only
+        n
           could tell, see the zero tail,
-        - the crop of samples [160 a, 160 a + m) inside the clip has 1 + floor((m - 400) / 160) from row a on, bit for bit:
+        - the crop of samples [160 a, 160 a + m) inside the clip has 1 + floor((m - 400) / 160) from row a on, bit for
+        bit:
           anywhere where a is a multiple of 32 (see BLOCK_ROWS), and for every a where BLAS rounds a row alike at every
-          place of a product, as OpenBLAS does with AVX-512 but not with AVX2 (there the last bit of a few values moves),
+          place of a product, as OpenBLAS does with AVX-512 but not with AVX2 (there the last bit of a few values
+          moves),
         - the clip followed by any number of zeros has all rows, then ln(FLOOR).
 
         waveforms: float32 [num_samples] at 16 kHz, at least MIN_SAMPLES, finite; scaled by 32768 as Kaldi wants it.
-        After normalisation 99.9 % of values are within 2e-6 of the extractor. It computes in float64 and so does this up
-        to the power: float32 would be 1.8 times as fast, with a p99.9 of 3e-5, and of 3e-4 on the worst clip.
+        After normalisation 99.9 % of values are within 2e-6 of the extractor. It computes in float64 and so does this
+        up to the power: float32 would be 1.8 times as fast, with a p99.9 of 3e-5, and of 3e-4 on the worst clip.
         """
         from forebay.steps.audio.spectrum import Spectrum, kaldi_filters, log_filter_banks, stored
 
@@ -100,10 +104,10 @@ class W2vBert(AudioStep):
 
     @classmethod
     def batch(cls, stored: Stored) -> AudioBatch:
-        """Returns the form `input_features` [B, T, 160] and `attention_mask` int32 [B, T], normalised by clip; crops: `feats`.
+        """Returns `input_features` [B, T, 160], `attention_mask` int32 [B, T], normalised by clip; of crops `feats`.
 
-        `feats` is [B, 1, T, 160], T half of the crop's 1 + (N - 400) // 160 frames, rounded up (an odd last frame stands
-        beside zeros, as in the extractor).
+        `feats` is [B, 1, T, 160], T half of the crop's 1 + (N - 400) // 160 frames, rounded up (an odd last frame
+        stands beside zeros, as in the extractor).
         """
         return W2vBertBatch("fbanks", stored.fields["fbanks"].shape[0])
 
@@ -153,8 +157,8 @@ class W2vBertBatch(AudioBatch):
     ) -> dict[str, torch.Tensor]:
         """Returns `feats` [batch, 1, T, 2 * n_mels]: arithmetic in float32, in the caller's thread.
 
-        A clip that is shorter than its crop is followed by zeros before its features: the frames of its end and of silence
-        count in mean and variance, as in `SeamlessM4TFeatureExtractor` of the padded waveform.
+        A clip that is shorter than its crop is followed by zeros before its features: the frames of its end and of
+        silence count in mean and variance, as in `SeamlessM4TFeatureExtractor` of the padded waveform.
         """
         import torch
 
@@ -190,16 +194,16 @@ def output_frames(num_fbank_frames: Count) -> Count:
 
 
 def w2v_bert_input(fbanks: np.ndarray, out: np.ndarray, mask_out: np.ndarray) -> None:
-    """Makes `out` and `mask_out` what `SeamlessM4TFeatureExtractor` returns for the clip or crop alone, then masked zeros.
+    """Makes `out` and `mask_out` what `SeamlessM4TFeatureExtractor` gives for a clip or crop alone, then masked zeros.
 
     fbanks: float [F, 80], F >= 2: the frames to use. A whole clip uses the first `valid_frames` of those stored; a crop
     of m samples from sample 160 a on uses 1 + (m - 400) // 160 of them from row a on.
     out: float32 [T, 160], C-contiguous; T is `output_frames(F)`, or that of the batch's longest clip.
     mask_out: integer [T]; the extractor's is int32. An odd last frame stands in `out` beside zeros, but is masked.
 
-    Every bin gets mean 0 and variance 1 over the F frames (variance with F - 1, plus 1e-7); pairs of frames are stacked.
-    Nothing here calls BLAS: its bits depend on the alignment of its inputs, and a mapped view and a fresh array would then
-    finish differently.
+    Every bin gets mean 0 and variance 1 over the F frames (variance with F - 1, plus 1e-7); pairs of frames are
+    stacked. Nothing here calls BLAS: its bits depend on the alignment of its inputs, and a mapped view and a fresh
+    array would then finish differently.
     """
     num_frames, n_mels = fbanks.shape
     if num_frames < 2:

@@ -1,4 +1,4 @@
-"""`waveform`: the samples themselves, as int16 or float32; and how encoded audio is decoded to them, for every feature."""
+"""`waveform`: the samples themselves, as int16 or float32; and how audio is decoded to them, for every feature."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INT16_STEP = np.float32(2.0**-15)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decode(Step):
-    """Mono float32 at `sample_rate_hz`: mean of channels, soxr HQ; then the first `clip_s` seconds where that is set."""
+    """Mono float32 at `sample_rate_hz`: mean of channels, soxr HQ; then the first `clip_s` seconds if that is set."""
 
     sample_rate_hz: int = 16_000
     clip_s: float | None = None
@@ -61,8 +61,8 @@ class Waveform(AudioStep):
     def make(self, waveforms: Sequence[Array]) -> list[Fields]:
         """Returns the fields of clips; int16 is the samples of a 16-bit source, float32 is those over 32768.
 
-        waveforms: int16, or float32 in [-1, 1); [num_samples]. What has the stored dtype already is passed on, not copied.
-        float32 to int16 is round-half-even(x * 32768), clipped: the inverse of the division for every int16.
+        waveforms: int16, or float32 in [-1, 1); [num_samples]. What has the stored dtype already is passed on, not
+        copied. float32 to int16 is round-half-even(x * 32768), clipped: the inverse of the division for every int16.
         """
         convert = _to_int16 if self.dtype == "int16" else _to_float32
         return [{"waveform": convert(waveform)} for waveform in waveforms]

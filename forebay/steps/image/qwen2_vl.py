@@ -44,7 +44,7 @@ _CLASSES: dict[Backend, str] = {"pil": "Qwen2VLImageProcessorPil", "torchvision"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patches(Step):
-    """`patches` uint8 [n, 3 * patch_size^2] and `image_grid_thw` int32 [1, 3] of an image, as a Qwen2-VL processor cuts them.
+    """`patches` uint8 [n, 3 * patch_size^2] and `image_grid_thw` int32 [1, 3], as a Qwen2-VL processor cuts images.
 
     Decoded, turned as its EXIF says, made RGB as the processor makes an open image RGB (`alpha = "drop"`: as its
     loading of a path does), resized, cut into rows of (channel, y, x), one temporal copy; rows in merge order.
@@ -82,7 +82,7 @@ class Patches(Step):
 
 @dataclass(frozen=True, slots=True)
 class MadeImage:
-    """One image above the cut. pixels: uint8 [H, W, 3], resized. patches: uint8 [n, 3 * patch_size^2]. grid: (1, h, w)."""
+    """One image. pixels: uint8 [H, W, 3], resized. patches: uint8 [n, 3 * patch_size^2]. grid: (1, h, w)."""
 
     pixels: Pixels
     patches: PatchArray
@@ -107,7 +107,7 @@ class PixelSteps:
             check_processor(self._processor, settings, self.table)
 
     def make(self, data: bytes, *, sample_id: str, max_pixels: int | None = None) -> MadeImage:
-        """Returns what is stored of one image; max_pixels: None: of the step. Raises SampleError where it cannot be used."""
+        """Returns what is stored of one image. max_pixels: None: of the step. Raises SampleError for one of no use."""
         limit = max_pixels or self._step.max_pixels
         image = decode_image(data, max_pixels=limit, sample_id=sample_id, alpha=self._step.alpha)
         settings = self._settings
@@ -127,15 +127,16 @@ def load_processor(folder: Path, backend: Backend) -> Any:
 def make_processor(path: Path, document: Mapping[str, Any], backend: Backend) -> Any:
     """Returns transformers' image processor of a document with this backend, and no other.
 
-    It is made of what was read and checked, without another look at the folder: transformers would ask other files there
-    (a config.json of timm, an `auto_map` that names code) which class to take. `path` names the document in messages.
+    It is made of what was read and checked, without another look at the folder: transformers would ask other files
+    there (a config.json of timm, an `auto_map` that names code) which class to take. `path` names the document in
+    messages.
 
-    A torchvision that is installed but does not load (built for another torch, as a rule) makes transformers fail for every
-    backend, because it looks only whether torchvision is there. For "pil" it is hidden from this process, in which nothing
-    could import it anyway, and a warning says so.
+    A torchvision that is installed but does not load (built for another torch, as a rule) makes transformers fail for
+    every backend, because it looks only whether torchvision is there. For "pil" it is hidden from this process, in
+    which nothing could import it anyway, and a warning says so.
 
-    Raises ConfigError where "torchvision" is not installed or does not load, or the document is none of the Qwen2-VL family
-    or none that its class takes.
+    Raises ConfigError where "torchvision" is not installed or does not load, or the document is none of the Qwen2-VL
+    family or none that its class takes.
     """
     settings_in(path, document)
     if (problem := _torchvision_problem()) is not None:
@@ -162,8 +163,9 @@ def make_processor(path: Path, document: Mapping[str, Any], backend: Backend) ->
 def patch_table(processor: Any, settings: ImageSettings) -> Table:
     """Returns the table [3, 256] by which the processor's `pixel_values` are made of uint8 patches: `expand` below.
 
-    Read off the processor's own output for an image that holds every value in every channel. Raises ConfigError where the
-    output is not of that form: another order in a row, temporal copies that differ, values that depend on their place.
+    Read off the processor's own output for an image that holds every value in every channel. Raises ConfigError where
+    the output is not of that form: another order in a row, temporal copies that differ, values that depend on their
+    place.
     """
     side = settings.factor * math.ceil(16 / settings.factor)
     # In no order, so that no other order of a row looks like a table.
@@ -193,7 +195,7 @@ def expand(patches: PatchArray, table: Table, settings: ImageSettings) -> npt.ND
 
 
 def processed_patches(processor: Any, image: Image, settings: ImageSettings, table: Table) -> PatchArray:
-    """Returns the patches uint8 [n, 3 * patch_size^2] of an RGB image by the processor itself: for backend "torchvision".
+    """Returns the patches uint8 [n, 3 * patch_size^2] of an RGB image by the processor itself, backend "torchvision".
 
     Its float output is looked up in the table, exactly. The image is decoded by Pillow under both backends.
 

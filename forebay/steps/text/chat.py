@@ -75,9 +75,9 @@ class ChatEncoder:
     def __init__(self, step: Chat, folder: Path, *, merge_size: int) -> None:
         """Loads the tokenizer (and with it transformers).
 
-        merge_size: of the image processor; `merge_size`^2 patches become one token. Raises ConfigError where the folder's
-        files are not those of `step.tokenizer`, lack what images need, or where the template's turns cannot be found or
-        have no newline behind them that `step.learn_through` could mean.
+        merge_size: of the image processor; `merge_size`^2 patches become one token. Raises ConfigError where the
+        folder's files are not those of `step.tokenizer`, lack what images need, or where the template's turns cannot be
+        found or have no newline behind them that `step.learn_through` could mean.
         """
         self._vocabulary = Vocabulary(folder, digest=step.tokenizer)
         self._ids = {token: self._vocabulary.require(token, prompt="chat") for token in _VISION_TOKENS[:3]}
@@ -123,7 +123,8 @@ class ChatEncoder:
         if num_images != len(grids):
             raise TextError(
                 "image_count_mismatch",
-                f"{sample_id}: the conversation shows {num_images} images, the sample has {len(grids)}; correct the manifest",
+                f"{sample_id}: the conversation shows {num_images} images, the sample has {len(grids)}; "
+                "correct the manifest",
             )
         rendered = self._render(conversation, sample_id=sample_id)
         spans = self._marks.spans(rendered)
@@ -234,7 +235,7 @@ def _reserved(vocabulary: Vocabulary, template_ids: frozenset[int]) -> re.Patter
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnMarks:
-    """The header before what the assistant says and the control token after it; `template_ids` is all that the template writes.
+    """The header before what the assistant says and the control token after it; `template_ids`: all it writes.
 
     behind: what stands behind the closing token of a turn that another follows. Both marks hold a control token.
     Control tokens cannot come from a message, so neither can the marks.
@@ -276,7 +277,8 @@ def find_turn_marks(vocabulary: Vocabulary) -> TurnMarks:
     """Returns the marks of the folder's chat template.
 
     Raises ConfigError, naming the folder, where there is no template, where it does not show an image as
-    `<|vision_start|><|image_pad|><|vision_end|>`, or where an assistant's turn does not begin and end with a control token.
+    `<|vision_start|><|image_pad|><|vision_end|>`, or where an assistant's turn does not begin and end with a control
+    token.
     """
     user = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": _QUESTION}]}
     assistant = {"role": "assistant", "content": [{"type": "text", "text": _ANSWER}]}

@@ -24,7 +24,7 @@ def is_unseen(text: str) -> bool:
 
 
 def normalize_text(text: str, form: Literal["nfkc", "none"], *, sample_id: str) -> str:
-    """Returns the text in Unicode NFKC with runs of white space as one space and ends stripped; as it is for form "none".
+    """Returns the text in Unicode NFKC, runs of white space as one space, ends stripped; as it is for form "none".
 
     White space is what `str.split` takes for it, line ends included. Normalising twice changes nothing.
     Raises TextError `bad_text` for what UTF-8 cannot hold (a lone surrogate) and for NUL.
@@ -79,7 +79,7 @@ _QWEN3_ASR_NAMES = {
 
 
 def whisper_code(language: str) -> str | None:
-    """Returns Whisper's language code (`en`) of a code or English name, in any case; None where Whisper has no such language."""
+    """Returns Whisper's code (`en`) of a code or English name, in any case; None for languages that Whisper has not."""
     # Whisper's own list, by way of the tokenizer's module, which is loaded with every Whisper tokenizer.
     from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 

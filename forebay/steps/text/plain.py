@@ -29,7 +29,7 @@ class Plain(Transcript):
 
     @classmethod
     def batch(cls, stored: Stored) -> TextBatch:
-        """Returns the form `labels` [B, L], without audio `input_ids`, `attention_mask`, `labels` as a causal model takes them."""
+        """Returns `labels` [B, L]; without audio `input_ids`, `attention_mask`, `labels`, for causal models."""
         if stored.constants.get("features") != "none":
             return LabelText()
         # Masked, so any id that has an embedding is right where the tokenizer names none.
@@ -58,7 +58,7 @@ class LabelText:
         padding_side: PaddingSide,  # noqa: ARG002
         allocate: Allocate,
     ) -> dict[str, torch.Tensor]:
-        """Returns `labels` int64 [batch, longest], -100 on padding, on the right, and on the `prefix_len` prompt tokens."""
+        """Returns `labels` int64 [batch, longest], -100 on the `prefix_len` prompt tokens and on padding, right."""
         sequences = [sample["input_ids"] for sample in samples]
         labels = filled("labels", (len(samples), max(map(len, sequences))), IGNORED, allocate=allocate)
         for ids, sample, row in zip(sequences, samples, labels.numpy(), strict=True):
@@ -78,7 +78,8 @@ class CausalText:
     ) -> dict[str, torch.Tensor]:
         """Returns `input_ids`, `attention_mask` and `labels`, all int64 [batch, longest].
 
-        Labels are the ids, -100 on padding and on the `prefix_len` prompt tokens; a causal model moves them by one itself.
+        Labels are the ids, -100 on padding and on the `prefix_len` prompt tokens; a causal model moves them by one
+        itself.
         """
         sequences = [sample["input_ids"] for sample in samples]
         shape = (len(samples), max(map(len, sequences)))

@@ -1,4 +1,4 @@
-"""`qwen3_asr`: Qwen3-ASR's chat: a system turn with the prompt, a user turn with the audio, the transcript as the answer."""
+"""`qwen3_asr`: a system turn with the prompt, a user turn with the audio, the transcript as the answer."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ class Qwen3AsrPrompt(Prompt):
         return {"audio_token_id": self._audio_id}
 
     def split(self, text: str) -> tuple[str | None, str]:
-        """Returns language name and transcript of a text that carries `language English<asr_text>...`; else None and the text."""
+        """Returns name and transcript of a text that is `language English<asr_text>...`; else None and the text."""
         match = _CARRIED.fullmatch(text)
         return (match["name"], match["text"]) if match else (None, text)
 
     def build(self, utterance: Utterance) -> TokenSequence:
-        """Returns the sequence of an utterance; TextError `unknown_language` where a language must be named and has none."""
+        """Returns the sequence; TextError `unknown_language` where a language must be named and has no name."""
         prefix = self._prefix(utterance) if utterance.prompt else self._bare_prefix
         name = utterance.carried or self._language_name(utterance)
         target = self._vocabulary.encode_parts(
@@ -117,8 +117,8 @@ class Qwen3AsrPrompt(Prompt):
         if name is None and self._must_name:
             raise TextError(
                 "unknown_language",
-                f"{utterance.sample_id}: Qwen3-ASR has no name for language {utterance.language!r}; correct the manifest, "
-                'or set text.language_tag_mode = "auto" (it then writes "language None")',
+                f"{utterance.sample_id}: Qwen3-ASR has no name for language {utterance.language!r}; "
+                'correct the manifest, or set text.language_tag_mode = "auto" (it then writes "language None")',
             )
         return name or "None"
 
@@ -139,8 +139,9 @@ def _render(vocabulary: Vocabulary) -> tuple[str, str]:
         ) from err
     if chat.count(_MARK) != 1 or chat.count(AUDIO_TOKEN) != 1:
         raise ConfigError(
-            f"text.tokenizer: the chat template of {vocabulary.folder} shows the system text {chat.count(_MARK)} times and "
-            f"{AUDIO_TOKEN} {chat.count(AUDIO_TOKEN)} times for one clip, wanted 1 and 1; use the model's own template"
+            f"text.tokenizer: the chat template of {vocabulary.folder} shows the system text {chat.count(_MARK)} "
+            f"times and {AUDIO_TOKEN} {chat.count(AUDIO_TOKEN)} times for one clip, wanted 1 and 1; "
+            "use the model's own template"
         )
     head, _, tail = chat.partition(_MARK)
     return head, tail
@@ -160,8 +161,9 @@ class Qwen3AsrText:
     ) -> dict[str, torch.Tensor]:
         """Returns `input_ids`, `attention_mask` and `labels`, all int64 [batch, longest].
 
-        A sample's `input_ids` hold one audio placeholder, at `audio_index`; it is repeated once for each audio token that
-        the model makes of the sample's feature frames. Labels begin behind the `prefix_len` stored tokens of the prompt.
+        A sample's `input_ids` hold one audio placeholder, at `audio_index`; it is repeated once for each audio token
+        that the model makes of the sample's feature frames. Labels begin behind the `prefix_len` stored tokens of the
+        prompt.
         """
         places = [_audio_place(sample) for sample in samples]
         shape = (len(samples), max(place.length for place in places))

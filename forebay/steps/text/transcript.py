@@ -85,7 +85,8 @@ class Utterance:
 class TokenSequence:
     """Token ids of one sample; the first `prefix_len` of them are given, the rest is learnt.
 
-    num_label_tokens: what `max_label_tokens` limits. more: values of the fields that the prompt has beside the common ones.
+    num_label_tokens: what `max_label_tokens` limits. more: values of the fields that the prompt has beside the common
+    ones.
     """
 
     ids: list[int]
@@ -127,7 +128,7 @@ class TextEncoder:
 
     @property
     def constants(self) -> dict[str, int]:
-        """What a collator must know: `vocab_size`; where they exist `pad_token_id`, `eos_token_id`; those of the prompt."""
+        """What a collator must know: `vocab_size`, `pad_token_id` and `eos_token_id` if any, the prompt's own."""
         found = {
             "vocab_size": self._vocabulary.size,
             "pad_token_id": self._vocabulary.pad_token_id,
@@ -169,7 +170,8 @@ class TextEncoder:
         if self._step.language_tag_mode == "always" and language is None and carried is None:
             raise TextError(
                 "missing_language",
-                f'{sample_id}: no language, but text.language_tag_mode = "always"; add it to the manifest, or use "auto"',
+                f'{sample_id}: no language, but text.language_tag_mode = "always"; '
+                'add it to the manifest, or use "auto"',
             )
         return Utterance(
             sample_id=sample_id,

@@ -85,8 +85,8 @@ class WhisperPrompt(Prompt):
 class WhisperText:
     """What goes into the decoder, and what it learns.
 
-    Labels are masked by position, from the stored `prefix_len`, never by comparing ids: a pad token that is also the end of
-    text stays a target.
+    Labels are masked by position, from the stored `prefix_len`, never by comparing ids: a pad token that is also the
+    end of text stays a target.
     """
 
     pad_token_id: int
@@ -100,9 +100,9 @@ class WhisperText:
     ) -> dict[str, torch.Tensor]:
         """Returns `decoder_input_ids` and `labels`, both int64 [batch, longest - 1].
 
-        `input_ids` of a sample are fed without their last token and learnt without their first, so the labels of position
-        i are token i + 1, -100 where that is still one of the `prefix_len` prompt tokens.
-        Padding stands right: Whisper's positions count from the left.
+        `input_ids` of a sample are fed without their last token and learnt without their first, so the labels of
+        position i are token i + 1, -100 where that is still one of the `prefix_len` prompt tokens. Padding stands
+        right: Whisper's positions count from the left.
         """
         sequences = [sample["input_ids"] for sample in samples]
         shape = (len(samples), max(map(len, sequences)) - 1)

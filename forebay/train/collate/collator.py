@@ -63,8 +63,8 @@ class Collator:
             raise ConfigError(f"padding_side is {padding_side!r}, wanted 'left' or 'right'")
         if isinstance(source, SourceUnion) and "features" not in source.constants:
             raise ConfigError(
-                f"samples of {', '.join(source.names)} stand in no common batch; make a Collator of each of `source.sources`, "
-                "as forebay.train.make_loader does"
+                f"samples of {', '.join(source.names)} stand in no common batch; make a Collator of each of "
+                "`source.sources`, as forebay.train.make_loader does"
             )
         stored = Stored(f"cache {source.key[:16]}", source.constants, source.fields)
         self.dtype, self.padding_side = dtype, padding_side
@@ -91,7 +91,7 @@ class Collator:
         return batch | self._text.collate(samples, padding_side=self.padding_side, allocate=allocate)
 
     def count_frames(self, samples: Sequence[Sample]) -> tuple[int, int]:
-        """Returns (frames of the samples, frames that their batch has room for), of text tokens; the difference is padding."""
+        """Returns (frames, of text tokens, of the samples; those that their batch has room for)."""
         if self._crops is not None:
             return self._crops.count_frames(samples)
         return self._features.count_frames(samples)

@@ -1,8 +1,8 @@
 """Random crops: which part of a clip an epoch takes, and the batch of these parts.
 
-A crop is a function of (seed, epoch, sample id) and the clip's length alone. Rank, world size, thread, order and place in
-the epoch do not enter, so a crop is the same after any resume and in any loader, cached or not, and in a mixture of caches
-as in each by itself.
+A crop is a function of (seed, epoch, sample id) and the clip's length alone. Rank, world size, thread, order and place
+in the epoch do not enter, so a crop is the same after any resume and in any loader, cached or not, and in a mixture of
+caches as in each by itself.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Crop:
     grid_samples: int
 
     def num_starts(self, clip_samples: int) -> int:
-        """Returns at how many places a crop of a clip can start so that it lies inside; 1, at 0, where the clip is shorter."""
+        """Returns at how many places a crop can start so that it lies inside; 1, at 0, where the clip is shorter."""
         return max(0, clip_samples - self.num_samples) // self.grid_samples + 1
 
     def start(self, clip_samples: int, *, draw: int) -> int:
@@ -73,7 +73,7 @@ class Crop:
 
 @dataclass(frozen=True, slots=True)
 class Crops:
-    """The crop of every sample as a batch: `wav` [B, N], and what the features' form adds (`w2v_bert`: `feats` [B, 1, T, 160]).
+    """The crop of every sample as a batch: `wav` [B, N], and what features add (`w2v_bert`: `feats` [B, 1, T, 160]).
 
     N is `crop.num_samples`. A clip that is shorter than N is followed by zeros.
     """
@@ -83,7 +83,7 @@ class Crops:
 
     @classmethod
     def of(cls, stored: Stored, *, crop_s: float) -> Crops:
-        """Returns the crops of a source. Raises ConfigError where it has none of `crop_s` seconds, see `crop_samples`."""
+        """Returns the crops of a source. Raises ConfigError where it has none of `crop_s` seconds: `crop_samples`."""
         kind, rate = stored.constants.get("features"), stored.constants.get("sample_rate_hz")
         if kind is None or rate is None:
             raise ConfigError(
@@ -103,7 +103,7 @@ class Crops:
         return [self.crop.start(len(s["waveform"]), draw=int(s[DRAW][0])) for s in samples]
 
     def count_frames(self, samples: Sequence[Sample]) -> tuple[int, int]:
-        """Returns (frames of the clips in their crops, frames of the batch): filter bank frames, or audio samples without."""
+        """Returns (frames of the clips in their crops, those of the batch): filter bank frames, else audio samples."""
         return self.form.count_crop_frames(samples, num_samples=self.crop.num_samples)
 
     def collate(self, samples: Sequence[Sample], *, dtype: torch.dtype, allocate: Allocate) -> dict[str, torch.Tensor]:
