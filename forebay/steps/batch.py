@@ -8,7 +8,7 @@ step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from forebay.store.layout import Array
 
 if TYPE_CHECKING:
     import torch
+
+Batch: TypeAlias = "dict[str, torch.Tensor]"
+Dtype: TypeAlias = "torch.dtype"
 
 PIECE = 32_000
 """Elements; torch runs element-wise work of fewer than 32,768 in the calling thread."""

@@ -32,17 +32,34 @@ LISTING_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """The steps of a config over audio. `tokens` is None without text; without audio nothing is decoded.
+class _Recipe:
+    """source: the settings of `[source]` that decide which rows are samples."""
 
-    source: the settings of `[source]` that decide which rows are samples.
-    """
+    source: dict[str, Any] = field(compare=False, repr=False)
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """What the recipe key is the digest of: sections named as in the config file, contents instead of paths."""
+        return {"source": self.source, **self.sections()}
+
+    @cached_property
+    def key(self) -> str:
+        """The digest of the document."""
+        return recipe_key(self.document)
+
+    def sections(self) -> dict[str, Any]:
+        """Returns what the document has beside the source."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(_Recipe):
+    """The steps of a config over audio. `tokens` is None without text; without audio nothing is decoded."""
 
     decode: Decode
     features: AudioStep
     waveform: Waveform | None
     tokens: Transcript | None
-    source: dict[str, Any] = field(compare=False, repr=False)
 
     @property
     def has_audio(self) -> bool:
@@ -61,9 +78,8 @@ class Recipe:
         """The steps that make the text group."""
         return () if self.tokens is None else (self.tokens,)
 
-    @cached_property
-    def document(self) -> dict[str, Any]:
-        """What the recipe key is the digest of: sections named as in the config file, contents instead of paths."""
+    def sections(self) -> dict[str, Any]:
+        """Returns `audio`, None without, and `text`, None without."""
         audio = {
             **asdict(self.features),
             "features": self.features.name,
@@ -72,25 +88,16 @@ class Recipe:
             "keep_waveform": self.waveform is not None,
             "version": [step.identity()["version"] for step in self.media_steps],
         }
-        return {
-            "source": self.source,
-            "audio": audio if self.has_audio else None,
-            "text": None if self.tokens is None else asdict(self.tokens),
-        }
-
-    @cached_property
-    def key(self) -> str:
-        """The digest of the document."""
-        return recipe_key(self.document)
+        text = None if self.tokens is None else asdict(self.tokens)
+        return {"audio": audio if self.has_audio else None, "text": text}
 
 
 @dataclass(frozen=True, kw_only=True)
-class VisionRecipe:
-    """The steps of a config with `[vision]`. source: as of `Recipe`."""
+class VisionRecipe(_Recipe):
+    """The steps of a config with `[vision]`."""
 
     patches: Patches
     chat: Chat
-    source: dict[str, Any] = field(compare=False, repr=False)
 
     @property
     def media_steps(self) -> tuple[Patches]:
@@ -102,15 +109,9 @@ class VisionRecipe:
         """The steps that make the text group."""
         return (self.chat,)
 
-    @cached_property
-    def document(self) -> dict[str, Any]:
-        """See `Recipe`."""
-        return {"source": self.source, "vision": asdict(self.patches), "text": asdict(self.chat)}
-
-    @cached_property
-    def key(self) -> str:
-        """See `Recipe`."""
-        return recipe_key(self.document)
+    def sections(self) -> dict[str, Any]:
+        """Returns `vision` and `text`."""
+        return {"vision": asdict(self.patches), "text": asdict(self.chat)}
 
 
 AnyRecipe = Recipe | VisionRecipe

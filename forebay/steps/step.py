@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
 from forebay.errors import ConfigError, DecodeError
-from forebay.steps.batch import Allocate
+from forebay.steps.batch import Allocate, Batch, Dtype
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.source import Sample
-
-if TYPE_CHECKING:
-    import torch
 
 Fields = dict[str, Array]
 """What a step makes of one sample, by the name of the field."""
@@ -168,13 +165,7 @@ class AudioBatch:
         """Returns how many stored frames a row has room for where the batch's longest sample has `longest`."""
         return longest
 
-    def collate(
-        self,
-        samples: Sequence[Sample],  # noqa: ARG002
-        *,
-        dtype: torch.dtype,  # noqa: ARG002
-        allocate: Allocate,  # noqa: ARG002
-    ) -> dict[str, torch.Tensor]:
+    def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:  # noqa: ARG002
         """Returns the feature fields of a batch: values in `dtype`, masks int32 as transformers has them."""
         return {}
 
@@ -189,9 +180,9 @@ class AudioBatch:
         starts: Sequence[int],  # noqa: ARG002
         *,
         num_samples: int,  # noqa: ARG002
-        dtype: torch.dtype,  # noqa: ARG002
+        dtype: Dtype,  # noqa: ARG002
         allocate: Allocate,  # noqa: ARG002
-    ) -> dict[str, torch.Tensor]:
+    ) -> Batch:
         """Returns the fields that batches of crops have beside the waveform. starts, num_samples: in audio samples."""
         return {}
 
@@ -220,9 +211,7 @@ class TextStep(Step):
 class TextBatch(Protocol):
     """Stored tokens as the text fields of a batch. Picklable, without state."""
 
-    def collate(
-        self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate
-    ) -> dict[str, torch.Tensor]:
+    def collate(self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate) -> Batch:
         """Returns the text fields of a batch, all int64. padding_side: of `input_ids`."""
         ...
 

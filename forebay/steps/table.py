@@ -95,7 +95,7 @@ def problems(table: Table, name: str, values: Mapping[str, Any], *, section: str
 def made(cls: type[StepT], values: Mapping[str, Any], **given: Any) -> StepT:
     """Returns the step with settings that `problems` has nothing to say of. given: the fields of `cls.given`."""
     hints = _settings(cls)
-    plain = {name: float(v) if type(v) is int and not _fits_int(hints[name]) else v for name, v in values.items()}
+    plain = {name: float(v) if type(v) is int and _fits(0.5, hints[name]) else v for name, v in values.items()}
     return cls(**plain, **given)
 
 
@@ -116,10 +116,6 @@ def _fits(value: Any, hint: Any) -> bool:
     if get_origin(hint) in (Union, UnionType):
         return any(_fits(value, part) for part in get_args(hint))
     return type(value) is hint or (hint is float and type(value) is int)
-
-
-def _fits_int(hint: Any) -> bool:
-    return hint is not float and float not in get_args(hint)
 
 
 def _wanted(hint: Any) -> str:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from forebay.steps.audio.ragged import CENTRE_SAMPLES, HOP_SAMPLES, Ragged
-from forebay.steps.batch import Allocate, moved_frames
+from forebay.steps.batch import Allocate, Batch, Dtype, moved_frames
 from forebay.steps.step import AudioBatch, AudioStep, Fields, Stored
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.source import Sample
-
-if TYPE_CHECKING:
-    import torch
 
 MAX_FRAMES = 3000
 
@@ -96,7 +93,7 @@ class LogMelBatch(AudioBatch):
         """Returns 30 s of frames."""
         return MAX_FRAMES
 
-    def collate(self, samples: Sequence[Sample], *, dtype: torch.dtype, allocate: Allocate) -> dict[str, torch.Tensor]:
+    def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
         """Returns `input_features`."""
         pads = [sample["pad_value"].item() for sample in samples]
         frames = self.values(samples)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from forebay.steps.audio.ragged import HOP_SAMPLES, Ragged
-from forebay.steps.batch import Allocate, moved_frames, ones_mask
+from forebay.steps.batch import Allocate, Batch, Dtype, moved_frames, ones_mask
 from forebay.steps.step import AudioBatch, AudioStep, Fields, Stored
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.source import Sample
-
-if TYPE_CHECKING:
-    import torch
 
 N_MELS = 128
 
@@ -79,7 +76,7 @@ class Qwen3AsrBatch(AudioBatch):
         """Returns the next multiple of 100."""
         return -(-longest // CHUNK_FRAMES) * CHUNK_FRAMES
 
-    def collate(self, samples: Sequence[Sample], *, dtype: torch.dtype, allocate: Allocate) -> dict[str, torch.Tensor]:
+    def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
         """Returns `input_features` and `input_features_mask`."""
         frames = self.values(samples)
         lengths = list(map(len, frames))

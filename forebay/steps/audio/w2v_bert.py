@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 
 from forebay.steps.audio.ragged import BLOCK_ROWS, FRAME_SAMPLES, HOP_SAMPLES, Ragged, frames
-from forebay.steps.batch import PIECE, Allocate, Rows, computed_rows, copy_values
+from forebay.steps.batch import PIECE, Allocate, Batch, Dtype, Rows, computed_rows, copy_values
 from forebay.steps.step import AudioBatch, AudioStep, Fields, Stored
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.source import Sample
-
-if TYPE_CHECKING:
-    import torch
 
 Count = TypeVar("Count", int, np.ndarray)
 
@@ -126,7 +123,7 @@ class W2vBertBatch(AudioBatch):
         """Returns whole pairs of frames."""
         return 2 * output_frames(longest)
 
-    def collate(self, samples: Sequence[Sample], *, dtype: torch.dtype, allocate: Allocate) -> dict[str, torch.Tensor]:
+    def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
         """Returns `input_features` and `attention_mask`."""
         import torch
 
@@ -152,9 +149,9 @@ class W2vBertBatch(AudioBatch):
         starts: Sequence[int],
         *,
         num_samples: int,
-        dtype: torch.dtype,
+        dtype: Dtype,
         allocate: Allocate,
-    ) -> dict[str, torch.Tensor]:
+    ) -> Batch:
         """Returns `feats` [batch, 1, T, 2 * n_mels]: arithmetic in float32, in the caller's thread.
 
         A clip that is shorter than its crop is followed by zeros before its features: the frames of its end and of

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from forebay.steps.batch import Allocate, computed_rows
+from forebay.steps.batch import Allocate, Batch, Dtype, computed_rows
 from forebay.steps.step import AudioBatch, AudioStep, ClipDtype, Fields, Step, Stored
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.source import Sample
-
-if TYPE_CHECKING:
-    import torch
 
 _INT16_SCALE = np.float32(32768.0)
 
@@ -76,7 +73,7 @@ class Waveform(AudioStep):
 class WaveformBatch(AudioBatch):
     """Samples to the length of the longest clip, and their mask."""
 
-    def collate(self, samples: Sequence[Sample], *, dtype: torch.dtype, allocate: Allocate) -> dict[str, torch.Tensor]:
+    def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
         """Returns `input_values` and `attention_mask`."""
         import torch
 

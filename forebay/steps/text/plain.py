@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from forebay.steps.batch import IGNORED, Allocate, filled
+from forebay.steps.batch import IGNORED, Allocate, Batch, filled
 from forebay.steps.step import PaddingSide, Stored, TextBatch
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.source import Sample
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,13 +48,7 @@ class PlainPrompt(Prompt):
 class LabelText:
     """Labels alone: the text of audio whose model makes its own decoder inputs of them."""
 
-    def collate(
-        self,
-        samples: Sequence[Sample],
-        *,
-        padding_side: PaddingSide,  # noqa: ARG002
-        allocate: Allocate,
-    ) -> dict[str, torch.Tensor]:
+    def collate(self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate) -> Batch:  # noqa: ARG002
         """Returns `labels` int64 [batch, longest], -100 on the `prefix_len` prompt tokens and on padding, right."""
         sequences = [sample["input_ids"] for sample in samples]
         labels = filled("labels", (len(samples), max(map(len, sequences))), IGNORED, allocate=allocate)
@@ -73,9 +64,7 @@ class CausalText:
 
     pad_token_id: int
 
-    def collate(
-        self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate
-    ) -> dict[str, torch.Tensor]:
+    def collate(self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate) -> Batch:
         """Returns `input_ids`, `attention_mask` and `labels`, all int64 [batch, longest].
 
         Labels are the ids, -100 on padding and on the `prefix_len` prompt tokens; a causal model moves them by one

@@ -5,22 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
 from forebay.errors import ConfigError, TextError
 from forebay.steps.audio.qwen3_asr import CHUNK_FRAMES
-from forebay.steps.batch import IGNORED, Allocate, filled
+from forebay.steps.batch import IGNORED, Allocate, Batch, filled
 from forebay.steps.step import PaddingSide, Stored, TextBatch
 from forebay.steps.text.normalize import qwen3_asr_name
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.layout import FieldSpec
 from forebay.store.source import Sample
-
-if TYPE_CHECKING:
-    import torch
 
 Count = TypeVar("Count", int, np.ndarray)
 
@@ -156,9 +153,7 @@ class Qwen3AsrText:
 
     pad_token_id: int
 
-    def collate(
-        self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate
-    ) -> dict[str, torch.Tensor]:
+    def collate(self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate) -> Batch:
         """Returns `input_ids`, `attention_mask` and `labels`, all int64 [batch, longest].
 
         A sample's `input_ids` hold one audio placeholder, at `audio_index`; it is repeated once for each audio token

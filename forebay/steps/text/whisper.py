@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from forebay.errors import TextError
-from forebay.steps.batch import IGNORED, Allocate, filled
+from forebay.steps.batch import IGNORED, Allocate, Batch, filled
 from forebay.steps.step import PaddingSide, Stored, TextBatch
 from forebay.steps.text.normalize import whisper_code
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.source import Sample
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,13 +88,7 @@ class WhisperText:
 
     pad_token_id: int
 
-    def collate(
-        self,
-        samples: Sequence[Sample],
-        *,
-        padding_side: PaddingSide,  # noqa: ARG002
-        allocate: Allocate,
-    ) -> dict[str, torch.Tensor]:
+    def collate(self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate) -> Batch:  # noqa: ARG002
         """Returns `decoder_input_ids` and `labels`, both int64 [batch, longest - 1].
 
         `input_ids` of a sample are fed without their last token and learnt without their first, so the labels of

@@ -8,14 +8,12 @@ from typing import Any, Protocol
 import torch
 
 from forebay.errors import ConfigError
-from forebay.steps.batch import Allocate, fresh
+from forebay.steps.batch import Allocate, Batch, fresh
 from forebay.steps.step import PaddingSide, Stored, TextBatch
 from forebay.steps.table import AUDIO, TEXT, audio_step, text_step, unknown
 from forebay.steps.text.transcript import Transcript
 from forebay.store.source import Sample, SampleSource, SourceUnion
 from forebay.train.collate.crop import Crops
-
-Batch = dict[str, torch.Tensor]
 
 
 class BatchMaker(Protocol):

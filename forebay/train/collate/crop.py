@@ -17,7 +17,7 @@ import torch
 from forebay.errors import ConfigError
 from forebay.plan.permutation import derive_key
 from forebay.steps.audio.waveform import waveform_input
-from forebay.steps.batch import Allocate, Rows
+from forebay.steps.batch import Allocate, Batch, Rows
 from forebay.steps.recipe import crop_samples
 from forebay.steps.step import AudioBatch, Stored
 from forebay.steps.table import audio_step
@@ -106,7 +106,7 @@ class Crops:
         """Returns (frames of the clips in their crops, those of the batch): filter bank frames, else audio samples."""
         return self.form.count_crop_frames(samples, num_samples=self.crop.num_samples)
 
-    def collate(self, samples: Sequence[Sample], *, dtype: torch.dtype, allocate: Allocate) -> dict[str, torch.Tensor]:
+    def collate(self, samples: Sequence[Sample], *, dtype: torch.dtype, allocate: Allocate) -> Batch:
         """Returns the batch of these samples, each with its draw beside it; fields are in `dtype`."""
         starts, length = self.starts(samples), self.crop.num_samples
         wav = allocate("wav", (len(samples), length), dtype=dtype)
