@@ -25,7 +25,7 @@ from forebay.config import Config, load_config
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.pool import Map
 from forebay.preprocess.shard_task import ShardTask
-from forebay.store.key import recipe_key
+from forebay.steps.recipe import recipe_of
 from forebay.store.layout import GROUPS
 from forebay.store.memo import Memo
 from forebay.store.temporary import temporary_name
@@ -79,7 +79,7 @@ class Corpus:
 
 def shard_tasks(config: Config, map_: Map) -> list[ShardTask]:
     """Returns the tasks of a build of a config, in its order, for folders to be named (`dataclasses.replace`)."""
-    listing = resolve(config, Memo(config.cache_root), map_, recipe=recipe_key(config))
+    listing = resolve(config, Memo(config.cache_root), map_, recipe=recipe_of(config))
     modality = listing.modality
     cuts = modality.cuts(listing, probe=dict.fromkeys(GROUPS, ""), rows_per_shard=config.layout.rows_per_shard)
     tasks = []

@@ -33,9 +33,11 @@ import torch
 from transformers import SeamlessM4TFeatureExtractor, WhisperFeatureExtractor
 from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRFeatureExtractor
 
-from forebay.config.steps import FeatureStep, LogMel, Qwen3Asr, W2vBert
-from forebay.steps.audio.features import compute, num_frames
-from forebay.train.collate.finish import output_frames, padded_frames, qwen3_asr_input, w2v_bert_input, whisper_input
+from forebay.steps.audio.log_mel import LogMel
+from forebay.steps.audio.qwen3_asr import Qwen3Asr
+from forebay.steps.audio.w2v_bert import W2vBert
+from forebay.steps.batch import fresh
+from forebay.steps.step import AudioStep, Stored
 
 MANIFEST = Path(__file__).parents[1] / "demo" / "speech" / "train.parquet"
 
@@ -49,10 +51,9 @@ class Duel:
 
     name: str
     reference: str
-    step: FeatureStep
+    step: AudioStep
     extract: Extract
     oracle: Extract
-    finish: Callable[[dict[str, Array]], Array]
     p999: float
 
 
@@ -81,27 +82,10 @@ def recordings() -> list[Array]:
     return clips
 
 
-def finish_whisper(fields: dict[str, Array]) -> Array:
-    frames = fields["input_features"]
-    out = np.empty((frames.shape[1], 3000), np.float32)
-    whisper_input(frames, float(fields["pad_value"][0]), out)
-    return out
-
-
-def finish_qwen3_asr(fields: dict[str, Array]) -> Array:
-    frames = fields["input_features"]
-    length = padded_frames(len(frames))
-    out = np.empty((frames.shape[1], length), np.float32)
-    qwen3_asr_input(frames, out, np.empty(length, np.int32))
-    return out
-
-
-def finish_w2v_bert(fields: dict[str, Array]) -> Array:
-    fbanks = fields["fbanks"][: int(fields["valid_frames"][0])]
-    length = output_frames(len(fbanks))
-    out = np.empty((length, 160), np.float32)
-    w2v_bert_input(fbanks, out, np.empty(length, np.int32))
-    return out
+def finished(step: AudioStep, fields: dict[str, Array]) -> Array:
+    """Returns what a batch of this clip alone has of its features."""
+    form = step.batch(Stored(step.name, {}, {spec.name: spec for spec in step.fields()}))
+    return form.collate([fields], dtype=torch.float32, allocate=fresh)["input_features"][0].numpy()
 
 
 def duels() -> list[Duel]:
@@ -119,7 +103,6 @@ def duels() -> list[Duel]:
                     step=LogMel(n_mels=n_mels, dtype="float32"),
                     extract=call(extractor, **options),
                     oracle=call(extractor),
-                    finish=finish_whisper,
                     p999=1e-6,
                 )
             )
@@ -133,7 +116,6 @@ def duels() -> list[Duel]:
             step=Qwen3Asr(dtype="float32"),
             extract=qwen3_asr,
             oracle=qwen3_asr,
-            finish=finish_qwen3_asr,
             p999=1e-6,
         ),
         Duel(
@@ -142,7 +124,6 @@ def duels() -> list[Duel]:
             step=W2vBert(),
             extract=seamless,
             oracle=seamless,
-            finish=finish_w2v_bert,
             p999=5e-5,
         ),
     ]
@@ -151,8 +132,8 @@ def duels() -> list[Duel]:
 def verify(duel: Duel, clips: Sequence[Array]) -> None:
     """Stops the benchmark unless the stored fields, finished, are what the reference returns."""
     differences = []
-    for clip, fields in zip(clips, compute(duel.step, clips), strict=True):
-        ours, theirs = duel.finish(fields), duel.oracle(clip)
+    for clip, fields in zip(clips, duel.step.compute(clips), strict=True):
+        ours, theirs = finished(duel.step, fields), duel.oracle(clip)
         if ours.shape != theirs.shape:
             raise SystemExit(f"{duel.name}: shape {ours.shape} is not the reference's {theirs.shape}")
         differences.append(np.abs(ours - theirs).ravel())
@@ -172,10 +153,10 @@ def measure(duel: Duel, clips: Sequence[Array], *, rounds: int) -> Result:
     verify(duel, clips)
     ours, alone, theirs = [], [], []
     for _ in range(rounds):
-        ours.append(timed(lambda: compute(duel.step, clips)))
-        alone.append(timed(lambda: [compute(duel.step, [clip]) for clip in clips]))
+        ours.append(timed(lambda: duel.step.compute(clips)))
+        alone.append(timed(lambda: [duel.step.compute([clip]) for clip in clips]))
         theirs.append(timed(lambda: [duel.extract(clip) for clip in clips]))
-    frames = int(num_frames(duel.step, np.array([clip.size for clip in clips])).sum())
+    frames = int(duel.step.num_frames(np.array([clip.size for clip in clips])).sum())
 
     def us_per_frame(times: list[tuple[float, float]]) -> float:
         return statistics.median(cpu for cpu, _ in times) / frames * 1e6

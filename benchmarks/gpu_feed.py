@@ -32,6 +32,7 @@ from benchmarks.report import arguments, machine, median, show
 from forebay.config import BucketConfig, Config
 from forebay.plan.make import plan_of
 from forebay.preprocess.pipeline import build
+from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.lookup import find_cache
 from forebay.train.collate import Collator
@@ -175,7 +176,7 @@ def speech_feeds(config: Config, size: Size, device: torch.device) -> list[Row]:
     """Returns a row for the cache and one for each number of workers without it."""
     step = whisper_step(size, device)
     build(config)
-    found = find_cache(config).found
+    found = find_cache(config, recipe_of(config)).found
     assert found is not None
     cache = open_cache(found.folder)
     planned = plan_of(config, cache, keep=False)

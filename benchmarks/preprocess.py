@@ -84,17 +84,15 @@ def frames(task: ShardTask) -> Iterator[Any]:
     """Yields the features of a shard's clips, from soundfile and the feature engine in blocks."""
     import soundfile
 
-    from forebay.steps.audio.features import compute
-
     places = zip(task.rows["offset"].to_pylist(), task.rows["size"].to_pylist(), strict=True)
     with open(task.files[0].path, "rb") as file:
         block: list[Any] = []
         for offset, size in places:
             block.append(soundfile.read(io.BytesIO(os.pread(file.fileno(), size, offset)), dtype="float32")[0])
             if sum(map(len, block)) >= BLOCK_SAMPLES:
-                yield from (fields["input_features"] for fields in compute(task.modality.recipe.features, block))
+                yield from (fields["input_features"] for fields in task.modality.recipe.features.compute(block))
                 block = []
-        yield from (fields["input_features"] for fields in compute(task.modality.recipe.features, block))
+        yield from (fields["input_features"] for fields in task.modality.recipe.features.compute(block))
 
 
 def plain(clips: Sequence[Clip]) -> Cost:
@@ -149,10 +147,12 @@ def difference(task: ShardTask) -> float:
 
     Allowed are 1e-6 before rounding to float16, and its half unit in the last place.
     """
+    import torch
     from transformers import WhisperFeatureExtractor
 
+    from forebay.steps.audio.log_mel import LogMelBatch
+    from forebay.steps.batch import fresh
     from forebay.store.shard import Shard, shard_fields
-    from forebay.train.collate.finish import whisper_input
 
     extractor = WhisperFeatureExtractor()
     clips = [(task.files[0].path, name) for name in task.rows["member"].to_pylist()[: 2 * BATCH_SIZE]]
@@ -163,9 +163,8 @@ def difference(task: ShardTask) -> float:
         made = Shard(here.path, entry, shard_fields(task.modality.fields(), "media"))
         for index, clip in enumerate(clips):
             wanted = extractor(read(clip), sampling_rate=SAMPLE_RATE_HZ, return_tensors="np")["input_features"][0]
-            row = made.row(index)
-            found = np.empty_like(wanted)
-            whisper_input(row["input_features"], float(row["pad_value"][0]), found)
+            batch = LogMelBatch("input_features").collate([made.row(index)], dtype=torch.float32, allocate=fresh)
+            found = batch["input_features"][0].numpy()
             allowed = 1e-6 + 2.0**-11 * np.maximum(np.abs(wanted), 2.0**-14)
             worst = max(worst, float((np.abs(found - wanted) / allowed).max()))
     return worst

@@ -34,8 +34,8 @@ from forebay.preprocess.pool import Pool
 from forebay.preprocess.shard_task import ShardTask, make_shard
 from forebay.preprocess.sources.media import MediaReader
 from forebay.preprocess.speech import samples
-from forebay.steps.audio import features
-from forebay.steps.text import TextEncoder
+from forebay.steps.step import AudioStep
+from forebay.steps.text.transcript import TextEncoder
 from forebay.store import shard, tdz
 
 STAGES = ("read", "decode", "resample", "features", "tokens", "hash", "write", "rest")
@@ -85,7 +85,7 @@ def clocked() -> Iterator[Clock]:
             (MediaReader, "__call__", "read"),
             (samples, "decode_audio", "decode"),
             (soxr, "resample", "resample"),
-            (features, "compute", "features"),
+            (AudioStep, "compute", "features"),
             (TextEncoder, "encode", "tokens"),
             (shard, "sample_hash", "hash"),
             (tdz, "write_all", "write"),

@@ -33,7 +33,7 @@ from transformers.image_utils import load_image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from benchmarks.report import arguments, machine, median, ratio, show, timed
-from forebay.steps.image.processor import expand, patch_table
+from forebay.steps.image.qwen2_vl import expand, patch_table
 from forebay.store.image.codec import FIELDS, decode, encode
 from forebay.store.image.pixels import decode_image, patchify, resized
 from forebay.store.image.settings import ImageSettings

@@ -41,7 +41,7 @@ from benchmarks.report import arguments, machine, median, ratio, show, timed
 from forebay.config import Config, load_config
 from forebay.preprocess.pipeline import Options, build
 from forebay.pretrained import from_folder
-from forebay.steps.image.processor import load_processor
+from forebay.steps.image.qwen2_vl import load_processor
 from forebay.store.cache import open_cache
 from forebay.train import make_loader
 from forebay.train.collate.expand import _gather, patch_table

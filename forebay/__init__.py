@@ -17,8 +17,8 @@ from forebay.version import __version__
 
 if TYPE_CHECKING:
     from forebay import config, errors, inspect, plan, preprocess, store, train
-    from forebay.config.load import load_config
     from forebay.config.tree import Config
+    from forebay.steps.recipe import load_config
     from forebay.store.cache import Cache, open_cache
 
 __all__ = [
@@ -44,7 +44,7 @@ __getattr__, __dir__ = face(
         "Cache": "forebay.store.cache",
         "Config": "forebay.config.tree",
         "ForebayError": "forebay.errors",
-        "load_config": "forebay.config.load",
+        "load_config": "forebay.steps.recipe",
         "open_cache": "forebay.store.cache",
         **{room: f"forebay.{room}" for room in _ROOMS},
     },

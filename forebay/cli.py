@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from forebay.config import Config, load_config
+from forebay.config import Config
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
+from forebay.steps.recipe import load_config
 from forebay.store.files import is_refusal, refusal
 from forebay.version import __version__
 from forebay.visible import json_text, one_message, visible_output

@@ -9,6 +9,7 @@ from tests.processes import ROOT, python
 HEAVY = (
     "PIL",
     "accelerate",
+    "forebay.steps.audio.spectrum",
     "pandas",
     "pyarrow",
     "pydantic",
@@ -33,7 +34,7 @@ def loaded(code: str) -> str:
     "code",
     [
         "import forebay",
-        "import forebay.config, forebay.config.recipe, forebay.errors",
+        "import forebay.config, forebay.steps.recipe, forebay.steps.table, forebay.errors",
         "import forebay; forebay.load_config; forebay.config",
         "import forebay.store.cache, forebay.store.key, forebay.store.lookup, forebay.store.verify, forebay.store.seal",
         f"import forebay; cache = forebay.open_cache({GOLDEN!r}); cache.read(0); cache.lengths['num_frames'].sum()",
@@ -60,6 +61,24 @@ def test_tensors_load_torch_and_the_row_table_loads_arrow_and_neither_the_other(
 
 def test_a_config_loads_pydantic_alone() -> None:
     assert loaded("import forebay; forebay.load_config('configs/demo_speech.toml')") == "pydantic"
+
+
+@pytest.mark.parametrize("config", sorted(path.name for path in (ROOT / "configs").glob("*.toml")))
+def test_finding_a_cache_loads_no_step_s_compute(config: str) -> None:
+    code = (
+        "import forebay; from forebay.steps.recipe import recipe_of; from forebay.store.lookup import find_cache\n"
+        f"config = forebay.load_config('configs/{config}', overrides=['run.cache_root=nowhere'])\n"
+        "assert find_cache(config, recipe_of(config)).found is None"
+    )
+    assert loaded(code) == "pydantic"
+
+
+def test_every_step_is_imported_without_what_computes_it() -> None:
+    code = (
+        "from forebay.steps.table import AUDIO, IMAGE, TEXT, settings_of\n"
+        "assert [name for table in (AUDIO, TEXT, IMAGE) for name in table if 'version' in settings_of(table, name)] == []"
+    )
+    assert loaded(code) == ""
 
 
 def test_the_standard_inspect_is_not_hidden_at_the_root() -> None:

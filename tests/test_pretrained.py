@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from forebay.errors import ConfigError
-from forebay.steps.image.processor import load_processor
+from forebay.steps.image.qwen2_vl import load_processor
 from forebay.train.models.folder import load_model, model_facts
 
 ROOT = Path(__file__).parents[1]

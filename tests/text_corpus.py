@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from forebay.config import Config, load_config
+from forebay.config import Config
+from forebay.steps.recipe import load_config
 
 ROOT = Path(__file__).parents[1]
 SPEECH = ROOT / "configs" / "demo_qwen3_asr.toml"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
-
-from forebay.config.steps import Alpha, LearnThrough
+from typing import Any, Literal
 
 STRICT = {"extra": "forbid", "strict": True}
 """Read by pydantic when a file is loaded: unknown fields are refused, types are not coerced."""
@@ -120,39 +119,16 @@ class AudioConfig:
 
     sample_rate_hz: int = 16_000
     """Samples a second of `waveform`. The other features are defined at 16000 Hz."""
-    features: Literal["log_mel", "qwen3_asr", "w2v_bert", "waveform", "none"] = "log_mel"
-    """`none`: samples are text alone, of a source of kind "text"."""
-    n_mels: Literal[80, 128] | None = None
-    """Bins of `log_mel` (80 when left out); the other features fix their own."""
-    dtype: Literal["float16", "float32", "int16"] | None = None
-    """Of the stored features; left out: float16, float32 for w2v_bert, int16 for waveform."""
+    features: str = "log_mel"
+    """A step of `forebay.steps.table.AUDIO`. `none`: samples are text alone, of a source of kind "text"."""
     keep_waveform: bool = False
     """Also store the decoded waveform (int16) beside the features."""
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Every other field of the section: the settings of that step, which checks them itself."""
 
     def __post_init__(self) -> None:
-        if self.features == "none":
-            self._check_none()
-            return
-        if self.n_mels is not None and self.features != "log_mel":
-            raise ValueError(f'n_mels is only for features = "log_mel", not "{self.features}"')
-        if self.features != "waveform" and self.sample_rate_hz != 16_000:
-            raise ValueError(
-                f'features = "{self.features}" is defined at 16000 Hz; sample_rate_hz is {self.sample_rate_hz}'
-            )
-        if self.features == "waveform":
-            if self.dtype == "float16":
-                raise ValueError('dtype of features = "waveform" is "int16" or "float32", not "float16"')
-            if self.keep_waveform:
-                raise ValueError('keep_waveform is only for features other than "waveform"')
-        elif self.dtype == "int16":
-            raise ValueError(f'dtype of features = "{self.features}" is "float16" or "float32", not "int16"')
         if not 1_000 <= self.sample_rate_hz <= 384_000:
             raise ValueError(f"sample_rate_hz is {self.sample_rate_hz}, wanted 1000 to 384000")
-
-    def _check_none(self) -> None:
-        for name, default in {"sample_rate_hz": 16_000, "n_mels": None, "dtype": None, "keep_waveform": False}.items():
-            if getattr(self, name) != default:
-                raise ValueError(f'{name} is {getattr(self, name)!r} and features = "none" has no audio; leave it out')
 
 
 def row_slice(text: str) -> slice:
@@ -178,17 +154,10 @@ class VisionConfig:
 
     processor: str = field(metadata={"path": True})
     """Folder with the preprocessor_config.json of a Qwen2-VL family image processor; in the key by content."""
-    backend: Literal["pil", "torchvision"] = "pil"
-    """Of the processor. The two give different pixels for some images, so it is in the key."""
     codec: Literal["raw", "zstd", "webp", "source"] = "raw"
     """How the patches lie on disk; in the folder's name and the shard keys, not in the key: the values are the same."""
-    alpha: Alpha = "white"
-    """`white`: transparent images are laid on white, as the processor does with an open image. `drop`: the colours
-    under the alpha show, as where it is given a path."""
-
-    def __post_init__(self) -> None:
-        if self.codec == "source" and self.backend != "pil":
-            raise ValueError(f'codec = "source" decodes at load with backend "pil"; backend is "{self.backend}"')
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Every other field of the section: the settings of the step `qwen2_vl`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,23 +168,10 @@ class TextConfig:
 
     tokenizer: str = field(metadata={"path": True})
     """Folder with the tokenizer's files; in the key by their content."""
-    prompt: Literal["whisper", "qwen3_asr", "plain", "chat"] = "plain"
-    """`chat`: the folder's chat template over a conversation; the prompt of `[vision]`, and only of it."""
-    language_tag_mode: Literal["auto", "always", "none"] = "auto"
-    """`auto`: the manifest's language where it has one. `always`: a row without a language fails. `none`: no
-    language."""
-    normalize: Literal["nfkc", "none"] = "nfkc"
-    """`nfkc`: Unicode NFKC, and runs of white space become one space. A text of nothing else is empty, counted."""
-    max_label_tokens: int | None = None
-    """Longer labels exclude the sample, reason `label_too_long`. Whisper's limit is 448."""
-    learn_through: LearnThrough = "end_of_turn"
-    """Of prompt `chat`: what is learnt ends with the token that ends a turn, or with the newline behind that."""
-
-    def __post_init__(self) -> None:
-        if self.learn_through != "end_of_turn" and self.prompt != "chat":
-            raise ValueError(f'learn_through is "{self.learn_through}", which is only for prompt = "chat"')
-        if self.max_label_tokens is not None and self.max_label_tokens < 1:
-            raise ValueError(f"max_label_tokens is {self.max_label_tokens}, wanted 1 or more")
+    prompt: str = "plain"
+    """A step of `forebay.steps.table.TEXT`. `chat`: the folder's chat template over conversations, of `[vision]` only."""
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Every other field of the section: the settings of that step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -49,8 +49,17 @@ _MAX_INTEGER = 2**63
 """TOML's integers are below this, Python's are not."""
 
 
-def load_config(path: str | os.PathLike[str] | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Config:
+Check = Callable[[str, Mapping[str, Any]], Sequence[str]]
+"""What is wrong with the values of a section, by its name."""
+
+
+def load_config(
+    path: str | os.PathLike[str] | Mapping[str, Any], *, overrides: Sequence[str] = (), check: Check | None = None
+) -> Config:
     """Returns the config of a TOML file with `section.field=value` overrides applied; its paths are absolute.
+
+    The settings of steps are taken as they are, unless `check` says what is wrong with them: `forebay.load_config`
+    does.
 
     path: a file, or a mapping of what one would hold: sections of fields, lists or tuples, paths as strings or Path.
     overrides: values are TOML (`loader.seed=3`, `source.languages=["en"]`); what is not TOML is taken as a string.
@@ -66,7 +75,7 @@ def load_config(path: str | os.PathLike[str] | Mapping[str, Any], *, overrides: 
         raise ConfigError(f"a config is the path of a TOML file or a dict, not {type(path).__name__}")
     for override in overrides:
         _apply_override(document, override)
-    return parse_config(document, path=path)
+    return parse_config(document, path=path, check=check)
 
 
 def _plain(value: Any) -> Any:
@@ -89,23 +98,42 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {err}") from err
 
 
-def parse_config(document: Mapping[str, Any], *, path: Path) -> Config:
-    """Returns the config of a parsed document; `path` names it in messages and anchors its relative paths."""
+def parse_config(document: Mapping[str, Any], *, path: Path, check: Check | None = None) -> Config:
+    """Returns the config of a parsed document; `path` names it in messages and anchors its relative paths.
+
+    check: of the settings of steps, see `load_config`.
+    """
     from pydantic import TypeAdapter, ValidationError  # not at import: opening a cache must not load pydantic
 
     if "path" in document:
         raise ConfigError(f"{path}: unknown field path")
     _refuse_foreign(document, "", path)
+    sections = {name: values for name, values in document.items() if check and isinstance(values, Mapping)}
+    found = [line for name, values in sections.items() if check for line in check(name, values)]
+    cause = None
     try:
         # As JSON: for a dataclass in strict mode pydantic wants an instance in Python, and a list is no tuple there.
-        config = TypeAdapter(Config).validate_json(json.dumps({**document, "path": str(path)}), strict=True)
+        whole = {**{name: _with_settings(name, values) for name, values in document.items()}, "path": str(path)}
+        config = TypeAdapter(Config).validate_json(json.dumps(whole), strict=True)
     except ValidationError as err:
-        found = err.errors()
-        lines = [f"  {_describe(problem)}" for problem in found[:_MAX_PROBLEMS]]
+        found = [*map(_describe, err.errors()), *found]
+        cause = err
+    if found:
+        lines = [f"  {line}" for line in found[:_MAX_PROBLEMS]]
         more = [f"  and {len(found) - _MAX_PROBLEMS} more"] if len(found) > _MAX_PROBLEMS else []
-        raise ConfigError("\n".join([f"{path} is not a forebay config:", *lines, *more])) from err
+        raise ConfigError("\n".join([f"{path} is not a forebay config:", *lines, *more])) from cause
     resolved: Config = _absolute(config, path.parent)
     return resolved
+
+
+def _with_settings(section: str, values: Any) -> Any:
+    """Returns the values of a section of a step with all that the section itself does not know as `settings`."""
+    owners = _dataclasses_in(get_type_hints(Config).get(section)) if isinstance(values, Mapping) else []
+    known = set(_names(owners[0])) if owners else set()
+    if "settings" not in known:
+        return values
+    own = {name: value for name, value in values.items() if name in known - {"settings"}}
+    return {**own, "settings": {name: value for name, value in values.items() if name not in own}}
 
 
 def _apply_override(document: dict[str, Any], override: str) -> None:

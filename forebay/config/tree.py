@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from forebay.config.crop import crop_samples
 from forebay.config.data import STRICT, AudioConfig, LayoutConfig, SourceConfig, TextConfig, VisionConfig
 from forebay.config.loader import LoaderConfig, MixtureConfig
 from forebay.config.plan import ByKind, PlanConfig
@@ -45,8 +44,6 @@ class Config:
             self._check_vision(self.vision)
         elif self.source.rows is not None:
             raise ValueError("source.rows is only for a config with [vision]")
-        elif self.text is not None and self.text.prompt == "chat":
-            raise ValueError('text.prompt = "chat" is only for a config with [vision]')
         if self.plan is not None and (self.plan.kind == "pack") != (self.vision is not None):
             wanted = '"pack"' if self.vision is not None else '"bucket" or "window"'
             raise ValueError(
@@ -56,20 +53,10 @@ class Config:
             raise ValueError(
                 "loader.cache_dir names one cache; with a mixture give each its own: [[mixture.source]] cache"
             )
-        self._check_text_alone()
-        if self.loader.crop_s is not None:
-            crop_samples(
-                self.loader.crop_s,
-                features=self.audio.features,
-                sample_rate_hz=self.audio.sample_rate_hz,
-                has_waveform=self.audio.keep_waveform or self.audio.features == "waveform",
-            )
 
     def _check_vision(self, vision: VisionConfig) -> None:
         if self.text is None:
             object.__setattr__(self, "text", TextConfig(tokenizer=vision.processor, prompt="chat"))
-        elif self.text.prompt != "chat":
-            raise ValueError(f'text.prompt is "{self.text.prompt}", with [vision] wanted "chat"')
         if self.audio != AudioConfig():
             raise ValueError("give one of [audio] and [vision]")
         foreign = {"min_duration_s": 0.0, "max_duration_s": None, "overlong": "keep", "languages": None}
@@ -82,30 +69,6 @@ class Config:
         if self.mixture.is_given:
             raise ValueError(
                 "mixtures are of plans with buckets, not of the packs of [vision]; list all data in one manifest"
-            )
-
-    def _check_text_alone(self) -> None:
-        """Holds source, audio and text together where samples have no audio."""
-        kind, features = self.source.kind, self.audio.features
-        if (kind == "text") != (features == "none"):
-            raise ValueError(
-                f'source.kind is "{kind}" and audio.features is "{features}"; text alone needs kind = "text" and '
-                'features = "none"'
-            )
-        if features != "none":
-            return
-        if self.text is None or self.text.prompt != "plain":
-            found = "no [text] section" if self.text is None else f'text.prompt is "{self.text.prompt}"'
-            raise ValueError(
-                f'{found} and audio.features is "none"; text alone is tokenised: '
-                'give text.tokenizer and prompt = "plain"'
-            )
-        if self.source.duration_tolerance is not None:
-            raise ValueError('source.duration_tolerance is for audio, and audio.features is "none"; leave it out')
-        if self.source.min_duration_s or self.source.max_duration_s is not None:
-            raise ValueError(
-                'source.min_duration_s and max_duration_s are for audio, and audio.features is "none"; leave them out '
-                "(text.max_label_tokens limits texts)"
             )
 
     @property

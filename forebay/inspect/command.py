@@ -20,6 +20,7 @@ from forebay.inspect.terminal.plan import plan_report_lines
 from forebay.inspect.terminal.report import report_lines, verify_lines
 from forebay.inspect.terminal.sample import pack_lines, sample_lines
 from forebay.plan.disk import is_plan
+from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lookup import find_cache, require, sealed_caches
 from forebay.store.metadata import check_description, check_file, foreign_values
@@ -55,7 +56,7 @@ def show(target: Path | Config, options: InspectOptions) -> int:
     cache is not there, another CacheError where the cache or the plan cannot be read.
     """
     if isinstance(target, Config):
-        return _show_cache(require(target, find_cache(target)).folder, target, options)
+        return _show_cache(require(target, find_cache(target, recipe_of(target))).folder, target, options)
     return _show_plan(Path(os.path.abspath(target)), options) if is_plan(target) else _show_cache(target, None, options)
 
 

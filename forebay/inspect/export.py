@@ -16,6 +16,7 @@ from forebay.config.tree import Config
 from forebay.errors import ConfigError, TarError
 from forebay.plan.bucket.plan import BucketPlan, shuffled_buckets
 from forebay.plan.make import plan_of
+from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.files import write_aside, write_bytes
 from forebay.store.layout import Array
@@ -99,7 +100,7 @@ def bucket_manifests(config: Config, folder: Path, *, seed: int, places: Places)
     """
     if config.modality == "vision":
         raise ConfigError(f"--bucket-manifests: buckets are ranges of seconds, and {config.path} is of images")
-    cache = open_cache(require(config, find_cache(config)).folder)
+    cache = open_cache(require(config, find_cache(config, recipe_of(config))).folder)
     plan = plan_of(config, cache).plan
     if not isinstance(plan, BucketPlan):
         raise ConfigError('--bucket-manifests: plan.kind = "window" has no buckets; use --set plan.kind="bucket"')

@@ -15,6 +15,7 @@ import numpy as np
 
 from forebay.errors import CacheError
 from forebay.inspect.plans import plans_of
+from forebay.steps.table import axis_names
 from forebay.store.cache import Cache
 from forebay.store.image.codec import FIELDS
 from forebay.store.image.settings import ImageSettings
@@ -25,24 +26,6 @@ from forebay.store.shard import shard_fields
 logger = logging.getLogger(__name__)
 
 _FLOAT32_BYTES = 4
-
-_AXES: dict[str, str | int] = {
-    "input_features": "frames",
-    "fbanks": "frames",
-    "waveform": "samples",
-    "input_ids": "tokens",
-    "pad_value": 1,
-    "prefix_len": 1,
-    "audio_index": 1,
-    "valid_frames": 1,
-    "image_grid_thw": 1,
-    "image_rows": "images",
-    "label_mask": "tokens",
-    "patches_zstd": "bytes",
-    "image_webp": "bytes",
-    "image_file": "bytes",
-}
-"""What the first axis of a tensor field counts, or its length where that is the same for all samples."""
 
 
 INTERFACE = (
@@ -81,7 +64,7 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
         "num_samples": len(cache),
         "hours": hours,
         "languages": metadata["languages"],
-        "fields": {name: _field(spec) for name, spec in cache.fields.items()},
+        "fields": {name: _field(spec, axis_names(cache.constants)) for name, spec in cache.fields.items()},
         "size_bytes": size_bytes,
         "excluded": metadata["excluded"],
         "failed": metadata["failed"],
@@ -128,15 +111,13 @@ def _durations_s(cache: Cache) -> np.ndarray[Any, Any] | None:
     return durations_s
 
 
-def axes(spec: FieldSpec) -> list[str | int]:
+def axes(spec: FieldSpec, names: Mapping[str, str | int]) -> list[str | int]:
     """Returns a field's shape with the first axis named where it differs from sample to sample: `["frames", 80]`."""
-    if spec.role == "table":
-        return []
-    return [_AXES.get(spec.name, "n"), *spec.shape]
+    return [] if spec.role == "table" else [names.get(spec.name, "n"), *spec.shape]
 
 
-def _field(spec: FieldSpec) -> dict[str, Any]:
-    return {"dtype": spec.dtype, "shape": axes(spec), "group": spec.group, "role": spec.role}
+def _field(spec: FieldSpec, names: Mapping[str, str | int]) -> dict[str, Any]:
+    return {"dtype": spec.dtype, "shape": axes(spec, names), "group": spec.group, "role": spec.role}
 
 
 def _group(cache: Cache, group: Group) -> dict[str, int]:

@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from forebay.config.recipe import Recipe
-from forebay.config.steps import identity
+from forebay.steps.recipe import Recipe
 from forebay.store.key import digest
 from forebay.store.layout import Array, Group, format_of
 
@@ -64,8 +63,8 @@ def name_cuts(
     """
     files = rows["file"].to_numpy()
     steps: dict[Group, list[dict[str, Any]]] = {
-        "media": [identity(step) for step in recipe.media_steps],
-        "text": [identity(step) for step in recipe.text_steps],
+        "media": [step.identity() for step in recipe.media_steps],
+        "text": [step.identity() for step in recipe.text_steps],
     }
     by_group: dict[Group, Sequence[str]] = {"media": hashes, "text": names}
     for index, (start, stop) in enumerate(cut_rows(rows["group"].to_numpy(), rows_per_shard=rows_per_shard)):

@@ -16,7 +16,8 @@ from forebay.preprocess.modality import Listing, Modality, modality_of
 from forebay.preprocess.pool import Map, Pool
 from forebay.preprocess.sources.naming import shown_name
 from forebay.preprocess.sources.rows import Manifest
-from forebay.store.key import RecipeKey, SourceDigest, cache_key
+from forebay.steps.recipe import AnyRecipe, recipe_of
+from forebay.store.key import SourceDigest, cache_key
 from forebay.store.lookup import find_cache
 from forebay.store.memo import Memo
 from forebay.store.source_files import SourceFile
@@ -28,22 +29,22 @@ _LISTINGS = 3
 """Times that sources are listed where they change meanwhile."""
 
 
-def resolve(config: Config, memo: Memo, map_: Map, *, recipe: RecipeKey) -> Listing:
+def resolve(config: Config, memo: Memo, map_: Map, *, recipe: AnyRecipe) -> Listing:
     """Returns the listing of a config; hashes the files that the memo does not know.
 
     Raises ConfigError or ManifestError where the config or its manifest cannot be used, BuildError where a file goes on
     changing while it is read.
     """
-    modality = modality_of(config, recipe.recipe)
+    modality = modality_of(config, recipe)
     manifest = _hashed_manifest(config, memo, map_, modality=modality)
     hashes = [file.xxh3_128 for file in manifest.files]
     key = cache_key(recipe.key, _digests(manifest))
     return Listing(recipe=recipe, modality=modality, manifest=manifest, hashes=hashes, key=key)
 
 
-def known_key(config: Config, memo: Memo, map_: Map, *, recipe: RecipeKey, may_hash: bool) -> str | None:
+def known_key(config: Config, memo: Memo, map_: Map, *, recipe: AnyRecipe, may_hash: bool) -> str | None:
     """Returns the key that a build would give, or None where a file would have to be hashed and may not be."""
-    modality = modality_of(config, recipe.recipe)
+    modality = modality_of(config, recipe)
     manifest = modality.manifest(config, map_=map_)
     if not may_hash and any(memo.known(file.path) is None for file in _present(manifest)):
         return None
@@ -116,18 +117,19 @@ def explain(config: Config, *, may_hash: bool) -> dict[str, Any]:
     Raises ConfigError or ManifestError where the config or its manifest cannot be used.
     """
     memo = Memo(config.cache_root)
-    lookup = find_cache(config, may_hash=may_hash, memo=memo)
+    recipe = recipe_of(config)
+    lookup = find_cache(config, recipe, may_hash=may_hash, memo=memo)
     if lookup.found is not None:
         key: str | None = lookup.found.key
     else:
         with Pool(config.run.num_workers or os.cpu_count() or 1) as pool:
-            key = known_key(config, memo, pool.map, recipe=lookup.recipe, may_hash=may_hash)
+            key = known_key(config, memo, pool.map, recipe=recipe, may_hash=may_hash)
     nearest = None
     if lookup.nearest is not None:
         nearest = {"key": lookup.nearest.key, "differs": lookup.differs}
     return {
         "key": key,
-        "recipe_key": lookup.recipe.key,
+        "recipe_key": recipe.key,
         "cache": str(lookup.found.folder) if lookup.found is not None else None,
         "sealed": lookup.found is not None,
         "nearest": nearest,

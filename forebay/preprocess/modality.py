@@ -16,13 +16,12 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from forebay.config.recipe import AnyRecipe
 from forebay.config.tree import Config
 from forebay.preprocess.cut import Cut
 from forebay.preprocess.pool import Map
 from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.workspace import Failure
-from forebay.store.key import RecipeKey
+from forebay.steps.recipe import AnyRecipe
 from forebay.store.layout import Array, FieldSpec, Group
 from forebay.store.memo import SIZE
 from forebay.store.shard import Shard, ShardEntry
@@ -163,7 +162,7 @@ def modality_of(config: Config, recipe: AnyRecipe) -> Modality:
 class Listing:
     """What a build starts from. hashes: xxh3-128 by file, ABSENT where a file cannot be opened. key: the cache's."""
 
-    recipe: RecipeKey
+    recipe: AnyRecipe
     modality: Modality
     manifest: Manifest
     hashes: Sequence[str]

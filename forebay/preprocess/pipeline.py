@@ -24,9 +24,10 @@ from forebay.preprocess.sources.naming import manifest_files
 from forebay.preprocess.sources.rows import described
 from forebay.preprocess.unchanged import require_unchanged
 from forebay.preprocess.workspace import Donors, Failure, Receipt, Workspace
+from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.files import require_writable
-from forebay.store.key import SHORT, codec_of, differences, digest, folder_name, recipe_key
+from forebay.store.key import SHORT, codec_of, differences, digest, folder_name
 from forebay.store.layout import Group
 from forebay.store.lookup import Sealed, failures_of, find_cache
 from forebay.store.memo import Memo
@@ -148,7 +149,8 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
     memo = Memo(config.cache_root)
     # `loader.cache_dir` names what training reads; a build makes the cache of the config.
     config = replace(config, loader=replace(config.loader, cache_dir=None))
-    lookup = find_cache(config, memo=memo)
+    recipe = recipe_of(config)
+    lookup = find_cache(config, recipe, memo=memo)
     standing = lookup.found
     if standing is not None and standing.metadata.get("codec") != codec_of(config):
         logger.info("%s has the same values in another codec", standing.folder)
@@ -168,14 +170,14 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
     if not options.dry_run:
         require_writable(config.cache_root, setting="run.cache_root")
     with Pool(config.run.num_workers or os.cpu_count() or 1) as pool:
-        run = _Build(config, options, resolve(config, memo, pool.map, recipe=lookup.recipe), pool, memo)
+        run = _Build(config, options, resolve(config, memo, pool.map, recipe=recipe), pool, memo)
         if standing is not None:
             run.compare_probe(standing)
         try:
             report = run.dry(standing) if options.dry_run else run.run(standing)
         except FileNotFoundError:
             # Where locks do nothing, a builder that has sealed takes the folder away from under this one.
-            other = find_cache(config, memo=memo).found
+            other = find_cache(config, recipe, memo=memo).found
             if other is None or not _usable(other, options):
                 raise
             run.workspace.remove()
@@ -341,7 +343,7 @@ class _Build:
     def _compare_sources(self) -> None:
         """Raises BuildError where a source, tokenizer or processor is not what it was when it was listed."""
         require_unchanged(self.listing.files, memo=self.memo, map_=self.pool.map)
-        changed = differences(recipe_key(self.config).document, self.listing.recipe.document)
+        changed = differences(recipe_of(self.config).document, self.listing.recipe.document)
         if changed:
             raise BuildError(
                 f"the files that {changed[0]['field']} of {self.config.path} names changed during the build (digest "

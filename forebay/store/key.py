@@ -6,29 +6,31 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from forebay.config.recipe import AnyRecipe, recipe_document, recipe_of
 from forebay.config.tree import Config
 
 KEY_VERSION = 1
 
-
 SHORT = 16
 """Hex digits of a key in names and messages."""
-
 
 ABSENT = "(absent)"
 """Stands for the value of a setting that a recipe does not have."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RecipeKey:
-    """A recipe, its document and its digest: all of a key that a miss needs, known without touching raw data."""
+class KeyedRecipe(Protocol):
+    """A recipe as it is looked up: all of a key that a miss needs, known without touching raw data."""
 
-    recipe: AnyRecipe
-    document: dict[str, Any]
-    key: str
+    @property
+    def document(self) -> dict[str, Any]:
+        """Everything that changes values, by content."""
+        ...
+
+    @property
+    def key(self) -> str:
+        """`recipe_key` of the document."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
@@ -39,14 +41,9 @@ class SourceDigest:
     xxh3_128: str
 
 
-def recipe_key(config: Config) -> RecipeKey:
-    """Returns the recipe key of a config; reads the config's own files (tokenizer), never the raw data.
-
-    Raises ConfigError where such a file is missing.
-    """
-    recipe = recipe_of(config)
-    document = recipe_document(config, recipe)
-    return RecipeKey(recipe=recipe, document=document, key=digest({"version": KEY_VERSION, "recipe": document}))
+def recipe_key(document: Mapping[str, Any]) -> str:
+    """Returns the digest of a recipe's document."""
+    return digest({"version": KEY_VERSION, "recipe": document})
 
 
 def cache_key(recipe: str, sources: Sequence[SourceDigest]) -> str:

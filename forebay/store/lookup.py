@@ -10,7 +10,7 @@ from typing import Any
 
 from forebay.config import Config
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheNotFoundError
-from forebay.store.key import SHORT, RecipeKey, codec_of, differences, recipe_key
+from forebay.store.key import SHORT, KeyedRecipe, codec_of, differences
 from forebay.store.layout import FORMAT_VERSION
 from forebay.store.memo import FILE_NAME as MEMO_NAME
 from forebay.store.memo import Memo
@@ -64,7 +64,7 @@ class Lookup:
     differs least. differs: how, as `{"field", "wanted", "stored"}`.
     """
 
-    recipe: RecipeKey
+    recipe: KeyedRecipe
     found: Sealed | None = None
     state: SourceState | None = None
     nearest: Sealed | None = None
@@ -105,16 +105,14 @@ def sealed_caches(root: Path) -> list[Sealed]:
     return [sealed for _, sealed in sorted(found, key=lambda pair: (-pair[0], pair[1].folder.name))]
 
 
-def find_cache(config: Config, *, may_hash: bool = True, memo: Memo | None = None) -> Lookup:
-    """Returns the cache whose key is the config's, or the nearest cache and how it differs.
+def find_cache(config: Config, recipe: KeyedRecipe, *, may_hash: bool = True, memo: Memo | None = None) -> Lookup:
+    """Returns the cache whose key is the config's, or the nearest cache and how it differs. recipe: of the config.
 
     Caches are filtered by recipe first. Of those left, sources are compared by the memo: a stat a file, and a read only
     for a file that the memo does not know (never where `may_hash` is false). `loader.cache_dir` names a cache outright;
-    its recipe and sources are compared all the same.
-    Raises ConfigError where the config's own files are missing, CacheMismatchError where `loader.cache_dir` is another
+    its recipe and sources are compared all the same. Raises CacheMismatchError where `loader.cache_dir` is another
     recipe.
     """
-    recipe = recipe_key(config)
     sealed = _named_cache(config) if config.loader.cache_dir else sealed_caches(config.cache_root)
     if config.loader.cache_dir and sealed[0].metadata["recipe_key"] != recipe.key:
         raise CacheMismatchError(_mismatch(sealed[0], recipe))
@@ -170,7 +168,9 @@ def _named_cache(config: Config) -> list[Sealed]:
     return [Sealed(folder=folder, metadata=metadata)]
 
 
-def _candidates(config: Config, recipe: RecipeKey, sealed: Sequence[Sealed]) -> list[tuple[Sealed, list[StoredSource]]]:
+def _candidates(
+    config: Config, recipe: KeyedRecipe, sealed: Sequence[Sealed]
+) -> list[tuple[Sealed, list[StoredSource]]]:
     """Caches of the recipe with their sources. A damaged one is left out, so that a build makes it again."""
     found: list[tuple[Sealed, list[StoredSource]]] = []
     for cache in sealed:
@@ -225,7 +225,7 @@ def failures_of(config: Config, cache: Sealed) -> str | None:
     )
 
 
-def _mismatch(cache: Sealed, recipe: RecipeKey) -> str:
+def _mismatch(cache: Sealed, recipe: KeyedRecipe) -> str:
     versions = {"field": "recipe_key", "wanted": recipe.key[:SHORT], "stored": cache.metadata["recipe_key"][:SHORT]}
     first = next(iter(differences(recipe.document, cache.metadata["recipe"])), versions)
     return (
@@ -234,7 +234,7 @@ def _mismatch(cache: Sealed, recipe: RecipeKey) -> str:
     )
 
 
-def _nearest(config: Config, recipe: RecipeKey, sealed: Sequence[Sealed]) -> Sealed | None:
+def _nearest(config: Config, recipe: KeyedRecipe, sealed: Sequence[Sealed]) -> Sealed | None:
     def distance(cache: Sealed) -> tuple[bool, int]:
         return cache.metadata["name"] != config.name, len(differences(recipe.document, cache.metadata["recipe"]))
 

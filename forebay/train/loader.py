@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 
 from forebay.plan.cursor import Cursor, LoaderState, Step
 from forebay.plan.make import Planned
+from forebay.steps.batch import IGNORED, Batch
 from forebay.store.source import SampleSource, SourceUnion, parts_of
-from forebay.train.collate.collator import Batch, BatchMaker, Collator
+from forebay.train.collate.collator import BatchMaker, Collator
 from forebay.train.collate.crop import CropDraws
-from forebay.train.collate.text import IGNORED
 from forebay.train.device import Ahead, side_stream
 from forebay.train.prefetch import Prefetch
 from forebay.train.ranks import resolve_ranks

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
-from forebay.config import Config, LoaderConfig, MixtureConfig, MixtureSource, PackConfig, PlanConfig, load_config
+from forebay.config import Config, LoaderConfig, MixtureConfig, MixtureSource, PackConfig, PlanConfig
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
 from forebay.plan.make import Planned, plan_of
 from forebay.plan.mixture.from_config import mix
+from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lookup import Lookup, failures_of, find_cache, not_found_message
 from forebay.store.source import SampleSource, SourceUnion
@@ -208,7 +209,7 @@ def _by_rank_0(make: Callable[[], T]) -> T:
 
 def _choose(config: Config) -> tuple[Path | None, dict[str, str] | None]:
     """Returns the cache folder to use (None: go uncached) and the probe of a cache that is there but not used."""
-    lookup = find_cache(config)
+    lookup = find_cache(config, recipe_of(config))
     found = lookup.found
     if config.loader.cache == "off":
         return None, dict(found.metadata["probe"]) if found is not None else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from forebay.errors import ConfigError
-from forebay.train.collate.text import PaddingSide
+from forebay.steps.step import PaddingSide
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,12 +19,11 @@ from forebay.plan.cursor import Cursor, Step
 from forebay.plan.disk import METADATA, STATISTICS, pack_settings
 from forebay.plan.make import opened_packs
 from forebay.plan.names import PLANS
+from forebay.steps.batch import IGNORED, Allocate
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.codec import FIELDS
 from forebay.store.lookup import sealed_caches
 from forebay.store.temporary import TEMPORARY_MARK
-from forebay.train.collate.convert import Allocate
-from forebay.train.collate.text import IGNORED
 from forebay.train.device import Batch
 from forebay.train.loader import Loader
 from forebay.train.ranks import resolve_ranks

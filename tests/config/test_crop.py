@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.config import Config, parse_config
-from forebay.config.crop import crop_samples
+from forebay.config import Config
 from forebay.errors import ConfigError
+from forebay.steps.recipe import crop_samples, load_config
 
 
 def config_with(crop_s: Any, **audio: Any) -> Config:
@@ -19,7 +18,7 @@ def config_with(crop_s: Any, **audio: Any) -> Config:
         "audio": audio,
         "loader": {"crop_s": crop_s},
     }
-    return parse_config(document, path=Path("a.toml"))
+    return load_config(document)
 
 
 @given(samples=st.integers(560, 10**9), rate=st.sampled_from([8_000, 16_000, 22_050, 44_100, 48_000]))

@@ -58,9 +58,9 @@ def test_unknown_fields_are_refused_with_the_nearest_name(tmp_path: Path) -> Non
     text = "max_duration = 3.0\n[audio]\nn_mel = 80\n[trainn]\n[plan]\nbatch_size = 2\nzzzzzz = 1\n"
     assert problems(tmp_path, text) == [
         "source.max_duration: unknown field; did you mean source.max_duration_s?",
-        "audio.n_mel: unknown field; did you mean audio.n_mels?",
         "plan.zzzzzz: unknown field",
         "trainn: unknown field; did you mean train?",
+        'audio.n_mel: unknown field of features = "log_mel"; did you mean audio.n_mels?',
     ]
 
 
@@ -110,9 +110,18 @@ def test_wrong_types_are_named_by_their_dotted_field(tmp_path: Path, text: str, 
             "[audio]\nsample_rate_hz = 8000",
             'audio: features = "log_mel" is defined at 16000 Hz; sample_rate_hz is 8000',
         ),
-        ('[audio]\nfeatures = "qwen3_asr"\nn_mels = 80', 'audio: n_mels is only for features = "log_mel"'),
-        ('[audio]\ndtype = "int16"', 'audio: dtype of features = "log_mel" is "float16" or "float32", not "int16"'),
-        ('[audio]\nfeatures = "waveform"\ndtype = "float16"', 'audio: dtype of features = "waveform" is "int16"'),
+        (
+            '[audio]\nfeatures = "qwen3_asr"\nn_mels = 80',
+            'audio.n_mels: unknown field of features = "qwen3_asr"; it is only for features = "log_mel"',
+        ),
+        (
+            '[audio]\ndtype = "int16"',
+            'audio.dtype: features = "log_mel" wants "float16" or "float32", got \'int16\'',
+        ),
+        (
+            '[audio]\nfeatures = "waveform"\ndtype = "float16"',
+            'audio.dtype: features = "waveform" wants "int16" or "float32", got \'float16\'',
+        ),
         (
             '[audio]\nfeatures = "waveform"\nkeep_waveform = true',
             "audio: keep_waveform is only for features other than",
@@ -150,7 +159,7 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     found = problems(tmp_path, text)
     assert [line.split(":")[0] for line in found] == [
         *("source.max_samples", "source.splti"),
-        *("audio.features", "layout", "run.cache_root"),
+        *("layout", "run.cache_root", "audio.features"),
     ]
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from forebay import load_config
-from forebay.store.key import recipe_key
+from forebay.steps.recipe import recipe_of
 
 RECORDED = Path(__file__).parent / "recipe_keys.json"
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -14,7 +14,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 def present_keys() -> dict[str, str]:
     """Returns the recipe key of every config by its name."""
-    return {path.stem: recipe_key(load_config(path)).key for path in sorted(CONFIGS.glob("*.toml"))}
+    return {path.stem: recipe_of(load_config(path)).key for path in sorted(CONFIGS.glob("*.toml"))}
 
 
 def test_recipe_keys_are_the_recorded_ones() -> None:

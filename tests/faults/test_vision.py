@@ -11,7 +11,7 @@ import pytest
 
 from forebay.errors import BuildError
 from forebay.preprocess.sources.vision import images as conversation_images
-from forebay.preprocess.vision import decode as pixels
+from forebay.steps.image import qwen2_vl as pixels
 from tests.faults.building import NUM_WORKERS, build_here, check_caches, check_settled, finished_shards
 from tests.faults.row import Row, dice
 from tests.faults.shim import Fault

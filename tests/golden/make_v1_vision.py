@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 
 from forebay.preprocess.vision.samples import vision_fields
+from forebay.steps.image.qwen2_vl import Patches
+from forebay.steps.recipe import VisionRecipe
+from forebay.steps.text.chat import Chat
 from forebay.store.image.codec import Codec, encode
 from forebay.store.image.pixels import patchify
 from forebay.store.image.settings import ImageSettings
@@ -25,6 +28,7 @@ from forebay.store.shard import ShardEntry, shard_fields, shard_name, write_shar
 FOLDER = Path(__file__).parent / "v1_vision"
 """Holds the caches and `expected.json`."""
 CODECS: tuple[Codec, ...] = ("raw", "zstd")
+RECIPE = VisionRecipe(patches=Patches(processor=""), chat=Chat(tokenizer=""), source={})
 SETTINGS = ImageSettings(patch_size=2, merge_size=2, min_pixels=16, max_pixels=1024)
 GRIDS = ((1, 2, 4), (1, 4, 2), (1, 2, 2))
 IMAGES = ((0,), (0, 1), (2, 2, 1), ())
@@ -67,7 +71,7 @@ def media_row(image: int, codec: Codec) -> dict[str, Any]:
 
 def write_shards(scratch: Path, codec: Codec) -> dict[Group, list[tuple[Path, ShardEntry]]]:
     """Writes the one shard of each group below a folder."""
-    fields = vision_fields(codec, patch_bytes=SETTINGS.patch_bytes)
+    fields = vision_fields(RECIPE, codec, patch_bytes=SETTINGS.patch_bytes)
     rows: dict[Group, list[Any]] = {
         "media": [media_row(image, codec) for image in range(len(GRIDS))],
         "text": [text_row(sample) for sample in range(len(IMAGES))],
@@ -101,7 +105,7 @@ def contents(scratch: Path, codec: Codec) -> Contents:
     patches = [sum(int(np.prod(GRIDS[image])) for image in images) for images in IMAGES]
     lengths = [[3 + 2 * n for n in range(len(IMAGES))], patches, [len(images) for images in IMAGES]]
     return Contents(
-        fields=vision_fields(codec, patch_bytes=SETTINGS.patch_bytes),
+        fields=vision_fields(RECIPE, codec, patch_bytes=SETTINGS.patch_bytes),
         shards=write_shards(scratch, codec),
         arrays={"slots.npy": np.arange(len(IMAGES), dtype="<i8"), "lengths.npy": np.array(lengths, "<i4")},
         files={"rejected.jsonl": b""},

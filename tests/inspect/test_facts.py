@@ -54,7 +54,7 @@ def test_fields_have_dtype_and_shape(tmp_path: Path, features: Features, wanted:
 
 
 def test_a_field_that_nobody_named_has_n_values(tmp_path: Path) -> None:
-    assert axes(FieldSpec(name="patches", dtype="uint8", shape=(768,))) == ["n", 768]
+    assert axes(FieldSpec(name="patches", dtype="uint8", shape=(768,)), {}) == ["n", 768]
 
 
 def test_a_cache_without_samples_has_no_rate(tmp_path: Path) -> None:

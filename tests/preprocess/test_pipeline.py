@@ -20,6 +20,7 @@ from forebay.config import Config, load_config
 from forebay.errors import BuildError, CacheIncompleteError, ManifestError
 from forebay.plan.make import plan_of
 from forebay.preprocess.pipeline import BuildReport, Options, build
+from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.lookup import find_cache, sealed_caches
 from forebay.store.temporary import TEMPORARY_MARK, temporary_name
@@ -362,7 +363,7 @@ def test_two_builders_at_once_give_one_cache_and_no_error(corpus: Corpus, wanted
     assert [code for _, code in results] == [0, 0], results
     assert [shard_bytes(cache.folder) for cache in sealed_caches(corpus.root)] == [wanted]
     assert verify_folder(sealed_caches(corpus.root)[0].folder).problems == []
-    assert find_cache(config).state == "same"
+    assert find_cache(config, recipe_of(config)).state == "same"
 
 
 def test_a_sample_that_kills_its_worker_is_named_with_the_line_that_excludes_it(

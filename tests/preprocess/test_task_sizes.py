@@ -24,7 +24,7 @@ from forebay.preprocess.sources.speech import listing as locate
 from forebay.preprocess.sources.vision import hf as conversation_hf
 from forebay.preprocess.sources.vision import images as conversation_images
 from forebay.preprocess.sources.vision import jsonl as conversation_jsonl
-from forebay.store.key import recipe_key
+from forebay.steps.recipe import recipe_of
 from forebay.store.layout import GROUPS
 from forebay.store.memo import Memo
 from tests.preprocess.sources.helpers import audio
@@ -153,7 +153,7 @@ def longest_tasks(folder: Path, write: Write, num_rows: int) -> dict[str, int]:
     (folder / "c.toml").write_text(f'name = "sizes"\n[source]\n{source}{steps}')
     config = load_config(folder / "c.toml", overrides=[f"run.cache_root={folder / 'caches'}"])
     found = Weighing()
-    listing = resolve(config, Memo(config.cache_root), found.map, recipe=recipe_key(config))
+    listing = resolve(config, Memo(config.cache_root), found.map, recipe=recipe_of(config))
     assert len(listing.rows) == num_rows
     modality = listing.modality
     rows_per_shard = PER_FILE if "media" in modality.groups else 1

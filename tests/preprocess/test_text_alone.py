@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forebay.config.recipe import recipe_of
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.pipeline import BuildReport
 from forebay.preprocess.speech.modality import estimate_bytes
 from forebay.preprocess.speech.probe import media_probe
+from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
-from forebay.store.key import recipe_key
 from forebay.store.layout import FieldSpec, Group
 from forebay.store.lookup import find_cache
 from forebay.store.memo import Memo
@@ -98,11 +97,11 @@ def test_a_manifest_taken_away_and_a_changed_one(folder: Path, tmp_path: Path) -
     make(folder)
     shutil.copytree(folder, tmp_path / "copy")
     config = text_config(tmp_path / "copy")
-    assert find_cache(config).state == "same"
+    assert find_cache(config, recipe_of(config)).state == "same"
     (tmp_path / "copy" / "texts.jsonl").unlink()
-    assert find_cache(config).state == "absent"
+    assert find_cache(config, recipe_of(config)).state == "absent"
     text_config(tmp_path / "copy", rows=demo_texts()[:9])
-    assert find_cache(config).state == "changed"
+    assert find_cache(config, recipe_of(config)).state == "changed"
 
 
 def test_the_estimate_and_the_probe_read_no_audio(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +111,7 @@ def test_the_estimate_and_the_probe_read_no_audio(folder: Path, monkeypatch: pyt
     monkeypatch.setattr("forebay.preprocess.speech.samples.decode_audio", refuse)
     config = text_config(folder)
     assert len(media_probe(recipe_of(config))) == 32
-    listing = resolve(config, Memo(config.cache_root), map, recipe=recipe_key(config))
+    listing = resolve(config, Memo(config.cache_root), map, recipe=recipe_of(config))
     _, cache = make(folder)
     assert 0.2 < estimate_bytes(recipe_of(config), listing.rows) / cache.metadata["size_bytes"] < 5
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from forebay.config import Config, parse_config
+from forebay.steps.recipe import recipe_of
 from forebay.store.files import hash_file
-from forebay.store.key import SourceDigest, cache_key, digest, folder_name, recipe_key
+from forebay.store.key import SourceDigest, cache_key, digest, folder_name
 from forebay.store.layout import GROUPS, FieldSpec, Group
 from forebay.store.memo import Memo
 from forebay.store.seal import Contents, seal
@@ -97,7 +98,7 @@ def build(config: Config, *, named: Sequence[SourceFile] = (), seed: int = 0) ->
 
     named: files that the listed ones would name (tars of a manifest); one that is not there is kept as absent.
     """
-    recipe = recipe_key(config)
+    recipe = recipe_of(config)
     files = [*listed_files(config.source), *named]
     hashes = [hash_file(file.path) if file.path.is_file() else ABSENT for file in files]
     sources = [

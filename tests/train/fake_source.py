@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from forebay.steps.text.qwen3_asr import num_audio_tokens
 from forebay.store.layout import FieldSpec
 from forebay.store.source import SampleSource
-from forebay.train.collate.text import num_audio_tokens
 
 Array = np.ndarray[Any, Any]
 

@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.config import Config, load_config
-from forebay.config.steps import Decode
 from forebay.errors import ResumeError
 from forebay.plan.make import plan_of
 from forebay.plan.names import why_differ
 from forebay.preprocess.speech.decode import decode_audio
 from forebay.preprocess.speech.headers import parsed_header
+from forebay.steps.audio.waveform import Decode
 from forebay.train import CachedVLDataset, make_loader
 from forebay.train.collate import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset

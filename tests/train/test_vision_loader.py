@@ -16,7 +16,7 @@ from PIL import Image
 from forebay.config import Config, load_config
 from forebay.errors import CacheNotFoundError, ConfigError, PlanError
 from forebay.plan.pack.plan import PackPlan
-from forebay.steps.image.processor import load_processor
+from forebay.steps.image.qwen2_vl import load_processor
 from forebay.train import CachedVLDataset, build_vl_dataloader, make_loader
 from forebay.train.collate.expand import DeviceExpansion, expand_patches, patch_table, to_model_inputs
 from forebay.train.collate.packed import PackShapes
@@ -185,7 +185,7 @@ def test_a_state_goes_on_anywhere_and_at_another_world_size(corpus: PhotoCorpus)
 def test_the_dataset_and_its_states_are_those_of_the_loader(corpus: PhotoCorpus) -> None:
     loader = make_loader(config(corpus, "loader.seed=7"))
     found = CachedVLDataset(loader.source.folder, seed=7)  # type: ignore[attr-defined]
-    assert found.plan_key == loader.plan_key
+    assert found.cursor.key == loader.plan_key
     assert_all_equal(list(found), list(loader))
     assert found.state_dict() == loader.state_dict()
 

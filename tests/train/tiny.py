@@ -107,8 +107,11 @@ def config_of(
     return Config(
         name="tiny",
         source=SourceConfig(kind="tar", manifest=str(folder / "train.parquet")),
-        audio=AudioConfig(features="log_mel" if model_type == "whisper" else "qwen3_asr", n_mels=n_mels),  # type: ignore[arg-type]
-        text=TextConfig(tokenizer=str(model), prompt=model_type),  # type: ignore[arg-type]
+        audio=AudioConfig(
+            features="log_mel" if model_type == "whisper" else "qwen3_asr",
+            settings={} if n_mels is None else {"n_mels": n_mels},
+        ),
+        text=TextConfig(tokenizer=str(model), prompt=model_type),
         loader=LoaderConfig(seed=seed),
         train=TrainConfig(model=str(model), output_dir=str(folder / "runs"), **{"init": "random", **train}),
         path=str(folder / "tiny.toml"),

@@ -12,6 +12,9 @@ from forebay.config import PackConfig
 from forebay.plan.make import Samples, kept_plan
 from forebay.plan.names import plan_folder
 from forebay.preprocess.vision.samples import MEDIA_ROWS, vision_fields
+from forebay.steps.image.qwen2_vl import Patches
+from forebay.steps.recipe import VisionRecipe
+from forebay.steps.text.chat import Chat
 from forebay.store.image.codec import Codec, encode
 from forebay.store.image.pixels import unpatchify
 from forebay.store.image.settings import ImageSettings
@@ -22,6 +25,7 @@ from forebay.store.shard import ShardEntry, shard_fields, shard_name, write_shar
 from tests.train.tiny_vl import CONSTANTS, MERGE_SIZE, PATCH_SIZE, WIDTH, FakeVlSource
 
 HALF = (0.5, 0.5, 0.5)
+RECIPE = VisionRecipe(patches=Patches(processor=""), chat=Chat(tokenizer=""), source={})
 SETTINGS = ImageSettings(
     patch_size=PATCH_SIZE, merge_size=MERGE_SIZE, min_pixels=1024, max_pixels=1 << 20, image_mean=HALF, image_std=HALF
 )
@@ -34,7 +38,7 @@ def make_vl_cache(
     key = digest([sample["input_ids"].tolist() for sample in samples])
     suffix = "" if codec == "raw" else f".{codec}"
     folder, scratch = root / f"tiny-train-{key[:16]}{suffix}", root / ".building" / codec
-    fields = vision_fields(codec, patch_bytes=WIDTH)
+    fields = vision_fields(RECIPE, codec, patch_bytes=WIDTH)
     shards: dict[Group, list[tuple[Path, ShardEntry]]] = {group: [] for group in GROUPS}
     for index, start in enumerate(range(0, len(samples), rows_per_shard)):
         part = samples[start : start + rows_per_shard]

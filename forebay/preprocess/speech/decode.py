@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from forebay.config.steps import Decode
 from forebay.errors import DecodeError
 from forebay.preprocess.speech.containers import PcmAudio, has_length, one_stream, plain_pcm
 from forebay.preprocess.speech.headers import AudioInfo, parsed_header
+from forebay.steps.audio.waveform import Decode
 
 if TYPE_CHECKING:
     from soundfile import LibsndfileError, SoundFile

@@ -11,8 +11,6 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.config.data import SourceConfig
-from forebay.config.recipe import Recipe
-from forebay.config.steps import Decode, NoAudio, Waveform
 from forebay.config.tree import Config
 from forebay.preprocess.cut import Cut, name_cuts
 from forebay.preprocess.modality import Coder, Finished, Listing, Read, Rows, Values, as_int32, narrow
@@ -28,7 +26,8 @@ from forebay.preprocess.speech.samples import (
     text_samples,
 )
 from forebay.preprocess.workspace import Failure
-from forebay.steps.audio.features import field_specs, num_frames
+from forebay.steps.audio.waveform import Decode
+from forebay.steps.recipe import Recipe
 from forebay.store.layout import GROUPS, ROW_BITS, Array, FieldSpec, Group
 from forebay.store.shard import Shard, shard_fields
 from forebay.store.source_files import SourceFile
@@ -320,10 +319,9 @@ def estimate_bytes(recipe: Recipe, rows: pa.Table) -> int:
     samples = np.round(seconds * recipe.decode.sample_rate_hz).astype(np.int64)
     total = 0
     for step in (recipe.features, recipe.waveform):
-        if step is not None and not isinstance(step, NoAudio):
-            field = field_specs(step)[0]
-            width = field.numpy_dtype.itemsize * int(np.prod(field.shape, dtype=np.int64))
-            total += width * int(samples.sum() if isinstance(step, Waveform) else np.sum(num_frames(step, samples)))
+        if step is not None and (fields := step.fields()):
+            width = fields[0].numpy_dtype.itemsize * int(np.prod(fields[0].shape, dtype=np.int64))
+            total += width * int(np.sum(step.num_frames(samples)))
     text_bytes: int = sum(chunk.nbytes for name in ("text", "prompt", "language") for chunk in rows[name].chunks)
     tokens = int(4 * _TOKENS_PER_BYTE * text_bytes) if recipe.tokens is not None else 0
     return total + text_bytes + tokens + _OVERHEAD_BYTES * len(rows)

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from forebay.config.recipe import Recipe
 from forebay.preprocess.modality import values_digest
 from forebay.preprocess.speech.samples import media_samples, text_samples
-from forebay.steps.text.encoder import TextEncoder
+from forebay.steps.recipe import Recipe
+from forebay.steps.text.transcript import TextEncoder
 
 _TEXTS = (
     ("Hello, world! 12.5 %", "en"),

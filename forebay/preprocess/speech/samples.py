@@ -6,53 +6,36 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from forebay.config.recipe import Recipe
-from forebay.config.steps import LogMel, NoAudio, Qwen3Asr, W2vBert, Waveform
 from forebay.errors import SampleError
 from forebay.preprocess.modality import Read, Values
 from forebay.preprocess.speech.decode import decode_audio
 from forebay.preprocess.worker import mark
-from forebay.steps.audio import features
-from forebay.steps.text.encoder import TextEncoder
-from forebay.steps.text.encoder import field_specs as token_fields
+from forebay.steps.recipe import Recipe
+from forebay.steps.text.transcript import TextEncoder
 from forebay.store.layout import Array, FieldSpec
 
 _BLOCK_SAMPLES = 16_000 * 300
 """Decoded audio samples held at once: enough for the feature engine to fill its chunks, little beside a shard."""
-
 
 _ID = FieldSpec(name="sample_id", dtype="str", role="table")
 
 
 _NUM_SAMPLES = FieldSpec(name="num_audio_samples", dtype="int64", role="table")
 
-
 _TEXT_TABLE = tuple(
     FieldSpec(name=name, dtype="str", group="text", role="table") for name in ("text", "language", "prompt", "source")
 )
 
 
-_FEATURES: dict[type, str] = {
-    LogMel: "log_mel",
-    Qwen3Asr: "qwen3_asr",
-    W2vBert: "w2v_bert",
-    Waveform: "waveform",
-    NoAudio: "none",
-}
-"""What `audio.features` calls each step."""
-
-
 def sample_fields(recipe: Recipe) -> tuple[FieldSpec, ...]:
     """Returns every field of a recipe's samples, media first, without the `failure` field that shards add."""
-    specs = [*features.field_specs(recipe.features)]
-    if recipe.waveform is not None:
-        specs += features.field_specs(recipe.waveform)
-    tokens = token_fields(recipe.tokens) if recipe.tokens is not None else ()
+    specs = (*recipe.features.fields(), *(recipe.waveform.fields() if recipe.waveform is not None else ()))
+    tokens = recipe.tokens.fields() if recipe.tokens is not None else ()
     table = (_ID, _NUM_SAMPLES) if recipe.has_audio else (replace(_ID, group="text"),)
     return (*specs, *table, *tokens, *_TEXT_TABLE)
 
@@ -73,7 +56,9 @@ def media_samples(recipe: Recipe, rows: pa.Table, read: Read) -> Iterator[Values
         audio = None
         try:
             data = read(row["file"], row["offset"], row["size"])
-            audio = decode_audio(data, recipe.decode, sample_id=row["sample_id"], want=_wanted(recipe))
+            audio = decode_audio(
+                data, recipe.decode, sample_id=row["sample_id"], want=(recipe.waveform or recipe.features).clip_dtype
+            )
             values["num_audio_samples"] = np.int64(len(audio))
             held += len(audio)
         except SampleError as err:
@@ -86,7 +71,7 @@ def media_samples(recipe: Recipe, rows: pa.Table, read: Read) -> Iterator[Values
 
 
 def text_samples(rows: pa.Table, names: Sequence[str], encoder: TextEncoder | None) -> Iterator[Values]:
-    """Yields the text fields of every row in order; a row that fails yields its table fields and `failure`, `message`.
+    """Yields the text fields of every row in order; of one that fails, table fields, `failure` and `message`.
 
     names: of the source files, by `file`. encoder: None for a recipe without text.
     """
@@ -104,31 +89,24 @@ def text_samples(rows: pa.Table, names: Sequence[str], encoder: TextEncoder | No
         yield values
 
 
-def text_encoder(recipe: Recipe, folder: str | None) -> TextEncoder | None:
-    """Returns the encoder of a recipe, None where it has no text."""
-    return None if recipe.tokens is None or folder is None else TextEncoder(recipe.tokens, Path(folder))
-
-
 @functools.lru_cache(maxsize=1)
 def loaded_encoder(recipe: Recipe, folder: str | None) -> TextEncoder | None:
-    """Returns `text_encoder`; loading a tokenizer costs more than a shard of text, so a worker keeps the last one."""
-    return text_encoder(recipe, folder)
+    """Returns the encoder of a recipe, None where it has no text.
+
+    Loading a tokenizer costs more than a shard of text, so a worker keeps the last one.
+    """
+    return None if recipe.tokens is None or folder is None else recipe.tokens.encoder(Path(folder))
 
 
 def constants(recipe: Recipe, encoder: TextEncoder | None) -> dict[str, Any]:
     """Returns what collating needs and is equal for all samples: kinds, rates, token ids."""
     return {
-        "features": _FEATURES[type(recipe.features)],
+        "features": recipe.features.name,
         "sample_rate_hz": recipe.decode.sample_rate_hz,
-        "n_mels": getattr(recipe.features, "n_mels", None),
+        **recipe.features.constants,
         "prompt": recipe.tokens.prompt if recipe.tokens else None,
         **(encoder.constants if encoder is not None else {}),
     }
-
-
-def _wanted(recipe: Recipe) -> Literal["float32", "int16"]:
-    kept = recipe.waveform if recipe.waveform is not None else recipe.features
-    return "int16" if isinstance(kept, Waveform) and kept.dtype == "int16" else "float32"
 
 
 def _with_features(recipe: Recipe, block: Sequence[tuple[Values, Array | None]]) -> Iterator[Values]:
@@ -154,7 +132,8 @@ def _compute(recipe: Recipe, waveforms: Sequence[Array]) -> list[Mapping[str, Ar
     except SampleError as err:
         if len(waveforms) == 1:
             return [err]
-    # One of them cannot be used. Features do not depend on neighbours, so asking one by one changes no byte of the rest.
+    # One of them cannot be used. Features do not depend on neighbours, so asking one by one changes no byte of the
+    # rest.
     results: list[Mapping[str, Array] | SampleError] = []
     for waveform in waveforms:
         try:
@@ -165,11 +144,10 @@ def _compute(recipe: Recipe, waveforms: Sequence[Array]) -> list[Mapping[str, Ar
 
 
 def _all_features(recipe: Recipe, waveforms: Sequence[Array]) -> list[Mapping[str, Array]]:
-    if isinstance(recipe.features, Waveform):
-        return list(features.compute(recipe.features, waveforms))
-    floats = [w.astype(np.float32) / np.float32(32768) if w.dtype == np.int16 else w for w in waveforms]
-    made = features.compute(recipe.features, floats)
+    clips = waveforms
+    if "int16" not in recipe.features.clip_dtypes:
+        clips = [w.astype(np.float32) / np.float32(32768) if w.dtype == np.int16 else w for w in waveforms]
+    made = recipe.features.compute(clips)
     if recipe.waveform is None:
         return list(made)
-    kept = features.compute(recipe.waveform, waveforms)
-    return [{**a, **b} for a, b in zip(made, kept, strict=True)]
+    return [{**a, **b} for a, b in zip(made, recipe.waveform.compute(waveforms), strict=True)]

@@ -8,11 +8,10 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from forebay.config.recipe import VisionRecipe
-from forebay.config.steps import identity
 from forebay.preprocess.cut import Cut, columns_digest
 from forebay.preprocess.modality import Listing
 from forebay.preprocess.vision.headers import RowImages, image_names, images_of
+from forebay.steps.recipe import VisionRecipe
 from forebay.store.image.codec import Codec
 from forebay.store.key import digest
 from forebay.store.layout import GROUPS, Array, Group, format_of
@@ -65,7 +64,7 @@ def name_image_cuts(
         media = {
             "format_version": format_of(GROUPS),
             "group": "media",
-            "steps": [identity(step) for step in recipe.media_steps],
+            "steps": [step.identity() for step in recipe.media_steps],
             "probe": probe["media"],
             "codec": codec,
             "images": columns_digest(used.select(["hash"]), np.zeros(0, np.int64)),
@@ -75,7 +74,7 @@ def name_image_cuts(
         text = {
             "format_version": format_of(GROUPS),
             "group": "text",
-            "steps": [identity(step) for step in recipe.text_steps],
+            "steps": [step.identity() for step in recipe.text_steps],
             "probe": probe["text"],
             "files": [listing.files[i].name for i in files.tolist()],
             "rows": columns_digest(part.select(["sample_id", "text"]), places),

@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.config.recipe import VisionRecipe
 from forebay.config.tree import Config
 from forebay.preprocess.cut import Cut
 from forebay.preprocess.modality import Coder, Finished, Listing, Read, Rows, Values, as_int32
@@ -20,7 +19,6 @@ from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.sources.vision.listing import read_conversations
 from forebay.preprocess.sources.vision.part import flattened
 from forebay.preprocess.vision.cut import name_image_cuts
-from forebay.preprocess.vision.decode import PixelSteps, loaded_steps
 from forebay.preprocess.vision.headers import images_of, media_task_rows, text_task_rows, with_grids
 from forebay.preprocess.vision.probe import chat_probe, image_probe
 from forebay.preprocess.vision.samples import (
@@ -28,8 +26,11 @@ from forebay.preprocess.vision.samples import (
     conversation_samples,
     image_samples,
     loaded_chat,
+    loaded_steps,
     vision_fields,
 )
+from forebay.steps.image.qwen2_vl import PixelSteps
+from forebay.steps.recipe import VisionRecipe
 from forebay.steps.text.chat import ChatEncoder
 from forebay.store.image.codec import Codec
 from forebay.store.image.settings import ImageSettings, image_settings
@@ -92,7 +93,7 @@ class Vision:
 
     def fields(self) -> tuple[FieldSpec, ...]:
         """See `Modality`."""
-        return vision_fields(self.codec, patch_bytes=self.settings.patch_bytes)
+        return vision_fields(self.recipe, self.codec, patch_bytes=self.settings.patch_bytes)
 
     def shard_rows(self, rows_per_shard: int) -> int:
         """See `Modality`."""

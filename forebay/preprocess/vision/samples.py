@@ -9,38 +9,36 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from forebay.config.steps import Chat
 from forebay.errors import SampleError
 from forebay.preprocess.modality import Read, Values
-from forebay.preprocess.vision.decode import PixelSteps
+from forebay.preprocess.unchanged import require_processor
 from forebay.preprocess.worker import mark
-from forebay.steps.text.chat import ChatEncoder
-from forebay.store.image.codec import FIELDS, Codec, encode
+from forebay.steps.image.qwen2_vl import Patches, PixelSteps
+from forebay.steps.recipe import VisionRecipe
+from forebay.steps.text.chat import Chat, ChatEncoder
+from forebay.store.image.codec import Codec, encode
+from forebay.store.image.settings import ImageSettings
 from forebay.store.layout import FieldSpec
 
 MEDIA_ROWS = "image_rows"
 """The text field that names the media rows of a sample: its images, in the order of the conversation."""
 
-_TEXT = (
-    FieldSpec(name="input_ids", dtype="int32", group="text"),
-    FieldSpec(name="label_mask", dtype="uint8", group="text"),
-    FieldSpec(name=MEDIA_ROWS, dtype="int32", group="text"),
-    *(FieldSpec(name=n, dtype="str", group="text", role="table") for n in ("sample_id", "text", "images", "source")),
-)
+_TABLE = ("sample_id", "text", "images", "source")
 
 
-def vision_fields(codec: Codec, *, patch_bytes: int) -> tuple[FieldSpec, ...]:
+def vision_fields(recipe: VisionRecipe, codec: Codec, *, patch_bytes: int) -> tuple[FieldSpec, ...]:
     """Returns every field of a vision cache, media first. patch_bytes: of one patch, 3 * patch_size^2."""
     return (
-        FieldSpec(name=FIELDS[codec], dtype="uint8", shape=(patch_bytes,) if codec == "raw" else ()),
-        FieldSpec(name="image_grid_thw", dtype="int32", shape=(3,)),
+        *recipe.patches.fields(codec, patch_bytes=patch_bytes),
         FieldSpec(name="image_hash", dtype="str", role="table"),
-        *_TEXT,
+        *recipe.chat.fields(),
+        FieldSpec(name=MEDIA_ROWS, dtype="int32", group="text"),
+        *(FieldSpec(name=name, dtype="str", group="text", role="table") for name in _TABLE),
     )
 
 
 def image_samples(steps: PixelSteps, rows: pa.Table, read: Read, *, codec: Codec) -> Iterator[Values]:
-    """Yields the media fields of every image in order; one that fails yields its table fields and `failure`, `message`."""
+    """Yields the media fields of every image in order; of one that fails, table fields, `failure` and `message`."""
     columns = ["sample_id", "file", "offset", "size", "hash", "grid_h", "grid_w"]
     for position, row in enumerate(rows.select(columns).to_pylist()):
         mark(position)
@@ -51,8 +49,8 @@ def image_samples(steps: PixelSteps, rows: pa.Table, read: Read, *, codec: Codec
             if image.grid != (1, row["grid_h"], row["grid_w"]):
                 raise SampleError(
                     "unreadable_image",
-                    f"{row['sample_id']}: its header gives a grid of (1, {row['grid_h']}, {row['grid_w']}), its pixels one "
-                    f"of {image.grid}; save the image again",
+                    f"{row['sample_id']}: its header gives a grid of (1, {row['grid_h']}, {row['grid_w']}), "
+                    f"its pixels one of {image.grid}; save the image again",
                 )
             name, stored = encode(codec, data=data, pixels=image.pixels, patches=image.patches)
             values |= {name: stored, "image_grid_thw": np.array([image.grid], np.int32)}
@@ -62,7 +60,7 @@ def image_samples(steps: PixelSteps, rows: pa.Table, read: Read, *, codec: Codec
 
 
 def conversation_samples(rows: pa.Table, names: Sequence[str], encoder: ChatEncoder) -> Iterator[Values]:
-    """Yields the text fields of every row in order; a row that fails yields its table fields and `failure`, `message`."""
+    """Yields the text fields of every row in order; of one that fails, table fields, `failure` and `message`."""
     columns = ["sample_id", "file", "text", "image_names", MEDIA_ROWS, "grids"]
     for position, row in enumerate(rows.select(columns).to_pylist()):
         mark(position)
@@ -80,4 +78,15 @@ def conversation_samples(rows: pa.Table, names: Sequence[str], encoder: ChatEnco
 @functools.lru_cache(maxsize=1)
 def loaded_chat(step: Chat, folder: str, merge_size: int) -> ChatEncoder:
     """Returns the encoder of a tokenizer's folder; a worker keeps the last one."""
-    return ChatEncoder(step, Path(folder), merge_size=merge_size)
+    return step.encoder(Path(folder), merge_size=merge_size)
+
+
+@functools.lru_cache(maxsize=1)
+def loaded_steps(step: Patches, folder: str, settings: ImageSettings) -> PixelSteps:
+    """Returns the steps of a processor's folder; a worker keeps the last ones.
+
+    Raises BuildError where the folder is not what the step was made of any more.
+    """
+    steps = PixelSteps(step, Path(folder), settings)
+    require_processor(Path(folder), step.processor)
+    return steps

@@ -3,54 +3,98 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from forebay.config.steps import LogMel
-from forebay.steps.audio.ragged import HOP_SAMPLES, Ragged
-from forebay.steps.audio.spectrum import stored
-from forebay.steps.audio.whisper_mel import CENTRE_SAMPLES, log10_mels, normalize, write_centred
-from forebay.store.layout import FieldSpec
+from forebay.steps.audio.ragged import CENTRE_SAMPLES, HOP_SAMPLES, Ragged
+from forebay.steps.batch import Allocate, Batch, Dtype, moved_frames
+from forebay.steps.step import AudioBatch, AudioStep, Fields, Stored
+from forebay.store.layout import Array, FieldSpec
+from forebay.store.source import Sample
 
 MAX_FRAMES = 3000
-
 
 MAX_SAMPLES = MAX_FRAMES * HOP_SAMPLES
 
 
-def field_specs(step: LogMel) -> tuple[FieldSpec, ...]:
-    """Returns the fields: `input_features` [frames, n_mels] and `pad_value` float32 [1]."""
-    return (
-        FieldSpec(name="input_features", dtype=step.dtype, shape=(step.n_mels,)),
-        FieldSpec(name="pad_value", dtype="float32"),
-    )
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogMel(AudioStep):
+    """Whisper's log-mel, valid frames only: `input_features` [frames, n_mels] and the scalar `pad_value` float32 [1].
 
-
-def num_frames(num_samples: np.ndarray) -> np.ndarray:
-    """Returns the frames of clips, int64: every one whose window reaches a sample, K = min(3000, ceil((n + 200) / 160))."""
-    frames = -(-(num_samples + CENTRE_SAMPLES) // HOP_SAMPLES)
-    return np.where(num_samples > 0, np.minimum(frames, MAX_FRAMES), 0)
-
-
-def compute(step: LogMel, waveforms: Sequence[np.ndarray]) -> list[dict[str, np.ndarray]]:
-    """Returns the fields of clips, as `WhisperFeatureExtractor` makes them of each clip's first 30 s in its 30 s of zeros.
-
-    Every further frame of the extractor's [n_mels, 3000] is silence, which its cut at 2 below the clip's maximum (in
-    normalised units) turns into one value: pad_value = max(clip_max - 2, -1.5). It is computed in the extractor's own
-    order of roundings, from log10 and not from clip_max, so it equals a frame that was cut bit for bit; for quiet clips
-    (clip_max below 1) the formula can give the next float32.
-
-    waveforms: float32 [num_samples] at 16 kHz, not empty, finite. Within 1e-6 of the extractor in float32.
+    16 kHz, n_fft 400, hop 160, slaney mel 0 to 8000 Hz; at most the first 30 s of the clip.
     """
-    counts = num_frames(np.array([w.size for w in waveforms], np.int64)).tolist()
-    ragged = Ragged.zeros(counts)
-    for index, waveform in enumerate(waveforms):
-        write_centred(waveform[:MAX_SAMPLES], ragged.samples(index), reference_samples=MAX_SAMPLES)
-    mels = log10_mels(ragged, n_mels=step.n_mels)
-    fields = []
-    for rows in ragged.rows:
-        pad_value = normalize(mels[rows])
-        fields.append(
-            {"input_features": stored(mels[rows], step.dtype), "pad_value": np.array([pad_value], np.float32)}
+
+    name: ClassVar[str] = "log_mel"
+    axes: ClassVar[dict[str, str | int]] = {"input_features": "frames", "pad_value": 1}
+    max_s: ClassVar[float | None] = 30.0
+
+    n_mels: Literal[80, 128] = 80
+    dtype: Literal["float16", "float32"] = "float16"
+    version: int = 1
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        """Returns the fields: `input_features` [frames, n_mels] and `pad_value` float32 [1]."""
+        return (
+            FieldSpec(name="input_features", dtype=self.dtype, shape=(self.n_mels,)),
+            FieldSpec(name="pad_value", dtype="float32"),
         )
-    return fields
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Bins of a frame."""
+        return {"n_mels": self.n_mels}
+
+    def num_frames(self, num_samples: Array) -> Array:
+        """Returns the frames whose window reaches a sample, int64: min(3000, ceil((n + 200) / 160))."""
+        frames = -(-(num_samples + CENTRE_SAMPLES) // HOP_SAMPLES)
+        return np.where(num_samples > 0, np.minimum(frames, MAX_FRAMES), 0)
+
+    def make(self, waveforms: Sequence[Array]) -> list[Fields]:
+        """Returns what `WhisperFeatureExtractor` makes of each clip's first 30 s in 30 s of zeros, as fields.
+
+        Every further frame of the extractor's [n_mels, 3000] is silence, which its cut at 2 below the clip's maximum
+        (in normalised units) turns into one value: pad_value = max(clip_max - 2, -1.5). It is computed in the
+        extractor's own order of roundings, from log10 and not from clip_max, so it equals a frame that was cut bit for
+        bit; for quiet clips (clip_max below 1) the formula can give the next float32.
+
+        waveforms: float32 [num_samples] at 16 kHz, not empty, finite. Within 1e-6 of the extractor in float32.
+        """
+        from forebay.steps.audio.spectrum import log10_mels, normalize, stored, write_centred
+
+        counts = self.num_frames(np.array([w.size for w in waveforms], np.int64)).tolist()
+        ragged = Ragged.zeros(counts)
+        for index, waveform in enumerate(waveforms):
+            write_centred(waveform[:MAX_SAMPLES], ragged.samples(index), reference_samples=MAX_SAMPLES)
+        mels = log10_mels(ragged, n_mels=self.n_mels)
+        fields = []
+        for rows in ragged.rows:
+            pad_value = normalize(mels[rows])
+            fields.append(
+                {"input_features": stored(mels[rows], self.dtype), "pad_value": np.array([pad_value], np.float32)}
+            )
+        return fields
+
+    @classmethod
+    def batch(cls, stored: Stored) -> AudioBatch:  # noqa: ARG003
+        """Returns the form `input_features` [B, n_mels, 3000]: a clip's frames, then its silence to 30 s.
+
+        Bit for bit what `WhisperFeatureExtractor` returns where the frames are; float16 frames are its to float16
+        rounding.
+        """
+        return LogMelBatch("input_features")
+
+
+class LogMelBatch(AudioBatch):
+    """Always 30 s, so that there is no mask."""
+
+    def room(self, longest: int) -> int:  # noqa: ARG002
+        """Returns 30 s of frames."""
+        return MAX_FRAMES
+
+    def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
+        """Returns `input_features`."""
+        pads = [sample["pad_value"].item() for sample in samples]
+        frames = self.values(samples)
+        return {"input_features": moved_frames(frames, pads, room=MAX_FRAMES, dtype=dtype, allocate=allocate)}

@@ -9,9 +9,10 @@ import numpy as np
 
 FRAME_SAMPLES = 400
 
-
 HOP_SAMPLES = 160
 
+CENTRE_SAMPLES = FRAME_SAMPLES // 2
+"""A centred frame i is centred on sample i * HOP_SAMPLES: its window begins this many samples earlier."""
 
 BLOCK_ROWS = 32
 """Rows of one matrix product, and the grid on which clips start. In the bits of every feature.
@@ -20,14 +21,13 @@ BLAS rounds a row by the number of rows in its product and, with some kernels (O
 them. A clip that starts a block has every row at a place that depends on the clip alone.
 """
 
-
 _TAIL_ROWS = 2
 """Rows behind a clip's last that still see its samples; they are computed and thrown away."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """Clips in one float32 signal, each at a whole block of rows; row r is the FRAME_SAMPLES samples from r * HOP_SAMPLES.
+    """Clips in one float32 signal, each at a whole block of rows; row r has FRAME_SAMPLES samples from r * HOP_SAMPLES.
 
     signal: float32 [num_rows * HOP_SAMPLES + FRAME_SAMPLES - HOP_SAMPLES], zero where no clip wrote.
     rows: which rows are a clip's frames, in the order of the clips.
@@ -51,7 +51,7 @@ class Ragged:
         return self.signal.size // HOP_SAMPLES - 1
 
     def samples(self, index: int) -> np.ndarray:
-        """Returns the samples that a clip's frames cover, to be written: float32 [HOP_SAMPLES * (n - 1) + FRAME_SAMPLES]."""
+        """Returns the samples under a clip's frames, to be written: float32 [HOP_SAMPLES * (n - 1) + FRAME_SAMPLES]."""
         rows = self.rows[index]
         return self.signal[rows.start * HOP_SAMPLES : (rows.stop - 1) * HOP_SAMPLES + FRAME_SAMPLES]
 
@@ -61,7 +61,7 @@ class Ragged:
 
 
 def frames(signal: np.ndarray) -> np.ndarray:
-    """Returns the overlapping frames of a contiguous signal [n] as a view [(n - 400) // 160 + 1, 400]; never written to."""
+    """Returns the overlapping frames of a contiguous signal [n] as a read-only view [(n - 400) // 160 + 1, 400]."""
     (step,) = signal.strides
     shape = ((signal.size - FRAME_SAMPLES) // HOP_SAMPLES + 1, FRAME_SAMPLES)
     return np.ndarray(shape, signal.dtype, signal.data, strides=(HOP_SAMPLES * step, step))

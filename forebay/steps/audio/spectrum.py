@@ -1,11 +1,12 @@
 """The engine under every spectral feature: frames, one rfft, power, mel product and logarithm, chunk by chunk.
 
-torch does the rfft and the logarithm, numpy the rest. Whisper's reference is itself torch.stft in float32, and bins 60 to
-80 dB below a frame's loudest carry the rounding of that very FFT: numpy's and scipy's, even in float64, end 3e-5 away from
-it (1e-7 with torch's), and take 1.3 to 2 times as long. The product stays out of torch because
+torch does the rfft and the logarithm, numpy the rest. Whisper's reference is itself torch.stft in float32, and bins 60
+to 80 dB below a frame's loudest carry the rounding of that very FFT: numpy's and scipy's, even in float64, end 3e-5
+away from it (1e-7 with torch's), and take 1.3 to 2 times as long. The product stays out of torch because
 `torch.set_float32_matmul_precision` or autocast, set for training, would change the bits of the uncached path.
 
-Triangular mel filter banks in the two conventions that our features need.
+Below the engine stand the triangular mel filter banks in the two conventions that our features need, and Whisper's
+log-mel in the part that `log_mel` and `qwen3_asr` share.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from forebay.steps.audio.ragged import BLOCK_ROWS, FRAME_SAMPLES, Ragged
+from forebay.steps.audio.ragged import BLOCK_ROWS, CENTRE_SAMPLES, FRAME_SAMPLES, Ragged, frames
 
 CHUNK_ROWS = 16 * BLOCK_ROWS
 """Rows that go through all stages together: 2.5 MB. Fewer fit the L2 cache, but pay more in calls; not in the bits."""
@@ -80,17 +81,13 @@ def stored(rows: np.ndarray, dtype: str) -> np.ndarray:
 
 _NYQUIST_HZ = 8000
 
-
 _BAND_MELS = 16
-"""Filters of one product. Triangles are narrow: 16 neighbours see a quarter of the bins or less, so most of a dense product
-is zeros (its time falls to 0.31 for 128 mels, to 0.44 for 80). In the bits."""
-
+"""Filters of one product. Triangles are narrow: 16 neighbours see a quarter of the bins or less, so most of a dense
+product is zeros (its time falls to 0.31 for 128 mels, to 0.44 for 80). In the bits."""
 
 _SLANEY_BREAK_HZ = 1000.0
 
-
 _SLANEY_BREAK_MEL = 15.0
-
 
 _SLANEY_LOG_STEP = float(np.log(6.4)) / 27.0
 
@@ -168,3 +165,64 @@ def _slaney_to_hz(mel: np.ndarray) -> np.ndarray:
 
 def _hz_to_kaldi(hz: np.ndarray) -> np.ndarray:
     return np.asarray(1127.0 * np.log(1.0 + hz / 700.0))
+
+
+_RANGE = 8.0
+"""Decades below the loudest bin of the clip at which the logarithm is cut."""
+
+
+def write_centred(clip: np.ndarray, out: np.ndarray, *, reference_samples: int) -> None:
+    """Fills zeroed `out` with the clip as `torch.stft(center=True)` sees it in a signal of `reference_samples`.
+
+    clip: float32 [n], n <= reference_samples; behind it that signal is zero. Both of its ends are mirrored, without the
+    end sample itself. out: float32 [m], from CENTRE_SAMPLES before the clip's first sample on.
+    """
+    head = clip[1 : CENTRE_SAMPLES + 1]
+    out[CENTRE_SAMPLES - head.size : CENTRE_SAMPLES] = head[::-1]
+    body = min(clip.size, out.size - CENTRE_SAMPLES)
+    out[CENTRE_SAMPLES : CENTRE_SAMPLES + body] = clip[:body]
+    end = CENTRE_SAMPLES + reference_samples
+    if out.size > end:
+        out[end:] = out[end - 2 : end - 2 - (out.size - end) : -1]
+
+
+def log10_mels(ragged: Ragged, *, n_mels: int) -> np.ndarray:
+    """Returns log10 mel power, float32 [num_rows, n_mels], at least -10.
+
+    Periodic Hann window, 400 point rfft, power, Slaney filters, floor 1e-10: Whisper's `log_mel_spectrogram`.
+    """
+    spectrum = Spectrum(
+        write_frames=_write_frames,
+        dtype="float32",
+        fft_samples=FRAME_SAMPLES,
+        filters=slaney_filters(n_mels),
+        floor=1e-10,
+        log="log10",
+    )
+    return log_filter_banks(spectrum, ragged)
+
+
+def normalize(log_mels: np.ndarray) -> float:
+    """Cuts a clip's log10 mels [frames, n_mels] at 8 below their maximum, maps x to (x + 4) / 4 in place.
+
+    Returns the value of a frame of silence under the same cut, which is what padding with zeros gives.
+    """
+    cut = max(np.float32(log_mels.max() - np.float32(_RANGE)), np.float32(-10.0))
+    np.maximum(log_mels, cut, out=log_mels)
+    np.add(log_mels, np.float32(4.0), out=log_mels)
+    np.multiply(log_mels, np.float32(0.25), out=log_mels)
+    return float((cut + np.float32(4.0)) * np.float32(0.25))
+
+
+def _write_frames(signal: np.ndarray, out: np.ndarray) -> None:
+    import torch
+
+    torch.mul(torch.from_numpy(frames(signal)), torch.from_numpy(_hann()), out=torch.from_numpy(out))
+
+
+@cache
+def _hann() -> np.ndarray:
+    # torch's own float32 window: one that is a last bit away moves quiet bins by as much as another FFT does.
+    import torch
+
+    return torch.hann_window(FRAME_SAMPLES, dtype=torch.float32, device="cpu").numpy()

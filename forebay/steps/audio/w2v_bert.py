@@ -1,45 +1,183 @@
-"""`w2v_bert`: Kaldi filter banks of `SeamlessM4TFeatureExtractor`, before what it does per clip."""
+"""`w2v_bert`: Kaldi filter banks of `SeamlessM4TFeatureExtractor`; what it does per clip is done below the cut."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 
-from forebay.config.steps import W2vBert
-from forebay.steps.audio.ragged import FRAME_SAMPLES, HOP_SAMPLES, Ragged, frames
-from forebay.steps.audio.spectrum import Spectrum, kaldi_filters, log_filter_banks, stored
-from forebay.store.layout import FieldSpec
+from forebay.steps.audio.ragged import BLOCK_ROWS, FRAME_SAMPLES, HOP_SAMPLES, Ragged, frames
+from forebay.steps.batch import PIECE, Allocate, Batch, Dtype, Rows, computed_rows, copy_values
+from forebay.steps.step import AudioBatch, AudioStep, Fields, Stored
+from forebay.store.layout import Array, FieldSpec
+from forebay.store.source import Sample
+
+Count = TypeVar("Count", int, np.ndarray)
 
 N_MELS = 80
-
 
 MIN_SAMPLES = FRAME_SAMPLES + HOP_SAMPLES
 """Two frames: the extractor's variance of one frame is NaN, and of none an error."""
 
-
 FLOOR = 1.192092955078125e-07
 """Kaldi's epsilon, as the extractor writes it. A frame of silence is ln(FLOOR) = -15.942385 in every bin."""
 
-
 _PREEMPHASIS = 0.97
-
 
 _HALF_HOP = HOP_SAMPLES // 2
 
-
-def field_specs(step: W2vBert) -> tuple[FieldSpec, ...]:
-    """Returns the fields: `fbanks` [frames, 80] and `valid_frames` int32 [1], how many of them the clip by itself has."""
-    return (
-        FieldSpec(name="fbanks", dtype=step.dtype, shape=(N_MELS,)),
-        FieldSpec(name="valid_frames", dtype="int32"),
-    )
+_VARIANCE_FLOOR = 1e-7
 
 
-def num_frames(num_samples: np.ndarray) -> np.ndarray:
-    """Returns the stored frames of clips, int64: 1 + floor(n / 160), those of the clip and a 400-sample zero tail."""
-    return np.where(num_samples > 0, 1 + num_samples // HOP_SAMPLES, 0)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class W2vBert(AudioStep):
+    """Raw filter banks of `SeamlessM4TFeatureExtractor`: `fbanks` [frames, 80], before normalisation and stacking.
+
+    With the frames that overlap a 400-sample zero tail, so that crops on a hop boundary are slices.
+    """
+
+    name: ClassVar[str] = "w2v_bert"
+    axes: ClassVar[dict[str, str | int]] = {"fbanks": "frames", "valid_frames": 1}
+    min_samples: ClassVar[int] = MIN_SAMPLES
+    # Whole blocks of the feature engine. BLAS may round a row by its place among the 32 of a product (OpenBLAS on AVX2
+    # does). From a block's head on, a crop's rows stand at the places where the clip's stood, so a slice is bit for bit
+    # what the crop alone would give, on any CPU; at another hop that depends on the CPU. See
+    # docs/decisions/0010-crops.md.
+    grid_samples: ClassVar[int | None] = BLOCK_ROWS * HOP_SAMPLES
+
+    dtype: Literal["float16", "float32"] = "float32"
+    version: int = 1
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        """Returns the fields: `fbanks` [frames, 80]; `valid_frames` int32 [1], how many the clip by itself has."""
+        return (
+            FieldSpec(name="fbanks", dtype=self.dtype, shape=(N_MELS,)),
+            FieldSpec(name="valid_frames", dtype="int32"),
+        )
+
+    def num_frames(self, num_samples: Array) -> Array:
+        """Returns the stored frames, int64: 1 + floor(n / 160), those of the clip and a 400-sample zero tail."""
+        return np.where(num_samples > 0, 1 + num_samples // HOP_SAMPLES, 0)
+
+    def make(self, waveforms: Sequence[Array]) -> list[Fields]:
+        """Returns the filter banks that the extractor would normalise, of each clip followed by 400 zeros.
+
+        Frame i sees samples [160 i, 160 i + 400) and nothing else (offset, pre-emphasis and window are per frame). So
+        of the stored frames
+
+        - the clip itself has the first `valid_frames` = 1 + floor((n - 400) / 160); the other two or three, which only
+        n
+          could tell, see the zero tail,
+        - the crop of samples [160 a, 160 a + m) inside the clip has 1 + floor((m - 400) / 160) from row a on, bit for
+        bit:
+          anywhere where a is a multiple of 32 (see BLOCK_ROWS), and for every a where BLAS rounds a row alike at every
+          place of a product, as OpenBLAS does with AVX-512 but not with AVX2 (there the last bit of a few values
+          moves),
+        - the clip followed by any number of zeros has all rows, then ln(FLOOR).
+
+        waveforms: float32 [num_samples] at 16 kHz, at least MIN_SAMPLES, finite; scaled by 32768 as Kaldi wants it.
+        After normalisation 99.9 % of values are within 2e-6 of the extractor. It computes in float64 and so does this
+        up to the power: float32 would be 1.8 times as fast, with a p99.9 of 3e-5, and of 3e-4 on the worst clip.
+        """
+        from forebay.steps.audio.spectrum import Spectrum, kaldi_filters, log_filter_banks, stored
+
+        ragged = Ragged.zeros(self.num_frames(np.array([w.size for w in waveforms], np.int64)).tolist())
+        for index, waveform in enumerate(waveforms):
+            np.multiply(waveform, np.float32(32768.0), out=ragged.samples(index)[: waveform.size])
+        spectrum = Spectrum(
+            write_frames=_write_frames, dtype="float64", fft_samples=512, filters=kaldi_filters(), floor=FLOOR, log="ln"
+        )
+        banks = log_filter_banks(spectrum, ragged)
+        return [
+            {
+                "fbanks": stored(banks[rows], self.dtype),
+                "valid_frames": np.array([valid_frames(waveform.size)], np.int32),
+            }
+            for rows, waveform in zip(ragged.rows, waveforms, strict=True)
+        ]
+
+    @classmethod
+    def batch(cls, stored: Stored) -> AudioBatch:
+        """Returns `input_features` [B, T, 160], `attention_mask` int32 [B, T], normalised by clip; of crops `feats`.
+
+        `feats` is [B, 1, T, 160], T half of the crop's 1 + (N - 400) // 160 frames, rounded up (an odd last frame
+        stands beside zeros, as in the extractor).
+        """
+        return W2vBertBatch("fbanks", stored.fields["fbanks"].shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class W2vBertBatch(AudioBatch):
+    """Normalised pairs of frames. n_mels: columns of the stored filter banks."""
+
+    n_mels: int
+
+    def values(self, samples: Sequence[Sample]) -> list[Array]:
+        """Returns the frames that lie inside of the clip."""
+        return [sample[self.field][: sample["valid_frames"].item()] for sample in samples]
+
+    def room(self, longest: int) -> int:
+        """Returns whole pairs of frames."""
+        return 2 * output_frames(longest)
+
+    def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
+        """Returns `input_features` and `attention_mask`."""
+        import torch
+
+        stored = self.values(samples)
+        shape = (output_frames(max(map(len, stored))), 2 * self.n_mels)
+        mask = allocate("attention_mask", (len(samples), shape[0]), dtype=torch.int32)
+        masks = mask.numpy()
+
+        def finish(values: Array, row: Array, index: int) -> None:
+            w2v_bert_input(values, row, masks[index])
+
+        values = computed_rows("input_features", stored, finish, shape=shape, dtype=dtype, allocate=allocate)
+        return {"input_features": values, "attention_mask": mask}
+
+    def count_crop_frames(self, samples: Sequence[Sample], *, num_samples: int) -> tuple[int, int]:
+        """Returns (filter bank frames of the clips in their crops, those of the batch)."""
+        frames = valid_frames(num_samples)
+        return sum(min(int(s["valid_frames"][0]), frames) for s in samples), len(samples) * frames
+
+    def collate_crops(
+        self,
+        samples: Sequence[Sample],
+        starts: Sequence[int],
+        *,
+        num_samples: int,
+        dtype: Dtype,
+        allocate: Allocate,
+    ) -> Batch:
+        """Returns `feats` [batch, 1, T, 2 * n_mels]: arithmetic in float32, in the caller's thread.
+
+        A clip that is shorter than its crop is followed by zeros before its features: the frames of its end and of
+        silence count in mean and variance, as in `SeamlessM4TFeatureExtractor` of the padded waveform.
+        """
+        import torch
+
+        frames = valid_frames(num_samples)
+        shape = (output_frames(frames), 2 * self.n_mels)
+        out = allocate("feats", (len(samples), 1, *shape), dtype=dtype)
+        rows = Rows(out, shape, allocate=allocate)
+        padded = allocate("banks", (frames, self.n_mels), dtype=torch.float32)
+        scratch = allocate("piece", (PIECE,), dtype=torch.float32)
+        silence = _silence(self.n_mels)
+        unused_mask = np.empty(shape[0], np.int32)
+        for index, (sample, start) in enumerate(zip(samples, starts, strict=True)):
+            first = start // HOP_SAMPLES
+            banks = sample["fbanks"][first : first + frames]
+            if len(banks) < frames or banks.dtype != np.float32:
+                copy_values(banks, padded[: len(banks)], scratch=scratch)
+                # What a silent frame is after it was stored, float16 for example.
+                padded[len(banks) :] = float(silence.astype(banks.dtype))
+                banks = padded.numpy()
+            w2v_bert_input(banks, rows.array(index), unused_mask)
+            rows.done(index)
+        return {"feats": out}
 
 
 def valid_frames(num_samples: int) -> int:
@@ -47,41 +185,57 @@ def valid_frames(num_samples: int) -> int:
     return max(0, 1 + (num_samples - FRAME_SAMPLES) // HOP_SAMPLES)
 
 
-def compute(step: W2vBert, waveforms: Sequence[np.ndarray]) -> list[dict[str, np.ndarray]]:
-    """Returns the fields of clips: the filter banks the extractor would normalise, of the clip followed by 400 zeros.
+def output_frames(num_fbank_frames: Count) -> Count:
+    """Returns the frames of a `w2v_bert` input, an int or elementwise: pairs, an odd last one counted too."""
+    return (num_fbank_frames + 1) // 2
 
-    Frame i sees samples [160 i, 160 i + 400) and nothing else (offset, pre-emphasis and window are per frame). So of
-    the stored frames
 
-    - the clip itself has the first `valid_frames` = 1 + floor((n - 400) / 160); the other two or three, which only n
-      could tell, see the zero tail,
-    - the crop of samples [160 a, 160 a + m) inside the clip has 1 + floor((m - 400) / 160) from row a on, bit for bit:
-      anywhere where a is a multiple of 32 (see BLOCK_ROWS), and for every a where BLAS rounds a row alike at every place
-      of a product, as OpenBLAS does with AVX-512 but not with AVX2 (there the last bit of a few values moves),
-    - the clip followed by any number of zeros has all rows, then ln(FLOOR).
+def w2v_bert_input(fbanks: np.ndarray, out: np.ndarray, mask_out: np.ndarray) -> None:
+    """Makes `out` and `mask_out` what `SeamlessM4TFeatureExtractor` gives for a clip or crop alone, then masked zeros.
 
-    waveforms: float32 [num_samples] at 16 kHz, at least MIN_SAMPLES, finite; scaled by 32768 as Kaldi wants it.
-    After normalisation 99.9 % of values are within 2e-6 of the extractor. It computes in float64 and so does this up to
-    the power: float32 would be 1.8 times as fast, with a p99.9 of 3e-5, and of 3e-4 on the worst clip.
+    fbanks: float [F, 80], F >= 2: the frames to use. A whole clip uses the first `valid_frames` of those stored; a crop
+    of m samples from sample 160 a on uses 1 + (m - 400) // 160 of them from row a on.
+    out: float32 [T, 160], C-contiguous; T is `output_frames(F)`, or that of the batch's longest clip.
+    mask_out: integer [T]; the extractor's is int32. An odd last frame stands in `out` beside zeros, but is masked.
+
+    Every bin gets mean 0 and variance 1 over the F frames (variance with F - 1, plus 1e-7); pairs of frames are
+    stacked. Nothing here calls BLAS: its bits depend on the alignment of its inputs, and a mapped view and a fresh
+    array would then finish differently.
     """
-    ragged = Ragged.zeros(num_frames(np.array([w.size for w in waveforms], np.int64)).tolist())
-    for index, waveform in enumerate(waveforms):
-        np.multiply(waveform, np.float32(32768.0), out=ragged.samples(index)[: waveform.size])
-    spectrum = Spectrum(
-        write_frames=_write_frames, dtype="float64", fft_samples=512, filters=kaldi_filters(), floor=FLOOR, log="ln"
-    )
-    banks = log_filter_banks(spectrum, ragged)
-    return [
-        {"fbanks": stored(banks[rows], step.dtype), "valid_frames": np.array([valid_frames(waveform.size)], np.int32)}
-        for rows, waveform in zip(ragged.rows, waveforms, strict=True)
-    ]
+    num_frames, n_mels = fbanks.shape
+    if num_frames < 2:
+        raise ValueError(f"fbanks have {num_frames} frames; their variance needs 2 or more")
+    if out.shape[1] != 2 * n_mels or not out.flags.c_contiguous:
+        raise ValueError(f"out is {list(out.shape)}, wanted C-contiguous [T, {2 * n_mels}]")
+    if output_frames(num_frames) > len(out) or mask_out.shape != (len(out),):
+        needed = output_frames(num_frames)
+        raise ValueError(f"out has {len(out)} frames and mask_out {list(mask_out.shape)}, the sample needs {needed}")
+    flat = out.reshape(-1, n_mels)
+    values = flat[:num_frames]
+    # The sums in float64: frame by frame, float32 loses 2e-5 of the mean in 30 s, and where a short clip is followed by
+    # silence, whose equal addends all round to the same side, as much of the deviation.
+    np.subtract(fbanks, fbanks.mean(axis=0, dtype=np.float64).astype(np.float32), out=values, dtype=np.float32)
+    variance = np.einsum("ij,ij->j", values, values, dtype=np.float64) / (num_frames - 1)
+    np.divide(values, np.sqrt(variance + _VARIANCE_FLOOR).astype(np.float32), out=values)
+    flat[num_frames:] = 0.0
+    mask_out[: num_frames // 2] = 1
+    mask_out[num_frames // 2 :] = 0
+
+
+def _silence(n_mels: int) -> np.float32:
+    """Returns a filter bank value of a silent frame, by the very operation of the feature engine: torch's logarithm."""
+    import torch
+
+    value: np.float32 = torch.full((32, n_mels), FLOOR, dtype=torch.float32, device="cpu").log_().numpy()[0, 0]
+    return value
 
 
 def _write_frames(signal: np.ndarray, out: np.ndarray) -> None:
     import torch
 
-    # Removing the mean m and then pre-emphasis, (x[j] - m) - 0.97 (x[j-1] - m), is e[j] - 0.03 m with e = x[j] - 0.97 x[j-1]:
-    # so pre-emphasis is done once a sample, not once a frame, and the mean comes from sums over half hops that frames share.
+    # Removing the mean m and then pre-emphasis, (x[j] - m) - 0.97 (x[j-1] - m), is e[j] - 0.03 m with
+    # e = x[j] - 0.97 x[j-1]: so pre-emphasis is done once a sample, not once a frame, and the mean comes from sums over
+    # half hops that frames share.
     # Sample 0 of a frame has its own rule in Kaldi, but the Povey window is 0 there.
     samples = signal.astype(np.float64)
     emphasised = np.empty_like(samples)

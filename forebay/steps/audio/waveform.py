@@ -1,30 +1,109 @@
-"""`waveform`: the samples themselves, as int16 or float32."""
+"""`waveform`: the samples themselves, as int16 or float32; and how audio is decoded to them, for every feature."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from forebay.config.steps import Waveform
-from forebay.store.layout import FieldSpec
+from forebay.steps.batch import Allocate, Batch, Dtype, computed_rows
+from forebay.steps.step import AudioBatch, AudioStep, ClipDtype, Fields, Step, Stored
+from forebay.store.layout import Array, FieldSpec
+from forebay.store.source import Sample
 
 _INT16_SCALE = np.float32(32768.0)
 
-
-def field_specs(step: Waveform) -> tuple[FieldSpec, ...]:
-    """Returns the field: `waveform` [num_samples]."""
-    return (FieldSpec(name="waveform", dtype=step.dtype),)
+_INT16_STEP = np.float32(2.0**-15)
 
 
-def compute(step: Waveform, waveforms: Sequence[np.ndarray]) -> list[dict[str, np.ndarray]]:
-    """Returns the fields of clips; int16 is the samples of a 16-bit source, float32 is those over 32768.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decode(Step):
+    """Mono float32 at `sample_rate_hz`: mean of channels, soxr HQ; then the first `clip_s` seconds if that is set."""
 
-    waveforms: int16, or float32 in [-1, 1); [num_samples]. What has the stored dtype already is passed on, not copied.
-    float32 to int16 is round-half-even(x * 32768), clipped: the inverse of the division for every int16.
+    sample_rate_hz: int = 16_000
+    clip_s: float | None = None
+    max_sample_bytes: int = 256 * 1024 * 1024
+    """Encoded bytes, and decoded float32 bytes, above which a sample fails instead of filling memory."""
+    version: int = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waveform(AudioStep):
+    """Field `waveform` [num_samples]: int16 (lossless from 16-bit sources at the same rate) or float32."""
+
+    name: ClassVar[str] = "waveform"
+    axes: ClassVar[dict[str, str | int]] = {"waveform": "samples"}
+    sample_rate_hz: ClassVar[int | None] = None
+    clip_dtypes: ClassVar[tuple[ClipDtype, ...]] = ("float32", "int16")
+    grid_samples: ClassVar[int | None] = 160
+
+    dtype: Literal["int16", "float32"] = "int16"
+    version: int = 1
+
+    @property
+    def clip_dtype(self) -> ClipDtype:
+        """The dtype that is stored, so that nothing is converted twice."""
+        return self.dtype
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        """Returns the field: `waveform` [num_samples]."""
+        return (FieldSpec(name="waveform", dtype=self.dtype),)
+
+    def num_frames(self, num_samples: Array) -> Array:
+        """Returns the samples themselves."""
+        return num_samples
+
+    def make(self, waveforms: Sequence[Array]) -> list[Fields]:
+        """Returns the fields of clips; int16 is the samples of a 16-bit source, float32 is those over 32768.
+
+        waveforms: int16, or float32 in [-1, 1); [num_samples]. What has the stored dtype already is passed on, not
+        copied. float32 to int16 is round-half-even(x * 32768), clipped: the inverse of the division for every int16.
+        """
+        convert = _to_int16 if self.dtype == "int16" else _to_float32
+        return [{"waveform": convert(waveform)} for waveform in waveforms]
+
+    @classmethod
+    def batch(cls, stored: Stored) -> AudioBatch:  # noqa: ARG003
+        """Returns the form `input_values` [B, N] and `attention_mask` int32 [B, N]; crops have their `wav` alone."""
+        return WaveformBatch("waveform")
+
+
+class WaveformBatch(AudioBatch):
+    """Samples to the length of the longest clip, and their mask."""
+
+    def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
+        """Returns `input_values` and `attention_mask`."""
+        import torch
+
+        stored = self.values(samples)
+        shape = (max(map(len, stored)),)
+        mask = allocate("attention_mask", (len(samples), *shape), dtype=torch.int32)
+        masks = mask.numpy()
+
+        def finish(values: Array, row: Array, index: int) -> None:
+            waveform_input(values, row)
+            masks[index, : len(values)] = 1
+            masks[index, len(values) :] = 0
+
+        values = computed_rows("input_values", stored, finish, shape=shape, dtype=dtype, allocate=allocate)
+        return {"input_values": values, "attention_mask": mask}
+
+
+def waveform_input(waveform: np.ndarray, out: np.ndarray) -> None:
+    """Makes `out` the samples as float, int16 divided by 32768 (exact), followed by zeros.
+
+    waveform: int16 or float32 [n]. out: float32 [N], N >= n.
     """
-    convert = _to_int16 if step.dtype == "int16" else _to_float32
-    return [{"waveform": convert(waveform)} for waveform in waveforms]
+    if len(waveform) > len(out):
+        raise ValueError(f"waveform has {len(waveform)} samples, out has room for {len(out)}")
+    samples = out[: len(waveform)]
+    if waveform.dtype == np.int16:
+        np.multiply(waveform, _INT16_STEP, out=samples)
+    else:
+        samples[:] = waveform
+    out[len(waveform) :] = 0.0
 
 
 def _to_int16(waveform: np.ndarray) -> np.ndarray:

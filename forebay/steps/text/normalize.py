@@ -1,14 +1,11 @@
-"""Text before it is tokenised.
-
-Languages as manifests write them (en, EN, en-US, English) to what the models' prompts want.
-"""
+"""Text before it is tokenised, and languages as manifests write them (en, EN, en-US, English) to what prompts want."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from typing import Literal
 
-from forebay.config.steps import Tokens
 from forebay.errors import TextError
 
 _UNSEEN = re.compile(
@@ -26,8 +23,8 @@ def is_unseen(text: str) -> bool:
     return _UNSEEN.fullmatch(text) is not None
 
 
-def normalize_text(text: str, step: Tokens, *, sample_id: str) -> str:
-    """Returns the text in Unicode NFKC with runs of white space as one space and ends stripped; as it is for "none".
+def normalize_text(text: str, form: Literal["nfkc", "none"], *, sample_id: str) -> str:
+    """Returns the text in Unicode NFKC, runs of white space as one space, ends stripped; as it is for form "none".
 
     White space is what `str.split` takes for it, line ends included. Normalising twice changes nothing.
     Raises TextError `bad_text` for what UTF-8 cannot hold (a lone surrogate) and for NUL.
@@ -41,11 +38,10 @@ def normalize_text(text: str, step: Tokens, *, sample_id: str) -> str:
     except UnicodeEncodeError as err:
         found = f"U+{ord(text[err.start]):04X} at character {err.start}"
         raise TextError("bad_text", f"{sample_id}: text has a lone surrogate {found}; clean the manifest") from err
-    return " ".join(unicodedata.normalize("NFKC", text).split()) if step.normalize == "nfkc" else text
+    return " ".join(unicodedata.normalize("NFKC", text).split()) if form == "nfkc" else text
 
 
 _REGION = re.compile(r"([a-z]{2,3})[-_][a-z0-9_-]+")
-
 
 _QWEN3_ASR_NAMES = {
     "ar": "Arabic",
@@ -83,7 +79,7 @@ _QWEN3_ASR_NAMES = {
 
 
 def whisper_code(language: str) -> str | None:
-    """Returns Whisper's language code (`en`) of a code or English name, in any case; None where Whisper has no such language."""
+    """Returns Whisper's code (`en`) of a code or English name, in any case; None for languages that Whisper has not."""
     # Whisper's own list, by way of the tokenizer's module, which is loaded with every Whisper tokenizer.
     from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 

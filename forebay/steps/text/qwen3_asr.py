@@ -1,44 +1,70 @@
-"""Qwen3-ASR's chat: a system turn with the prompt, a user turn with the audio, the transcript as the answer."""
+"""`qwen3_asr`: a system turn with the prompt, a user turn with the audio, the transcript as the answer."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
 
-from forebay.config.steps import Tokens
+import numpy as np
+
 from forebay.errors import ConfigError, TextError
+from forebay.steps.audio.qwen3_asr import CHUNK_FRAMES
+from forebay.steps.batch import IGNORED, Allocate, Batch, filled
+from forebay.steps.step import PaddingSide, Stored, TextBatch
 from forebay.steps.text.normalize import qwen3_asr_name
-from forebay.steps.text.sequence import TokenSequence, Utterance
+from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
 from forebay.steps.text.vocabulary import Vocabulary
+from forebay.store.layout import FieldSpec
+from forebay.store.source import Sample
+
+Count = TypeVar("Count", int, np.ndarray)
 
 AUDIO_TOKEN = "<|audio_pad|>"
 
-
 TEXT_TOKEN = "<asr_text>"
-
 
 _CARRIED = re.compile(r"\s*language (?P<name>[^<>\s][^<>\n]*)<asr_text>(?P<text>.*)", re.DOTALL)
 
-
 _MARK = "forebay-prompt-goes-here"
 
-
-def split_carried(text: str) -> tuple[str | None, str]:
-    """Returns language name and transcript of a text that carries `language English<asr_text>...`; else None and the text."""
-    match = _CARRIED.fullmatch(text)
-    return (match["name"], match["text"]) if match else (None, text)
+_CHUNK_TOKENS = 13
 
 
-class Qwen3AsrPrompt:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Qwen3AsrChat(Transcript):
+    """The folder's chat template around prompt and audio, then the transcript; beside it `audio_index` int32 [1]."""
+
+    name: ClassVar[str] = "qwen3_asr"
+    axes: ClassVar[dict[str, str | int]] = {**Transcript.axes, "audio_index": 1}
+    audio_features: ClassVar[str | None] = "qwen3_asr"
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        """Returns the fields of every transcript and the place of the one audio placeholder."""
+        return (*Transcript.fields(self), FieldSpec(name="audio_index", dtype="int32", group="text"))
+
+    def writer(self, vocabulary: Vocabulary) -> Prompt:
+        """Returns what writes the chat."""
+        return Qwen3AsrPrompt(vocabulary, self)
+
+    @classmethod
+    def batch(cls, stored: Stored) -> TextBatch:
+        """Returns the form `input_ids`, `attention_mask`, `labels` [B, L]."""
+        return Qwen3AsrText(int(stored.constant("pad_token_id")))
+
+
+class Qwen3AsrPrompt(Prompt):
     """The folder's chat template around prompt and audio, then `language English<asr_text>text` and the end token.
 
-    One `<|audio_pad|>` stands for the clip; `forebay.train.collate.text` says how many it becomes at load. A language
+    One `<|audio_pad|>` stands for the clip; `num_audio_tokens` says how many it becomes at load. A language
     that is absent, or that Qwen3-ASR does not name, is `language None`, the form of its fine-tuning data. A language
     that the text carries is taken as it stands.
     """
 
-    def __init__(self, vocabulary: Vocabulary, step: Tokens) -> None:
+    def __init__(self, vocabulary: Vocabulary, step: Transcript) -> None:
         """Renders the chat template once; ConfigError where it does not show prompt and audio exactly once each."""
-        self._vocabulary = vocabulary
+        super().__init__(vocabulary)
         self._must_name = step.language_tag_mode == "always"
         self._audio_id = vocabulary.require(AUDIO_TOKEN, prompt="qwen3_asr")
         self._text_id = vocabulary.require(TEXT_TOKEN, prompt="qwen3_asr")
@@ -50,8 +76,18 @@ class Qwen3AsrPrompt:
         self._head, self._tail = vocabulary.split(head), vocabulary.split(tail)
         self._bare_prefix = self._prefix(Utterance(sample_id="chat template", text=""))
 
+    @property
+    def constants(self) -> dict[str, int]:
+        """The id that is repeated."""
+        return {"audio_token_id": self._audio_id}
+
+    def split(self, text: str) -> tuple[str | None, str]:
+        """Returns name and transcript of a text that is `language English<asr_text>...`; else None and the text."""
+        match = _CARRIED.fullmatch(text)
+        return (match["name"], match["text"]) if match else (None, text)
+
     def build(self, utterance: Utterance) -> TokenSequence:
-        """Returns the sequence of an utterance; TextError `unknown_language` where a language must be named and has none."""
+        """Returns the sequence; TextError `unknown_language` where a language must be named and has no name."""
         prefix = self._prefix(utterance) if utterance.prompt else self._bare_prefix
         name = utterance.carried or self._language_name(utterance)
         target = self._vocabulary.encode_parts(
@@ -61,7 +97,7 @@ class Qwen3AsrPrompt:
             ids=[*prefix, *target],
             prefix_len=len(prefix),
             num_label_tokens=len(target),
-            audio_index=prefix.index(self._audio_id),
+            more={"audio_index": [prefix.index(self._audio_id)]},
         )
 
     def text_ids(self, ids: list[int]) -> list[int]:
@@ -78,8 +114,8 @@ class Qwen3AsrPrompt:
         if name is None and self._must_name:
             raise TextError(
                 "unknown_language",
-                f"{utterance.sample_id}: Qwen3-ASR has no name for language {utterance.language!r}; correct the manifest, "
-                'or set text.language_tag_mode = "auto" (it then writes "language None")',
+                f"{utterance.sample_id}: Qwen3-ASR has no name for language {utterance.language!r}; "
+                'correct the manifest, or set text.language_tag_mode = "auto" (it then writes "language None")',
             )
         return name or "None"
 
@@ -100,8 +136,73 @@ def _render(vocabulary: Vocabulary) -> tuple[str, str]:
         ) from err
     if chat.count(_MARK) != 1 or chat.count(AUDIO_TOKEN) != 1:
         raise ConfigError(
-            f"text.tokenizer: the chat template of {vocabulary.folder} shows the system text {chat.count(_MARK)} times and "
-            f"{AUDIO_TOKEN} {chat.count(AUDIO_TOKEN)} times for one clip, wanted 1 and 1; use the model's own template"
+            f"text.tokenizer: the chat template of {vocabulary.folder} shows the system text {chat.count(_MARK)} "
+            f"times and {AUDIO_TOKEN} {chat.count(AUDIO_TOKEN)} times for one clip, wanted 1 and 1; "
+            "use the model's own template"
         )
     head, _, tail = chat.partition(_MARK)
     return head, tail
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen3AsrText:
+    """The chat with as many audio tokens as the clip becomes.
+
+    Labels are masked by position, from the stored `prefix_len`, so any padding side is right.
+    """
+
+    pad_token_id: int
+
+    def collate(self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate) -> Batch:
+        """Returns `input_ids`, `attention_mask` and `labels`, all int64 [batch, longest].
+
+        A sample's `input_ids` hold one audio placeholder, at `audio_index`; it is repeated once for each audio token
+        that the model makes of the sample's feature frames. Labels begin behind the `prefix_len` stored tokens of the
+        prompt.
+        """
+        places = [_audio_place(sample) for sample in samples]
+        shape = (len(samples), max(place.length for place in places))
+        inputs = filled("input_ids", shape, self.pad_token_id, allocate=allocate)
+        labels = filled("labels", shape, IGNORED, allocate=allocate)
+        mask = filled("attention_mask", shape, 0, allocate=allocate)
+        rows = zip(inputs.numpy(), mask.numpy(), labels.numpy(), strict=True)
+        for sample, place, (inputs_row, mask_row, labels_row) in zip(samples, places, rows, strict=True):
+            ids = sample["input_ids"]
+            start = shape[1] - place.length if padding_side == "left" else 0
+            end, audio = start + place.length, start + place.index
+            mask_row[start:end] = 1
+            inputs_row[start:audio] = ids[: place.index]
+            inputs_row[audio : audio + place.count] = ids[place.index]
+            inputs_row[audio + place.count : end] = ids[place.index + 1 :]
+            labels_row[start + place.prefix : end] = inputs_row[start + place.prefix : end]
+        return {"input_ids": inputs, "attention_mask": mask, "labels": labels}
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the audio tokens stand in the expanded ids, how many they are, and how long prompt and all are then."""
+
+    index: int
+    count: int
+    prefix: int
+    length: int
+
+
+def _audio_place(sample: Sample) -> _Place:
+    prefix, index = sample["prefix_len"].item(), sample["audio_index"].item()
+    count = int(num_audio_tokens(len(sample["input_features"])))
+    more = count - 1  # the placeholder itself is one of them
+    return _Place(index, count, prefix + more if index < prefix else prefix, len(sample["input_ids"]) + more)
+
+
+def num_audio_tokens(num_frames: Count) -> Count:
+    """Returns the number of audio tokens of clips with so many valid mel frames, as an int or elementwise.
+
+    The encoder works on chunks of 100 frames (`n_window` 50) and halves each three times, rounding up: a whole chunk
+    gives 13 tokens. Equal to `Qwen3ASRProcessor._get_audio_token_length` and to the lengths that the encoder gives.
+    """
+    tokens = num_frames % CHUNK_FRAMES
+    for _ in range(3):
+        tokens = (tokens + 1) // 2
+    total: Count = num_frames // CHUNK_FRAMES * _CHUNK_TOKENS + tokens
+    return total

@@ -16,9 +16,9 @@ from forebay.pretrained import from_folder
 class Vocabulary:
     """The tokenizer of a local folder.
 
-    Transcripts go through a copy of the tokenizer without its added tokens, so that `<|endoftext|>` in a transcript stays
-    the characters that somebody wrote (transformers' `split_special_tokens` leaves added tokens that are not special,
-    such as `<asr_text>`). Added tokens enter by their ids, from the prompt alone.
+    Transcripts go through a copy of the tokenizer without its added tokens, so that `<|endoftext|>` in a transcript
+    stays the characters that somebody wrote (transformers' `split_special_tokens` leaves added tokens that are not
+    special, such as `<asr_text>`). Added tokens enter by their ids, from the prompt alone.
     """
 
     def __init__(self, folder: Path, *, digest: str) -> None:
@@ -30,8 +30,8 @@ class Vocabulary:
         found = tokenizer_digest(folder)
         if found != digest:
             raise ConfigError(
-                f"text.tokenizer: the files of {folder} have digest {found[:16]}, the recipe was made with {digest[:16]}; "
-                "they changed in between: run the command again"
+                f"text.tokenizer: the files of {folder} have digest {found[:16]}, the recipe was made with "
+                f"{digest[:16]}; they changed in between: run the command again"
             )
         self.folder = folder
         self.tokenizer = _load(folder)
@@ -69,8 +69,8 @@ class Vocabulary:
         found = self.find(token)
         if found is None:
             raise ConfigError(
-                f'text.prompt = "{prompt}" needs the token {token}, which the tokenizer in {self.folder} does not have; '
-                "name another prompt or the model's own tokenizer"
+                f'text.prompt = "{prompt}" needs the token {token}, which the tokenizer in {self.folder} does not '
+                "have; name another prompt or the model's own tokenizer"
             )
         return found
 
@@ -98,7 +98,7 @@ class Vocabulary:
         return [part for part in (*parts, template[position:]) if part != ""]
 
     def encode_parts(self, parts: Sequence[str | int], *, sample_id: str) -> list[int]:
-        """Returns the ids of texts and control tokens; neighbouring texts are tokenised as one, as a tokenizer would."""
+        """Returns the ids of texts and control tokens; neighbouring texts are tokenised as one."""
         ids: list[int] = []
         text = ""
         for part in (*parts, -1):

@@ -1,14 +1,37 @@
-"""Whisper's decoder sequence."""
+"""`whisper`: Whisper's decoder sequence."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
 from forebay.errors import TextError
+from forebay.steps.batch import IGNORED, Allocate, Batch, filled
+from forebay.steps.step import PaddingSide, Stored, TextBatch
 from forebay.steps.text.normalize import whisper_code
-from forebay.steps.text.sequence import TokenSequence, Utterance
+from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
 from forebay.steps.text.vocabulary import Vocabulary
+from forebay.store.source import Sample
 
 
-class WhisperPrompt:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Whisper(Transcript):
+    """The whole decoder sequence, as `WhisperTokenizer` gives it."""
+
+    name: ClassVar[str] = "whisper"
+
+    def writer(self, vocabulary: Vocabulary) -> Prompt:
+        """Returns what writes the sequence."""
+        return WhisperPrompt(vocabulary)
+
+    @classmethod
+    def batch(cls, stored: Stored) -> TextBatch:
+        """Returns the form `decoder_input_ids`, `labels` [B, L]."""
+        return WhisperText(int(stored.constant("pad_token_id")))
+
+
+class WhisperPrompt(Prompt):
     """`[<|startofprev|> prompt] <|startoftranscript|> [<|en|>] <|transcribe|> <|notimestamps|> text <|endoftext|>`.
 
     The whole decoder sequence, as `WhisperTokenizer` gives it: at load, all but the last id go in and all but the first
@@ -16,7 +39,7 @@ class WhisperPrompt:
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
+        super().__init__(vocabulary)
         self._previous_id = vocabulary.require("<|startofprev|>", prompt="whisper")
         self._start_id = vocabulary.require("<|startoftranscript|>", prompt="whisper")
         self._task_ids = [
@@ -53,3 +76,31 @@ class WhisperPrompt:
                 f'{self._vocabulary.folder}; correct the manifest, or set text.language_tag_mode = "none"',
             )
         return [found]
+
+
+@dataclass(frozen=True, slots=True)
+class WhisperText:
+    """What goes into the decoder, and what it learns.
+
+    Labels are masked by position, from the stored `prefix_len`, never by comparing ids: a pad token that is also the
+    end of text stays a target.
+    """
+
+    pad_token_id: int
+
+    def collate(self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate) -> Batch:  # noqa: ARG002
+        """Returns `decoder_input_ids` and `labels`, both int64 [batch, longest - 1].
+
+        `input_ids` of a sample are fed without their last token and learnt without their first, so the labels of
+        position i are token i + 1, -100 where that is still one of the `prefix_len` prompt tokens. Padding stands
+        right: Whisper's positions count from the left.
+        """
+        sequences = [sample["input_ids"] for sample in samples]
+        shape = (len(samples), max(map(len, sequences)) - 1)
+        inputs = filled("decoder_input_ids", shape, self.pad_token_id, allocate=allocate)
+        labels = filled("labels", shape, IGNORED, allocate=allocate)
+        for ids, sample, inputs_row, labels_row in zip(sequences, samples, inputs.numpy(), labels.numpy(), strict=True):
+            prefix = max(sample["prefix_len"].item() - 1, 0)
+            inputs_row[: len(ids) - 1] = ids[:-1]
+            labels_row[prefix : len(ids) - 1] = ids[prefix + 1 :]
+        return {"decoder_input_ids": inputs, "labels": labels}

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 import numpy as np
 import numpy.typing as npt
 
-from forebay.config.steps import Alpha
 from forebay.errors import CacheCorruptError, SampleError
-from forebay.store.image.pixels import Patches, decode_image, patchify, resized
+from forebay.store.image.pixels import Alpha, Patches, decode_image, patchify, resized
 from forebay.store.image.settings import ImageSettings
 from forebay.store.layout import Array
 

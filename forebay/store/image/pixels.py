@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from forebay.config.steps import Alpha
 from forebay.store.image.formats import open_image, reading
 from forebay.store.image.settings import ImageSettings, grid_thw
 
@@ -16,6 +15,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Pixels = npt.NDArray[np.uint8]
+Alpha = Literal["white", "drop"]
+"""What becomes of a transparent image: laid on white, or the colours under its alpha shown."""
 
 
 def decode_image(data: bytes, *, max_pixels: int, sample_id: str, alpha: Alpha = "white") -> Image:

@@ -1,8 +1,9 @@
-"""Stored uint8 patches to the model's `pixel_values`, by the table of 256 values a channel that was probed from the processor.
+"""Stored uint8 patches to the model's `pixel_values`, by the table of 256 values a channel of the processor.
 
-A stored row is (channel, y, x), one temporal copy; a row of `pixel_values` is (channel, time, y, x), the copies equal. The
-table is the definition. Arithmetic is no faster on the host: the processor's order of steps takes three passes over float32
-for one look into a table of 1 KB (4,096 patches on one core: 5.2 ms against 5.6 in float32, 4.2 against 4.2 in bfloat16).
+A stored row is (channel, y, x), one temporal copy; a row of `pixel_values` is (channel, time, y, x), the copies equal.
+The table is the definition. Arithmetic is no faster on the host: the processor's order of steps takes three passes over
+float32 for one look into a table of 1 KB (4,096 patches on one core: 5.2 ms against 5.6 in float32, 4.2 against 4.2 in
+bfloat16).
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 import torch
 
 from forebay.errors import ConfigError
+from forebay.steps.batch import raw
 from forebay.store.layout import Array
-from forebay.train.collate.convert import raw
 from forebay.train.collate.patch_batch import PatchBatch, fields_of, moved
 
 _HOST_ROWS = 64
@@ -40,7 +41,7 @@ def to_model_inputs(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> dict[str, Any]:
-    """Returns the arguments of the model for a batch of packs, on `device`: `model(**to_model_inputs(batch, constants))`.
+    """Returns the model's arguments for a batch of packs, on `device`: `model(**to_model_inputs(batch, constants))`.
 
     batch: of `PackCollator`; its uint8 `patches` cross over as they are and become `pixel_values` in `dtype` there.
     A batch that has `pixel_values` is only moved. constants: of the cache.
@@ -53,8 +54,8 @@ def to_model_inputs(
 def model_inputs(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a pack, `pixel_values` among them, as arguments of the model, `use_cache=False` with them.
 
-    With a key-value cache transformers does not look for packed segments in the positions: the samples of a pack would see
-    each other.
+    With a key-value cache transformers does not look for packed segments in the positions: the samples of a pack would
+    see each other.
     """
     return {**fields, "use_cache": False}
 
@@ -86,7 +87,7 @@ def expand_patches(
     temporal_patch_size: int = 2,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Returns `pixel_values` [n, temporal_patch_size * w] in `dtype`, on the device of `patches`: `table[channel, value]`.
+    """Returns `pixel_values` [n, temporal_patch_size * w] in `dtype`, where `patches` are: `table[channel, value]`.
 
     patches: uint8 [n, w], w = 3 * patch_size^2. table: float32 [3, 256]; other dtypes are rounded from it.
     out: contiguous, of that shape, dtype and device, to write to.
@@ -112,7 +113,7 @@ def _gather(patches: torch.Tensor, table: torch.Tensor, *, out: torch.Tensor, co
 
 
 class HostExpansion:
-    """Expands patches on the CPU, in the calling thread and without temporaries of their size. Picklable, without state."""
+    """Expands patches on the CPU, in the calling thread, without temporaries of their size. Picklable."""
 
     def __init__(self, table: torch.Tensor, *, dtype: torch.dtype, temporal_patch_size: int = 2) -> None:
         """Takes the table, float32 [3, 256], and the dtype of what it makes."""

@@ -19,15 +19,15 @@ def mrope_positions(
     starts: Array | Sequence[int] = (0,),
     out: Array | None = None,
 ) -> Array:
-    """Returns int64 [3, n], the positions in time, height and width, as the model's `get_rope_index` gives them for images.
+    """Returns int64 [3, n], the positions in time, height and width, as the model's `get_rope_index` has them.
 
     input_ids: integer [n]. grids: integer [k, 3], `image_grid_thw` in the order of the images in `input_ids`.
     starts: where the segments of a pack begin, rising, the first at 0; positions count from 0 in each of them.
     out: int64 [3, n] to write to.
 
-    A text token stands one behind what is before it, on all three axes. An image of h x w merged patches stands at one point
-    in time, spreads over h and w from there, and what follows it stands max(h, w) further on (Qwen2-VL, section 2.1).
-    Raises CacheMismatchError where the image tokens are not those of the grids.
+    A text token stands one behind what is before it, on all three axes. An image of h x w merged patches stands at one
+    point in time, spreads over h and w from there, and what follows it stands max(h, w) further on (Qwen2-VL, section
+    2.1). Raises CacheMismatchError where the image tokens are not those of the grids.
     """
     sizes = np.asarray(grids, dtype=np.int64).reshape(-1, 3)
     rows, columns = sizes[:, 1] // merge_size, sizes[:, 2] // merge_size

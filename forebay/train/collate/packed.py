@@ -13,20 +13,18 @@ import numpy as np
 import torch
 
 from forebay.errors import CacheMismatchError, ConfigError, PlanError
+from forebay.steps.batch import IGNORED, Allocate, fresh
 from forebay.store.layout import Array
 from forebay.store.source import SampleSource
-from forebay.train.collate.convert import Allocate, fresh
 from forebay.train.collate.expand import HostExpansion, model_inputs, patch_table
 from forebay.train.collate.mrope import mrope_positions
 from forebay.train.collate.patch_batch import PatchBatch
-from forebay.train.collate.text import IGNORED
 
 PackedSample = Mapping[str, Any]
 """`input_ids` int32 [n], `label_mask` uint8 [n], `image_grid_thw` int32 [k, 3], `patches`: k arrays uint8 [n_i, w]."""
 
-
 _PADDING_IMAGE = 256
-"""Merged patches of the largest image of padding: attention within it stays as cheap as within an image of 512 x 512."""
+"""Merged patches of the largest image of padding: attention in it is as cheap as in an image of 512 x 512."""
 
 
 class PackCollator:
@@ -34,7 +32,8 @@ class PackCollator:
 
     | field | |
     |---|---|
-    | `input_ids`, `labels` | int64 [1, S]; labels -100 where `label_mask` is 0, at the first token of a segment, in padding |
+    | `input_ids`, `labels` | int64 [1, S]; labels -100 where `label_mask` is 0, at the first token of a segment, in
+    padding |
     | `position_ids` | int64 [4, 1, S]: a text row that counts from 0 in every segment, and three rows of mrope |
     | `image_grid_thw` | int64 [k, 3] |
     | `pixel_values` | [P, temporal_patch_size * w] in `dtype` |
@@ -42,16 +41,16 @@ class PackCollator:
     | `cu_seq_lens_q`, `cu_seq_lens_k` | int32 [segments + 1], under `varlen`; the same tensor |
     | `max_length_q`, `max_length_k` | Python int, under `varlen` |
 
-    `model(**batch)` takes it. With no attention mask and no key-value cache, transformers reads the segments from the text
-    row: what comes out equals separate forward passes (5.23: 0.0 eager, 3e-7 sdpa).
+    `model(**batch)` takes it. With no attention mask and no key-value cache, transformers reads the segments from the
+    text row: what comes out equals separate forward passes (5.23: 0.0 eager, 3e-7 sdpa).
 
     Without a `dtype` the batch is a `PatchBatch` with `patches`, uint8 [P, w], instead of the last two fields; then
     `model(**to_model_inputs(batch, constants))`.
 
-    Padding is a segment of its own behind the samples. Padded patches are images of zeros whose image tokens stand at the
-    head of that segment, with positions as of text: nothing attends to them and no label is there, so results and gradients are
-    those without padding. A pack without images has one such image of a single token in any case: the vision tower then
-    takes part in every step, as data-parallel gradients want it.
+    Padding is a segment of its own behind the samples. Padded patches are images of zeros whose image tokens stand at
+    the head of that segment, with positions as of text: nothing attends to them and no label is there, so results and
+    gradients are those without padding. A pack without images has one such image of a single token in any case: the
+    vision tower then takes part in every step, as data-parallel gradients want it.
     """
 
     def __init__(
@@ -64,10 +63,10 @@ class PackCollator:
     ) -> None:
         """Takes from `source` its constants only.
 
-        shapes: None: batches as long as their samples. dtype: float32, float16 or bfloat16: `pixel_values`, expanded here;
-        None: `patches` as stored, to be expanded on the device. varlen: segment lengths for flash attention, which otherwise
-        reads them from the positions, waiting for the device. Other attentions pass over them.
-        Raises ConfigError for constants that are missing or no dtype of pixels.
+        shapes: None: batches as long as their samples. dtype: float32, float16 or bfloat16: `pixel_values`, expanded
+        here; None: `patches` as stored, to be expanded on the device. varlen: segment lengths for flash attention,
+        which otherwise reads them from the positions, waiting for the device. Other attentions pass over them. Raises
+        ConfigError for constants that are missing or no dtype of pixels.
         """
         constants = source.constants
         name = f"cache {source.key[:16]}"
@@ -99,7 +98,8 @@ class PackCollator:
     def collate(self, samples: Sequence[PackedSample], *, allocate: Allocate) -> dict[str, Any] | PatchBatch:
         """Returns the batch of these samples in tensors that `allocate` makes; every element of them is written.
 
-        Raises CacheMismatchError where a sample's text and images do not fit, PlanError where a pack is over the shapes.
+        Raises CacheMismatchError where a sample's text and images do not fit, PlanError where a pack is over the
+        shapes.
         """
         if not samples:
             raise ValueError("a pack needs at least one sample")
@@ -234,9 +234,9 @@ def _as_arrays(value: Any) -> Any:
 class PackShapes:
     """Fixed shapes: `num_tokens` tokens always, and patches up to the next of `patch_classes`.
 
-    Patches are padded by images of their own, whose image tokens stand in the padded tail of the tokens: the model wants an
-    image token for every `merge_size`^2 patches. So `num_tokens` leaves room for the widest step between two classes
-    behind `seq_len`; more classes, less room.
+    Patches are padded by images of their own, whose image tokens stand in the padded tail of the tokens: the model
+    wants an image token for every `merge_size`^2 patches. So `num_tokens` leaves room for the widest step between two
+    classes behind `seq_len`; more classes, less room.
     """
 
     seq_len: int
@@ -255,7 +255,7 @@ class PackShapes:
     def even(
         cls, seq_len: int, *, max_patches: int | None = None, num_classes: int = 8, merge_size: int = 2
     ) -> PackShapes:
-        """Returns `num_classes` evenly spaced classes up to `max_patches` (None: as many as `seq_len` image tokens have)."""
+        """Returns `num_classes` evenly spaced classes up to `max_patches` (None: those of `seq_len` image tokens)."""
         unit = merge_size**2
         most = seq_len if max_patches is None else min(-(-max_patches // unit), seq_len)
         tokens = {-(-most * (i + 1) // num_classes) for i in range(num_classes)}
@@ -271,7 +271,7 @@ class PackShapes:
         """Returns the class of a pack of so many tokens and patches. Raises PlanError where it is over the shapes."""
         if num_tokens > self.seq_len or num_patches > self.patch_classes[-1]:
             raise PlanError(
-                f"a pack has {num_tokens} tokens and {num_patches} patches, its batches have room for {self.seq_len} and "
-                f"{self.patch_classes[-1]}; pad to the plan's own seq_len and max_patches"
+                f"a pack has {num_tokens} tokens and {num_patches} patches, its batches have room for {self.seq_len} "
+                f"and {self.patch_classes[-1]}; pad to the plan's own seq_len and max_patches"
             )
         return next(size for size in self.patch_classes if size >= num_patches)

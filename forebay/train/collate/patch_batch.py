@@ -1,4 +1,4 @@
-"""The batch of packs whose patches are still as stored: an object that is no mapping, because a model would not notice."""
+"""The batch of packs whose patches are as stored: an object that is no mapping, because a model would not notice."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _REMEDY = (
 
 
 class PatchBatch:
-    """The fields of a batch of `PackCollator` with uint8 `patches`: `batch["labels"]`, `"labels" in batch`, `batch.fields`.
+    """The fields of a batch with uint8 `patches`: `batch["labels"]`, `"labels" in batch`, `batch.fields`.
 
-    transformers' models take any keyword: given `patches` they would pass over them and train on no image. So `**batch` raises
-    TypeError and names `to_model_inputs`. accelerate and Lightning move the batch to a device by `to`; transformers'
-    Trainer leaves it where it is, and stops at the model's call.
+    transformers' models take any keyword: given `patches` they would pass over them and train on no image. So `**batch`
+    raises TypeError and names `to_model_inputs`. accelerate and Lightning move the batch to a device by `to`;
+    transformers' Trainer leaves it where it is, and stops at the model's call.
     """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:

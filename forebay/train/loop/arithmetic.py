@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from forebay.config.train import TrainConfig
-from forebay.train.collate.text import IGNORED
+from forebay.steps.batch import IGNORED
 
 
 def count_targets(labels: torch.Tensor, *, labels_are_shifted: bool) -> int:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from forebay.errors import PlanError
-from forebay.train.collate.text import IGNORED
+from forebay.steps.batch import IGNORED
 from forebay.train.device import Batch
 
 SumOverRanks = Callable[[Sequence[int]], list[int]]

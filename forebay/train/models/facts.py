@@ -11,7 +11,8 @@ import torch
 
 from forebay.config.tree import Config
 from forebay.errors import CacheMismatchError, ConfigError
-from forebay.train.collate.text import IGNORED
+from forebay.steps.batch import IGNORED
+from forebay.steps.table import audio_step, made
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,8 +38,6 @@ class ModelFacts:
     """True: the model is trained on batches without `value_fields`, too."""
     max_label_tokens: int | None = None
     """Positions of the decoder; None where the model sets no such limit."""
-    usual_mels: int | None = None
-    """Mel bins of the model's features where a config says nothing; None without audio."""
 
 
 class Family(Protocol):
@@ -65,7 +64,7 @@ def check_config(facts: ModelFacts, config: Config) -> None:
             f'audio.features is "{config.audio.features}", but {facts.folder} is a {facts.model_type} model and takes '
             f'"{wanted}"; set audio.features = "{wanted}" or another train.model'
         )
-    n_mels = config.audio.n_mels or facts.usual_mels
+    n_mels = made(audio_step(wanted), config.audio.settings).fields()[0].shape[0]
     if n_mels != facts.constants.get("n_mels"):
         wanted = facts.constants.get("n_mels")
         raise ConfigError(

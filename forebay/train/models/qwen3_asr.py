@@ -24,5 +24,4 @@ def facts(folder: Path, config: Any) -> ModelFacts:
         labels_are_shifted=False,
         value_fields=("input_features",),
         takes_text_alone=True,
-        usual_mels=128,
     )

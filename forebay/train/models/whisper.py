@@ -20,5 +20,4 @@ def facts(folder: Path, config: Any) -> ModelFacts:
         ids_field="decoder_input_ids",
         value_fields=("input_features",),
         max_label_tokens=config.max_target_positions,
-        usual_mels=80,
     )

@@ -17,7 +17,8 @@ from forebay.config.tree import Config
 from forebay.errors import ManifestError, SampleError
 from forebay.preprocess.modality import Modality
 from forebay.preprocess.sources.media import MediaReader
-from forebay.store.key import RecipeKey, digest
+from forebay.steps.recipe import AnyRecipe
+from forebay.store.key import digest
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.row_table import sorted_categories, strings_digest
 from forebay.store.source import SampleSource
@@ -52,7 +53,7 @@ class UncachedSource(SampleSource):
         self,
         config: Config,
         *,
-        recipe: RecipeKey,
+        recipe: AnyRecipe,
         modality: Modality,
         files: tuple[SourceFile, ...],
         rows: pa.Table,

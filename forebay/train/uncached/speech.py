@@ -21,16 +21,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tqdm import tqdm
 
-from forebay.config.recipe import Recipe
-from forebay.config.steps import Decode
 from forebay.config.tree import Config
 from forebay.errors import SampleError
 from forebay.preprocess.sources.media import opened
 from forebay.preprocess.sources.rows import WHOLE_FILE, Manifest, described
 from forebay.preprocess.speech.headers import AudioInfo, parsed_header
 from forebay.preprocess.speech.modality import Speech
-from forebay.steps.audio.features import num_frames
-from forebay.store.key import recipe_key
+from forebay.steps.audio.waveform import Decode
+from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.layout import Array
 from forebay.store.row_table import sorted_categories
 from forebay.store.source_files import SourceFile
@@ -63,9 +61,8 @@ class UncachedSpeech(UncachedSource):
         stored_probe: of a cache that these samples stand beside; a difference in numerics is logged.
         Raises ConfigError or ManifestError where the config or its manifest cannot be used.
         """
-        recipe = recipe_key(config)
-        self._recipe = cast(Recipe, recipe.recipe)
-        self._modality = Speech.of(config, self._recipe)
+        self._recipe = recipe = cast(Recipe, recipe_of(config))
+        self._modality = Speech.of(config, recipe)
         manifest = self._modality.manifest(config)
         if manifest.unused:
             logger.warning("samples: %s", described(manifest.unused))
@@ -144,7 +141,7 @@ class UncachedSpeech(UncachedSource):
             nothing = np.zeros(len(tokens), np.int32)
             return {"num_audio_samples": nothing, "num_frames": nothing, "num_tokens": tokens.astype(np.int32)}
         samples = self._samples()
-        frames = np.asarray(num_frames(self._recipe.features, samples))
+        frames = self._recipe.features.num_frames(samples)
         lengths = {"num_audio_samples": samples, "num_frames": frames, "num_tokens": tokens}
         return {name: values.astype(np.int32) for name, values in lengths.items()}
 

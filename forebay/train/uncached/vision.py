@@ -22,7 +22,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tqdm import tqdm
 
-from forebay.config.recipe import VisionRecipe
 from forebay.config.tree import Config
 from forebay.errors import SampleError
 from forebay.preprocess.sources.naming import require_confined
@@ -31,9 +30,10 @@ from forebay.preprocess.sources.vision.part import flattened
 from forebay.preprocess.vision.headers import conversation_rows, images_of, media_rows
 from forebay.preprocess.vision.modality import Vision
 from forebay.preprocess.vision.samples import MEDIA_ROWS
+from forebay.steps.recipe import VisionRecipe, recipe_of
 from forebay.store.files import hash_file, write_bytes
 from forebay.store.image.codec import FIELDS, StoredImages
-from forebay.store.key import SHORT, digest, recipe_key
+from forebay.store.key import SHORT, digest
 from forebay.store.layout import Array
 from forebay.store.memo import stat_now
 from forebay.store.source_files import SourceFile
@@ -80,9 +80,8 @@ class UncachedVision(UncachedSource):
         stored_probe: of a cache that these samples stand beside; a difference in numerics is logged.
         Raises ConfigError or ManifestError where the config or its manifest cannot be used.
         """
-        recipe = recipe_key(config)
-        steps = cast(VisionRecipe, recipe.recipe)
-        self._modality = Vision.of(config, steps).with_codec("raw")
+        recipe = cast(VisionRecipe, recipe_of(config))
+        self._modality = Vision.of(config, recipe).with_codec("raw")
         found = conversations(config, self._modality, recipe_key=recipe.key)
         super().__init__(
             config,
@@ -94,7 +93,7 @@ class UncachedVision(UncachedSource):
             stored_probe=stored_probe,
         )
         self._manifest = Manifest(files=found.files, rows=found.rows, images=found.images)
-        step = steps.patches
+        step = recipe.patches
         self._images = StoredImages(MEDIA_ROWS, "raw", self._modality.settings, step.max_pixels, step.alpha)
         self.lengths = {name: found.rows[name].to_numpy() for name in self._modality.length_names}
 

@@ -14,6 +14,7 @@ from forebay.errors import BuildError, CacheMismatchError, CacheNotFoundError, M
 from forebay.preprocess.pipeline import Options, build
 from forebay.preprocess.sources.speech.listing import read_rows
 from forebay.preprocess.sources.vision.listing import read_conversations
+from forebay.steps.recipe import recipe_of
 from forebay.store.lookup import failures_of, find_cache, require
 from forebay.train.select import make_loader
 from tests.preprocess.corpus import Corpus, flac, tone
@@ -114,23 +115,33 @@ def test_a_cache_that_was_built_without_it_is_not_handed_out(
     lead_out(corpus.folder / "a.tar")
     report = build(corpus.config(), QUIET)
     config = corpus.config(CONFINED)
-    assert find_cache(config).found is None
+    assert find_cache(config, recipe_of(config)).found is None
     assert "it was made of 'a.tar', which is" in caplog.text
     with pytest.raises(CacheNotFoundError):
-        require(config, find_cache(config))
+        require(config, find_cache(config, recipe_of(config)))
     with pytest.raises(CacheMismatchError, match=r"made of 'a.tar', which is .*outside-a.tar'; source.confined allows"):
-        find_cache(corpus.config(CONFINED, f"loader.cache_dir={report.cache}"))
+        find_cache(
+            corpus.config(CONFINED, f"loader.cache_dir={report.cache}"),
+            recipe_of(corpus.config(CONFINED, f"loader.cache_dir={report.cache}")),
+        )
     with pytest.raises(ManifestError, match=r"a.tar', which is .* and not below"):
         make_loader(config)
     assert cli.main(["inspect", config.path, "--set", CONFINED]) == cli.NO_CACHE
     assert "source.confined allows no place outside" in capsys.readouterr().err + caplog.text
-    assert find_cache(corpus.config()).found is not None
+    assert find_cache(corpus.config(), recipe_of(corpus.config())).found is not None
 
 
 def test_a_cache_whose_sources_lay_inside_answers_both(corpus: Corpus) -> None:
     report = build(corpus.config(), QUIET)
     assert build(corpus.config(CONFINED), QUIET).already_sealed
-    assert str(require(corpus.config(CONFINED), find_cache(corpus.config(CONFINED))).folder) == report.cache
+    assert (
+        str(
+            require(
+                corpus.config(CONFINED), find_cache(corpus.config(CONFINED), recipe_of(corpus.config(CONFINED)))
+            ).folder
+        )
+        == report.cache
+    )
 
 
 @pytest.mark.parametrize("confined", [True, False])
@@ -139,9 +150,9 @@ def test_without_its_raw_data_only_the_mark_of_its_build_tells(
 ) -> None:
     build(corpus.config(*([CONFINED] if confined else [])), QUIET)
     (corpus.folder / "a.tar").unlink()
-    assert (find_cache(corpus.config(CONFINED)).found is not None) == confined
+    assert (find_cache(corpus.config(CONFINED), recipe_of(corpus.config(CONFINED))).found is not None) == confined
     assert ("nothing says where it lay" in caplog.text) != confined
-    assert find_cache(corpus.config()).found is not None
+    assert find_cache(corpus.config(), recipe_of(corpus.config())).found is not None
 
 
 def test_a_cache_with_too_many_failures_is_not_handed_out_without_a_word(
@@ -159,7 +170,7 @@ def test_a_cache_with_too_many_failures_is_not_handed_out_without_a_word(
     )
     with pytest.raises(BuildError, match=pattern):
         build(few, QUIET)
-    found = require(few, find_cache(few))
+    found = require(few, find_cache(few, recipe_of(few)))
     assert failures_of(few, found) is not None
     assert failures_of(many, found) is None
     make_loader(few)

@@ -14,9 +14,9 @@ import soxr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.config.steps import Decode
 from forebay.errors import DecodeError
 from forebay.preprocess.speech.decode import decode_audio
+from forebay.steps.audio.waveform import Decode
 from tests.preprocess.audio_files import (
     LOSSLESS,
     chunk,

@@ -21,8 +21,8 @@ from forebay.config import load_config
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.modality import Coder
 from forebay.preprocess.speech.modality import DurationLimits
+from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
-from forebay.store.key import recipe_key
 from forebay.train.uncached.speech import UncachedSpeech
 from tests.preprocess.audio_files import encoded, mp3, voice, without_tag
 from tests.preprocess.corpus import json_lines
@@ -209,7 +209,7 @@ def test_the_tolerance_is_a_setting_that_makes_no_shard_again(tmp_path: Path) ->
     assert (second.shards_written, second.shards_linked) == (0, 2)
     assert (second.num_samples, second.longer) == (5, 0)
     assert "duration_mismatch" not in second.failed
-    assert recipe_key(config).key == recipe_key(load_config(path, overrides=["source.duration_tolerance=1.0"])).key
+    assert recipe_of(config).key == recipe_of(load_config(path, overrides=["source.duration_tolerance=1.0"])).key
     third = build_here(load_config(path, overrides=["source.duration_tolerance=0"]))
     assert third.failed["duration_mismatch"] == 2  # the one that was rounded, too
     assert build_here(load_config(path)).longer == 1  # already sealed

@@ -11,11 +11,11 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.config.steps import Decode
 from forebay.errors import DecodeError
 from forebay.preprocess.speech.containers import has_length, measured
 from forebay.preprocess.speech.decode import decode_audio
 from forebay.preprocess.speech.headers import header_info
+from forebay.steps.audio.waveform import Decode
 from tests.preprocess.audio_files import encoded, id3, mp3, voice, without_tag
 
 RATES_HZ = (8_000, 16_000, 24_000, 44_100)

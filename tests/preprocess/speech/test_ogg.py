@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from forebay.config.steps import Decode
 from forebay.errors import DecodeError
 from forebay.preprocess.speech.containers import ogg_problem
 from forebay.preprocess.speech.decode import decode_audio
+from forebay.steps.audio.waveform import Decode
 from tests.preprocess.audio_files import encoded, ogg_flac, ogg_page, ogg_pages, voice
 
 VOICE = voice(4_096 * 8)

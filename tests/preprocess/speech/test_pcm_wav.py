@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.config.steps import Decode
 from forebay.errors import DecodeError
 from forebay.preprocess.speech.containers import plain_pcm
 from forebay.preprocess.speech.decode import decode_audio
+from forebay.steps.audio.waveform import Decode
 from tests.preprocess.audio_files import chunk, encoded, fmt, voice, wave
 
 Answer = tuple[str, bytes] | tuple[str, str]

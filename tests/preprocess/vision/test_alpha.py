@@ -16,10 +16,10 @@ import PIL.Image
 import PIL.ImageOps
 import pytest
 
-from forebay.config import Config, load_config
-from forebay.config.recipe import recipe_of
+from forebay.config import Config
 from forebay.errors import CacheCorruptError, ConfigError
-from forebay.steps.image.processor import load_processor
+from forebay.steps.image.qwen2_vl import load_processor
+from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.codec import StoredImages
 from forebay.store.image.settings import ImageSettings

@@ -16,8 +16,8 @@ from forebay.config import Config
 from forebay.errors import BuildError
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.pipeline import BuildReport, Options, build
+from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
-from forebay.store.key import recipe_key
 from forebay.store.layout import GROUPS
 from forebay.store.lookup import find_cache
 from forebay.store.memo import Memo
@@ -105,7 +105,7 @@ def test_every_codec_gives_the_same_samples_in_a_folder_of_its_own(corpus: Photo
     sizes = {"raw": media_bytes(raw)}
     for codec in CODECS[1:]:
         config = corpus.config(f"vision.codec={codec}")
-        before = find_cache(config).found
+        before = find_cache(config, recipe_of(config)).found
         assert before is not None
         assert before.key == raw.key  # any codec serves until there is that of the config
         report = build_here(config)
@@ -118,7 +118,9 @@ def test_every_codec_gives_the_same_samples_in_a_folder_of_its_own(corpus: Photo
         folders[codec], sizes[codec] = cache.folder, media_bytes(cache)
     assert sizes["raw"] > sizes["zstd"] > sizes["webp"] > sizes["source"]
     for codec, folder in folders.items():
-        found = find_cache(corpus.config(f"vision.codec={codec}")).found
+        found = find_cache(
+            corpus.config(f"vision.codec={codec}"), recipe_of(corpus.config(f"vision.codec={codec}"))
+        ).found
         assert found is not None
         assert found.folder == folder
         assert make(corpus.config(f"vision.codec={codec}")).already_sealed
@@ -280,7 +282,7 @@ def test_an_image_that_kills_a_worker_is_named_with_the_samples_to_exclude(
     built: tuple[PhotoCorpus, BuildReport],
 ) -> None:
     config = built[0].config()
-    listing = resolve(config, Memo(config.cache_root), map, recipe=recipe_key(config))
+    listing = resolve(config, Memo(config.cache_root), map, recipe=recipe_of(config))
     modality, found = listing.modality, {}
     for cut in modality.cuts(listing, probe={"media": "", "text": ""}, rows_per_shard=100):
         rows = {group: modality.task_rows(listing, cut, group)[1] for group in GROUPS}

@@ -14,13 +14,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.config.steps import FeatureStep, LogMel, Qwen3Asr, W2vBert, Waveform
 from forebay.errors import DecodeError
-from forebay.steps.audio import features, spectrum
-from forebay.steps.audio.features import check, compute, field_specs, num_frames
+from forebay.steps import step as step_module
+from forebay.steps.audio import spectrum
+from forebay.steps.audio.log_mel import LogMel
+from forebay.steps.audio.qwen3_asr import Qwen3Asr
+from forebay.steps.audio.w2v_bert import W2vBert
+from forebay.steps.audio.waveform import Waveform
+from forebay.steps.step import AudioStep
 from tests.strategies import waveform_lists
 
-STEPS: tuple[FeatureStep, ...] = (
+STEPS: tuple[AudioStep, ...] = (
     LogMel(dtype="float32"),
     LogMel(n_mels=128),
     Qwen3Asr(),
@@ -34,10 +38,10 @@ STEPS: tuple[FeatureStep, ...] = (
 every_step = pytest.mark.parametrize("step", STEPS, ids=lambda step: f"{type(step).__name__}-{step.dtype}")
 
 
-def digest(step: FeatureStep, clips: Sequence[np.ndarray]) -> list[str]:
+def digest(step: AudioStep, clips: Sequence[np.ndarray]) -> list[str]:
     """Returns a hash of names, shapes and bytes for each clip."""
     found = []
-    for fields in compute(step, clips):
+    for fields in step.compute(clips):
         state = hashlib.sha256()
         for name, values in fields.items():
             state.update(f"{name}{values.dtype}{values.shape}".encode() + values.tobytes())
@@ -45,14 +49,14 @@ def digest(step: FeatureStep, clips: Sequence[np.ndarray]) -> list[str]:
     return found
 
 
-def usable(step: FeatureStep, clips: Sequence[np.ndarray]) -> list[np.ndarray]:
+def usable(step: AudioStep, clips: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [clip for clip in clips if clip.size >= (560 if isinstance(step, W2vBert) else 1)]
 
 
 @every_step
 @settings(max_examples=20)
 @given(data=st.data())
-def test_a_clip_does_not_depend_on_its_neighbours(step: FeatureStep, data: st.DataObject) -> None:
+def test_a_clip_does_not_depend_on_its_neighbours(step: AudioStep, data: st.DataObject) -> None:
     clips = usable(step, data.draw(waveform_lists()))
     together = digest(step, clips)
     assert together == [digest(step, [clip])[0] for clip in clips]
@@ -109,7 +113,7 @@ def test_neighbours_do_not_matter_with_the_kernels_of_another_cpu() -> None:
 def test_bytes_do_not_depend_on_chunks_and_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     want = all_digests()
     monkeypatch.setattr(spectrum, "CHUNK_ROWS", 64)
-    monkeypatch.setattr(features, "_GROUP_SAMPLES", 20_000)
+    monkeypatch.setattr(step_module, "_GROUP_SAMPLES", 20_000)
     assert all_digests() == want
 
 
@@ -132,60 +136,60 @@ def test_settings_of_training_do_not_change_bytes() -> None:
 @every_step
 @given(waveform_lists())
 @settings(max_examples=10)
-def test_fields_are_what_was_announced(step: FeatureStep, clips: list[np.ndarray]) -> None:
+def test_fields_are_what_was_announced(step: AudioStep, clips: list[np.ndarray]) -> None:
     clips = usable(step, clips)
-    lengths = num_frames(step, np.array([clip.size for clip in clips], np.int32))
-    for clip, fields, length in zip(clips, compute(step, clips), lengths.tolist(), strict=True):
-        specs = field_specs(step)
+    lengths = step.num_frames(np.array([clip.size for clip in clips], np.int32))
+    for clip, fields, length in zip(clips, step.compute(clips), lengths.tolist(), strict=True):
+        specs = step.fields()
         assert list(fields) == [spec.name for spec in specs]
         for spec in specs:
             assert fields[spec.name].dtype == spec.numpy_dtype
             assert fields[spec.name].shape[1:] == spec.shape
             assert fields[spec.name].flags.c_contiguous
             assert np.isfinite(fields[spec.name]).all()
-        assert len(fields[specs[0].name]) == length == num_frames(step, clip.size)
+        assert len(fields[specs[0].name]) == length == step.num_frames(clip.size)
         assert all(len(fields[spec.name]) == 1 for spec in specs[1:])
 
 
 @every_step
-def test_no_clips_give_no_fields_and_no_samples_no_frames(step: FeatureStep) -> None:
-    assert compute(step, []) == []
-    assert num_frames(step, 0) == 0
-    assert num_frames(step, np.array([], np.int64)).tolist() == []
+def test_no_clips_give_no_fields_and_no_samples_no_frames(step: AudioStep) -> None:
+    assert step.compute([]) == []
+    assert step.num_frames(0) == 0
+    assert step.num_frames(np.array([], np.int64)).tolist() == []
 
 
 @every_step
-def test_a_clip_without_samples_is_refused(step: FeatureStep) -> None:
+def test_a_clip_without_samples_is_refused(step: AudioStep) -> None:
     with pytest.raises(DecodeError, match="no samples") as caught:
-        compute(step, [np.ones(1000, np.float32), np.zeros(0, np.float32)])
+        step.compute([np.ones(1000, np.float32), np.zeros(0, np.float32)])
     assert caught.value.reason == "empty_audio"
 
 
 @every_step
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
-def test_a_sample_that_is_no_number_is_refused(step: FeatureStep, value: float) -> None:
+def test_a_sample_that_is_no_number_is_refused(step: AudioStep, value: float) -> None:
     clip = np.zeros(3000, np.float32)
     clip[[1234, 2000]] = value
     with pytest.raises(DecodeError, match=r"2 of 3000 samples are NaN, .* at 1234") as caught:
-        compute(step, [clip])
+        step.compute([clip])
     assert caught.value.reason == "not_finite"
 
 
 @every_step
-def test_loud_clips_are_not_refused(step: FeatureStep) -> None:
+def test_loud_clips_are_not_refused(step: AudioStep) -> None:
     clip = np.random.default_rng(0).standard_normal(20_000).astype(np.float32) * np.float32(1e9)
-    (fields,) = compute(step, [clip])
+    (fields,) = step.compute([clip])
     assert all(np.isfinite(values).all() for values in fields.values())
 
 
 def test_w2v_bert_refuses_less_than_two_frames() -> None:
-    check(W2vBert(), np.ones(560, np.float32))
+    W2vBert().check(np.ones(560, np.float32))
     with pytest.raises(DecodeError, match="559 samples, w2v_bert needs 560") as caught:
-        check(W2vBert(), np.ones(559, np.float32))
+        W2vBert().check(np.ones(559, np.float32))
     assert caught.value.reason == "too_short"
 
 
 @pytest.mark.parametrize("clip", [np.ones(1000), np.ones((2, 1000), np.float32), np.ones(1000, np.int16)])
 def test_another_kind_of_array_is_a_mistake_of_the_caller(clip: np.ndarray) -> None:
     with pytest.raises(TypeError, match=r"takes float32 \[num_samples\]"):
-        check(LogMel(), clip)
+        LogMel().check(clip)

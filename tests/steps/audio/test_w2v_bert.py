@@ -6,9 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import SeamlessM4TFeatureExtractor
 
-from forebay.config.steps import W2vBert
-from forebay.steps.audio.features import compute
-from forebay.steps.audio.w2v_bert import FLOOR, valid_frames
+from forebay.steps.audio.w2v_bert import FLOOR, W2vBert, valid_frames
 from tests.steps.audio.clips import recordings, waveforms
 
 
@@ -16,7 +14,7 @@ def test_frames_are_those_of_the_clip_and_400_zeros() -> None:
     extractor = SeamlessM4TFeatureExtractor()
     clips = waveforms()
     worst = 0.0
-    for clip, fields in zip(clips, compute(W2vBert(), clips), strict=True):
+    for clip, fields in zip(clips, W2vBert().compute(clips), strict=True):
         want = extractor._extract_fbank_features(np.pad(clip, (0, 400)))
         assert fields["fbanks"].shape == want.shape
         worst = max(worst, float(np.abs(fields["fbanks"] - want).max()))
@@ -32,7 +30,7 @@ def test_a_crop_on_a_hop_boundary_is_a_slice(data: st.DataObject) -> None:
     start = data.draw(st.integers(0, (len(clip) - 560) // 160))
     size = data.draw(st.integers(560, len(clip) - 160 * start))
     crop = clip[160 * start : 160 * start + size]
-    whole, cropped = compute(W2vBert(), [clip, crop])
+    whole, cropped = W2vBert().compute([clip, crop])
     rows = int(cropped["valid_frames"][0])
     assert rows == valid_frames(size)
     piece, own = whole["fbanks"][start : start + rows], cropped["fbanks"][:rows]
@@ -46,14 +44,14 @@ def test_a_crop_on_a_hop_boundary_is_a_slice(data: st.DataObject) -> None:
 def test_zeros_behind_the_clip_add_only_silence() -> None:
     clip = recordings()[3][1]
     padded = np.pad(clip, (0, 5000))
-    short, long = (fields["fbanks"] for fields in compute(W2vBert(), [clip, padded]))
+    short, long = (fields["fbanks"] for fields in W2vBert().compute([clip, padded]))
     np.testing.assert_array_equal(long[: len(short)], short)
     assert (long[len(short) :] == np.log(np.float32(FLOOR))).all()
 
 
 def test_a_constant_offset_changes_little() -> None:
     clip = recordings()[0][1]
-    plain, shifted = compute(W2vBert(), [clip, clip + np.float32(0.25)])
+    plain, shifted = W2vBert().compute([clip, clip + np.float32(0.25)])
     rows = int(plain["valid_frames"][0])
     assert np.abs(plain["fbanks"][:rows] - shifted["fbanks"][:rows]).mean() < 1e-2
 

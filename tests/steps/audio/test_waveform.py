@@ -5,12 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from forebay.config.steps import Waveform
-from forebay.steps.audio.features import compute
+from forebay.steps.audio.waveform import Waveform
 
 
 def converted(clip: np.ndarray, dtype: str) -> np.ndarray:
-    (fields,) = compute(Waveform(dtype=dtype), [clip])  # type: ignore[arg-type]
+    (fields,) = Waveform(dtype=dtype).compute([clip])  # type: ignore[arg-type]
     assert fields["waveform"].dtype == dtype
     return fields["waveform"]
 

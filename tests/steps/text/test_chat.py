@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from forebay.config.digest import tokenizer_digest
-from forebay.config.steps import Chat
 from forebay.errors import ConfigError, TextError
 from forebay.pretrained import from_folder
-from forebay.steps.text.chat import ChatEncoder
+from forebay.steps.text.chat import Chat, ChatEncoder
 from tests.strategies import conversations
 
 MODEL = Path(__file__).resolve().parents[3] / "demo" / "vision" / "model"

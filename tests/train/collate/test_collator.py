@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
 from forebay.pretrained import from_folder
+from forebay.steps.batch import PIECE, copy_values, raw, raw_values
 from forebay.train.collate import Collator
-from forebay.train.collate.convert import PIECE, copy_values, raw, raw_values
-from forebay.train.collate.finish import padded_frames, qwen3_asr_input, whisper_input
 from forebay.train.ring import BufferRing
 from tests.train.fake_source import AUDIO_TOKEN_ID, PAD_TOKEN_ID, FakeSource, plain_batch
 
@@ -165,17 +164,18 @@ def test_copies_round_as_torch_does_and_take_read_only_memory(size: int, stored:
     assert not values.flags.writeable
 
 
-def test_moved_features_are_those_of_finish() -> None:
+def test_moved_features_are_the_stored_ones_and_padding() -> None:
     whisper = FakeSource([1, 700, 3000], features="log_mel", prompt=None)
     for row, sample in zip(Collator(whisper)(whisper.samples)["input_features"], whisper.samples, strict=True):
-        out = np.empty((80, 3000), dtype=np.float32)
-        whisper_input(sample["input_features"], float(sample["pad_value"][0]), out)
+        out = np.full((80, 3000), sample["pad_value"][0], dtype=np.float32)
+        out[:, : len(sample["input_features"])] = sample["input_features"].T
         assert np.array_equal(row.numpy(), out)
     qwen = FakeSource([1, 100, 731], features="qwen3_asr", prompt=None)
     batch = Collator(qwen)(qwen.samples)
     for row, mask, sample in zip(batch["input_features"], batch["input_features_mask"], qwen.samples, strict=True):
-        out, mask_out = np.empty((128, padded_frames(731)), dtype=np.float32), np.empty(800, dtype=np.int32)
-        qwen3_asr_input(sample["input_features"], out, mask_out)
+        out, mask_out = np.zeros((128, 800), dtype=np.float32), np.zeros(800, dtype=np.int32)
+        out[:, : len(sample["input_features"])] = sample["input_features"].T
+        mask_out[: len(sample["input_features"])] = 1
         assert np.array_equal(row.numpy(), out)
         assert np.array_equal(mask.numpy(), mask_out)
 

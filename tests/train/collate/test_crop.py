@@ -17,21 +17,18 @@ from torch.utils.data import DataLoader
 from transformers import SeamlessM4TFeatureExtractor
 
 from forebay.config import BucketConfig, Config, load_config
-from forebay.config.steps import W2vBert
 from forebay.errors import CacheCorruptError, ConfigError
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.make import Planned
 from forebay.plan.names import plan_key
 from forebay.preprocess import Options, build
-from forebay.steps.audio.features import compute
-from forebay.steps.audio.ragged import BLOCK_ROWS
-from forebay.steps.audio.ragged import HOP_SAMPLES as ENGINE_HOP_SAMPLES
+from forebay.steps.audio.ragged import BLOCK_ROWS, HOP_SAMPLES
+from forebay.steps.audio.w2v_bert import W2vBert, output_frames, w2v_bert_input
 from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import FieldSpec
 from forebay.store.source import SampleSource
 from forebay.train.collate import Batch, Collator
-from forebay.train.collate.crop import HOP_SAMPLES, W2V_BERT_GRID_HOPS, Crop, CropDraws
-from forebay.train.collate.finish import output_frames, w2v_bert_input
+from forebay.train.collate.crop import Crop, CropDraws
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader
 from forebay.train.select import make_loader, select
@@ -49,7 +46,7 @@ CROP_S = 6.0
 CROP_SAMPLES = 96_000
 
 
-GRID_SAMPLES = W2V_BERT_GRID_HOPS * HOP_SAMPLES
+GRID_SAMPLES = W2vBert.grid_samples or 0
 
 
 Array = np.ndarray[Any, Any]
@@ -117,8 +114,8 @@ def test_draws_are_those_of_version_1() -> None:
 
 
 def test_the_grid_is_the_feature_engines() -> None:
-    assert W2V_BERT_GRID_HOPS % BLOCK_ROWS == 0
-    assert HOP_SAMPLES == ENGINE_HOP_SAMPLES
+    assert GRID_SAMPLES > 0
+    assert GRID_SAMPLES % (BLOCK_ROWS * HOP_SAMPLES) == 0
 
 
 # What a crop holds
@@ -126,7 +123,7 @@ def test_the_grid_is_the_feature_engines() -> None:
 
 def own_features(waveform: Array, *, dtype: str = "float32") -> Array:
     """Returns forebay's features [T, 160] of a waveform by itself, as an uncropped sample of it would have them."""
-    (fields,) = compute(W2vBert(dtype=dtype), [waveform])  # type: ignore[arg-type]
+    (fields,) = W2vBert(dtype=dtype).compute([waveform])  # type: ignore[arg-type]
     banks = fields["fbanks"][: int(fields["valid_frames"][0])].astype(np.float32)
     out = np.full((int(output_frames(len(banks))), 160), np.nan, np.float32)
     w2v_bert_input(banks, out, np.empty(len(out), np.int32))
@@ -140,7 +137,7 @@ class CropSource(SampleSource):
         self.key = self.recipe_key = "c" * 64
         self._ids = list(clips)
         floats = [clip.astype(np.float32) / np.float32(32768) for clip in clips.values()]
-        made = compute(W2vBert(dtype=dtype), floats)  # type: ignore[arg-type]
+        made = W2vBert(dtype=dtype).compute(floats)  # type: ignore[arg-type]
         self._samples = [{**a, "waveform": clip} for a, clip in zip(made, clips.values(), strict=True)]
         for array in (array for sample in self._samples for array in sample.values()):
             array.flags.writeable = False

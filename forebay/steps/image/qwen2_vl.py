@@ -1,4 +1,7 @@
-"""transformers' image processor of a folder: its table of values, and that our own path gives what it gives."""
+"""`qwen2_vl`: images to the patches of a Qwen2-VL processor, by our own path or by transformers' processor itself.
+
+Below the cut they are `pixel_values` by a table of values: `forebay.train.collate.expand`.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,20 @@ import logging
 import math
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from forebay.errors import ConfigError
-from forebay.store.image.pixels import Patches, patchify, resized
+from forebay.steps.step import Step
+from forebay.store.image.codec import FIELDS, Codec
+from forebay.store.image.pixels import Alpha, Pixels, decode_image, patchify, resized, unpatchify
+from forebay.store.image.pixels import Patches as PatchArray
 from forebay.store.image.settings import ImageSettings, grid_thw, processor_document, settings_in
+from forebay.store.layout import FieldSpec
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -23,19 +31,92 @@ if TYPE_CHECKING:
 Table = npt.NDArray[np.float32]
 """[3, 256]: the float32 value in `pixel_values` of a channel's uint8 value."""
 
-
 _log = logging.getLogger(__name__)
-
 
 _CHECKED_PIXELS = 1 << 21
 """Up to this `max_pixels` an image above it is checked too; it would cost seconds where it is tens of millions."""
 
-
 Backend = Literal["pil", "torchvision"]
-
 
 _CLASSES: dict[Backend, str] = {"pil": "Qwen2VLImageProcessorPil", "torchvision": "Qwen2VLImageProcessor"}
 """Of transformers, for every `image_processor_type` that `settings_in` lets through."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patches(Step):
+    """`patches` uint8 [n, 3 * patch_size^2] and `image_grid_thw` int32 [1, 3], as a Qwen2-VL processor cuts images.
+
+    Decoded, turned as its EXIF says, made RGB as the processor makes an open image RGB (`alpha = "drop"`: as its
+    loading of a path does), resized, cut into rows of (channel, y, x), one temporal copy; rows in merge order.
+    `processor` is the digest of the processor's files, never their path.
+    """
+
+    name: ClassVar[str] = "qwen2_vl"
+    axes: ClassVar[dict[str, str | int]] = {
+        "image_grid_thw": 1,
+        "patches_zstd": "bytes",
+        "image_webp": "bytes",
+        "image_file": "bytes",
+    }
+    given: ClassVar[frozenset[str]] = frozenset({"processor", "max_pixels", "max_sample_bytes"})
+
+    processor: str
+    backend: Backend = "pil"
+    """Of the processor. The two give different pixels for some images, so the backend is in the key."""
+    max_pixels: int = 89_478_485
+    """Of the encoded image, above which it fails before it is decoded."""
+    max_sample_bytes: int = 256 * 1024 * 1024
+    """Of the encoded image."""
+    alpha: Alpha = "white"
+    """`white`: transparent images are laid on white, as the processor does with an open image. `drop`: the colours
+    under the alpha show, as where it is given a path."""
+    version: int = 2
+
+    def fields(self, codec: Codec, *, patch_bytes: int) -> tuple[FieldSpec, ...]:
+        """Returns the fields of an image. patch_bytes: of one patch, 3 * patch_size^2."""
+        return (
+            FieldSpec(name=FIELDS[codec], dtype="uint8", shape=(patch_bytes,) if codec == "raw" else ()),
+            FieldSpec(name="image_grid_thw", dtype="int32", shape=(3,)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MadeImage:
+    """One image. pixels: uint8 [H, W, 3], resized. patches: uint8 [n, 3 * patch_size^2]. grid: (1, h, w)."""
+
+    pixels: Pixels
+    patches: PatchArray
+    grid: tuple[int, int, int]
+
+
+class PixelSteps:
+    """Decode, resize, cut into patches; table: float32 [3, 256], what the processor makes of each value by channel."""
+
+    def __init__(self, step: Patches, folder: Path, settings: ImageSettings) -> None:
+        """Loads the processor and, under backend "pil", compares our own steps with it.
+
+        Raises ConfigError where it cannot be loaded, or gives what our steps and a table do not.
+        """
+        self._step, self._settings = step, settings
+        path, document = processor_document(folder)
+        if settings_in(path, document) != settings:
+            raise ConfigError(f"vision.processor: {path} changed since the command began; run the command again")
+        self._processor = make_processor(path, document, step.backend)
+        self.table = patch_table(self._processor, settings)
+        if step.backend == "pil":
+            check_processor(self._processor, settings, self.table)
+
+    def make(self, data: bytes, *, sample_id: str, max_pixels: int | None = None) -> MadeImage:
+        """Returns what is stored of one image. max_pixels: None: of the step. Raises SampleError for one of no use."""
+        limit = max_pixels or self._step.max_pixels
+        image = decode_image(data, max_pixels=limit, sample_id=sample_id, alpha=self._step.alpha)
+        settings = self._settings
+        grid = grid_thw(*image.size, settings)
+        if self._step.backend == "pil":
+            pixels = resized(image, settings)
+            return MadeImage(pixels, patchify(pixels, settings), grid)
+        patches = processed_patches(self._processor, image, settings, self.table)
+        return MadeImage(unpatchify(patches, grid, settings), patches, grid)
 
 
 def load_processor(folder: Path, backend: Backend) -> Any:
@@ -46,15 +127,16 @@ def load_processor(folder: Path, backend: Backend) -> Any:
 def make_processor(path: Path, document: Mapping[str, Any], backend: Backend) -> Any:
     """Returns transformers' image processor of a document with this backend, and no other.
 
-    It is made of what was read and checked, without another look at the folder: transformers would ask other files there
-    (a config.json of timm, an `auto_map` that names code) which class to take. `path` names the document in messages.
+    It is made of what was read and checked, without another look at the folder: transformers would ask other files
+    there (a config.json of timm, an `auto_map` that names code) which class to take. `path` names the document in
+    messages.
 
-    A torchvision that is installed but does not load (built for another torch, as a rule) makes transformers fail for every
-    backend, because it looks only whether torchvision is there. For "pil" it is hidden from this process, in which nothing
-    could import it anyway, and a warning says so.
+    A torchvision that is installed but does not load (built for another torch, as a rule) makes transformers fail for
+    every backend, because it looks only whether torchvision is there. For "pil" it is hidden from this process, in
+    which nothing could import it anyway, and a warning says so.
 
-    Raises ConfigError where "torchvision" is not installed or does not load, or the document is none of the Qwen2-VL family
-    or none that its class takes.
+    Raises ConfigError where "torchvision" is not installed or does not load, or the document is none of the Qwen2-VL
+    family or none that its class takes.
     """
     settings_in(path, document)
     if (problem := _torchvision_problem()) is not None:
@@ -81,8 +163,9 @@ def make_processor(path: Path, document: Mapping[str, Any], backend: Backend) ->
 def patch_table(processor: Any, settings: ImageSettings) -> Table:
     """Returns the table [3, 256] by which the processor's `pixel_values` are made of uint8 patches: `expand` below.
 
-    Read off the processor's own output for an image that holds every value in every channel. Raises ConfigError where the
-    output is not of that form: another order in a row, temporal copies that differ, values that depend on their place.
+    Read off the processor's own output for an image that holds every value in every channel. Raises ConfigError where
+    the output is not of that form: another order in a row, temporal copies that differ, values that depend on their
+    place.
     """
     side = settings.factor * math.ceil(16 / settings.factor)
     # In no order, so that no other order of a row looks like a table.
@@ -103,7 +186,7 @@ def patch_table(processor: Any, settings: ImageSettings) -> Table:
     return table
 
 
-def expand(patches: Patches, table: Table, settings: ImageSettings) -> npt.NDArray[np.float32]:
+def expand(patches: PatchArray, table: Table, settings: ImageSettings) -> npt.NDArray[np.float32]:
     """Returns `pixel_values` float32 [n, 3 * temporal_patch_size * patch_size^2] of patches [n, 3 * patch_size^2]."""
     rows = patches.reshape(len(patches), 3, 1, -1)
     values = table[np.arange(3).reshape(1, 3, 1, 1), rows]
@@ -111,8 +194,8 @@ def expand(patches: Patches, table: Table, settings: ImageSettings) -> npt.NDArr
     return np.broadcast_to(values, shape).reshape(len(patches), -1)
 
 
-def processed_patches(processor: Any, image: Image, settings: ImageSettings, table: Table) -> Patches:
-    """Returns the patches uint8 [n, 3 * patch_size^2] of an RGB image by the processor itself: for backend "torchvision".
+def processed_patches(processor: Any, image: Image, settings: ImageSettings, table: Table) -> PatchArray:
+    """Returns the patches uint8 [n, 3 * patch_size^2] of an RGB image by the processor itself, backend "torchvision".
 
     Its float output is looked up in the table, exactly. The image is decoded by Pillow under both backends.
 

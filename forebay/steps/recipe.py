@@ -1,0 +1,358 @@
+"""From a config to its recipe: the steps above the cut, and the document that the recipe key is made of.
+
+Everything that changes values is in the document, by content; `[layout]`, `[plan]`, `[train]` and `[run]` are not.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from forebay.config import load
+from forebay.config.data import AudioConfig, SourceConfig, TextConfig, VisionConfig
+from forebay.config.digest import processor_digest, tokenizer_digest
+from forebay.config.tree import Config
+from forebay.errors import ConfigError
+from forebay.steps.audio.waveform import Decode, Waveform
+from forebay.steps.image.qwen2_vl import Patches
+from forebay.steps.step import AudioStep, Step
+from forebay.steps.table import AUDIO, IMAGE, TEXT, Table, audio_step, made, problems, text_step
+from forebay.steps.text.chat import Chat
+from forebay.steps.text.transcript import Transcript
+from forebay.store.key import recipe_key
+
+LISTING_VERSION = 2
+"""Bumped when the same sources and filters give other rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Recipe:
+    """source: the settings of `[source]` that decide which rows are samples."""
+
+    source: dict[str, Any] = field(compare=False, repr=False)
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """What the recipe key is the digest of: sections named as in the config file, contents instead of paths."""
+        return {"source": self.source, **self.sections()}
+
+    @cached_property
+    def key(self) -> str:
+        """The digest of the document."""
+        return recipe_key(self.document)
+
+    def sections(self) -> dict[str, Any]:
+        """Returns what the document has beside the source."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(_Recipe):
+    """The steps of a config over audio. `tokens` is None without text; without audio nothing is decoded."""
+
+    decode: Decode
+    features: AudioStep
+    waveform: Waveform | None
+    tokens: Transcript | None
+
+    @property
+    def has_audio(self) -> bool:
+        """Whether samples have audio."""
+        return self.features.has_audio
+
+    @property
+    def media_steps(self) -> tuple[Step, ...]:
+        """The steps that make the media group, in their order; none without audio."""
+        if not self.has_audio:
+            return ()
+        return (self.decode, self.features) if self.waveform is None else (self.decode, self.features, self.waveform)
+
+    @property
+    def text_steps(self) -> tuple[Transcript, ...]:
+        """The steps that make the text group."""
+        return () if self.tokens is None else (self.tokens,)
+
+    def sections(self) -> dict[str, Any]:
+        """Returns `audio`, None without, and `text`, None without."""
+        audio = {
+            **asdict(self.features),
+            "features": self.features.name,
+            "sample_rate_hz": self.decode.sample_rate_hz,
+            "clip_s": self.decode.clip_s,
+            "keep_waveform": self.waveform is not None,
+            "version": [step.identity()["version"] for step in self.media_steps],
+        }
+        text = None if self.tokens is None else asdict(self.tokens)
+        return {"audio": audio if self.has_audio else None, "text": text}
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionRecipe(_Recipe):
+    """The steps of a config with `[vision]`."""
+
+    patches: Patches
+    chat: Chat
+
+    @property
+    def media_steps(self) -> tuple[Patches]:
+        """The steps that make the media group, in their order."""
+        return (self.patches,)
+
+    @property
+    def text_steps(self) -> tuple[Chat]:
+        """The steps that make the text group."""
+        return (self.chat,)
+
+    def sections(self) -> dict[str, Any]:
+        """Returns `vision` and `text`."""
+        return {"vision": asdict(self.patches), "text": asdict(self.chat)}
+
+
+AnyRecipe = Recipe | VisionRecipe
+
+
+def load_config(path: str | os.PathLike[str] | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Config:
+    """Returns the config of a TOML file with `section.field=value` overrides applied; its paths are absolute.
+
+    As `forebay.config.load.load_config`, with the settings of the steps checked too.
+    Raises ConfigError, which lists every unknown field (with the nearest name), wrong type and impossible value.
+    """
+    config = load.load_config(path, overrides=overrides, check=section_problems)
+    _refuse(config, contradictions(config))
+    return config
+
+
+def recipe_of(config: Config) -> AnyRecipe:
+    """Returns the steps of a config; reads the tokenizer's and the processor's files.
+
+    Raises ConfigError where such a folder is not there, or where a step does not take what its section says.
+    """
+    _refuse(config, _settings_problems(config) or contradictions(config))
+    return _speech_recipe(config) if config.vision is None else _vision_recipe(config, config.vision)
+
+
+def section_problems(section: str, values: Mapping[str, Any]) -> list[str]:
+    """Returns what is wrong with the settings of the step that a section of a config file names, by dotted names."""
+    if section not in _SECTIONS:
+        return []
+    config, table, key, default = _SECTIONS[section]
+    own = {f.name for f in fields(config) if f.name != "settings"}
+    name = values.get(key, default)
+    rest = {setting: value for setting, value in values.items() if setting not in own}
+    # What is no name at all, the config itself refuses.
+    return problems(table, name, rest, section=section, key=key, own=own) if isinstance(name, str) else []
+
+
+_SECTIONS: dict[str, tuple[type, Table, str, str]] = {
+    "audio": (AudioConfig, AUDIO, "features", AudioConfig().features),
+    "text": (TextConfig, TEXT, "prompt", TextConfig(tokenizer="").prompt),
+    "vision": (VisionConfig, IMAGE, "", Patches.name),
+}
+"""By section: its type, the table of its steps, the field that names one, and the name where that field is left out."""
+
+
+def contradictions(config: Config) -> list[str]:
+    """Returns what sections say that their steps cannot do together."""
+    if config.vision is not None:
+        return _vision_contradictions(config, config.vision)
+    step, text = audio_step(config.audio.features), config.text
+    if text is not None and text_step(text.prompt).of_images:
+        return [f'text.prompt = "{text.prompt}" is only for a config with [vision]']
+    if (config.source.kind == "text") == step.has_audio:
+        return [
+            f'source.kind is "{config.source.kind}" and audio.features is "{step.name}"; text alone needs '
+            'kind = "text" and features = "none"'
+        ]
+    return _audio_contradictions(config, step) if step.has_audio else _text_alone_contradictions(config)
+
+
+def _audio_contradictions(config: Config, step: type[AudioStep]) -> list[str]:
+    audio, found = config.audio, []
+    stores_waveform = "waveform" in {spec.name for spec in made(step, audio.settings).fields()}
+    if step.sample_rate_hz not in (None, audio.sample_rate_hz):
+        found.append(
+            f'audio: features = "{step.name}" is defined at {step.sample_rate_hz} Hz; '
+            f"sample_rate_hz is {audio.sample_rate_hz}"
+        )
+    if stores_waveform and audio.keep_waveform:
+        found.append(f'audio: keep_waveform is only for features other than "{step.name}"')
+    if not found and config.loader.crop_s is not None:
+        try:
+            crop_samples(
+                config.loader.crop_s,
+                features=step.name,
+                sample_rate_hz=audio.sample_rate_hz,
+                has_waveform=audio.keep_waveform or stores_waveform,
+            )
+        except ConfigError as err:
+            found.append(str(err))
+    return found
+
+
+def _text_alone_contradictions(config: Config) -> list[str]:
+    name, text, source, found = config.audio.features, config.text, config.source, []
+    for setting in ("sample_rate_hz", "keep_waveform"):
+        if (value := getattr(config.audio, setting)) != getattr(AudioConfig(), setting):
+            found.append(f'audio: {setting} is {value!r} and features = "{name}" has no audio; leave it out')
+    alone = [prompt for prompt in TEXT if getattr(text_step(prompt), "stands_alone", False)]
+    if text is None or text.prompt not in alone:
+        given = "no [text] section" if text is None else f'text.prompt is "{text.prompt}"'
+        found.append(
+            f'{given} and audio.features is "{name}"; text alone is tokenised: give text.tokenizer and prompt = '
+            + " or ".join(f'"{prompt}"' for prompt in alone)
+        )
+    if source.duration_tolerance is not None:
+        found.append(f'source.duration_tolerance is for audio, and audio.features is "{name}"; leave it out')
+    if source.min_duration_s or source.max_duration_s is not None:
+        found.append(
+            f'source.min_duration_s and max_duration_s are for audio, and audio.features is "{name}"; leave them out '
+            "(text.max_label_tokens limits texts)"
+        )
+    if config.loader.crop_s is not None:
+        found.append(_no_crop(config.loader.crop_s, name))
+    return found
+
+
+def _vision_contradictions(config: Config, vision: VisionConfig) -> list[str]:
+    found = []
+    if config.text is not None and not text_step(config.text.prompt).of_images:
+        wanted = " or ".join(f'"{name}"' for name in TEXT if text_step(name).of_images)
+        found.append(f'text.prompt is "{config.text.prompt}", with [vision] wanted {wanted}')
+    if vision.codec == "source" and (backend := vision.settings.get("backend", "pil")) != "pil":
+        found.append(f'vision: codec = "source" decodes at load with backend "pil"; backend is "{backend}"')
+    return found
+
+
+def crop_samples(crop_s: float, *, features: str, sample_rate_hz: int, has_waveform: bool) -> int:
+    """Returns the audio samples of a crop of `crop_s` seconds, read as a decimal: 0.1 s at 16 kHz is 1600.
+
+    features: as in `audio.features`. has_waveform: whether samples hold the field `waveform`. Raises ConfigError for
+    features that a crop cannot be cut from, a missing waveform, a part of a sample, or too short a crop.
+    """
+    step = audio_step(features)
+    if step.grid_samples is None:
+        raise ConfigError(_no_crop(crop_s, features))
+    if not has_waveform:
+        raise ConfigError(
+            f"loader.crop_s is {crop_s}, and batches of crops hold the waveform, which is not kept; "
+            "set audio.keep_waveform = true and run: forebay preprocess CONFIG"
+        )
+    samples = Fraction(repr(float(crop_s))) * sample_rate_hz if math.isfinite(crop_s) else Fraction(0)
+    if samples.denominator != 1 or samples < step.min_samples:
+        raise ConfigError(
+            f"loader.crop_s is {crop_s}, {float(samples)} samples at {sample_rate_hz} Hz; "
+            f"wanted a whole number of samples, {step.min_samples} or more"
+        )
+    return int(samples)
+
+
+def _no_crop(crop_s: float, features: str) -> str:
+    possible = " or ".join(f'"{name}"' for name in AUDIO if audio_step(name).grid_samples is not None)
+    return (
+        f'loader.crop_s is {crop_s} and audio.features is "{features}", whose frames depend on the whole clip; '
+        f"crops need {possible}"
+    )
+
+
+def _settings_problems(config: Config) -> list[str]:
+    """Returns what is wrong with the settings of a config that was made in code; of a file `load_config` said it."""
+    found: list[str] = []
+    for section in _SECTIONS:
+        if (values := getattr(config, section)) is not None:
+            found += section_problems(section, {**_own(values), **values.settings})
+    return found
+
+
+def _own(section: Any) -> dict[str, Any]:
+    return {f.name: getattr(section, f.name) for f in fields(section) if f.name != "settings"}
+
+
+def _refuse(config: Config, found: Sequence[str]) -> None:
+    if found:
+        raise ConfigError("\n".join([f"{config.path} is not a forebay config:", *(f"  {line}" for line in found)]))
+
+
+def _vision_recipe(config: Config, vision: VisionConfig) -> VisionRecipe:
+    if config.text is None:  # `Config` fills it in; for mypy
+        raise ValueError("a config with [vision] has [text]")
+    return VisionRecipe(
+        patches=made(
+            Patches,
+            vision.settings,
+            processor=processor_digest(Path(vision.processor)),
+            max_pixels=config.source.max_pixels,
+            max_sample_bytes=config.source.max_sample_bytes,
+        ),
+        chat=made(Chat, config.text.settings, tokenizer=tokenizer_digest(Path(config.text.tokenizer))),
+        source={**_source_document(config.source, _VISION_FIELDS, _VISION_COLUMNS), "version": LISTING_VERSION},
+    )
+
+
+def _speech_recipe(config: Config) -> Recipe:
+    features = made(audio_step(config.audio.features), config.audio.settings)
+    return Recipe(
+        decode=Decode(
+            sample_rate_hz=config.audio.sample_rate_hz,
+            clip_s=_clip_s(config.source, features),
+            max_sample_bytes=config.source.max_sample_bytes,
+        ),
+        features=features,
+        waveform=Waveform() if config.audio.keep_waveform else None,
+        tokens=_tokens(config.text),
+        source={**_source_document(config.source, _SPEECH_FIELDS, _SPEECH_COLUMNS), "version": LISTING_VERSION},
+    )
+
+
+_SPEECH_FIELDS = (
+    "min_duration_s",
+    "max_duration_s",
+    "overlong",
+    "duration_tolerance",
+    "languages",
+    "max_samples",
+    "exclude",
+    "max_sample_bytes",
+)
+_SPEECH_COLUMNS = ("audio_column", "text_column", "language_column")
+_VISION_FIELDS = ("rows", "max_samples", "exclude", "max_sample_bytes", "max_pixels")
+_VISION_COLUMNS = ("image_column", "question_column", "answer_column", "messages_column")
+
+
+def _source_document(source: SourceConfig, fields: tuple[str, ...], columns: tuple[str, ...]) -> dict[str, Any]:
+    """The settings of `[source]` that decide which rows are samples, in their one form."""
+    names = ("kind", "split", *fields, *(columns if source.kind == "hf" else ()))
+    settings = {**asdict(source), **_plain_filters(source)}
+    return {name: settings[name] for name in names}
+
+
+def _plain_filters(source: SourceConfig) -> dict[str, Any]:
+    """One form for filters that let the same rows through: 30 and 30.0, ids in any order, languages in any case too."""
+    limit, tolerance = source.max_duration_s, source.duration_tolerance
+    languages = source.languages
+    return {
+        "min_duration_s": float(source.min_duration_s),
+        "max_duration_s": None if limit is None else float(limit),
+        "duration_tolerance": None if tolerance is None else float(tolerance),
+        "languages": None if languages is None else sorted({language.lower() for language in languages}),
+        "exclude": sorted(set(source.exclude)),
+    }
+
+
+def _clip_s(source: SourceConfig, features: AudioStep) -> float | None:
+    limits = [source.max_duration_s if source.overlong == "clip" else None, features.max_s]
+    return min((float(limit) for limit in limits if limit is not None), default=None)
+
+
+def _tokens(text: TextConfig | None) -> Transcript | None:
+    if text is None:
+        return None
+    step = made(text_step(text.prompt), text.settings, tokenizer=tokenizer_digest(Path(text.tokenizer)))
+    if not isinstance(step, Transcript):  # `contradictions` refuses it; for mypy
+        raise TypeError(f"{step} writes no transcripts")
+    return step

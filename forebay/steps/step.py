@@ -1,0 +1,241 @@
+"""What a step is: its settings, what it makes of a sample above the cut, and what a batch holds of that below it.
+
+A step is a frozen dataclass. Its fields are its identity: they and the class's name are in keys. `version` is bumped
+when the same input gives other bytes. A module of a step is imported when its name is asked for, also where nothing is
+computed (keys, lookup, `inspect`): so torch, transformers and the spectrum engine are imported inside functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+
+from forebay.errors import ConfigError, DecodeError
+from forebay.steps.batch import Allocate, Batch, Dtype
+from forebay.store.layout import Array, FieldSpec
+from forebay.store.source import Sample
+
+Fields = dict[str, Array]
+"""What a step makes of one sample, by the name of the field."""
+
+PaddingSide = Literal["left", "right"]
+ClipDtype = Literal["float32", "int16"]
+
+_MAX_MAGNITUDE = 1e10
+"""Above it, the power of a frame leaves float32. Full scale is 1."""
+
+_GROUP_SAMPLES = 1 << 20
+"""Samples that are laid out together, 4 MiB: enough to fill chunks, and freed memory of this size is used again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One step above the cut.
+
+    name: what a config calls the step; its key in the table. given: the fields that no config sets beside that name,
+    for example the digest of a folder. axes: what the first axis of each field counts, or its length where that is the
+    same for all samples.
+    """
+
+    name: ClassVar[str] = ""
+    axes: ClassVar[dict[str, str | int]] = {}
+    given: ClassVar[frozenset[str]] = frozenset()
+
+    def identity(self) -> dict[str, Any]:
+        """Returns the canonical description of the step: its class name and every field."""
+        return {"step": type(self).__name__, **asdict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a batch form is made of: a cache's name for messages, its constants and its fields."""
+
+    name: str
+    constants: Mapping[str, Any]
+    fields: Mapping[str, FieldSpec]
+
+    def constant(self, name: str) -> Any:
+        """Returns a constant. Raises ConfigError where the cache has none of that name."""
+        value = self.constants.get(name)
+        if value is None:
+            raise ConfigError(
+                f"{self.name}: its metadata has no {name}, which its batches need; rebuild it: forebay preprocess"
+            )
+        return value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AudioStep(Step):
+    """Waveforms to stored features, and these to a batch. A new one has `fields`, `num_frames`, `make` and `batch`.
+
+    has_audio: whether anything is read of sound. sample_rate_hz: the one rate that the features are defined at, None
+    for any. max_s: seconds of a clip that are used. clip_dtypes: of the waveforms that `compute` takes. min_samples: of
+    a clip or crop. grid_samples: where a crop may start, as a multiple; None where frames depend on the whole clip, so
+    that nothing can be cut from them.
+    """
+
+    has_audio: ClassVar[bool] = True
+    sample_rate_hz: ClassVar[int | None] = 16_000
+    max_s: ClassVar[float | None] = None
+    clip_dtypes: ClassVar[tuple[ClipDtype, ...]] = ("float32",)
+    min_samples: ClassVar[int] = 1
+    grid_samples: ClassVar[int | None] = None
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        """Returns the fields that `compute` makes, in the order in which they are stored; none for text alone."""
+        raise NotImplementedError
+
+    def num_frames(self, num_samples: Array) -> Array:
+        """Returns the stored length of the first field for clips of these lengths, integers [num_clips].
+
+        An empty clip has no frames.
+        """
+        raise NotImplementedError
+
+    def make(self, waveforms: Sequence[Array]) -> list[Fields]:
+        """Returns the fields of clips that passed `check`, about 2^20 samples a call."""
+        raise NotImplementedError
+
+    @classmethod
+    def batch(cls, stored: Stored) -> AudioBatch:
+        """Returns the form in which batches have what a cache stores of this step."""
+        raise NotImplementedError
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """What a cache says of all samples beside the step's name and the sample rate."""
+        return {"n_mels": None}
+
+    @property
+    def clip_dtype(self) -> ClipDtype:
+        """The dtype in which a clip is decoded for this step."""
+        return self.clip_dtypes[0]
+
+    def check(self, clip: Array) -> None:
+        """Returns for a clip that `compute` accepts.
+
+        Raises DecodeError otherwise, reason `empty_audio` (no samples), `not_finite` (NaN, infinity or a magnitude
+        above 1e10, whose power float32 cannot hold) or `too_short` (fewer samples than the reference needs). Raises
+        TypeError for an array of another dtype or shape: a mistake of the caller.
+        """
+        if clip.ndim != 1 or clip.dtype not in self.clip_dtypes:  # `dtype.name` would cost more than the whole check
+            wanted = " or ".join(self.clip_dtypes)
+            raise TypeError(f"a clip is {clip.dtype} {list(clip.shape)}, {self} takes {wanted} [num_samples]")
+        if clip.size == 0:
+            raise DecodeError("empty_audio", "the audio has no samples")
+        if clip.dtype == np.float32:
+            _check_finite(clip)
+        if clip.size < self.min_samples:
+            raise DecodeError(
+                "too_short",
+                f"the audio has {clip.size} samples, {self.name} needs {self.min_samples}: raise min_duration_s",
+            )
+
+    def compute(self, waveforms: Sequence[Array]) -> list[Fields]:
+        """Returns the fields of each clip, named and typed as `fields` says.
+
+        waveforms: float32 mono [num_samples] at 16 kHz (any rate for `waveform`, int16 too); each passes `check`, whose
+        errors this raises for the first clip that does not. The arrays returned are C-contiguous and own their memory,
+        except that `waveform` hands on what needs no conversion.
+
+        A clip's bytes do not depend on the other clips of the call, their order, or the number of threads.
+        """
+        for clip in waveforms:
+            self.check(clip)
+        return [fields for group in _groups(waveforms) for fields in self.make(group)]
+
+
+@dataclass(frozen=True, slots=True)
+class AudioBatch:
+    """Stored features as the feature fields of a batch; this one has none. Threads and workers share it.
+
+    field: of the samples, by which frames are counted.
+    """
+
+    field: str
+
+    def values(self, samples: Sequence[Sample]) -> list[Array]:
+        """Returns what uncropped clips use of their field."""
+        return [sample[self.field] for sample in samples]
+
+    def room(self, longest: int) -> int:
+        """Returns how many stored frames a row has room for where the batch's longest sample has `longest`."""
+        return longest
+
+    def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:  # noqa: ARG002
+        """Returns the feature fields of a batch: values in `dtype`, masks int32 as transformers has them."""
+        return {}
+
+    def count_frames(self, samples: Sequence[Sample]) -> tuple[int, int]:
+        """Returns (frames of the samples, frames that their batch has room for); the difference is padding."""
+        lengths = [len(values) for values in self.values(samples)]
+        return sum(lengths), len(lengths) * self.room(max(lengths))
+
+    def collate_crops(
+        self,
+        samples: Sequence[Sample],  # noqa: ARG002
+        starts: Sequence[int],  # noqa: ARG002
+        *,
+        num_samples: int,  # noqa: ARG002
+        dtype: Dtype,  # noqa: ARG002
+        allocate: Allocate,  # noqa: ARG002
+    ) -> Batch:
+        """Returns the fields that batches of crops have beside the waveform. starts, num_samples: in audio samples."""
+        return {}
+
+    def count_crop_frames(self, samples: Sequence[Sample], *, num_samples: int) -> tuple[int, int]:
+        """Returns (frames of the clips in their crops, frames of the batch); here audio samples."""
+        return sum(min(len(s["waveform"]), num_samples) for s in samples), len(samples) * num_samples
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextStep(Step):
+    """Texts to tokens with the tokenizer whose folder has this digest.
+
+    of_images: whether conversations with images are written, of a config with `[vision]`, instead of transcripts.
+    """
+
+    given: ClassVar[frozenset[str]] = frozenset({"tokenizer"})
+    of_images: ClassVar[bool] = False
+
+    tokenizer: str
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        """Returns the fields of tokens in the text group."""
+        raise NotImplementedError
+
+
+class TextBatch(Protocol):
+    """Stored tokens as the text fields of a batch. Picklable, without state."""
+
+    def collate(self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate) -> Batch:
+        """Returns the text fields of a batch, all int64. padding_side: of `input_ids`."""
+        ...
+
+
+def _check_finite(clip: Array) -> None:
+    # One fast read; NaN and infinity spread into the sum. Only a clip that fails it is looked at closely.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if float(np.dot(clip, clip)) <= _MAX_MAGNITUDE**2:
+            return
+    bad = ~(np.abs(clip) <= _MAX_MAGNITUDE)
+    if bad.any():
+        first = int(bad.argmax())
+        raise DecodeError(
+            "not_finite",
+            f"{int(bad.sum())} of {clip.size} samples are NaN, infinite or above {_MAX_MAGNITUDE:.0e}, "
+            f"where full scale is 1; the first is {clip[first]} at {first}",
+        )
+
+
+def _groups(waveforms: Sequence[Array]) -> Iterator[Sequence[Array]]:
+    """Yields runs of clips of about _GROUP_SAMPLES together, so that memory does not grow with the call."""
+    first = samples = 0
+    for index, clip in enumerate(waveforms):
+        samples += clip.size
+        if samples >= _GROUP_SAMPLES or index == len(waveforms) - 1:
+            yield waveforms[first : index + 1]
+            first, samples = index + 1, 0
