@@ -81,7 +81,7 @@ from forebay.errors import ForebayError
 from forebay.inspect.labels import _load
 from forebay.preprocess.text.turns import find_turn_marks
 from forebay.preprocess.text.vocabulary import Vocabulary
-from forebay.preprocess.vision.processor import load_processor
+from forebay.steps.image.qwen2_vl import load_processor
 from forebay.train.models import load_model, model_facts
 for given in sys.argv[1:]:
     folder = Path(given)

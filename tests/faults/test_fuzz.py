@@ -11,10 +11,11 @@ import numpy as np
 import xxhash
 from hypothesis import strategies as st
 
-from forebay.config import Config, PlanConfig, SourceConfig, load_config
+from forebay.config import Config, PlanConfig, SourceConfig
 from forebay.plan import load_plan, save_plan, statistics
 from forebay.plan.bucket.make import bucket_plan
 from forebay.preprocess.sources import read_rows
+from forebay.steps.recipe import load_config
 from forebay.store.cache import open_cache
 from forebay.store.key import canonical_json
 from forebay.store.lookup import sealed_caches
