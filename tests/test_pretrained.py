@@ -79,9 +79,9 @@ from pathlib import Path
 from forebay.config.digest import tokenizer_digest
 from forebay.errors import ForebayError
 from forebay.inspect.labels import _load
-from forebay.steps.text.turns import find_turn_marks
+from forebay.steps.text.chat import find_turn_marks
 from forebay.steps.text.vocabulary import Vocabulary
-from forebay.steps.image.processor import load_processor
+from forebay.steps.image.qwen2_vl import load_processor
 from forebay.train.models.folder import load_model, model_facts
 for given in sys.argv[1:]:
     folder = Path(given)

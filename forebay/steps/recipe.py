@@ -144,7 +144,7 @@ def section_problems(section: str, values: Mapping[str, Any]) -> list[str]:
     config, table, key, default = _SECTIONS[section]
     own = {f.name for f in fields(config) if f.name != "settings"}
     name = values.get(key, default)
-    rest = {setting: value for setting, value in values.items() if setting not in own}
+    rest = {str(setting): value for setting, value in values.items() if setting not in own}
     # What is no name at all, the config itself refuses.
     return problems(table, name, rest, section=section, key=key, own=own) if isinstance(name, str) else []
 

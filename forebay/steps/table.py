@@ -80,8 +80,8 @@ def problems(table: Table, name: str, values: Mapping[str, Any], *, section: str
     for setting, value in values.items():
         if setting not in hints:
             near = difflib.get_close_matches(setting, {*hints, *own}, n=1)
-            advice = f"; did you mean {section}.{near[0]}?" if near else _owners(table, setting, key)
-            found.append(f"{section}.{setting}: unknown field of {step}{advice}")
+            advice = f"; did you mean {section}.{near[0]}?" if near else f" of {step}{_owners(table, setting, key)}"
+            found.append(f"{section}.{setting}: unknown field{advice}")
         elif not _fits(value, hints[setting]):
             found.append(f"{section}.{setting}: {step} wants {_wanted(hints[setting])}, got {value!r:.200}")
     if not found:

@@ -13,6 +13,7 @@ from forebay import load_config
 from forebay.config import Config, parse_config
 from forebay.config.load import RENAMED
 from forebay.errors import ConfigError
+from forebay.steps.recipe import section_problems
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 BASE = 'name = "x"\n[source]\nkind = "tar"\nmanifest = "m.parquet"\n'
@@ -60,7 +61,7 @@ def test_unknown_fields_are_refused_with_the_nearest_name(tmp_path: Path) -> Non
         "source.max_duration: unknown field; did you mean source.max_duration_s?",
         "plan.zzzzzz: unknown field",
         "trainn: unknown field; did you mean train?",
-        'audio.n_mel: unknown field of features = "log_mel"; did you mean audio.n_mels?',
+        "audio.n_mel: unknown field; did you mean audio.n_mels?",
     ]
 
 
@@ -291,7 +292,9 @@ NAMES = [
     *(("source", name) for name in ("manifest", "languages", "max_samples", "junk", "str")),
     *(("plan", name) for name in ("kind", "edges_s", "batch_size", "seq_len")),
     *(("source", "columns"), ("mixture", "source"), ("mixture", "weights"), ("train", "mixture")),
-    *(("audio", "dtype"), ("text", "tokenizer"), ("loader", "cache_dir"), ("run", "num_workers")),
+    *(("audio", name) for name in ("dtype", "features", "settings", "n_mels")),
+    *(("text", "tokenizer"), ("text", "prompt"), ("text", "junk"), ("vision", "alpha")),
+    *(("loader", "cache_dir"), ("run", "num_workers")),
 ]
 
 
@@ -301,7 +304,7 @@ def test_any_document_is_a_config_or_a_config_error(values: dict[tuple[str, str]
     for (section, field), value in values.items():
         document.setdefault(section, {})[field] = value
     try:
-        config = parse_config(document, path=Path("/folder/config.toml"))
+        config = parse_config(document, path=Path("/folder/config.toml"), check=section_problems)
     except ConfigError as err:
         message = str(err)
         assert message.startswith("/folder/config.toml")

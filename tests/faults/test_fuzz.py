@@ -11,11 +11,12 @@ import numpy as np
 import xxhash
 from hypothesis import strategies as st
 
-from forebay.config import BucketConfig, Config, SourceConfig, load_config
+from forebay.config import BucketConfig, Config, SourceConfig
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.disk import load_plan, save_plan
 from forebay.plan.statistics import statistics
 from forebay.preprocess.sources.speech.listing import read_rows
+from forebay.steps.recipe import load_config
 from forebay.store.cache import open_cache
 from forebay.store.key import canonical_json
 from forebay.store.lookup import sealed_caches

@@ -156,7 +156,7 @@ import logging, sys
 from pathlib import Path
 logging.basicConfig(format="%(message)s")
 from forebay.errors import ConfigError
-from forebay.steps.image.processor import load_processor
+from forebay.steps.image.qwen2_vl import load_processor
 try:
     print(type(load_processor(Path("demo/vision/model"), sys.argv[1])).__name__)
 except ConfigError as err:
