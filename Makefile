@@ -9,7 +9,7 @@ PEERS_INSTALLED := $(PEERS)/.installed
 PINNED := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 BENCHMARKS := $(filter-out __init__ data picture report,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: demo test faults check format bench bench-tiny bench-peers images wheel clean
+.PHONY: demo test faults check format config-docs bench bench-tiny bench-peers images wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/forebay preprocess configs/demo_speech.toml
@@ -37,6 +37,9 @@ check: $(INSTALLED)
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+config-docs: $(INSTALLED)
+	$(BIN)/python docs/make_config.py
 
 bench: $(INSTALLED)
 	@for name in $(BENCHMARKS); do echo "== $$name"; $(PINNED) $(BIN)/python -m benchmarks.$$name || exit 1; done

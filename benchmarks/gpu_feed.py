@@ -29,7 +29,7 @@ import torch
 from benchmarks.data import BENCH_DATA, corpus
 from benchmarks.peers import forebay_cache, workloads
 from benchmarks.report import arguments, machine, median, show
-from forebay.config import Config, PlanConfig
+from forebay.config import BucketConfig, Config
 from forebay.plan.make import plan_of
 from forebay.preprocess.pipeline import build
 from forebay.store.cache import open_cache
@@ -38,6 +38,7 @@ from forebay.train.collate import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader
 from forebay.train.ring import BufferRing
+from forebay.train.settings import LoaderSettings
 from forebay.train.uncached.speech import UncachedSpeech
 
 Row = dict[str, Any]
@@ -178,7 +179,7 @@ def speech_feeds(config: Config, size: Size, device: torch.device) -> list[Row]:
     assert found is not None
     cache = open_cache(found.folder)
     planned = plan_of(config, cache, keep=False)
-    loader = Loader(cache, planned.plan, plan_key=planned.key, seed=0, dtype=torch.bfloat16, device=device)
+    loader = Loader(cache, planned, LoaderSettings(dtype=torch.bfloat16, device=device))
     rows = [
         {
             "step": "Whisper",
@@ -190,7 +191,7 @@ def speech_feeds(config: Config, size: Size, device: torch.device) -> list[Row]:
         source = UncachedSpeech(config)
         uncached = torch.utils.data.DataLoader(
             SampleDataset(source),
-            batch_sampler=PlanSampler(planned.plan, seed=0),
+            batch_sampler=PlanSampler(planned, seed=0),
             collate_fn=Collator(source, dtype=torch.bfloat16),
             num_workers=workers,
             pin_memory=device.type == "cuda",
@@ -250,7 +251,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     data = corpus(hours=size.hours, num_tars=2)
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as name:
         config = dataclasses.replace(
-            data.config(cache_root=Path(name) / "caches"), plan=PlanConfig(batch_size=BATCH_SIZE)
+            data.config(cache_root=Path(name) / "caches"), plan=BucketConfig(batch_size=BATCH_SIZE)
         )
         (Path(name) / "packs").mkdir()
         feeds = [*speech_feeds(config, size, device), vision_feed(size, device, Path(name) / "packs")]

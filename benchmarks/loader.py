@@ -18,17 +18,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from forebay.config import BucketConfig
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
 
 from benchmarks.plan import usual_durations
-from forebay.config import PlanConfig
-from forebay.plan import BucketPlan, Order, bucket_plan
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.plan import BucketPlan, Order
+from forebay.plan.make import Planned
 from forebay.store.layout import FieldSpec
 from forebay.store.source import SampleSource
 from forebay.train.loader import Loader
+from forebay.train.settings import LoaderSettings
 
 SAMPLES_PER_FRAME = 160
 BATCH_SIZE = 32
@@ -116,12 +120,12 @@ def check(loader: Loader, source: FlatSource, plan: BucketPlan) -> None:
 def measure(features: str, *, n_mels: int, count: int, rounds: int) -> list[dict[str, Any]]:
     prompt = {"log_mel": "whisper", "qwen3_asr": "qwen3_asr"}[features]
     source = FlatSource(count=count, features=features, n_mels=n_mels, prompt=prompt)
-    settings = PlanConfig(batch_size=BATCH_SIZE)
+    settings = BucketConfig(batch_size=BATCH_SIZE)
     plan = bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=settings)
     works = {"np.copyto, float16": copy_loop(source, plan)}
     for dtype in (torch.float16, torch.float32, torch.bfloat16):
         for num_threads in (0, 2):
-            loader = Loader(source, plan, plan_key="0", seed=0, dtype=dtype, num_threads=num_threads)
+            loader = Loader(source, Planned(plan=plan, key="0"), LoaderSettings(dtype=dtype, num_threads=num_threads))
             check(loader, source, plan)
             name = f"loader, {str(dtype).removeprefix('torch.')}, {num_threads} threads"
             works[name] = lambda loader=loader: [None for _ in loader] and None

@@ -18,8 +18,9 @@ import numpy as np
 
 from benchmarks.plan import SAMPLE_RATE_HZ, seconds, usual_durations
 from benchmarks.report import table
-from forebay.config import PlanConfig
-from forebay.plan import BucketPlan, bucket_plan
+from forebay.config import BucketConfig
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.plan import BucketPlan
 from forebay.plan.mixture.assignment import PERIOD, Assignment, quantise
 from forebay.plan.mixture.plan import Batches, MixturePlan, mixture_plan
 
@@ -87,7 +88,7 @@ def main() -> int:
     assignment_s = float(np.median(seconds(lambda: Assignment(quantise(WEIGHTS)), repeats=3)))
     rows = []
     for edges in EDGES_S.values():
-        settings = PlanConfig(edges_s=edges, batch_size=BATCH_SIZE)
+        settings = BucketConfig(edges_s=edges, batch_size=BATCH_SIZE)
         buckets = bucket_plan(lengths, sample_rate_hz=SAMPLE_RATE_HZ, settings=settings)
         modes: tuple[Batches, ...] = ("mixed", "per_source")
         rows += [measure(buckets, source_of, batches, seeks=seeks) for batches in modes]

@@ -24,21 +24,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from benchmarks.report import table
-from forebay.config import PlanConfig
-from forebay.plan import (
-    BucketPlan,
-    Samples,
-    WindowPlan,
-    load_plan,
-    make_plan,
-    num_steps,
-    plan_folder,
-    save_plan,
-    statistics,
-    turn,
-)
+from forebay.config import BucketConfig, WindowConfig
+from forebay.config.plan import LengthsConfig
+from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.cursor import num_steps, turn
+from forebay.plan.disk import load_plan, save_plan
+from forebay.plan.make import Samples, make_plan
+from forebay.plan.names import plan_folder
 from forebay.plan.permutation import Permutations, derive_key
-from forebay.plan.statistics import padding_in_line, padding_of
+from forebay.plan.statistics import padding_in_line, padding_of, statistics
+from forebay.plan.window import WindowPlan
 
 T = TypeVar("T")
 
@@ -50,11 +45,11 @@ CACHE_KEY = "0" * 64
 ROWS_PER_SHARD = 512
 _PIECE = 2**20
 
-KINDS: dict[str, dict[str, Any]] = {
-    "seven edges": {},
-    "64 optimal edges": {"k": 64},
-    "window of 32": {"kind": "window", "window": 32},
-    "64 edges, shards:64": {"k": 64, "locality": "shards:64"},
+KINDS: dict[str, tuple[type[LengthsConfig], dict[str, Any]]] = {
+    "seven edges": (BucketConfig, {}),
+    "64 optimal edges": (BucketConfig, {"k": 64}),
+    "window of 32": (WindowConfig, {"window": 32}),
+    "64 edges, shards:64": (BucketConfig, {"k": 64, "locality": "shards:64"}),
 }
 
 COLUMNS = (
@@ -103,8 +98,8 @@ def padding_table(count: int, *, batch_seconds: float) -> list[dict[str, Any]]:
     durations = usual_durations(count)
     shards = (np.arange(count) // ROWS_PER_SHARD).astype(np.int32)
     rows = [random_row(durations, batch_seconds=batch_seconds)]
-    for name, changes in KINDS.items():
-        settings = PlanConfig(batch_seconds=batch_seconds, **changes)
+    for name, (kind, changes) in KINDS.items():
+        settings = kind(batch_seconds=batch_seconds, **changes)
         start = time.perf_counter()
         samples = Samples(durations=durations, sample_rate_hz=SAMPLE_RATE_HZ, shards=lambda: shards)
         plan = make_plan(samples, settings)
@@ -173,7 +168,7 @@ def lhotse_row(durations: np.ndarray[Any, Any], *, batch_seconds: float) -> dict
 def measure(count: int, *, batch_seconds: float, seeks: int) -> dict[str, Any]:
     """Returns times and sizes of one plan of `count` samples with 64 optimal edges."""
     durations = usual_durations(count)
-    settings = PlanConfig(batch_seconds=batch_seconds, k=64)
+    settings = BucketConfig(batch_seconds=batch_seconds, k=64)
     samples = Samples(durations=durations, sample_rate_hz=SAMPLE_RATE_HZ)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     plan, build = timed(lambda: make_plan(samples, settings))

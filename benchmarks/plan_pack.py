@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import arguments, machine, median, show
-from forebay.config import PlanConfig
-from forebay.plan import PackPlan, pack_plan
+from forebay.config import PackConfig
+from forebay.plan.pack.plan import PackPlan, pack_plan
 from forebay.plan.statistics import padding_in_line
 
 Array = np.ndarray[Any, Any]
@@ -116,7 +116,7 @@ def first_fit(lengths: Array) -> list[list[int]]:
 
 
 def ours(lengths: Array, **settings: Any) -> PackPlan:
-    return pack_plan(lengths, settings=PlanConfig(kind="pack", seq_len=SEQ_LEN, **settings))
+    return pack_plan(lengths, settings=PackConfig(seq_len=SEQ_LEN, **settings))
 
 
 PACKERS: dict[str, Callable[[Array], PackPlan | list[list[int]]]] = {
@@ -162,7 +162,7 @@ def two_budgets(count: int) -> list[dict[str, Any]]:
     rows = []
     for max_patches in (32_768, 24_576, 16_384):
         for buffer_size in (0, 64):
-            settings = PlanConfig(kind="pack", seq_len=SEQ_LEN, max_patches=max_patches, buffer_size=buffer_size)
+            settings = PackConfig(seq_len=SEQ_LEN, max_patches=max_patches, buffer_size=buffer_size)
             start = time.process_time()
             plan = pack_plan(tokens, patches=patches, settings=settings)
             cpu_s = time.process_time() - start

@@ -126,7 +126,7 @@ class Online:
         self._folder, self._constants = corpus.folder, loader.source.constants
         self._processor = load_processor(corpus.folder / "processor", "pil")
         self._tokenizer = from_folder(AutoTokenizer, DEMO / "model")
-        rows, order = corpus.rows(), loader.plan.order(loader.seed, 0)
+        rows, order = corpus.rows(), loader.plan.order(loader.state.seed, 0)
         packs = (order.batch(place).tolist() for place in range(len(order)))
         self._packs = [[rows[loader.source.sample_id(index)] for index in pack] for pack in packs]
 

@@ -21,8 +21,7 @@ from forebay.train import Collator, PlanSampler, SampleDataset
 
 def make_dataloader(config: forebay.Config, cache: forebay.Cache, *, num_workers: int) -> Any:
     """Returns a StatefulDataLoader over this rank's batches."""
-    planned = plan_of(config, cache)
-    sampler = PlanSampler(planned.plan, seed=config.loader.seed, plan_key=planned.key)
+    sampler = PlanSampler(plan_of(config, cache), seed=config.loader.seed)
     return StatefulDataLoader(
         SampleDataset(cache), batch_sampler=sampler, collate_fn=Collator(cache), num_workers=num_workers
     )

@@ -21,7 +21,7 @@ def main(config_path: str, overrides: list[str]) -> None:
     """Reads one epoch both ways and compares them batch by batch."""
     config = forebay.load_config(config_path, overrides=overrides)
     cache = forebay.open_cache(forebay.preprocess.build(config).cache)
-    sampler = PlanSampler(plan_of(config, cache).plan, seed=config.loader.seed)
+    sampler = PlanSampler(plan_of(config, cache), seed=config.loader.seed)
     sampler.set_epoch(0)  # before every epoch, as with torch's DistributedSampler
     batches = DataLoader(SampleDataset(cache), batch_sampler=sampler, collate_fn=Collator(cache), num_workers=2)
     for number, (batch, same) in enumerate(zip(batches, forebay.train.make_loader(config), strict=True)):

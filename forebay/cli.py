@@ -18,7 +18,7 @@ from forebay.config import Config, load_config
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
 from forebay.store.files import is_refusal, refusal
 from forebay.version import __version__
-from forebay.visible import from_here, json_text, one_message, visible_output
+from forebay.visible import json_text, one_message, visible_output
 
 DONE, FAILED, BAD_CONFIG, NO_CACHE, INTERRUPTED = 0, 1, 2, 3, 130
 CLOSED = 128 + 13
@@ -194,22 +194,7 @@ def _preprocess(options: argparse.Namespace) -> int:
     config = _load(options)
     asked = {name: getattr(options, name) for name in ("rebuild", "verify", "dry_run")}
     report = build(config, Options(**asked, part=options.shards, progress=not options.no_progress))
-    plan = _build_plan(config, Path(report.cache)) if report.sealed else None
-    _show(options, report)
-    if plan is not None and not (options.json or options.dry_run):
-        print(plan)
-    return DONE
-
-
-def _build_plan(config: Config, folder: Path) -> str:
-    from forebay.plan.make import plan_example, plan_of
-    from forebay.store.cache import open_cache
-
-    if config.plan is None:
-        where, example = from_here(config.path), plan_example(config)
-        return f"plan: none, {where} has no [plan] section; training needs one, for example: {example}"
-    planned = plan_of(config, open_cache(folder))
-    return planned.summary() + (f": {from_here(planned.folder)}" if planned.folder else "")
+    return _show(options, report)
 
 
 def _add_inspect(commands: Any) -> None:

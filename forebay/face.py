@@ -1,4 +1,4 @@
-"""The faces of packages: public names, each loaded from the module that defines the name when somebody first uses it."""
+"""The faces of packages: public names, each loaded from the module that defines it when somebody first uses it."""
 
 from __future__ import annotations
 

@@ -18,3 +18,17 @@ def _levels_of_the_commands() -> Iterator[None]:
     yield
     for name in ("forebay", "forebay.train"):
         logging.getLogger(name).setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def fresh_accelerate() -> Iterator[None]:
+    """accelerate keeps its state for the life of a process, and a test must not see that of the test before it."""
+    import torch
+    from accelerate.state import AcceleratorState, GradientState
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()

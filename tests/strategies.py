@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig, WindowConfig
+from forebay.config.plan import LengthsConfig
 from forebay.store.layout import FieldSpec
 
 
 @st.composite
-def plan_settings(draw: st.DrawFn) -> PlanConfig:
+def plan_settings(draw: st.DrawFn) -> BucketConfig:
     """Bucket plans with every kind of batch size and tail; edges between 0.1 s and 12 s, on milliseconds."""
     edges_ms = sorted(draw(st.sets(st.integers(100, 12_000), min_size=1, max_size=6)))
     sizes: dict[str, Any] = draw(
@@ -24,7 +25,7 @@ def plan_settings(draw: st.DrawFn) -> PlanConfig:
             st.fixed_dictionaries({"batch_size": st.tuples(*[st.integers(1, 9)] * len(edges_ms))}),
         )
     )
-    return PlanConfig(
+    return BucketConfig(
         edges_s=tuple(edge / 1000 for edge in edges_ms),
         lockstep=draw(st.integers(1, 9)),
         tail=draw(st.sampled_from(["short", "drop", "pad"])),
@@ -186,7 +187,7 @@ def class_sizes(draw: st.DrawFn) -> np.ndarray[Any, Any]:
 
 
 @st.composite
-def plan_settings_of_any_kind(draw: st.DrawFn) -> PlanConfig:
+def plan_settings_of_any_kind(draw: st.DrawFn) -> LengthsConfig:
     """Plans of given and of optimal edges, within few shards, and of windows; counts, seconds and tokens."""
     common: dict[str, Any] = {
         "lockstep": draw(st.integers(1, 5)),
@@ -196,10 +197,10 @@ def plan_settings_of_any_kind(draw: st.DrawFn) -> PlanConfig:
     count = st.fixed_dictionaries({"batch_size": st.integers(1, 9)})
     if draw(st.booleans()):
         window = draw(st.integers(1, 9))
-        return PlanConfig(kind="window", window=window, **common, **draw(st.one_of(seconds, count)))
+        return WindowConfig(window=window, **common, **draw(st.one_of(seconds, count)))
     tokens = st.fixed_dictionaries({"batch_tokens": st.integers(1, 400)})
     both = st.fixed_dictionaries({"batch_tokens": st.integers(1, 400), "batch_seconds": st.floats(0.5, 60)})
-    return PlanConfig(
+    return BucketConfig(
         k=draw(st.one_of(st.none(), st.integers(1, 8))),
         locality=draw(st.sampled_from(["global", "shards:1", "shards:3"])),
         **common,

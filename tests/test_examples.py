@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
 
 import forebay
 from forebay.train.collate.expand import expand_patches, patch_table
 from forebay.train.models.folder import load_model
+from tests.processes import python
 
 _ROOT = Path(__file__).parents[1]
 
@@ -30,15 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def output_of(example: str, folder: Path, *, max_steps: int = 2, config: str = "demo_speech") -> str:
     overrides = [f"run.cache_root={folder}/caches", f"train.output_dir={folder}/runs", f"train.max_steps={max_steps}"]
-    outcome = subprocess.run(
-        [sys.executable, f"examples/{example}.py", f"configs/{config}.toml", *overrides],
-        cwd=_ROOT,
-        env={**os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    outcome = python(f"examples/{example}.py", f"configs/{config}.toml", *overrides)
     assert outcome.returncode == 0, outcome.stderr[-4000:]
     return outcome.stdout
 
@@ -102,17 +90,6 @@ def test_packs_under_torch_s_dataloader_are_those_of_the_loader(folder: Path) ->
 # Packs in other people's trainers: each loss is that of the pack's samples, one by one.
 
 
-@pytest.fixture
-def _own_accelerate() -> Iterator[None]:
-    """accelerate keeps its state for the life of a process."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-
-
 def losses_one_by_one(config: forebay.Config, *, num_packs: int) -> list[float]:
     """The mean loss over the learnt tokens of each pack, of forward passes of single samples as their processor gives them."""
     model = load_model(Path(str(config.train.model)), seed=config.loader.seed, init=config.train.init)
@@ -159,7 +136,7 @@ def run_here(example: str, folder: Path, *, max_steps: int, **options: bool) -> 
 
 
 @pytest.mark.filterwarnings("ignore")  # of the frameworks about this machine and about each other
-@pytest.mark.usefixtures("_own_accelerate")
+@pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.parametrize(
     ("example", "max_steps"),
     [

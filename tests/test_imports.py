@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.processes import ROOT, python
+
 HEAVY = (
     "PIL",
     "accelerate",
@@ -27,9 +24,7 @@ GOLDEN = "tests/golden/v1/golden-train-v1"
 def loaded(code: str) -> str:
     """Runs code at the repository root and returns which of the heavy modules it has loaded."""
     report = f"\nimport sys\nprint(' '.join(name for name in {HEAVY!r} if name in sys.modules))"
-    result = subprocess.run(
-        [sys.executable, "-c", code + report], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+    result = python("-c", code + report)
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout.strip()
 
@@ -47,6 +42,13 @@ def loaded(code: str) -> str:
 )
 def test_nothing_heavy_is_loaded(code: str) -> None:
     assert loaded(code) == ""
+
+
+def test_plans_load_nothing_heavy() -> None:
+    files = sorted((ROOT / "forebay" / "plan").rglob("*.py"))
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in files]
+    assert "forebay.plan.cursor" in names
+    assert loaded(f"import {', '.join(names)}") == ""
 
 
 def test_tensors_load_torch_and_the_row_table_loads_arrow_and_neither_the_other() -> None:

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 
 from benchmarks.peers.interface import Array, Reader, Sample, Workload
+from forebay.plan.make import Planned
 from forebay.store.layout import Ints
 from forebay.store.source import SampleSource
 from forebay.train.loader import Loader
+from forebay.train.settings import LoaderSettings
 
 BATCH_SIZE = 32
 OrderName = Literal["shuffled", "buckets", "by duration", "as written"]
@@ -68,7 +70,8 @@ class ListedPlan:
 def make_loader(source: SampleSource, batches: Batches, *, num_threads: int) -> Loader:
     """Returns forebay's loader over given batches: float16 features, labels, masks."""
     plan: Any = ListedPlan(batches)
-    return Loader(source, plan, plan_key="0", seed=0, dtype=torch.float16, num_threads=num_threads)
+    settings = LoaderSettings(dtype=torch.float16, num_threads=num_threads)
+    return Loader(source, Planned(plan=plan, key="0"), settings)
 
 
 def collate(samples: Sequence[Sample]) -> dict[str, torch.Tensor]:

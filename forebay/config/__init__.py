@@ -3,17 +3,19 @@
 from forebay.config.data import AudioConfig, LayoutConfig, SourceColumns, SourceConfig, TextConfig, VisionConfig
 from forebay.config.load import load_config, parse_config
 from forebay.config.loader import LoaderConfig, MixtureConfig, MixtureSource
-from forebay.config.plan import PlanConfig
+from forebay.config.plan import BucketConfig, PackConfig, PlanConfig, WindowConfig
 from forebay.config.train import RunConfig, TrainConfig
 from forebay.config.tree import Config
 
 __all__ = [
     "AudioConfig",
+    "BucketConfig",
     "Config",
     "LayoutConfig",
     "LoaderConfig",
     "MixtureConfig",
     "MixtureSource",
+    "PackConfig",
     "PlanConfig",
     "RunConfig",
     "SourceColumns",
@@ -21,6 +23,7 @@ __all__ = [
     "TextConfig",
     "TrainConfig",
     "VisionConfig",
+    "WindowConfig",
     "load_config",
     "parse_config",
 ]

@@ -12,10 +12,13 @@ _W2V_BERT_SAMPLES = 560
 
 
 def crop_samples(crop_s: float, *, features: str, sample_rate_hz: int, has_waveform: bool) -> int:
-    """Returns the audio samples of a crop of `crop_s` seconds, as the decimal that the config shows: 0.1 s at 16 kHz is 1600.
+    """Returns the audio samples of a crop of `crop_s` seconds, taken as the decimal that the config shows.
+
+    A crop of 0.1 s at 16 kHz has 1600 samples.
 
     features: as in `audio.features`. has_waveform: whether samples hold the field `waveform`.
-    Raises ConfigError for features that a crop cannot be cut from, a missing waveform, a part of a sample, or too short a crop.
+    Raises ConfigError for features that a crop cannot be cut from, a missing waveform, a part of a sample, or too short
+    a crop.
     """
     if features not in ("w2v_bert", "waveform"):
         raise ConfigError(

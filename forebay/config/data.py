@@ -14,18 +14,26 @@ STRICT = {"extra": "forbid", "strict": True}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceColumns:
-    """`[source.columns]`: what the columns of an `hf` source are called."""
+    """What the columns of a source of kind `hf` are called. A column by another name than its default must be there."""
 
     __pydantic_config__ = STRICT
 
     audio: str = "audio"
+    """Column of the sound: bytes, a path, or both."""
     text: str = "text"
+    """Column of the transcript."""
     language: str = "language"
+    """Column of the language's code."""
     id: str | None = None
+    """Column of the sample's id. Left out: `sample_id`, else `id`, else a name made of the file's and the row's."""
     image: str = "image"
+    """With `[vision]`: column of one image or of a list of images."""
     question: str = "question"
+    """With `[vision]`: column of the question, where there are no messages."""
     answer: str = "answer"
+    """With `[vision]`: column of the answer, where there are no messages."""
     messages: str = "messages"
+    """With `[vision]`: column of the conversation, a list or its JSON. `conversations` is found too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,32 +43,43 @@ class SourceConfig:
     __pydantic_config__ = STRICT
 
     kind: str
-    """What the manifest is: "tar", "filelist", "webdataset", "jsonl", "hf", "ljspeech" or "text", with `[vision]` "jsonl", "hf"
-    or "webdataset"; `KINDS` of forebay.preprocess.sources.kinds has them all."""
+    """`tar`: a parquet manifest over tars. `filelist`: TSV of shard, id, language and seconds. `webdataset`: tars of
+    audio and `.json` or `.txt`. `jsonl`: lines of `audio`, `text`, `language`?, `prompt`?. `hf`: a `save_to_disk`
+    folder or parquet (extra `hf`). `ljspeech`: an LJSpeech folder. `text`: JSON lines of `text`, `id`?, `language`?,
+    `prompt`?, without audio. A config with `[vision]` takes `jsonl`, `hf` or `webdataset`."""
     manifest: str | tuple[str, ...] = field(metadata={"path": True})
-    """File, folder or glob, or a list of them; relative to the config file. Its path is not in the key, its content is."""
+    """File, folder or glob, or a list of them. The path is not in the key, the content is."""
     split: str = "train"
+    """Part of the cache folder's name. It picks the split of an `hf` folder, by folders or by names such as
+    `train-00000-of-00002.parquet`."""
     min_duration_s: float = 0.0
+    """Shorter clips are left out: by the manifest's or the header's duration, and again by what was decoded."""
     max_duration_s: float | None = None
+    """Longer clips are treated as `overlong` says."""
     overlong: Literal["keep", "clip", "drop"] = "keep"
+    """What becomes of a clip above `max_duration_s`. `keep`: it goes to the last bucket. `clip`: its first seconds are
+    taken. `drop`: it is left out. Whisper's features take the first 30 s anyway, counted."""
     duration_tolerance: float | None = None
-    """Seconds by which a clip may be shorter than its manifest says before it fails as `duration_mismatch`, and longer before
-    it is counted and named. None: the larger of 0.5 s and 5 % of what the manifest says."""
+    """Seconds by which a clip may be shorter than its manifest says before it fails as `duration_mismatch`. A clip that
+    is longer by more is kept, counted and named. Left out: the larger of 0.5 s and 5 % of what the manifest says."""
     languages: tuple[str, ...] | None = None
+    """Codes of the languages to keep. A code that never occurs is named. Left out: all."""
     max_samples: int | None = None
+    """Only the first this many samples that pass the filters."""
     exclude: tuple[str, ...] = ()
     """Sample ids to leave out, for example one that crashes the decoder."""
     max_sample_bytes: int = 256 * 1024 * 1024
-    """A sample whose file, or whose decoded float32 waveform, is larger fails as `too_large` instead of filling memory."""
+    """A sample whose file, or whose decoded float32 waveform, is larger fails as `too_large` instead of filling
+    memory."""
     confined: bool = False
-    """Refuse a manifest that names a file outside of its folder, also by a link: for manifests of strangers. In no key: it
-    changes no value."""
+    """Refuse manifests, files that they name, and caches made of them that lie outside of the manifest's folder, links
+    followed. For manifests of strangers, see `SECURITY.md`. In no key: the setting changes no value."""
     columns: SourceColumns = SourceColumns()
-    """What the columns of a table are called."""
     rows: str | None = None
-    """Of a source with `[vision]`: the rows of its manifest to take, as a Python slice: `"0:1000"`, `"::10"`."""
+    """With `[vision]`: the rows of the manifest to take, as a Python slice: `"0:1000"`, `"::10"`."""
     max_pixels: int = 89_478_485
-    """An image whose header says more fails as `too_many_pixels` before a pixel is decoded. The default is Pillow's own limit."""
+    """With `[vision]`: an image whose header says more fails as `too_many_pixels` before a pixel is decoded. The
+    default is Pillow's own limit."""
 
     def __post_init__(self) -> None:
         if not self.manifests or not all(self.manifests):
@@ -100,6 +119,7 @@ class AudioConfig:
     __pydantic_config__ = STRICT
 
     sample_rate_hz: int = 16_000
+    """Samples a second of `waveform`. The other features are defined at 16000 Hz."""
     features: Literal["log_mel", "qwen3_asr", "w2v_bert", "waveform", "none"] = "log_mel"
     """`none`: samples are text alone, of a source of kind "text"."""
     n_mels: Literal[80, 128] | None = None
@@ -136,7 +156,10 @@ class AudioConfig:
 
 
 def row_slice(text: str) -> slice:
-    """Returns the slice that `source.rows` says, for example of "0:1000" or "::10". Raises ValueError for anything else."""
+    """Returns the slice that `source.rows` says, for example "0:1000" or "::10".
+
+    Raises ValueError for anything else.
+    """
     parts = text.split(":")
     try:
         numbers = [int(part) if part.strip() else None for part in parts]
@@ -179,7 +202,10 @@ class TextConfig:
     prompt: Literal["whisper", "qwen3_asr", "plain", "chat"] = "plain"
     """`chat`: the folder's chat template over a conversation; the prompt of `[vision]`, and only of it."""
     language_tag_mode: Literal["auto", "always", "none"] = "auto"
+    """`auto`: the manifest's language where it has one. `always`: a row without a language fails. `none`: no
+    language."""
     normalize: Literal["nfkc", "none"] = "nfkc"
+    """`nfkc`: Unicode NFKC, and runs of white space become one space. A text of nothing else is empty, counted."""
     max_label_tokens: int | None = None
     """Longer labels exclude the sample, reason `label_too_long`. Whisper's limit is 448."""
     learn_through: LearnThrough = "end_of_turn"
@@ -199,6 +225,7 @@ class LayoutConfig:
     __pydantic_config__ = STRICT
 
     rows_per_shard: int = 512
+    """Rows of one source file in a shard. Texts without audio: 16 times as many."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows_per_shard <= 1_000_000:

@@ -1,6 +1,6 @@
-"""The digests of a tokenizer's and a processor's folder: what a key holds instead of the folder's path.
+"""What a key holds instead of the path of a tokenizer's or a processor's folder, and advice where a folder is missing.
 
-Names of the Hugging Face Hub where a folder is wanted: what to run, since forebay downloads nothing.
+forebay downloads nothing: where a name of the Hugging Face Hub stands for a folder, the advice is the line to run.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ _VOCABULARY_SUFFIXES = (".model", ".tiktoken")
 def tokenizer_digest(folder: Path) -> str:
     """Returns the sha256, as 64 hex digits, of the names and contents of the files that define a tokenizer.
 
-    Vocabularies, merges, special tokens, tokenizer settings and chat templates count, and the `model_type` of config.json,
-    because transformers chooses the tokenizer's class by it; weights and the rest of the folder do not, nor does its path.
+    Vocabularies, merges, special tokens, tokenizer settings and chat templates count. The `model_type` of config.json
+    counts too, because transformers chooses the tokenizer's class by it. Weights, the rest of the folder and its path
+    do not count.
     Raises ConfigError, naming the field, where the folder is missing, cannot be read, or holds no vocabulary.
     """
     if not folder.is_dir():
@@ -123,10 +124,10 @@ _LINES: dict[Thing, str] = {
 
 
 def hub_advice(folder: Path, thing: Thing) -> str:
-    """Returns the end of a message about a folder that is not there, empty where its path looks like no name of the Hub.
+    """Returns the end of a message about a missing folder; empty where the folder's path looks like no name of the Hub.
 
-    The path of `openai/whisper-small` beside a config ends so, and the folder `openai` is not there either. What the line
-    saves is then found under the path that the config has.
+    The path of `openai/whisper-small` beside a config ends in such a name, and the folder `openai` is not there either.
+    What the advised line saves is then found under the path that the config has.
     """
     name = "/".join(folder.parts[-2:])
     if folder.exists() or folder.parent.exists() or not folder.parent.parent.exists():

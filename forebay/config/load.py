@@ -1,6 +1,6 @@
-"""TOML file and overrides to a checked `Config`; all problems are reported at once, each by its dotted name.
+"""From a TOML file and overrides to a checked `Config`; all problems are reported at once, each by its dotted name.
 
-TOML of a stranger: an answer at once, whatever it is.
+A file of a stranger gets its answer at once, whatever it holds: see `parse_toml`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from forebay.config.plan import KINDS
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 
@@ -24,7 +25,7 @@ _NO_FILE = "CONFIG"
 
 
 _MAX_PROBLEMS = 20
-"""Of one file that a message lists."""
+"""Problems of one file that a message lists."""
 
 
 _TO_LOADER = (
@@ -41,11 +42,11 @@ RENAMED = {
     "train.asr_ratio": "mixture.asr_ratio",
     **{f"source.{name}_column": f"source.columns.{name}" for name in _COLUMNS},
 }
-"""Settings that have another name now, to tell a user of yesterday."""
+"""Today's name of every setting that had another one, for the message that refuses the old name."""
 
 
 _MAX_INTEGER = 2**63
-"""What TOML's integers are below, and Python's are not."""
+"""TOML's integers are below this, Python's are not."""
 
 
 def load_config(path: str | os.PathLike[str] | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Config:
@@ -126,7 +127,7 @@ def _apply_override(document: dict[str, Any], override: str) -> None:
 
 
 def _refuse_foreign(value: Any, name: str, path: Path, *, depth: int = 0) -> None:
-    """Raises ConfigError for what TOML has and no setting is: dates, times, NaN and infinity, tables in tables in tables."""
+    """Raises ConfigError for what TOML has and no setting is: dates, times, NaN and infinity, values that lie deep."""
     if depth > MAX_DEPTH:
         raise ConfigError(f"{path}: {name:.60} lies more than {MAX_DEPTH} levels deep, where no setting is")
     if isinstance(value, Mapping):
@@ -142,47 +143,68 @@ def _refuse_foreign(value: Any, name: str, path: Path, *, depth: int = 0) -> Non
 
 
 def _describe(problem: Any) -> str:
-    is_unknown = (
-        problem["type"] == "unexpected_keyword_argument"
-    )  # then its last part is what the user wrote, never a tag
-    names = [
-        str(part) for part in problem["loc"] if not _is_union_tag(part) or (is_unknown and part == problem["loc"][-1])
-    ]
+    """Returns one line for one of pydantic's problems: the setting by its dotted name, and what is wrong."""
+    names, owner = _locate(problem["loc"])
     dotted = ".".join(names) or "config"
-    if is_unknown and dotted in RENAMED:
-        return f"{dotted}: now {RENAMED[dotted]}"
-    if is_unknown:
-        near = difflib.get_close_matches(names[-1], _field_names(names[:-1]), n=1)
-        return f"{dotted}: unknown field" + (f"; did you mean {'.'.join([*names[:-1], near[0]])}?" if near else "")
-    if problem["type"] in {"missing", "missing_argument", "missing_keyword_only_argument"}:
-        return f"{dotted}: missing"
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    if problem["type"] == "value_error":
-        return f"{dotted}: {message}"
-    return f"{dotted}: {message}, got {problem['input']!r:.200}"
+    match problem["type"]:
+        case "unexpected_keyword_argument":
+            return f"{dotted}: {_unknown(names, owner)}"
+        case "missing" | "missing_argument" | "missing_keyword_only_argument":
+            example = next((f.metadata.get("example") for f in dataclasses.fields(owner) if f.name == names[-1]), None)
+            return f"{dotted}: missing" + (f"; for example {names[-1]} = {example}" if example else "")
+        case "union_tag_invalid":
+            found = problem["ctx"]
+            return f"{dotted}.kind: Input should be one of {found['expected_tags']}, got {found['tag']!r:.200}"
+        case "value_error":
+            return f"{dotted}: {str(problem['msg']).removeprefix('Value error, ')}"
+    return f"{dotted}: {problem['msg']}, got {problem['input']!r:.200}"
 
 
-def _is_union_tag(part: Any) -> bool:
-    return isinstance(part, str) and ("[" in part or part in {"str", "int", "TextConfig", "PlanConfig", "VisionConfig"})
+def _unknown(names: Sequence[str], owner: Any) -> str:
+    """Returns what to say of a setting that is not there: today's name, the kinds of plan that have it, a near name."""
+    *sections, name = names
+    if today := RENAMED.get(".".join(names)):
+        return f"now {today}"
+    kinds = [f'"{kind}"' for kind, settings in KINDS.items() if name in _names(settings)]
+    if owner in KINDS.values() and kinds:
+        own = next(kind for kind, settings in KINDS.items() if settings is owner)
+        return f'only for kind = {" or ".join(kinds)}, not "{own}"'
+    near = difflib.get_close_matches(name, _names(owner), n=1)
+    return "unknown field" + (f"; did you mean {'.'.join([*sections, near[0]])}?" if near else "")
 
 
-def _section_type(sections: list[str]) -> type | None:
-    owner: type | None = Config
-    for name in sections:
-        if owner is not None and not name.isdecimal():  # a number is a place in a list
-            owner = _dataclass_in(get_type_hints(owner).get(name))
-    return owner
+def _names(owner: Any) -> list[str]:
+    return [f.name for f in dataclasses.fields(owner) if f.name != "path"]
 
 
-def _dataclass_in(hint: Any) -> type | None:
+def _locate(place: Sequence[str | int]) -> tuple[list[str], Any]:
+    """Returns the parts of a setting's name as the user wrote it, and the dataclass that has, or lacks, the last part.
+
+    place: the name in pydantic's form, with the types of a union and the kind of a plan among the parts.
+    """
+    names: list[str] = []
+    owner: Any = Config
+    options: list[Any] = [Config]
+    is_open = False
+    for part in place:
+        if len(options) > 1:
+            options = [KINDS[str(part)]]
+        elif isinstance(part, int):
+            names.append(str(part))
+        elif options:
+            owner = options[0]
+            names.append(part)
+            hint = get_type_hints(owner).get(part)
+            options, is_open = _dataclasses_in(hint), "dict[" in str(hint)
+        elif is_open:
+            names.append(part)
+    return names, owner
+
+
+def _dataclasses_in(hint: Any) -> list[Any]:
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return hint
-    return next((found for option in getattr(hint, "__args__", ()) if (found := _dataclass_in(option))), None)
-
-
-def _field_names(sections: list[str]) -> list[str]:
-    owner = _section_type(sections)
-    return [f.name for f in dataclasses.fields(owner) if f.name != "path"] if owner else []
+        return [hint]
+    return [found for option in getattr(hint, "__args__", ()) for found in _dataclasses_in(option)]
 
 
 def _absolute(node: Any, folder: Path) -> Any:
@@ -218,7 +240,8 @@ _LONG_KEY = re.compile(rf"(?:\.[ \t]*+[\w\-\"]++[ \t]*+){{{MAX_DEPTH},}}")
 def parse_toml(text: str) -> dict[str, Any]:
     """Returns the document of a TOML text.
 
-    Raises ValueError for what is no TOML, and where a key has more than `MAX_DEPTH` parts or values lie too deep to be read.
+    Raises ValueError for what is no TOML, for a key of more than `MAX_DEPTH` parts, and for values that lie too deep to
+    be read.
     """
     # tomllib takes time with the square of a key's parts: minutes for 100,000 of them.
     if (found := _LONG_KEY.search(_STRINGS.sub(_stand_in, text))) is not None:

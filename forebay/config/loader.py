@@ -15,19 +15,20 @@ class LoaderConfig:
     __pydantic_config__ = STRICT
 
     cache: Literal["auto", "require", "off"] = "auto"
-    """`auto`: the cache that answers the config, else the raw data with a warning. `require`: a missing cache is an error.
-    `off`: the raw data."""
+    """`auto`: the cache of the config's recipe, else the raw data with a warning. `require`: a missing cache is an
+    error. `off`: the raw data."""
     cache_dir: str | None = field(default=None, metadata={"path": True})
     """Folder of the one cache to read, wherever it lies. Its recipe must still be that of the config."""
     verify: Literal["touch", "open", "never"] = "touch"
-    """When a cache's bytes are compared with their checksums. `touch`: a sample at its first read. `open`: all of them when
-    the cache is opened. `never`: not at all."""
+    """When a cache's bytes are compared with their checksums. `touch`: a sample at its first read. `open`: all of them
+    when the cache is opened. `never`: not at all."""
     seed: int = 0
     """Seed of the order, of random crops, and of random weights under `train.init`."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Type of floating-point batch fields."""
     crop_s: float | None = None
-    """Seconds of a random crop of each sample, new every epoch. Batches then hold `wav`, and `feats` under `w2v_bert`."""
+    """Seconds of a random crop of each sample, new every epoch. Batches then hold `wav`, and `feats` under
+    `w2v_bert`."""
     pixels: Literal["uint8", "float32", "float16", "bfloat16"] = "float32"
     """Type of `pixel_values` in packs. `uint8`: patches as stored, in an object that only `to_model_inputs` takes."""
     pack_shapes: Literal["natural", "fixed"] = "natural"
@@ -56,14 +57,14 @@ class LoaderConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MixtureSource:
-    """One `[[mixture.source]]`: a cache, and its weight."""
+    """A cache of a mixture, and its weight."""
 
     __pydantic_config__ = STRICT
 
     cache: str | None = field(default=None, metadata={"path": True})
     """Folder of the cache."""
     config: str | None = field(default=None, metadata={"path": True})
-    """Config whose cache it is, instead of the folder."""
+    """Instead of the folder: the config whose cache is read."""
     weight: float | None = None
     """Weight, of any scale. Left out everywhere: hours to the power of `mixture.temperature`."""
 
@@ -83,13 +84,14 @@ class MixtureConfig:
     source: tuple[MixtureSource, ...] = ()
     """Several caches by weight, instead of the config's own: one table `[[mixture.source]]` each."""
     column: str | None = None
-    """Or the values of this column of the config's own cache by weight: `language`, `source`."""
+    """Instead of several caches: a column of the config's own cache, `language` or `source`. Its values are then the
+    sources."""
     weights: dict[str, float] | None = None
     """Weight of each value of `column`. Left out: hours."""
     temperature: float = 1.0
     """Weights that are left out are hours to this power: 1 is proportional, less lifts the small ones."""
     batches: Literal["mixed", "per_source"] = "mixed"
-    """Whether a micro-batch holds samples of all sources, or of one."""
+    """`mixed`: a micro-batch holds samples of all sources. `per_source`: a micro-batch holds samples of one source."""
     exhausted: Literal["repeat", "end"] = "repeat"
     """What a source that runs out does. `repeat`: it begins again, counted. `end`: it ends the epoch."""
     asr_ratio: float | None = None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from forebay.config.crop import crop_samples
 from forebay.config.data import STRICT, AudioConfig, LayoutConfig, SourceConfig, TextConfig, VisionConfig
 from forebay.config.loader import LoaderConfig, MixtureConfig
-from forebay.config.plan import PlanConfig
+from forebay.config.plan import ByKind, PlanConfig
 from forebay.config.train import RunConfig, TrainConfig
 
 
@@ -20,13 +20,14 @@ class Config:
     __pydantic_config__ = STRICT
 
     name: str
+    """First part of the cache folder's name."""
     source: SourceConfig
     audio: AudioConfig = field(default_factory=AudioConfig)
     text: TextConfig | None = None
     """With `[vision]` it may be left out: the processor's folder, prompt "chat"."""
     vision: VisionConfig | None = None
     layout: LayoutConfig = field(default_factory=LayoutConfig)
-    plan: PlanConfig | None = None
+    plan: Annotated[PlanConfig, ByKind()] | None = None
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     mixture: MixtureConfig = field(default_factory=MixtureConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -96,7 +97,8 @@ class Config:
         if self.text is None or self.text.prompt != "plain":
             found = "no [text] section" if self.text is None else f'text.prompt is "{self.text.prompt}"'
             raise ValueError(
-                f'{found} and audio.features is "none"; text alone is tokenised: give text.tokenizer and prompt = "plain"'
+                f'{found} and audio.features is "none"; text alone is tokenised: '
+                'give text.tokenizer and prompt = "plain"'
             )
         if self.source.duration_tolerance is not None:
             raise ValueError('source.duration_tolerance is for audio, and audio.features is "none"; leave it out')

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from forebay.config.tree import Config
-from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheNotFoundError, ConfigError
+from forebay.errors import CacheCorruptError, CacheError, CacheNotFoundError, ConfigError
 from forebay.inspect.export import CONFIG_NAME, Places, bucket_manifests, check_target, write_table, write_wav
 from forebay.inspect.facts import cache_facts, holds_images, pack_bytes, unreadable_facts
 from forebay.inspect.pack import Pack, read_pack
-from forebay.inspect.plans import is_plan, read_plan
+from forebay.inspect.plans import read_plan
 from forebay.inspect.sample import ImageSample, Sample, read_sample, sample_index
 from forebay.inspect.terminal.layout import print_json, print_lines
 from forebay.inspect.terminal.plan import plan_report_lines
 from forebay.inspect.terminal.report import report_lines, verify_lines
 from forebay.inspect.terminal.sample import pack_lines, sample_lines
+from forebay.plan.disk import is_plan
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lookup import find_cache, require, sealed_caches
 from forebay.store.metadata import check_description, check_file, foreign_values
@@ -172,7 +173,10 @@ def _print(
 def _show_plan(folder: Path, options: InspectOptions) -> int:
     """Prints a plan, or the pack that `sample` asks for; its cache is looked for beside it, and under `cache_root`."""
     _check_plan_outputs(folder, options)
-    plan = _read_plan(folder)
+    try:
+        plan = read_plan(folder)
+    except OSError as err:
+        raise CacheCorruptError(f"{err}; delete {folder} and run: forebay preprocess CONFIG") from err
     facts: dict[str, Any] = {**plan, "verify": _verified(folder, plan).to_json()} if options.verify else plan
     if options.verify and not facts["verify"]["ok"]:
         _print_plan(options, facts, None, [])
@@ -196,15 +200,6 @@ def _check_plan_outputs(folder: Path, options: InspectOptions) -> None:
         if options.sample is None:
             raise ConfigError("--png needs --sample I, the pack to draw; for example --sample 0")
         check_target(options.png, "--png", cache_folder=folder)
-
-
-def _read_plan(folder: Path) -> dict[str, Any]:
-    try:
-        return read_plan(folder)
-    except CacheMismatchError as err:
-        raise CacheMismatchError(f"{err}; install a newer forebay") from err
-    except (CacheCorruptError, OSError) as err:
-        raise CacheCorruptError(f"{err}; delete {folder} and run: forebay preprocess CONFIG") from err
 
 
 def _verified(folder: Path, plan: dict[str, Any]) -> VerifyReport:

@@ -22,11 +22,11 @@ _COLUMNS = ("part", "language", "source")
 def usage_facts(path: Path) -> dict[str, Any]:
     """Returns the document of `forebay inspect --usage FILE --json`: the lines of the log added up.
 
-    `languages`, `sources`, and `parts` of a mixture: by name the `samples` handed out, their `share`, the `expected` share,
-    and how many samples are `there`. `shards`: `num`, `touched`, and how often the least and the most used one was gone through (`min_passes`,
-    `max_passes`). `never_used`: `languages`, `sources` (names), `shards` (numbers), `samples` (indices; null where the log
-    names none, see `train.usage_ids`), `sample_ids` (null also where the cache is not there). `gaps`: pairs of steps between
-    which nothing was recorded.
+    `languages`, `sources`, and `parts` of a mixture: by name the `samples` handed out, their `share`, the `expected`
+    share, and how many samples are `there`. `shards`: `num`, `touched`, and how often the least and the most used one
+    was gone through (`min_passes`, `max_passes`). `never_used`: `languages`, `sources` (names), `shards` (numbers),
+    `samples` (indices; null where the log names none, see `train.usage_ids`), `sample_ids` (null also where the cache
+    is not there). `gaps`: pairs of steps between which nothing was recorded.
     Raises ConfigError where the file cannot be read, CacheCorruptError, CacheMismatchError for what is no usage log.
     """
     try:

@@ -1,20 +1,20 @@
-"""How ranks share one sequence of micro-batches: W ranks take W consecutive ones a step.
+"""Where a rank stands in the micro-batches of a plan: how ranks share them, what comes next, how an epoch ends.
 
-From position `start` on, rank r takes at its step s the position start + s * W + r. The state of a run is therefore one
-global position, and a run of any W goes on where a run of another W stopped. All ranks do the same number of steps; where
-the positions left are not a multiple of W, the end of the epoch is, by `plan.tail`:
+W ranks take W consecutive micro-batches a step. From position `start` on, rank r takes at its step s the position
+start + s * W + r. The state of a run is therefore one global position, and a run of any W goes on where a run of
+another W
+stopped: order is a function of (plan, seed, epoch, position), so nothing is replayed. All ranks do the same number of
+steps. Where the positions left are not a multiple of W, `plan.tail` says how the epoch ends:
 
 - `drop`: the last, incomplete step is not done; up to W - 1 micro-batches are left out.
-- `pad`: the step is filled with micro-batches from the epoch's head, which are trained on twice.
-- `short`: the step is filled in the same way, so that collective operations find every rank, but the fillers have weight
-  0: their loss is to be multiplied by 0, and every sample counts exactly once.
-
-Where a loader stands. The whole of it: order is a function of (plan, seed, epoch, position), so nothing is replayed.
+- `pad`: micro-batches from the epoch's head fill the step, and are trained on twice.
+- `short`: micro-batches from the epoch's head fill the step, so that collective operations find every rank, but the
+  fillers have weight 0: their loss is to be multiplied by 0, and every sample counts exactly once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from forebay.errors import ConfigError, PlanError, ResumeError
-from forebay.plan.disk import why_differ
-from forebay.plan.interface import Tail
-from forebay.store.layout import Array
+from forebay.plan.interface import Plan, Tail
+from forebay.plan.names import why_differ
+from forebay.store.layout import Array, Ints
 
 
 def check_ranks(dp_rank: int, dp_world_size: int) -> None:
@@ -107,8 +107,8 @@ class LoaderState:
     position: int
 
     def at(self, position: int) -> LoaderState:
-        """Returns the place `position` of the same epoch."""
-        return replace(self, position=position)
+        """Returns position `position` of the same epoch."""
+        return LoaderState(plan_key=self.plan_key, seed=self.seed, epoch=self.epoch, position=position)
 
     def next_epoch(self) -> LoaderState:
         """Returns the head of the next epoch."""
@@ -125,12 +125,10 @@ class LoaderState:
         }
 
     @classmethod
-    def from_json(
-        cls, state: Mapping[str, Any], *, plan_key: str, num_batches: int, earlier_key: str | None = None
-    ) -> LoaderState:
+    def from_json(cls, state: Mapping[str, Any], *, plan_key: str, num_batches: int) -> LoaderState:
         """Returns the state that `to_json` wrote, checked against the plan that is to go on.
 
-        num_batches: micro-batches of an epoch. earlier_key: that forebay gave this plan in states of before. Raises ResumeError naming the field, its value and the wanted one.
+        num_batches: micro-batches of an epoch. Raises ResumeError naming the field, its value and the wanted one.
         """
         if not isinstance(state, Mapping):
             raise ResumeError(f"loader state is a {type(state).__name__}, wanted what Loader.state_dict() returned")
@@ -141,9 +139,10 @@ class LoaderState:
                 "resume with the forebay that wrote it, or a newer one"
             )
         stored = state.get("plan_key")
-        if stored != plan_key and (earlier_key is None or stored != earlier_key):
+        if stored != plan_key:
             raise ResumeError(
-                f"loader state: plan_key is {_short(stored)}, the plan here has {_short(plan_key)}; {why_differ(stored, plan_key)}"
+                f"loader state: plan_key is {_short(stored)}, the plan here has {_short(plan_key)}; "
+                f"{why_differ(stored, plan_key)}"
             )
         position = _integer(state, "position", low=0)
         if position > num_batches:
@@ -153,6 +152,159 @@ class LoaderState:
         return cls(
             plan_key=plan_key, seed=_integer(state, "seed"), epoch=_integer(state, "epoch", low=0), position=position
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a rank does next.
+
+    place: of the step. turn: what the rank takes there. samples: int64, of its micro-batch. following: the place of the
+    step that comes after it in this walk. walk: which walk of the cursor it is of.
+    """
+
+    place: LoaderState
+    turn: Turn
+    samples: Ints
+    following: LoaderState
+    walk: int
+
+
+_WORKERS = "num_workers"
+"""In the state of one of several workers: how many there are. `position` is then that of the worker's own next step."""
+
+
+_AT_ONCE = 64
+"""Steps whose samples are computed at once: a fraction of the cost of one by one."""
+
+
+class Cursor:
+    """Where one rank stands in the epochs of a plan. The next walk begins where `start` is; `state` is the next batch.
+
+    A walk goes from there to the end of the epoch, and the walk after it is the next epoch. Steps may be computed
+    ahead: the cursor moves when a step is handed out. A walk that was begun earlier than the last one moves it no more.
+    Several workers of a rank share its steps: each takes every `num_workers`-th, and has a cursor and a state of its
+    own.
+    """
+
+    def __init__(
+        self, plan: Plan, key: str, *, seed: int, rank: int = 0, world: int = 1, is_endless: bool = False
+    ) -> None:
+        """key: of the plan, by which states are checked. is_endless: a walk goes on from epoch to epoch.
+
+        Raises ConfigError for a rank that is none of so many, PlanError where no rank has a step.
+        """
+        check_ranks(rank, world)
+        self.plan, self.key, self.rank, self.world, self.is_endless = plan, key, rank, world, is_endless
+        self._num_batches = plan.num_batches  # which a plan of buckets counts each time
+        self.start = self.state = LoaderState(plan_key=key, seed=seed, epoch=0, position=0)
+        self._is_own = False  # whether `start` is the next step of this worker, not of all of them
+        self._num_workers = 0
+        self._walk = 0
+        if not len(self):
+            raise PlanError(
+                f'{plan.num_batches} micro-batches are no full step of {world} ranks and plan.tail is "{plan.tail}": '
+                'use fewer ranks, smaller batches, or plan.tail = "short"'
+            )
+
+    def __len__(self) -> int:
+        """Steps of this rank, as of every other, in a whole epoch."""
+        return self.steps_left(self.start.at(0))
+
+    def steps_left(self, place: LoaderState) -> int:
+        """Returns the steps of each rank from a place to the end of its epoch."""
+        return num_steps(self._num_batches, self.world, tail=self.plan.tail, start=place.position)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next walk that of `epoch`, from its head; in the epoch where the cursor stands nothing changes.
+
+        Raises ConfigError for what is no epoch.
+        """
+        if not isinstance(epoch, Integral) or isinstance(epoch, bool) or epoch < 0:
+            raise ConfigError(f"epoch is {epoch!r}, wanted an integer from 0 on")
+        if epoch != self.start.epoch:
+            self._stand_at(replace(self.start, epoch=int(epoch), position=0))
+
+    def state_dict(self, *, num_workers: int = 0) -> dict[str, Any]:
+        """Returns where the next batch is, as JSON values: the same on every rank, and good for any number of ranks.
+
+        num_workers: of the rank, in one of its workers. The state is then the worker's own, good for as many workers.
+        """
+        return self.state.to_json() | ({_WORKERS: num_workers} if num_workers else {})
+
+    def load_state_dict(self, state: Mapping[str, Any], *, num_workers: int = 0) -> None:
+        """Makes the next walk begin at the batch that `state` names; the seed of `state` becomes the cursor's.
+
+        Raises ResumeError, naming field and both values, for another plan, a newer version, wrong types, a place
+        outside of the plan or a worker's state where there is another number of workers; nothing has changed then.
+        """
+        loaded = LoaderState.from_json(state, plan_key=self.key, num_batches=self._num_batches)
+        stored = state.get(_WORKERS)
+        if stored is not None and stored != num_workers:
+            raise ResumeError(
+                f"loader state: it is that of one of {stored} workers, here are {num_workers}; "
+                f"resume with num_workers = {stored}"
+            )
+        is_own = stored is not None
+        # A worker at its end stays there: the others still have batches of this epoch.
+        self._stand_at(loaded if is_own or self.steps_left(loaded) else loaded.next_epoch(), is_own=is_own)
+
+    def walk(self, *, worker: int = 0, num_workers: int = 0) -> Iterator[Step]:
+        """Returns the steps from where the cursor stands to the end of the epoch, or without end.
+
+        A few steps are computed at once.
+
+        worker, num_workers: which steps of the rank are this worker's; 0 workers: the rank has none, and all are taken.
+        """
+        self._walk += 1
+        self._num_workers = num_workers
+        self.state = self._after(self.start, 0 if self._is_own else worker)
+        first, number = self.state, self._walk
+        if not self.steps_left(first):
+            self._end(first)
+        return self._steps(first, stride=max(num_workers, 1), walk=number)
+
+    def hand_out(self, step: Step) -> None:
+        """Moves the cursor behind a step of its last walk; a step of an earlier walk moves nothing."""
+        if step.walk == self._walk:
+            self.state = step.following
+            if not self.steps_left(step.following):
+                self._end(step.following)
+
+    def _steps(self, place: LoaderState, *, stride: int, walk: int) -> Iterator[Step]:
+        order, epoch = self.plan.order(place.seed, place.epoch), place.epoch
+        while left := self.steps_left(place):
+            if place.epoch != epoch:
+                order, epoch = self.plan.order(place.seed, place.epoch), place.epoch
+            numbers = range(0, min(left, _AT_ONCE * stride), stride)
+            places = [place.at(place.position + number * self.world) for number in numbers]
+            turns = [self._turn(here) for here in places]
+            batches = order.batches([mine.position for mine in turns])
+            place = self._after(places[-1], stride)
+            for here, mine, samples, following in zip(places, turns, batches, [*places[1:], place], strict=True):
+                yield Step(here, mine, samples, following, walk)
+
+    def _turn(self, place: LoaderState) -> Turn:
+        count, start = self._num_batches, place.position
+        return turn(count, 0, dp_rank=self.rank, dp_world_size=self.world, tail=self.plan.tail, start=start)
+
+    def _after(self, place: LoaderState, steps: int) -> LoaderState:
+        """Returns the place `steps` steps behind `place`: at most the end of its epoch, unless it is endless."""
+        while self.is_endless and steps >= (left := self.steps_left(place)):
+            place, steps = place.next_epoch(), steps - left
+        steps = min(steps, self.steps_left(place))
+        count = self._num_batches
+        return place.at(next_position(count, steps, dp_world_size=self.world, start=place.position))
+
+    def _end(self, place: LoaderState) -> None:
+        """Makes the next walk the next epoch; one of several workers still says that it is at the end of this one."""
+        self.start, self._is_own = place.next_epoch(), False
+        if not self._num_workers:
+            self.state = self.start
+
+    def _stand_at(self, state: LoaderState, *, is_own: bool = False) -> None:
+        self._walk += 1  # earlier walks no longer move the cursor
+        self.start = self.state = state
+        self._is_own = is_own
 
 
 def _integer(state: Mapping[str, Any], name: str, *, low: int | None = None) -> int:

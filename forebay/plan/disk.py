@@ -1,6 +1,7 @@
 """A plan as a sealed folder: flat arrays and their statistics, metadata.json last, opened by memory mapping.
 
-The names of a plan: on disk by its cache, in a loader's state by what its batches are.
+Checksums prove that the bytes of a folder are those that were written, and not that forebay wrote them: what the
+metadata and the statistics hold is checked too, before anything uses it.
 """
 
 from __future__ import annotations
@@ -9,28 +10,31 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from forebay.config.plan import PACK_FIELDS, PlanConfig
+from forebay.config.plan import PackConfig, PlanConfig
 from forebay.errors import CacheCorruptError, CacheMismatchError, CacheNotFoundError
-from forebay.plan.bucket.plan import ORDER_VERSION, BucketPlan
-from forebay.plan.bucket.sizes import grad_accs, read_calibration
-from forebay.plan.pack.plan import UNPLACED, PackPlan
+from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.names import PLANS, plan_document
+from forebay.plan.pack.plan import PackPlan
+from forebay.plan.statistics import FORM, PACK_FORM
 from forebay.plan.window import WindowPlan
 from forebay.store.chunked import MEMBERS_A_CHUNK, CheckedArray, chunk_sums
 from forebay.store.files import fsync_folder, hash_file, write_all, write_aside, write_bytes
-from forebay.store.key import canonical_json, digest
+from forebay.store.key import digest
 from forebay.store.layout import Array
-from forebay.store.metadata import read_regular, regular_size
+from forebay.store.metadata import checksum, read_regular, regular_size
+from forebay.store.schema import COUNT, NUMBER, OBJECT, POSITIVE, TEXT, Check, all_of, list_of, map_of, or_null, record
 from forebay.store.temporary import sweep, temporary_name
 
 AnyPlan = BucketPlan | WindowPlan | PackPlan
+
+
+_KINDS: dict[str, type[AnyPlan]] = {"bucket": BucketPlan, "window": WindowPlan, "pack": PackPlan}
 
 
 PLAN_FORMAT_VERSION = 1
@@ -42,24 +46,31 @@ METADATA = "metadata.json"
 STATISTICS = "packing_stats.json"
 
 
-SAMPLE_IDS = "sample_ids"
-"""Digest of which samples are planned; plans of before have none."""
-
-
 SUMS = "members_sums"
 """Checksums of the pieces of a large `members`, which is then checked where it is touched and not when it is opened."""
 
 
 LAZY_BYTES = 2**25
-"""Of `members` from which on it has them; hashing less at once takes 3 ms."""
+"""A `members` of so many bytes has `SUMS`; hashing less at once takes 3 ms."""
 
 
-def plan_folder(root: Path, *, dataset: str, split: str, cache_key: str, settings: PlanConfig) -> Path:
-    """Returns where the plan of a cache lives under a cache root, whether it is there or not."""
-    key = digest(plan_document(cache_key, settings))
-    is_pack = settings.kind == "pack"
-    kind = f"seq{settings.seq_len}_buf{settings.buffer_size}" if is_pack else settings.kind
-    return root / "plans" / f"{dataset}_{split}_{kind}_{key[:8]}"
+_ARRAY = record({"size_bytes": COUNT, "xxh3_128": TEXT})
+_PACKS = all_of(map_of(_ARRAY), record({"members": _ARRAY, "offsets": _ARRAY}))
+_PACK_SETTINGS = record({"seq_len": POSITIVE, "max_patches": or_null(COUNT)})
+
+
+def _form(counted: str, share: str, *, arrays: Check, settings: Check) -> Check:
+    """Returns the check of a plan's metadata."""
+    plan = record({"cache_keys": list_of(TEXT, may_be_empty=False), "settings": settings})
+    texts = dict.fromkeys(("plan_key", "kind", "statistics_xxh3_128"), TEXT)
+    return record({**texts, "num_samples": COUNT, counted: COUNT, share: NUMBER, "arrays": arrays, "plan": plan})
+
+
+_METADATA_OF_PACKS = _form("num_packs", "fill", arrays=_PACKS, settings=_PACK_SETTINGS)
+_METADATA_OF_BATCHES = _form("num_batches", "padding", arrays=map_of(_ARRAY), settings=OBJECT)
+
+
+_AGAIN = "delete that folder and run: forebay preprocess CONFIG"
 
 
 def save_plan(
@@ -73,9 +84,10 @@ def save_plan(
 ) -> None:
     """Makes `folder` (of `plan_folder`) hold the plan, complete or not at all; a damaged one that is there is replaced.
 
-    Two savers at once are fine: the first one's folder stays, the bytes are the same. Arrays that are mapped from a replaced
-    folder stay valid. sample_ids: digest of which samples these are, for `sealed_content`. Raises OSError where the root cannot be written, with nothing left behind, and CacheMismatchError
-    where another plan (eight equal hex digits, or a newer format) has the folder.
+    Two savers at once are fine: the first one's folder stays, the bytes are the same. Arrays that are mapped from a
+    replaced folder stay valid. sample_ids: the digest of which samples are planned.
+    Raises OSError where the root cannot be written, with nothing left behind, and CacheMismatchError where another plan
+    (eight equal hex digits, or a newer format) has the folder.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     sweep(folder.parent)
@@ -86,18 +98,20 @@ def save_plan(
         stats = json.dumps(statistics, indent=1, allow_nan=False).encode("ascii")
         write_bytes(aside / STATISTICS, stats)
         document = plan_document(cache_key, settings)
+        share = "fill" if settings.kind == "pack" else "padding"
         metadata = {
             "format_version": PLAN_FORMAT_VERSION,
             "kind": settings.kind,
             "plan_key": digest(document),
             "plan": document,
-            **_at_a_glance(plan, statistics),
-            **({} if sample_ids is None else {SAMPLE_IDS: sample_ids}),
+            **plan.counts(),
+            share: statistics[share],
+            **({} if sample_ids is None else {"sample_ids": sample_ids}),
             "statistics_xxh3_128": xxhash.xxh3_128_hexdigest(stats),
             "arrays": arrays,
-            **_figures(plan, settings),
+            **plan.figures(settings),
         }
-        metadata["checksum"] = _checksum(metadata)
+        metadata["checksum"] = checksum(metadata)
         write_bytes(aside / METADATA, json.dumps(metadata, indent=1, allow_nan=False).encode("ascii"))
         _move_in(aside, folder, cache_key=cache_key, settings=settings)
     finally:
@@ -111,39 +125,23 @@ def load_plan(folder: Path, *, cache_key: str, settings: PlanConfig, num_samples
     Raises CacheNotFoundError where no plan is, CacheMismatchError where it is another one (cache, settings, number of
     samples, newer format), CacheCorruptError where bytes on disk are not the bytes written; the order raises that too.
     """
-    metadata = _read_metadata(folder)
-    try:
-        return _loaded(folder, metadata, cache_key=cache_key, settings=settings, num_samples=num_samples)
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError) as err:
-        # Its checksum is right: somebody else wrote it.
-        raise CacheCorruptError(f"{folder / METADATA} is no plan that forebay writes ({err!r:.80}); {_AGAIN}") from err
-
-
-def plan_content(plan: AnyPlan) -> dict[str, Any]:
-    """Returns what the batches of a plan are a function of, beside its settings: its arrays, by checksum."""
-    return _content({"arrays": {name: _entry(array) for name, array in _arrays(plan).items()}, **_windows(plan)})
-
-
-def sealed_content(folder: Path) -> tuple[dict[str, Any], str | None]:
-    """Returns the `plan_content` of a plan on disk, and which samples it is of, where that is known; reads no array."""
-    metadata = _read_metadata(folder)
-    return _content(metadata), metadata.get(SAMPLE_IDS)
-
-
-def _content(metadata: dict[str, Any]) -> dict[str, Any]:
-    return {name: metadata[name] for name in ("arrays", "windows") if name in metadata}
-
-
-def _loaded(
-    folder: Path, metadata: dict[str, Any], *, cache_key: str, settings: PlanConfig, num_samples: int | None
-) -> AnyPlan:
+    metadata = read_metadata(folder)
     _expect(folder, plan_document(cache_key, settings), metadata["plan"])
     if num_samples is not None and metadata["num_samples"] != num_samples:
         raise CacheMismatchError(
-            f"{folder}: num_samples differs ({num_samples} in the cache, {metadata['num_samples']} in the plan); {_AGAIN}"
+            f"{folder}: num_samples differs ({num_samples} in the cache, {metadata['num_samples']} in the plan); "
+            f"{_AGAIN}"
         )
+    try:
+        return _mapped(folder, metadata, settings)
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError) as err:
+        # Its checksum is right: somebody else wrote it.
+        raise CacheCorruptError(f"{folder / METADATA} is none that forebay writes ({err!r:.80}); {_AGAIN}") from err
+
+
+def _mapped(folder: Path, metadata: dict[str, Any], settings: PlanConfig) -> AnyPlan:
     is_lazy = SUMS in metadata["arrays"]
-    arrays: dict[str, Any] = {
+    arrays = {
         name: _map_array(folder / f"{name}.npy", expected, is_checked=not (is_lazy and name == "members"))
         for name, expected in metadata["arrays"].items()
     }
@@ -152,103 +150,116 @@ def _loaded(
         path, sums = folder / "members.npy", arrays.pop(SUMS)
         members = CheckedArray(path, arrays["members"], sums, chunk_items=MEMBERS_A_CHUNK, again=_AGAIN)
         check = members.require_all
-    rules: dict[str, Any] = {"tail": settings.tail, "check": check}
-    if settings.kind == "pack":
-        _require_packs(arrays, metadata["num_samples"], are_members_read=not is_lazy)
-        return PackPlan(unplaced={reason: arrays.pop(reason) for reason in UNPLACED}, **arrays, **rules)
-    rules |= {"sample_rate_hz": metadata["sample_rate_hz"], "lockstep": settings.lockstep}
-    if settings.kind == "window":
-        return WindowPlan(**arrays, **rules, **metadata["windows"])
-    edges_s = tuple(metadata["edges_s"]) if "edges_s" in metadata else settings.edges_s
-    return BucketPlan(
-        **arrays,
-        **rules,
-        edges_s=edges_s,
-        edges=tuple(metadata.get("edges", ())),
-        grad_accs=grad_accs(settings, edges_s=edges_s, num_buckets=len(arrays["batch_sizes"])),
-        locality_shards=settings.locality_shards,
-    )
+    kind: Any = _KINDS[settings.kind]
+    plan: AnyPlan = kind.restored(arrays, metadata, settings, check)
+    return plan
 
 
-def _require_packs(arrays: dict[str, Array], num_samples: int, *, are_members_read: bool) -> None:
-    """Raises ValueError where arrays are no packs of so many samples, whatever their checksums say."""
-    members, offsets = arrays["members"], arrays["offsets"]
-    lists = [members, *(arrays[reason] for reason in UNPLACED)]
-    if any(array.ndim != 1 or array.dtype.kind != "i" for array in (offsets, *lists)):
-        raise ValueError("its arrays are no lists of integers")
-    if sum(map(len, lists)) != num_samples:
-        raise ValueError(f"{sum(map(len, lists))} samples are in packs or left out, num_samples is {num_samples}")
-    ends = [offsets[0], offsets[-1]]
-    if ends != [0, len(members)] or np.any(offsets[1:] <= offsets[:-1]):
-        raise ValueError(f"the offsets of its packs do not rise from 0 to {len(members)}")
-    if any(len(a) and (a.min() < 0 or a.max() >= num_samples) for a in lists[0 if are_members_read else 1 :]):
-        raise ValueError(f"it names samples outside of 0 to {num_samples - 1}")
+def plan_content(plan: AnyPlan, settings: PlanConfig) -> dict[str, Any]:
+    """Returns what the batches of a plan are a function of, beside its settings: its arrays, by checksum."""
+    arrays = {name: _entry(array) for name, array in _arrays(plan).items()}
+    return _content({"arrays": arrays, **plan.figures(settings)})
 
 
-def pack_settings(folder: Path) -> tuple[str, PlanConfig]:
+def sealed_content(folder: Path) -> tuple[dict[str, Any], str | None]:
+    """Returns the `plan_content` of a plan on disk, and which samples it is of, where that is known; reads no array."""
+    metadata = read_metadata(folder)
+    return _content(metadata), metadata.get("sample_ids")
+
+
+def _content(metadata: dict[str, Any]) -> dict[str, Any]:
+    return {name: metadata[name] for name in ("arrays", "windows") if name in metadata}
+
+
+def pack_settings(folder: Path) -> tuple[str, PackConfig]:
     """Returns of which cache the packs of a plan folder are, by its key, and the settings they were made by.
 
-    `load_plan` wants both. Raises as that does, and CacheMismatchError where the folder is no plan of packs or has settings
-    that are not known here.
+    `load_plan` wants both. Raises as that does, and CacheMismatchError where the folder is no plan of packs or has
+    settings that are not known here.
     """
-    metadata = _read_metadata(folder)
+    metadata = read_metadata(folder)
     if metadata["kind"] != "pack":
         raise CacheMismatchError(
             f'{folder}: kind differs ("pack" wanted, "{metadata["kind"]}" stored); name another plan'
         )
     document = metadata["plan"]
     try:
-        return document["cache_keys"][0], PlanConfig(**document["settings"])
+        return document["cache_keys"][0], PackConfig(**document["settings"])
     except (TypeError, ValueError) as err:
         raise CacheMismatchError(
             f"{folder}: its settings are not those of this forebay's packs ({err}); run: forebay preprocess CONFIG"
         ) from err
 
 
+def is_plan(folder: Path) -> bool:
+    """Whether a folder is, or was meant to be, a plan and not a cache."""
+    try:
+        document = json.loads(read_regular(folder / METADATA))
+    except (OSError, ValueError, RecursionError, CacheCorruptError):
+        return folder.absolute().parent.name == PLANS
+    return isinstance(document, dict) and "plan_key" in document
+
+
+def read_metadata(folder: Path) -> dict[str, Any]:
+    """Returns the checked metadata of a plan's folder, by which plans are found, listed and compared; reads no array.
+
+    Raises CacheNotFoundError where no plan is, CacheCorruptError where the document is not what was written or none
+    that forebay writes, CacheMismatchError where a newer forebay wrote it, OSError where it cannot be read.
+    """
+    path = folder / METADATA
+    try:
+        content = read_regular(path)
+    except (FileNotFoundError, NotADirectoryError) as err:
+        raise CacheNotFoundError(f"no plan in {folder}: no {METADATA}; run: forebay preprocess CONFIG") from err
+    try:
+        metadata: dict[str, Any] = json.loads(content)
+        version, stored = metadata["format_version"], metadata["checksum"]
+        computed = checksum(metadata)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+        raise CacheCorruptError(f"{path} is not a plan's metadata ({err!r:.80}); {_AGAIN}") from err
+    # Before the checksum: a newer version may compute it in another way.
+    if isinstance(version, int) and version > PLAN_FORMAT_VERSION:
+        raise CacheMismatchError(
+            f"{path}: format_version differs ({version} stored, {PLAN_FORMAT_VERSION} is the newest that this forebay "
+            f"reads); install a newer forebay, or {_AGAIN}"
+        )
+    if stored != computed:
+        raise CacheCorruptError(f"{path}: checksum {stored} stored, {computed} computed; {_AGAIN}")
+    _require(_METADATA_OF_PACKS if metadata.get("kind") == "pack" else _METADATA_OF_BATCHES, metadata, path)
+    for name in metadata["arrays"]:
+        if os.path.basename(name) != name or "\0" in name:
+            raise CacheCorruptError(f"{path} names an array {name!r:.80}, which is not in its folder; {_AGAIN}")
+    return metadata
+
+
+def read_statistics(folder: Path, metadata: dict[str, Any]) -> dict[str, Any]:
+    """Returns the checked statistics of a plan's folder. metadata: of `read_metadata`.
+
+    Raises CacheCorruptError where the document is not what was written or none that forebay writes, OSError.
+    """
+    path, stored = folder / STATISTICS, metadata["statistics_xxh3_128"]
+    content = read_regular(path)
+    computed = xxhash.xxh3_128_hexdigest(content)
+    if computed != stored:
+        raise CacheCorruptError(f"{path}: checksum {stored} stored, {computed} computed; {_AGAIN}")
+    try:
+        document: dict[str, Any] = json.loads(content)
+    except (ValueError, RecursionError) as err:
+        raise CacheCorruptError(f"{path} is not JSON: {err}; {_AGAIN}") from err
+    _require(PACK_FORM if metadata["kind"] == "pack" else FORM, document, path)
+    return document
+
+
+def _require(check: Check, document: Any, path: Path) -> None:
+    try:
+        check(document, "it")
+    except ValueError as err:
+        raise CacheCorruptError(f"{path} is none that forebay writes: {err}; {_AGAIN}") from err
+
+
 def _arrays(plan: AnyPlan) -> dict[str, Array]:
-    arrays = {"members": plan.members}
-    if isinstance(plan, PackPlan):
-        arrays.update(offsets=plan.offsets, **plan.unplaced)
-    elif isinstance(plan, WindowPlan):
-        arrays.update(lengths=plan.lengths, starts=plan.starts)
-    else:
-        arrays.update(offsets=plan.offsets, batch_sizes=plan.batch_sizes)
-        if plan.shard_counts is not None:
-            arrays["shard_counts"] = plan.shard_counts
-    if plan.members.nbytes >= LAZY_BYTES:
-        arrays[SUMS] = chunk_sums(plan.members, MEMBERS_A_CHUNK)
-    return arrays
-
-
-def _at_a_glance(plan: AnyPlan, statistics: dict[str, Any]) -> dict[str, Any]:
-    """Returns the figures that a list of plans shows."""
-    if isinstance(plan, PackPlan):
-        return {"num_samples": plan.num_samples, "num_packs": plan.num_batches, "fill": statistics["fill"]}
-    return {
-        "sample_rate_hz": plan.sample_rate_hz,
-        "num_samples": len(plan.members),
-        "num_batches": plan.num_batches,
-        "padding": statistics["padding"],
-    }
-
-
-def _figures(plan: AnyPlan, settings: PlanConfig) -> dict[str, Any]:
-    """Returns what a plan is made of beside its settings and arrays."""
-    if not isinstance(plan, BucketPlan):
-        return _windows(plan)
-    if plan.edges:
-        return {"edges_s": list(plan.edges_s), "edges": list(plan.edges)}
-    return {"edges_s": list(plan.edges_s)} if settings.k is not None else {}
-
-
-def _windows(plan: AnyPlan) -> dict[str, Any]:
-    if not isinstance(plan, WindowPlan):
-        return {}
-    names = ("num_windows", "batches_per_window", "last_batches", "batch_size", "budget")
-    return {"windows": {name: getattr(plan, name) for name in names}}
-
-
-_AGAIN = "delete that folder and run: forebay preprocess CONFIG"
+    arrays = plan.arrays()
+    return {**arrays, SUMS: chunk_sums(plan.members, MEMBERS_A_CHUNK)} if plan.members.nbytes >= LAZY_BYTES else arrays
 
 
 def _write_array(path: Path, array: Array) -> dict[str, Any]:
@@ -302,35 +313,6 @@ def _map_array(path: Path, expected: dict[str, Any], *, is_checked: bool) -> Arr
     return array
 
 
-def _read_metadata(folder: Path) -> dict[str, Any]:
-    path = folder / METADATA
-    try:
-        content = read_regular(path)
-    except (FileNotFoundError, NotADirectoryError) as err:
-        raise CacheNotFoundError(f"no plan in {folder}: no {METADATA}; run: forebay preprocess CONFIG") from err
-    try:
-        metadata = json.loads(content)
-        stored = metadata.pop("checksum")
-        version = metadata["format_version"]
-        computed = _checksum(metadata)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
-        raise CacheCorruptError(f"{path} is not a plan's metadata ({err}); {_AGAIN}") from err
-    # Before the checksum: a newer version may compute it in another way.
-    if isinstance(version, int) and version > PLAN_FORMAT_VERSION:
-        raise CacheMismatchError(
-            f"{path}: format_version differs ({version} stored, {PLAN_FORMAT_VERSION} is the newest that this forebay "
-            f"reads); install a newer forebay, or {_AGAIN}"
-        )
-    if stored != computed:
-        raise CacheCorruptError(f"{path}: checksum {stored} stored, {computed} computed; {_AGAIN}")
-    checked: dict[str, Any] = metadata
-    return checked
-
-
-def _checksum(metadata: dict[str, Any]) -> str:
-    return xxhash.xxh3_128_hexdigest(canonical_json(metadata))
-
-
 def _expect(folder: Path, wanted: dict[str, Any], stored: dict[str, Any], *, section: str = "") -> None:
     for name in [*wanted, *(name for name in stored if name not in wanted)]:
         here, there = wanted.get(name), stored.get(name)
@@ -363,94 +345,3 @@ def _move_in(aside: Path, folder: Path, *, cache_key: str, settings: PlanConfig)
             continue  # another saver moved it away at the same time
         shutil.rmtree(replaced, ignore_errors=True)
     fsync_folder(folder.parent)
-
-
-_ADDED = ("edges", "k", "batch_tokens", "calibration")
-"""Settings that came later: at their default they stay out, so that plans of before keep their key."""
-
-
-_EARLIER = "resume with the earlier config, or start anew without the state"
-
-
-_CHANGES = (
-    f"the settings of [plan] or a mixture changed since: {_EARLIER}",
-    f"the recipe ([source], [audio], [text], [vision]) changed since: {_EARLIER}",
-    "the samples are others: the data changed since, or a run without the cache had samples that the build left out as bad; "
-    'resume with the earlier data, a run that had no cache with loader.cache = "off"',
-    "the lengths of the samples give other batches: a run without the cache takes the manifest's durations, rounded or not, "
-    'where no header says how long the audio is; resume as the state was made, with loader.cache = "off" or with the cache',
-)
-"""What it means where a part of a state key differs, in the order of the parts."""
-
-
-_PART = 16
-"""Hex digits of a state key that each part has."""
-
-
-PACKER_VERSION = 1
-"""Bumped when the same lengths and settings give other packs."""
-
-
-def plan_document(cache_key: str, settings: PlanConfig) -> dict[str, Any]:
-    """Returns everything that a plan depends on; it stands in the plan's metadata.json.
-
-    A calibration file is in it by its content. Raises ConfigError where that cannot be read.
-    """
-    if settings.kind == "pack":
-        names = ("kind", "tail", *PACK_FIELDS)
-        return {
-            "order_version": ORDER_VERSION,
-            "packer_version": PACKER_VERSION,
-            "cache_keys": [cache_key],
-            "settings": {name: getattr(settings, name) for name in names},
-        }
-    described = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
-    # 3 and 3.0 seconds are one edge: an int in a TOML file must not make another plan.
-    described["edges_s"] = [float(edge) for edge in settings.edges_s]
-    if settings.batch_seconds is not None:
-        described["batch_seconds"] = float(settings.batch_seconds)
-    if settings.calibration is not None:
-        described["calibration"] = read_calibration(settings.calibration)
-    unused = {name for name in _ADDED if described[name] is None} | set(PACK_FIELDS)
-    unused |= {"window"} if settings.kind == "bucket" else set()
-    unused |= {"edges_s"} if settings.kind == "window" or settings.k is not None else set()
-    unused |= {"locality"} if settings.locality == "global" else set()
-    described = {name: value for name, value in described.items() if name not in unused}
-    return {"order_version": ORDER_VERSION, "cache_keys": [cache_key], "settings": described}
-
-
-def plan_key(cache_key: str, settings: PlanConfig) -> str:
-    """Returns the sha256 of the plan's document, 64 hex digits: its name on disk."""
-    return digest(plan_document(cache_key, settings))
-
-
-def state_key(settings: PlanConfig, *, recipe: str, sample_ids: str, content: Mapping[str, Any]) -> str:
-    """Returns what a loader's state is checked by, 64 hex digits: 16 each of the settings, the recipe, the samples, the batches.
-
-    recipe, sample_ids: digests of how samples are made, and of which they are. content: of the plan, see `plan_content`.
-    Nothing here says whether samples are read from a cache: where their lengths put them into the same batches a state goes
-    from one to the other.
-    """
-    document = plan_document("", settings)
-    del document["cache_keys"]
-    return "".join(digest(part)[:_PART] for part in (document, recipe, sample_ids, content))
-
-
-def with_mixture(key: str, mixture: Mapping[str, Any]) -> str:
-    """Returns the state key of a mixture over the plan of `key`: it is a setting, on top of those of the plan."""
-    return digest({"plan": key[:_PART], "mixture": mixture})[:_PART] + key[_PART:]
-
-
-def why_differ(stored: Any, wanted: str) -> str:
-    """Returns for a message what it means that a state key is not the wanted one: the first part that differs."""
-    if not isinstance(stored, str) or len(stored) != len(wanted):
-        stored = ""
-    starts = range(0, _PART * len(_CHANGES), _PART)
-    changes = [
-        change
-        for change, start in zip(_CHANGES, starts, strict=True)
-        if stored[start : start + _PART] != wanted[start : start + _PART]
-    ]
-    # Nothing in common: a key of another making, or of other data altogether.
-    is_partial = 0 < len(changes) < len(_CHANGES)
-    return changes[0] if is_partial else f"the data, the [plan] section or a mixture changed since: {_EARLIER}"

@@ -1,9 +1,4 @@
-"""Settings to a plan, whatever its kind.
-
-A config's plan from the shelf, or made now.
-
-The plan of a config over what it reads. Loads no torch: `forebay preprocess` makes the plan too.
-"""
+"""A config and what it reads, to its plan and the plan's key: opened where the plan is kept, else made and saved."""
 
 from __future__ import annotations
 
@@ -16,228 +11,236 @@ from typing import Any
 
 import numpy as np
 
-from forebay.config.plan import PlanConfig
+from forebay.config.plan import PackConfig, PlanConfig, WindowConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, CacheNotFoundError, ConfigError, PlanError
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.bucket.plan import BucketPlan
-from forebay.plan.disk import (
-    AnyPlan,
-    load_plan,
-    plan_content,
-    plan_folder,
-    plan_key,
-    save_plan,
-    sealed_content,
-    state_key,
-)
+from forebay.plan.disk import STATISTICS, AnyPlan, load_plan, pack_settings, plan_content, save_plan, sealed_content
+from forebay.plan.interface import Plan
+from forebay.plan.names import plan_folder, state_key
 from forebay.plan.pack.plan import PackPlan, pack_plan
-from forebay.plan.pack.statistics import pack_statistics
-from forebay.plan.statistics import statistics
+from forebay.plan.statistics import pack_statistics, statistics
 from forebay.plan.window import WindowPlan, window_plan
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, Array
 from forebay.store.source import SampleSource, parts_of, without_audio
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A plan and its key, which travel together.
+
+    key: what the states of a loader over the plan are checked by. folder: where the plan is kept; None: only in memory.
+    """
+
+    plan: Plan
+    key: str
+    folder: Path | None = None
+
+    def summary(self) -> str:
+        """Returns one line for a terminal."""
+        plan, what = self.plan, "batches"
+        if isinstance(plan, PackPlan):
+            line = f"plan: {len(plan.members)} samples in {plan.num_batches} packs"
+            line += "".join(f", {len(own)} left out as {reason}" for reason, own in plan.unplaced.items() if len(own))
+        else:
+            what = f"{len(plan.batch_sizes)} buckets" if isinstance(plan, BucketPlan) else "windows"
+            what = f"{plan.num_windows} windows" if isinstance(plan, WindowPlan) else what
+            line = f"plan: {plan.num_batches} batches in {what}"
+        if self.folder is None:
+            return f"{line}, not kept (the cache root cannot be written)"
+        found = json.loads((self.folder / STATISTICS).read_bytes())
+        share = f"{100 * found['fill']:.2f} % fill" if "fill" in found else f"{100 * found['padding']:.1f} % padding"
+        return f"{line}, {share}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Samples:
     """What plans are made of, in sample order.
 
-    durations: integers [num_samples], in audio samples at sample_rate_hz. The others are called only where they are
-    needed; they give integers [num_samples]: tokens (of labels), shards (the number of the shard that holds the sample).
-    None: not known. texts: bool [num_samples], those without audio, whose length is their tokens; None: there are none.
+    durations: integers [num_samples], in audio samples at sample_rate_hz; None: of images. The others are called only
+    where they are needed, and give integers [num_samples]: frames (of what is padded), tokens (of labels), patches and
+    images, shards (the number of the shard that holds the sample). None: not known. texts: bool [num_samples], those
+    without audio, whose length is their tokens; None: there are none.
     """
 
-    durations: Array
-    sample_rate_hz: int
+    durations: Array | None = None
+    sample_rate_hz: int = 0
+    frames: Callable[[], Array] | None = None
     tokens: Callable[[], Array] | None = None
+    patches: Callable[[], Array] | None = None
+    images: Callable[[], Array] | None = None
     shards: Callable[[], Array] | None = None
     texts: Array | None = None
 
+    def __len__(self) -> int:
+        return len(self.lengths)
 
-def make_plan(samples: Samples, settings: PlanConfig) -> BucketPlan | WindowPlan:
-    """Returns the plan of some samples. Raises PlanError where none can be made."""
-    if settings.kind == "window":
-        return window_plan(_window_lengths(samples, settings), sample_rate_hz=samples.sample_rate_hz, settings=settings)
-    return bucket_plan(
-        samples.durations,
-        sample_rate_hz=samples.sample_rate_hz,
-        settings=settings,
-        tokens=_tokens(samples) if settings.batch_tokens is not None or samples.texts is not None else None,
-        shards=samples.shards() if samples.shards is not None and settings.locality_shards is not None else None,
-        texts=samples.texts,
-    )
-
-
-def _window_lengths(samples: Samples, settings: PlanConfig) -> Array:
-    """Returns what windows are sorted by: durations, or where no sample has audio tokens."""
-    if samples.texts is None or samples.tokens is None:
-        return samples.durations
-    if not samples.texts.all() or settings.batch_seconds is not None:
-        raise PlanError(
-            f'plan.kind = "window" sorts by one length, and {int(samples.texts.sum())} of {len(samples.texts)} samples have '
-            'no audio; give plan.batch_size for text alone, or plan.kind = "bucket" with edges and batch_tokens'
-        )
-    return np.asarray(samples.tokens())
-
-
-def _tokens(samples: Samples) -> Array | None:
-    """Returns the tokens of the samples; None where they have no text, and no batch could be sized by it."""
-    tokens = np.asarray(samples.tokens()) if samples.tokens is not None else None
-    return tokens if tokens is not None and tokens.any() else None
-
-
-logger = logging.getLogger(__name__)
-
-
-def resolve_plan(
-    root: Path,
-    durations: Array,
-    *,
-    frames: Callable[[], Array],
-    sample_rate_hz: int,
-    dataset: str,
-    split: str,
-    cache_key: str,
-    settings: PlanConfig,
-    tokens: Callable[[], Array] | None = None,
-    shards: Callable[[], Array] | None = None,
-    texts: Array | None = None,
-    sample_ids: Callable[[], str] | None = None,
-) -> tuple[AnyPlan, Path | None]:
-    """Returns the plan of a sealed cache and its folder: opened where it is under `root`, else built and saved.
-
-    durations: integers [num_samples], in audio samples. The others give integers [num_samples] and are called only when a
-    plan has to be made: frames, of features; tokens, of labels; shards, the number of each sample's shard. texts: see
-    `Samples`; frames are then tokens. sample_ids: gives the digest of which samples these are, for the plan's metadata.
-    Where the root cannot be written the plan stays in memory, the folder is None and one log line says why. A damaged
-    plan is made again: unlike a cache it costs seconds. Raises CacheMismatchError for a plan of another cache or of a newer
-    format under the same name, PlanError where no plan can be made.
-    """
-    folder = plan_folder(root, dataset=dataset, split=split, cache_key=cache_key, settings=settings)
-
-    def make() -> tuple[BucketPlan | WindowPlan, dict[str, Any]]:
-        samples = Samples(durations=durations, sample_rate_hz=sample_rate_hz, tokens=tokens, shards=shards, texts=texts)
-        plan = make_plan(samples, settings)
-        return plan, statistics(plan, durations, frames=frames(), shards=shards() if shards is not None else None)
-
-    return _resolved(
-        folder, make, cache_key=cache_key, settings=settings, num_samples=len(durations), sample_ids=sample_ids
-    )
-
-
-def resolve_packs(
-    root: Path,
-    tokens: Array,
-    *,
-    patches: Callable[[], Array],
-    images: Callable[[], Array],
-    dataset: str,
-    split: str,
-    cache_key: str,
-    settings: PlanConfig,
-    shards: Callable[[], Array] | None = None,
-    sample_ids: Callable[[], str] | None = None,
-) -> tuple[AnyPlan, Path | None]:
-    """Returns the pack plan of a sealed cache and its folder: as `resolve_plan`.
-
-    tokens: integers [num_samples]. patches, images: of each sample, and shards, the number of its shard: called only when
-    a plan has to be made.
-    """
-    folder = plan_folder(root, dataset=dataset, split=split, cache_key=cache_key, settings=settings)
-
-    def make() -> tuple[PackPlan, dict[str, Any]]:
-        found = patches()
-        plan = pack_plan(tokens, patches=found, settings=settings)
-        numbers = shards() if shards is not None else None
-        return plan, pack_statistics(plan, tokens, settings=settings, patches=found, images=images(), shards=numbers)
-
-    return _resolved(
-        folder, make, cache_key=cache_key, settings=settings, num_samples=len(tokens), sample_ids=sample_ids
-    )
-
-
-def _resolved(
-    folder: Path,
-    make: Callable[[], tuple[AnyPlan, dict[str, Any]]],
-    *,
-    cache_key: str,
-    settings: PlanConfig,
-    num_samples: int,
-    sample_ids: Callable[[], str] | None,
-) -> tuple[AnyPlan, Path | None]:
-    """Returns the plan of a folder, made and saved where it is not there; `make` gives it and its statistics."""
-    try:
-        return load_plan(folder, cache_key=cache_key, settings=settings, num_samples=num_samples), folder
-    except CacheNotFoundError:
-        logger.info("no plan in %s yet: making it", folder)
-    except CacheCorruptError as err:
-        logger.warning("making the plan again: %s", err)
-    plan, found = make()
-    try:
-        ids = sample_ids() if sample_ids is not None else None
-        save_plan(plan, folder, cache_key=cache_key, settings=settings, statistics=found, sample_ids=ids)
-    except OSError as err:
-        logger.warning("the plan stays in memory: %s cannot be written: %s", folder, err)
-        return plan, None
-    return load_plan(folder, cache_key=cache_key, settings=settings, num_samples=num_samples), folder
-
-
-@dataclass(frozen=True, kw_only=True)
-class Planned:
-    """A plan and where it is kept; `folder` is None where it is only in memory.
-
-    key: what a loader's state is checked by. earlier_key: what it was checked by in states of before.
-    """
-
-    plan: AnyPlan
-    key: str
-    earlier_key: str
-    folder: Path | None
-
-    def summary(self) -> str:
-        """Returns one line for a terminal."""
-        plan = self.plan
-        if isinstance(plan, PackPlan):
-            return self._summary_of_packs(plan)
-        shapes = f"{len(plan.batch_sizes)} buckets" if isinstance(plan, BucketPlan) else f"{plan.num_windows} windows"
-        line = f"plan: {plan.num_batches} batches in {shapes}"
-        if self.folder is None:
-            return f"{line}, {_NOT_KEPT}"
-        padding = json.loads((self.folder / "packing_stats.json").read_bytes())["padding"]
-        return f"{line}, {100 * padding:.1f} % padding"
-
-    def _summary_of_packs(self, plan: PackPlan) -> str:
-        line = f"plan: {len(plan.members)} samples in {plan.num_batches} packs"
-        line += "".join(f", {len(found)} left out as {reason}" for reason, found in plan.unplaced.items() if len(found))
-        if self.folder is None:
-            return f"{line}, {_NOT_KEPT}"
-        fill = json.loads((self.folder / "packing_stats.json").read_bytes())["fill"]
-        return f"{line}, {100 * fill:.2f} % fill"
-
-
-_NOT_KEPT = "not kept (the cache root cannot be written)"
+    @property
+    def lengths(self) -> Array:
+        """The durations, or of images the tokens: integers [num_samples]."""
+        if self.durations is not None:
+            return np.asarray(self.durations)
+        if self.tokens is None:
+            raise PlanError("the samples have no durations and no tokens: they have no length to plan by")
+        return np.asarray(self.tokens())
 
 
 def plan_of(config: Config, source: SampleSource, *, keep: bool = True) -> Planned:
     """Returns the plan of a config over a source: the one on disk, or made now and, with `keep`, saved.
 
-    Raises ConfigError without a `[plan]` section, PlanError where no plan can be made.
+    Raises ConfigError without a `[plan]` section, PlanError where no plan can be made, CacheMismatchError where another
+    plan or one of a newer format has the folder.
     """
-    if config.plan is None:
+    settings, samples = config.plan, samples_of(source)
+    if settings is None:
         raise ConfigError(f"{config.path}: no [plan] section; add one, for example: {plan_example(config)}")
-    plan, folder = _plan_and_folder(config, config.plan, source, keep=keep)
-    key = key_of(plan, folder, source=source, settings=config.plan)
-    return Planned(plan=plan, key=key, earlier_key=plan_key(source.key, config.plan), folder=folder)
+    if not keep:
+        plan = make_plan(samples, settings)
+        return Planned(plan=plan, key=_key_of(plan, None, source=source, settings=settings))
+    where = {"dataset": config.name, "split": config.source.split, "cache_key": source.key}
+    folder = plan_folder(config.cache_root, **where, settings=settings)
+    plan, kept = kept_plan(folder, samples, cache_key=source.key, settings=settings, sample_ids=_identity(source)[1])
+    return Planned(plan=plan, key=_key_of(plan, kept, source=source, settings=settings), folder=kept)
 
 
-def key_of(plan: AnyPlan, folder: Path | None, *, source: SampleSource, settings: PlanConfig) -> str:
-    """Returns what the states of a loader over this plan are checked by: the same for a cache and for its uncached steps.
+def opened_packs(folder: Path, source: SampleSource) -> tuple[Planned, PlanConfig]:
+    """Returns the plan of packs in a folder, whose cache is `source`, and the settings it was made by.
+
+    Raises as `load_plan`, and CacheMismatchError where the folder is no plan of packs.
+    """
+    _, settings = pack_settings(folder)
+    plan = load_plan(folder, cache_key=source.key, settings=settings, num_samples=len(source))
+    return Planned(plan=plan, key=_key_of(plan, folder, source=source, settings=settings), folder=folder), settings
+
+
+def plan_example(config: Config) -> str:
+    """Returns what a `[plan]` section for the data of a config may say."""
+    if config.modality == "vision":
+        return '[plan] with kind = "pack" and seq_len = 8192'
+    if config.audio.features == "none":
+        return "[plan] with k = 8 and batch_tokens = 8192"
+    return "[plan] with batch_seconds = 120"
+
+
+def kept_plan(
+    folder: Path,
+    samples: Samples,
+    *,
+    cache_key: str,
+    settings: PlanConfig,
+    sample_ids: Callable[[], str] | None = None,
+) -> tuple[AnyPlan, Path | None]:
+    """Returns the plan of a folder (of `plan_folder`), made and saved where it is not there, and the folder.
+
+    sample_ids: gives the digest of which samples these are, for the plan's metadata. Where the folder cannot be written
+    the plan stays in memory, the folder is None and one log line says why. A damaged plan is made again: unlike a cache
+    it costs seconds. Raises as `plan_of`.
+    """
+    name: dict[str, Any] = {"cache_key": cache_key, "settings": settings}
+    try:
+        return load_plan(folder, **name, num_samples=len(samples)), folder
+    except CacheNotFoundError:
+        logger.info("no plan in %s yet: making it", folder)
+    except CacheCorruptError as err:
+        logger.warning("making the plan again: %s", err)
+    plan = make_plan(samples, settings)
+    figures, ids = plan_statistics(plan, samples, settings), sample_ids() if sample_ids is not None else None
+    try:
+        save_plan(plan, folder, **name, statistics=figures, sample_ids=ids)
+    except OSError as err:
+        logger.warning("the plan stays in memory: %s cannot be written: %s", folder, err)
+        return plan, None
+    return load_plan(folder, **name, num_samples=len(samples)), folder
+
+
+def make_plan(samples: Samples, settings: PlanConfig) -> AnyPlan:
+    """Returns the plan of some samples. Raises PlanError where none can be made."""
+    if isinstance(settings, PackConfig):
+        return pack_plan(_tokens(samples), patches=_asked(samples.patches), settings=settings)
+    rate = samples.sample_rate_hz
+    if isinstance(settings, WindowConfig):
+        return window_plan(_window_lengths(samples, settings), sample_rate_hz=rate, settings=settings)
+    needs_tokens = settings.batch_tokens is not None or samples.texts is not None
+    tokens = _asked(samples.tokens) if needs_tokens else None
+    return bucket_plan(
+        samples.lengths,
+        sample_rate_hz=rate,
+        settings=settings,
+        # A column of zeros is no text: no batch could be sized by it.
+        tokens=tokens if tokens is not None and tokens.any() else None,
+        shards=_asked(samples.shards) if settings.locality_shards is not None else None,
+        texts=samples.texts,
+    )
+
+
+def plan_statistics(plan: AnyPlan, samples: Samples, settings: PlanConfig) -> dict[str, Any]:
+    """Returns the document of packing_stats.json for a plan of `make_plan`."""
+    shards = _asked(samples.shards)
+    if isinstance(plan, PackPlan) and isinstance(settings, PackConfig):
+        patches, images = _asked(samples.patches), _asked(samples.images)
+        return pack_statistics(plan, _tokens(samples), settings=settings, patches=patches, images=images, shards=shards)
+    if isinstance(plan, PackPlan):
+        raise PlanError(f'a plan of packs is of kind "pack", not of "{settings.kind}"')
+    return statistics(plan, samples.lengths, frames=_asked(samples.frames), shards=shards)
+
+
+def samples_of(source: SampleSource) -> Samples:
+    """Returns what the plans of a source are made of."""
+    texts, lengths = without_audio(source), source.lengths
+    slots = source.slots
+
+    def column(name: str) -> Callable[[], Array]:
+        return lambda: np.asarray(lengths[name])
+
+    def frames() -> Array:
+        stored = np.asarray(lengths["num_frames"])
+        return stored if texts is None else np.where(texts, lengths["num_tokens"], stored)
+
+    return Samples(
+        durations=lengths.get("num_audio_samples"),
+        sample_rate_hz=int(source.constants.get("sample_rate_hz", 0)),
+        frames=frames,
+        tokens=column("num_tokens"),
+        patches=column("num_patches"),
+        images=column("num_images"),
+        shards=None if slots is None else lambda: (slots >> ROW_BITS).astype(np.int32),
+        texts=texts,
+    )
+
+
+def _asked(lengths: Callable[[], Array] | None) -> Array | None:
+    return None if lengths is None else np.asarray(lengths())
+
+
+def _tokens(samples: Samples) -> Array:
+    tokens = _asked(samples.tokens)
+    if tokens is None:
+        raise PlanError('plan.kind is "pack", and the samples have no tokens; add a [text] section')
+    return tokens
+
+
+def _window_lengths(samples: Samples, settings: WindowConfig) -> Array:
+    """Returns what windows are sorted by: durations, or where no sample has audio tokens."""
+    if samples.texts is None or samples.tokens is None:
+        return samples.lengths
+    if not samples.texts.all() or settings.batch_seconds is not None:
+        raise PlanError(
+            f'plan.kind = "window" sorts by one length, and {int(samples.texts.sum())} of {len(samples.texts)} samples '
+            'have no audio; give plan.batch_size for text alone, or plan.kind = "bucket" with edges and batch_tokens'
+        )
+    return np.asarray(samples.tokens())
+
+
+def _key_of(plan: AnyPlan, folder: Path | None, *, source: SampleSource, settings: PlanConfig) -> str:
+    """Returns what the states of a loader are checked by: the same for a cache and for its uncached steps.
 
     folder: of the plan, which knows the checksums of its arrays; None: they are computed.
     """
-    content, sample_ids = (plan_content(plan), None) if folder is None else sealed_content(folder)
+    content, sample_ids = (plan_content(plan, settings), None) if folder is None else sealed_content(folder)
     recipe, ids = _identity(source)
     return state_key(settings, recipe=recipe, sample_ids=sample_ids or ids(), content=content)
 
@@ -251,73 +254,3 @@ def _identity(source: SampleSource) -> tuple[str, Callable[[], str]]:
         return digest([part.ids_digest() for part in parts])
 
     return digest(recipes), ids
-
-
-def _plan_and_folder(
-    config: Config, settings: PlanConfig, source: SampleSource, *, keep: bool
-) -> tuple[AnyPlan, Path | None]:
-    slots = source.slots
-    texts = without_audio(source)
-
-    def tokens() -> Array:
-        return np.asarray(source.lengths["num_tokens"])
-
-    def frames() -> np.ndarray[Any, Any]:
-        stored = np.asarray(source.lengths["num_frames"])
-        return stored if texts is None else np.where(texts, tokens(), stored)
-
-    shards = None if slots is None else lambda: (slots >> ROW_BITS).astype(np.int32)
-    if settings.kind == "pack":
-        return _packs_of(config, settings, source, shards=shards, keep=keep)
-    durations = np.asarray(source.lengths["num_audio_samples"])
-    rate = int(source.constants["sample_rate_hz"])
-    if not keep:
-        samples = Samples(durations=durations, sample_rate_hz=rate, tokens=tokens, shards=shards, texts=texts)
-        return make_plan(samples, settings), None
-    return resolve_plan(
-        config.cache_root,
-        durations,
-        frames=frames,
-        sample_rate_hz=rate,
-        dataset=config.name,
-        split=config.source.split,
-        cache_key=source.key,
-        settings=settings,
-        tokens=tokens,
-        shards=shards,
-        texts=texts,
-        sample_ids=_identity(source)[1],
-    )
-
-
-def plan_example(config: Config) -> str:
-    """Returns what a `[plan]` section for the data of a config may say."""
-    if config.modality == "vision":
-        return '[plan] with kind = "pack" and seq_len = 8192'
-    if config.audio.features == "none":
-        return "[plan] with k = 8 and batch_tokens = 8192"
-    return "[plan] with batch_seconds = 120"
-
-
-def _packs_of(
-    config: Config, settings: PlanConfig, source: SampleSource, *, shards: Callable[[], Array] | None, keep: bool
-) -> tuple[AnyPlan, Path | None]:
-    tokens = np.asarray(source.lengths["num_tokens"])
-
-    def patches() -> Array:
-        return np.asarray(source.lengths["num_patches"])
-
-    if not keep:
-        return pack_plan(tokens, patches=patches(), settings=settings), None
-    return resolve_packs(
-        config.cache_root,
-        tokens,
-        patches=patches,
-        images=lambda: np.asarray(source.lengths["num_images"]),
-        dataset=config.name,
-        split=config.source.split,
-        cache_key=source.key,
-        settings=settings,
-        shards=shards,
-        sample_ids=_identity(source)[1],
-    )

@@ -37,8 +37,8 @@ class Permutations:
 
     A Feistel network over Z_a x Z_b with a = ceil(sqrt(n)), b = ceil(n / a): even rounds add a keyed hash of the right
     half to the left one modulo a, odd rounds the other way round modulo b. Results of n or more are sent through again
-    (cycle walking); because a * b < n + a this is rare. Black and Rogaway 2002, "Ciphers with arbitrary finite domains",
-    method 3. A good shuffle, not a cipher.
+    (cycle walking); because a * b < n + a this is rare. Black and Rogaway 2002, "Ciphers with arbitrary finite
+    domains", method 3. A good shuffle, not a cipher.
     """
 
     __slots__ = ("_left", "_right", "_round_keys", "_sizes")

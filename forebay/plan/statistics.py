@@ -1,8 +1,7 @@
-"""What a plan costs: padding, shapes and counts, exactly, for one epoch (`packing_stats.json`).
+"""What a plan costs, exactly, for one epoch (`packing_stats.json`): padding or fill, shapes, counts and randomness.
 
-Frames of batches that are padded to their own longest sample, summed.
-
-How far an epoch's order is from the order in which samples are stored.
+Padding is the share of padded frames where each batch is padded to its own longest sample, fill the share of tokens in
+the room of the packs. Randomness is how far the order of an epoch is from the order in which samples are stored.
 """
 
 from __future__ import annotations
@@ -14,15 +13,24 @@ from typing import Any
 
 import numpy as np
 
+from forebay.config.plan import PackConfig
 from forebay.errors import PlanError
 from forebay.plan.bucket.plan import BucketPlan, Order
 from forebay.plan.cursor import mixed_steps, num_steps
 from forebay.plan.interface import EpochOrder, Tail
+from forebay.plan.pack.plan import PackPlan
 from forebay.plan.permutation import Permutations, derive_key
 from forebay.plan.window import WindowOrder, WindowPlan
 from forebay.store.layout import Array, Ints
+from forebay.store.schema import COUNT, NUMBER, TEXT, Check, list_of, map_of, or_null, record
 
 WORLD_SIZES = (1, 2, 4, 8)
+
+
+_PACKS_AT_ONCE = 2**12
+
+
+_BINS = 32
 
 
 def statistics(
@@ -38,12 +46,12 @@ def statistics(
     durations: integers [num_samples], in audio samples, those that the plan was made from.
     frames: integers [num_samples], of what is padded (feature frames); left out: the durations.
     shards: integers [num_samples], the shard of each sample, for `shard_spread`.
-    Padding is the share of padded frames in all frames, each batch padded to its own longest sample, and `cv` the spread
-    of a batch's padded frames (standard deviation over mean, incomplete batches included); `padding_random_order` is the
-    share of a shuffle without buckets at the same mean batch size. `worlds` says, for W ranks, the
-    steps an epoch, those in which the ranks hold batches of more than one bucket, and what becomes of the epoch's end.
-    `dropped` and `repeated` are samples (the end of a bucket), `*_batches` micro-batches (the end of the epoch).
-    `mean_displacement` and `shard_spread`: see `forebay.plan.statistics`.
+    Padding is the share of padded frames in all frames, each batch padded to its own longest sample, and `cv` the
+    spread of a batch's padded frames (standard deviation over mean, incomplete batches included);
+    `padding_random_order` is the share of a shuffle without buckets at the same mean batch size. `worlds` says, for W
+    ranks, the steps an epoch, those in which the ranks hold batches of more than one bucket, and what becomes of the
+    epoch's end. `dropped` and `repeated` are samples (the end of a bucket), `*_batches` micro-batches (the end of the
+    epoch). `mean_displacement` and `shard_spread`: see `Randomness`.
     Hours count each sample once; durations are in seconds. O(num_samples) time.
     """
     durations = np.asarray(durations)
@@ -106,8 +114,83 @@ def _bucket(plan: BucketPlan, bucket: int, durations: Array, total: int, found: 
     return described if plan.grad_accs is None else {**described, "grad_acc": plan.grad_accs[bucket]}
 
 
+def pack_statistics(
+    plan: PackPlan,
+    tokens: Array,
+    *,
+    settings: PackConfig,
+    patches: Array | None = None,
+    images: Array | None = None,
+    shards: Array | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Returns the document of packing_stats.json; what depends on the order is of epoch 0 under `seed`.
+
+    tokens, patches, images: integers [num_samples], those that the plan was made from; shards: integers [num_samples],
+    the shard of each sample, for `shard_spread`.
+    `fill` is the share of tokens in all packs' `seq_len`, `pad_tokens` the rest, `patch_fill` the share of patches in
+    all packs' `max_patches` (null without). `samples`, `tokens`, `patches` and `images` are of a pack: mean, least,
+    most and a histogram, `counts[i]` packs from `edges[i]` up to below `edges[i + 1]`, the last one included.
+    `unplaced` counts the samples in no pack by reason, `dropped` all of them. `worlds` as in `statistics`;
+    `mean_displacement` and `shard_spread`: see `Randomness`. O(num_samples) time.
+    Raises PlanError for lengths of other samples.
+    """
+    given = {"tokens": tokens, "patches": patches, "images": images}
+    lengths = {name: np.asarray(found) for name, found in given.items() if found is not None}
+    for name, found in {**lengths, **({} if shards is None else {"shards": shards})}.items():
+        if len(found) != plan.num_samples:
+            raise PlanError(f"{name} holds {len(found)} samples, the plan {plan.num_samples}")
+    order = plan.order(seed, 0)
+    held = {name: np.empty(len(order), dtype=np.int64) for name in lengths}
+    randomness, place = Randomness(plan.num_samples, shards=shards), 0
+    for start in range(0, len(order), _PACKS_AT_ONCE):
+        packs = order.batches(np.arange(start, min(start + _PACKS_AT_ONCE, len(order))))
+        samples = np.concatenate(packs)
+        begins = np.cumsum([0, *(len(pack) for pack in packs[:-1])])
+        for name, found in lengths.items():
+            held[name][start : start + len(packs)] = np.add.reduceat(found[samples], begins, dtype=np.int64)
+        randomness.add(samples, np.arange(place, place + len(samples)))
+        place += len(samples)
+    room = len(order) * settings.seq_len
+    total = int(held["tokens"].sum())
+    patch_room = len(order) * (settings.max_patches or 0)
+    unplaced = {reason: len(found) for reason, found in plan.unplaced.items()}
+    return {
+        "seed": seed,
+        "total_samples": plan.num_samples,
+        "total_packs": len(order),
+        "fill": round(total / room, 6),
+        "pad_tokens": room - total,
+        "patch_fill": round(int(held["patches"].sum()) / patch_room, 6) if patch_room and "patches" in held else None,
+        "samples": _figures(np.diff(plan.offsets)),
+        **{name: _figures(found) for name, found in held.items()},
+        "unplaced": unplaced,
+        "dropped": sum(unplaced.values()),
+        "lockstep": plan.lockstep,
+        "tail": plan.tail,
+        **randomness.to_json(),
+        "worlds": worlds(order, plan.tail),
+    }
+
+
+def _figures(held: Array) -> dict[str, Any]:
+    """Returns mean, extremes and histogram of what packs hold, int64 [num_packs]."""
+    low, high = int(held.min()), int(held.max())
+    width = -(-(high - low + 1) // _BINS)
+    counts = np.bincount((held - low) // width)
+    return {
+        "mean": round(float(held.mean()), 4),
+        "min": low,
+        "max": high,
+        "histogram": {
+            "edges": [min(low + width * number, high) for number in range(len(counts) + 1)],
+            "counts": counts.tolist(),
+        },
+    }
+
+
 def worlds(order: EpochOrder, tail: Tail) -> dict[str, dict[str, int]]:
-    """Returns for each of `WORLD_SIZES` the steps of an epoch, those that mix shapes, and what becomes of the epoch's end."""
+    """Returns for each of `WORLD_SIZES` the steps of an epoch, those that mix shapes, and how the epoch ends."""
     count = len(order)
     buckets = order.buckets(np.arange(count))
     found = {}
@@ -125,7 +208,7 @@ def worlds(order: EpochOrder, tail: Tail) -> dict[str, dict[str, int]]:
 
 
 def _batch_places(order: Order) -> list[Array]:
-    """Returns for each bucket where in the epoch's stream of samples its batches begin: int64 [batches of the bucket]."""
+    """Returns for each bucket where its batches begin in the epoch's stream of samples: int64 [num_batches]."""
     buckets, numbers = order.locate(np.arange(len(order)))
     sizes = order.batch_lengths(buckets, numbers)
     starts = np.cumsum(sizes) - sizes
@@ -175,7 +258,7 @@ _ENOUGH = 2**22
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """Sums over some batches: frames held, frames padded to, the squares of the latter, and how many batches they are."""
+    """Sums over some batches: frames held, frames padded to, their squares, and how many batches there are."""
 
     held: int = 0
     padded_to: int = 0
@@ -225,7 +308,7 @@ def padding_in_line(lengths: Array, size: int) -> Padding:
 
 
 def padding_random_order(frames: Array, size: int, *, seed: int) -> Padding:
-    """Returns the sums of a shuffle without buckets, in batches of `size`; of a shuffle longer than 4 million its head."""
+    """Returns the sums of a shuffle without buckets, in batches of `size`; of at most its first 4 million samples."""
     line = Permutations([len(frames)], derive_key("forebay random order", seed))
     found = Padding()
     step = max(CHUNK // size, 1) * size
@@ -264,8 +347,9 @@ class Randomness:
         """Returns `mean_displacement` and `shard_spread`, both as shares of the epoch.
 
         mean_displacement: between where a sample is stored and where it stands; 1/3 when any place is as likely.
-        shard_spread: root mean square distance of a sample from the mean place of its shard's samples; 0.289 (1/sqrt(12))
-        when a shard's samples are all over the epoch, about N / shards when they stay within N shards; None: not known.
+        shard_spread: root mean square distance of a sample from the mean place of its shard's samples; 0.289
+        (1/sqrt(12)) when a shard's samples are all over the epoch, about N / shards when they stay within N shards;
+        None: not known.
         """
         moved = self._moved / max(self._taken * self._num_samples, 1)
         if self._shards is None:
@@ -274,3 +358,30 @@ class Randomness:
         inside = self._squares[held] - self._sums[held] ** 2 / self._counts[held]
         spread = math.sqrt(max(float(inside.sum()), 0.0) / max(self._taken, 1))
         return {"mean_displacement": round(moved, 4), "shard_spread": round(spread, 4)}
+
+
+def _is_histogram(value: Any, where: str) -> None:
+    record({"edges": list_of(COUNT), "counts": list_of(COUNT)})(value, where)
+    if len(value["edges"]) != len(value["counts"]) + 1:
+        raise ValueError(f"{where} has edges for another number of counts")
+
+
+_PACK_FIGURES = record({"mean": NUMBER, "min": COUNT, "max": COUNT, "histogram": _is_histogram})
+_WORLD = record(
+    dict.fromkeys(("steps", "mixed_steps", "dropped_batches", "repeated_batches", "weightless_batches"), COUNT)
+)
+_BUCKET = record(
+    {"range": TEXT, "samples": COUNT, "hours": NUMBER, "batch_size": COUNT, "batches": COUNT, "padding": NUMBER}
+)
+_COUNTED = {"dropped": COUNT, "repeated": COUNT}
+
+FORM: Check = record(
+    {"worlds": map_of(_WORLD)}, {**_COUNTED, "padding_random_order": NUMBER, "buckets": list_of(_BUCKET)}
+)
+"""What a reader needs in the document of `statistics`."""
+
+PACK_FORM: Check = record(
+    {"worlds": map_of(_WORLD), "pad_tokens": COUNT, "unplaced": map_of(COUNT), "tokens": _PACK_FIGURES},
+    {**_COUNTED, "patch_fill": or_null(NUMBER), **dict.fromkeys(("samples", "patches", "images"), _PACK_FIGURES)},
+)
+"""What a reader needs in the document of `pack_statistics`."""

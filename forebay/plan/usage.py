@@ -1,10 +1,9 @@
 """What a run has used: counted from the plan's order, for all ranks at once, between two states of a loader.
 
 Which samples all ranks together were handed out between two states is a function of (plan, seed, the states, the world
-size), so nothing is gathered and nothing is counted step by step: a run costs no more for it, and a resumed one counts
-nothing twice.
-
-A usage log on disk: JSON lines, a head first; written by a training run, read by `forebay inspect --usage`.
+size). So nothing is gathered and nothing is counted step by step: counting costs a run nothing, and a resumed run
+counts nothing twice. The usage log that a run keeps on disk is JSON lines, a head first: a training run writes the log,
+and `forebay inspect --usage` reads it.
 """
 
 from __future__ import annotations
@@ -62,7 +61,8 @@ class Weighted(Protocol):
 class Population:
     """What there is to be used. Arrays are int [num_samples].
 
-    names, codes: by field of `COLUMNS`, the different values and which one each sample has; an empty value is `unknown`.
+    names, codes: by field of `COLUMNS`, the different values and which one each sample has; an empty value is
+    `unknown`.
     shards: the number of the shard that holds each sample; None where nothing is sharded.
     """
 
@@ -113,8 +113,8 @@ def expected_shares(population: Population, plan: Plan, column: str) -> Array:
 class Usage:
     """Counts between two states. `counts`: by field, samples of each value; `shards`: samples of each shard.
 
-    batches, samples: handed out to be learnt from, over all ranks; repeats: those of the samples that their epoch had handed
-    out before. used: sorted indices, each once; empty where they were not asked for.
+    batches, samples: handed out to be learnt from, over all ranks; repeats: those of the samples that their epoch had
+    handed out before. used: sorted indices, each once; empty where they were not asked for.
     """
 
     batches: int = 0
@@ -138,8 +138,8 @@ class UsageCounter:
     def count(self, start: LoaderState, end: LoaderState) -> Usage:
         """Returns what all ranks were handed out from `start` on and before `end`, two states of a loader of one run.
 
-        O(samples between them). Where samples can repeat in an epoch (`tail = "pad"`, mixtures) the first call also looks at
-        what came before in the epoch.
+        O(samples between them). Where samples can repeat in an epoch (`tail = "pad"`, mixtures) the first call also
+        looks at what came before in the epoch.
         """
         usage = Usage(
             counts={name: np.zeros(len(values), np.int64) for name, values in self.population.names.items()},

@@ -1,8 +1,7 @@
-"""Windows: a shuffle of all samples, cut into windows of so many batches, each sorted by length.
+"""A plan of windows and its order: a shuffle of all samples, cut into windows, each sorted by length and cut into
+batches.
 
-Where a window, sorted by length, is cut into batches.
-
-The order of an epoch of windows: position to micro-batch at the cost of one window.
+Any position is computed at the cost of the one window that holds it.
 """
 
 from __future__ import annotations
@@ -10,13 +9,14 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
-from forebay.config.plan import PlanConfig
+from forebay.config.plan import PlanConfig, WindowConfig
 from forebay.errors import PlanError
 from forebay.plan.bucket.make import check_lengths
 from forebay.plan.interface import Tail, check_epoch
@@ -26,14 +26,14 @@ from forebay.store.layout import Array, Ints
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class WindowPlan:
-    """Samples by length, and the rules by which `WindowOrder` shuffles them into windows and makes micro-batches of these.
+    """Samples by length, and the rules by which `WindowOrder` makes windows of them, and micro-batches of the windows.
 
     members: int32 (int64 from 2^31 samples on) [num_samples], sample indices from the shortest sample to the longest.
     lengths: int64 [num_values], every length that occurs, rising, and starts: int64 [num_values + 1], how many samples
     are shorter: together the length of any rank.
     num_windows: whole windows, each of `batches_per_window` micro-batches.
-    batch_size: samples a micro-batch; None: `budget` padded audio samples a micro-batch, which none exceeds unless it is
-    one sample that does.
+    batch_size: samples a micro-batch; None: `budget` padded audio samples a micro-batch, which none exceeds unless it
+    is one sample that does.
     last_batches: of the incomplete window at the epoch's end, under `batch_size`.
     check: called with the places of `members` that are about to be read, where they are checked at first touch.
     """
@@ -79,7 +79,7 @@ class WindowPlan:
 
     @property
     def dropped(self) -> int:
-        """Samples that an epoch leaves out, other ones each epoch: under `batch_size` and `drop` an incomplete batch."""
+        """Samples that an epoch leaves out, other ones each epoch: under `batch_size` and `drop`."""
         return len(self.members) % self.batch_size if self.batch_size and self.tail == "drop" else 0
 
     @property
@@ -87,13 +87,47 @@ class WindowPlan:
         """Samples taken a second time, to fill the incomplete batch: under `batch_size` and `pad`."""
         return -len(self.members) % self.batch_size if self.batch_size and self.tail == "pad" else 0
 
+    def arrays(self) -> dict[str, Array]:
+        """Returns what a folder keeps of the plan, by file name."""
+        return {"members": self.members, "lengths": self.lengths, "starts": self.starts}
 
-def window_plan(durations: Array, *, sample_rate_hz: int, settings: PlanConfig) -> WindowPlan:
+    def counts(self) -> dict[str, int]:
+        """Returns the counts that a list of plans shows."""
+        rate, samples = self.sample_rate_hz, len(self.members)
+        return {"sample_rate_hz": rate, "num_samples": samples, "num_batches": self.num_batches}
+
+    def figures(self, _settings: PlanConfig) -> dict[str, Any]:
+        """Returns what the plan is made of beside its settings and arrays, as JSON values."""
+        names = ("num_windows", "batches_per_window", "last_batches", "batch_size", "budget")
+        return {"windows": {name: getattr(self, name) for name in names}}
+
+    @classmethod
+    def restored(
+        cls,
+        arrays: Mapping[str, Any],
+        metadata: Mapping[str, Any],
+        settings: WindowConfig,
+        check: Callable[[Ints], None] | None,
+    ) -> WindowPlan:
+        """Returns the plan of `arrays` and `figures`; metadata: of the folder that keeps the plan."""
+        rate, lockstep = metadata["sample_rate_hz"], settings.lockstep
+        return cls(
+            **arrays,
+            **metadata["windows"],
+            sample_rate_hz=rate,
+            lockstep=lockstep,
+            tail=settings.tail,
+            check=check,
+        )
+
+
+def window_plan(durations: Array, *, sample_rate_hz: int, settings: WindowConfig) -> WindowPlan:
     """Returns the plan in which every sample is in exactly one window of each epoch.
 
     durations: integers [num_samples], in audio samples.
     Under `batch_size` every window has `window` batches, the last one what is left. Under `batch_seconds` the number of
-    windows is the smallest with which `window` batches hold any window whatever the seed, and no batch exceeds the budget.
+    windows is the smallest with which `window` batches hold any window whatever the seed, and no batch exceeds the
+    budget.
     Raises PlanError for no samples, a negative duration (with its index), or when `drop` leaves no batch at all.
     """
     durations = np.asarray(durations)
@@ -128,7 +162,7 @@ class _Windows:
     budget: int | None = None
 
 
-def _counted(settings: PlanConfig, num_samples: int) -> _Windows | None:
+def _counted(settings: WindowConfig, num_samples: int) -> _Windows | None:
     size = settings.batch_size
     if not isinstance(size, int):
         return None
@@ -148,7 +182,7 @@ def _counted(settings: PlanConfig, num_samples: int) -> _Windows | None:
     )
 
 
-def _budgeted(settings: PlanConfig, lengths: Lengths, *, sample_rate_hz: int) -> _Windows:
+def _budgeted(settings: WindowConfig, lengths: Lengths, *, sample_rate_hz: int) -> _Windows:
     budget = math.floor(Fraction(repr(settings.batch_seconds)) * sample_rate_hz)
     low, high = 1, len(lengths)
     while low < high:
@@ -165,7 +199,8 @@ def _budgeted(settings: PlanConfig, lengths: Lengths, *, sample_rate_hz: int) ->
 def _worst_cut(lengths: Lengths, *, num_windows: int, budget: int, limit: int) -> int:
     """Returns how many batches the longest window that a seed could make needs; what is above `limit` may be cut short.
 
-    A window has one sample of every `num_windows` that follow each other in length, so the longest has the longest of each.
+    A window has one sample of every `num_windows` that follow each other in length, so the longest window has the
+    longest sample of each.
     """
     longest = -(-len(lengths) // num_windows)
 
@@ -176,7 +211,7 @@ def _worst_cut(lengths: Lengths, *, num_windows: int, budget: int, limit: int) -
 
 
 class Lengths:
-    """The lengths of all samples in rising order, kept as the values that occur and the number of samples below each."""
+    """The lengths of all samples, rising, kept as the values that occur and the number of samples below each."""
 
     def __init__(self, values: Array, starts: Array) -> None:
         self._values, self._starts = values.tolist(), starts.tolist()
@@ -193,8 +228,8 @@ def greedy_cut(length: Callable[[int], int], count: int, *, budget: int, limit: 
     """Returns the bounds of the fewest batches that keep to a budget, from 0 to `count`.
 
     length: of places 0 to count - 1, never falling. A batch costs its longest sample (a length of 0 counts as
-    1) times its samples, and has at least one. Taken from the longest sample down, each as large as it can be: what is left is then the least for the others.
-    Stops behind `limit` batches, with what is left in the first.
+    1) times its samples, and has at least one. Batches are taken from the longest sample down, each as large as it can
+    be: what is left is then the least for the others. Stops behind `limit` batches, with what is left in the first.
     """
     bounds = [count]
     while bounds[-1] and len(bounds) < limit:
@@ -206,7 +241,7 @@ def greedy_cut(length: Callable[[int], int], count: int, *, budget: int, limit: 
 
 
 def even_cut(lengths: list[int], *, num_batches: int, budget: int) -> list[int]:
-    """Returns the bounds of exactly `num_batches` batches, the costliest of which is as cheap as it can be (to 1 in 512).
+    """Returns the bounds of exactly `num_batches` batches, the costliest as cheap as it can be (to 1 in 512).
 
     lengths: never falling, at least `num_batches` of them; as many batches can hold them within `budget`. No batch is
     above the budget, but for single samples that are.
@@ -233,9 +268,10 @@ WINDOW_VERSION = 1
 class WindowOrder:
     """One epoch of a window plan: a function of (plan, seed, epoch, position) and nothing else.
 
-    Under `batch_size` one keyed permutation of all samples is cut into windows. Under a budget the shuffle is stratified:
-    of every `num_windows` samples that follow each other in length each window gets one, by a keyed permutation for each
-    such stratum. All windows are then so alike that a fixed number of batches holds each of them within the budget, which
+    Under `batch_size` one keyed permutation of all samples is cut into windows. Under a budget the shuffle is
+    stratified: of every `num_windows` samples that follow each other in length each window gets one, by a keyed
+    permutation for each such stratum. All windows are then so alike that a fixed number of batches holds each of them
+    within the budget, which
     is what makes the epoch seekable: else the batches of all windows before a position would have to be counted.
 
     A window is sorted by length and cut into its batches. `lockstep` windows form a group: the group takes the batches

@@ -13,6 +13,7 @@ from typing import Any
 
 from forebay.config import Config
 from forebay.errors import BuildError
+from forebay.plan.make import plan_example, plan_of
 from forebay.preprocess.assemble import EXCLUDING, assemble
 from forebay.preprocess.cut import Cut
 from forebay.preprocess.listing import resolve
@@ -23,6 +24,7 @@ from forebay.preprocess.sources.naming import manifest_files
 from forebay.preprocess.sources.rows import described
 from forebay.preprocess.unchanged import require_unchanged
 from forebay.preprocess.workspace import Donors, Failure, Receipt, Workspace
+from forebay.store.cache import open_cache
 from forebay.store.files import require_writable
 from forebay.store.key import SHORT, codec_of, differences, digest, folder_name, recipe_key
 from forebay.store.layout import Group
@@ -47,6 +49,7 @@ class BuildReport:
     """What a build did; its fields are those of `forebay preprocess --json`.
 
     excluded, failed: rows left out, by reason. longer: samples that are longer than their manifest says, kept.
+    plan: one line on the plan of a sealed cache; plan_folder: where the plan is kept, None where it is not.
     """
 
     key: str
@@ -63,6 +66,8 @@ class BuildReport:
     sealed: bool = True
     already_sealed: bool = False
     estimated_bytes: int | None = None
+    plan: str | None = None
+    plan_folder: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON document."""
@@ -92,6 +97,8 @@ class BuildReport:
             yield f"longer: {self.longer} kept, of more audio than their manifest says"
         if not self.num_samples:
             yield "no sample is left: mend what was excluded or failed, or change the filters of [source]"
+        if self.plan:
+            yield self.plan + (f": {from_here(self.plan_folder)}" if self.plan_folder else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,15 +117,30 @@ class Options:
 
 
 def build(config: Config, options: Options | None = None) -> BuildReport:
-    """Makes the sealed cache of a config and returns what was done; over a sealed cache it does nothing and says so.
+    """Makes the sealed cache of a config, then its plan, and returns what was done; what is there already stays.
 
     A shard that is on disk and whole is kept, an equal one of any cache under the root is linked, the rest is made by
     worker processes. Interrupted at any instant, running it again goes on from the shards that were finished.
     Raises ManifestError or ConfigError where the input as a whole cannot be used, BuildError where more than
     `run.max_failed_share` of the samples are bad, a source changes meanwhile, a worker keeps dying, or the cache root
-    cannot be written.
+    cannot be written; PlanError where the samples of the sealed cache give no plan.
     """
     options = options or Options()
+    report = _build_cache(config, options)
+    return report if options.dry_run or not report.sealed else _with_plan(config, report)
+
+
+def _with_plan(config: Config, report: BuildReport) -> BuildReport:
+    if config.plan is None:
+        where, example = from_here(config.path), plan_example(config)
+        line = f"plan: none, {where} has no [plan] section; training needs one, for example: {example}"
+        return replace(report, plan=line)
+    planned = plan_of(config, open_cache(report.cache))
+    folder = None if planned.folder is None else str(planned.folder)
+    return replace(report, plan=planned.summary(), plan_folder=folder)
+
+
+def _build_cache(config: Config, options: Options) -> BuildReport:
     started_s = time.monotonic()
     if not options.dry_run:
         for folder in _WRITTEN_FOLDERS:

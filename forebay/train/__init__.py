@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from forebay.train.loader import Loader
     from forebay.train.models.folder import load_model
     from forebay.train.select import make_loader
+    from forebay.train.settings import LoaderSettings
     from forebay.train.vl_dataset import CachedVLDataset, build_vl_dataloader
 
 __all__ = [
     "CachedVLDataset",
     "Collator",
     "Loader",
+    "LoaderSettings",
     "PackCollator",
     "PatchBatch",
     "PlanSampler",
@@ -37,6 +39,7 @@ __getattr__, __dir__ = face(
         "CachedVLDataset": "forebay.train.vl_dataset",
         "Collator": "forebay.train.collate.collator",
         "Loader": "forebay.train.loader",
+        "LoaderSettings": "forebay.train.settings",
         "PackCollator": "forebay.train.collate.packed",
         "PatchBatch": "forebay.train.collate.patch_batch",
         "PlanSampler": "forebay.train.dataset",

@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import Dataset
 
 from forebay.errors import ConfigError
-from forebay.plan import Plan, next_position, num_steps, turn
-from forebay.plan.cursor import LoaderState
+from forebay.plan.cursor import Cursor, Step
+from forebay.plan.make import Planned
 from forebay.store.source import SampleSource
 from forebay.train.collate.crop import CropDraws
 from forebay.train.ranks import resolve_ranks
@@ -23,14 +23,14 @@ class SampleDataset(Dataset[dict[str, torch.Tensor]]):
     """Samples by index, as dicts of tensors that are copies. A `Collator` of the same source is its `collate_fn`."""
 
     def __init__(self, source: SampleSource, *, crop_seed: int | None = None) -> None:
-        """crop_seed: samples have the draw of their crop beside them, for a `Collator` with `crop_s`; see `set_epoch`."""
+        """crop_seed: samples have the draw of their crop beside them, for a `Collator` with `crop_s`."""
         self.source = source
         self._crop_seed = crop_seed
         self._draws: CropDraws | None = None
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes crops those of `epoch`. To be called before the epoch's iterator is made: running workers have a copy."""
+        """Makes crops those of `epoch`. Call it before the epoch's iterator is made: running workers have a copy."""
         if self._crop_seed is not None:
             self._draws = CropDraws(seed=self._crop_seed, epoch=epoch)
 
@@ -52,49 +52,41 @@ class SampleDataset(Dataset[dict[str, torch.Tensor]]):
 class PlanSampler:
     """The sample indices of one rank's batches, an epoch an iteration: a `batch_sampler` for torch's DataLoader.
 
-    The batches are those of `Loader` under the same plan, seed and ranks, and so is the state: it goes from one to the other,
-    and to another world size. torchdata's StatefulDataLoader keeps it in its own state, whatever its workers fetch ahead.
+    The batches are those of `Loader` under the same plan, seed and ranks, and so is the state: it goes from one to the
+    other, and to another world size. torchdata's StatefulDataLoader keeps it in its own state, whatever its workers
+    fetch ahead.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        planned: Planned,
         *,
         seed: int,
         dp_rank: int | None = None,
         dp_world_size: int | None = None,
         device_mesh: DeviceMesh | None = None,
-        plan_key: str = "",
-        earlier_key: str | None = None,
     ) -> None:
-        """plan_key, earlier_key: `key` and `earlier_key` of `plan_of`; states of any other plan are then refused.
+        """dp_rank, dp_world_size, device_mesh: see `resolve_ranks`; left out, they are found.
 
-        dp_rank, dp_world_size, device_mesh: see `resolve_ranks`; left out, they are found.
+        Raises ConfigError for ranks that cannot be, PlanError where no rank has a step.
         """
-        self.plan, self.seed, self.plan_key = plan, seed, plan_key
-        self._earlier_key = earlier_key
-        self.dp_rank, self.dp_world_size = resolve_ranks(dp_rank, dp_world_size, device_mesh=device_mesh)
-        self._start = self._next = self._head(0)
+        ranks = resolve_ranks(dp_rank, dp_world_size, device_mesh=device_mesh)
+        self.cursor = Cursor(planned.plan, planned.key, seed=seed, rank=ranks.dp_rank, world=ranks.dp_world_size)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next iteration that of `epoch`, from its head; in the epoch where it stands nothing changes.
 
         Needed before an epoch where the one before it was left early; after a whole one the next begins by itself.
         """
-        if epoch != self._start.epoch:
-            self._start = self._next = self._head(epoch)
+        self.cursor.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns where the next batch is, as `Loader.state_dict` does; what a DataLoader fetched ahead counts as given."""
-        return self._next.to_json()
+        """Returns where the next batch is, as `Loader` does; what a DataLoader fetched ahead counts as given."""
+        return self.cursor.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next iteration begin at the batch that `state` names. Raises ResumeError as `Loader` does."""
-        loaded = LoaderState.from_json(
-            state, plan_key=self.plan_key, num_batches=self.plan.num_batches, earlier_key=self._earlier_key
-        )
-        self.seed = loaded.seed
-        self._start = self._next = loaded if self._steps_left(loaded) else loaded.next_epoch()
+        self.cursor.load_state_dict(state)
 
     @property
     def batch_size(self) -> None:
@@ -102,33 +94,22 @@ class PlanSampler:
 
         Raises ConfigError where that would be a second time (accelerate's `prepare` of a DataLoader asks).
         """
-        if self.dp_world_size > 1:
+        if self.cursor.world > 1:
             raise ConfigError(
-                f"these batches are already those of dp_rank {self.dp_rank} of {self.dp_world_size}, and sharing them again "
-                "would leave samples out; do not give this DataLoader to accelerate's prepare, or make the PlanSampler with "
-                "dp_rank=0, dp_world_size=1"
+                f"these batches are already those of dp_rank {self.cursor.rank} of {self.cursor.world}, and sharing "
+                "them again would leave samples out; do not give this DataLoader to accelerate's prepare, or make the "
+                "PlanSampler "
+                "with dp_rank=0, dp_world_size=1"
             )
 
     def __len__(self) -> int:
-        return self._steps_left(self._head(0))
+        return len(self.cursor)
 
     def __iter__(self) -> Iterator[list[int]]:
-        self._next = self._start
-        return self._walk(self._start)
+        return self._batches(self.cursor.walk())
 
-    def _walk(self, start: LoaderState) -> Iterator[list[int]]:
-        order, count, steps = self.plan.order(start.seed, start.epoch), self.plan.num_batches, self._steps_left(start)
-        ranks = {"dp_world_size": self.dp_world_size, "start": start.position}
-        for step in range(steps):
-            place = turn(count, step, dp_rank=self.dp_rank, tail=self.plan.tail, **ranks)
+    def _batches(self, steps: Iterator[Step]) -> Iterator[list[int]]:
+        for step in steps:
             # Before the batch is handed out: whoever asks for the state then has it.
-            self._next = start.at(next_position(count, step + 1, **ranks))
-            if step + 1 == steps:
-                self._start = self._next = start.next_epoch()
-            yield order.batch(place.position).tolist()
-
-    def _head(self, epoch: int) -> LoaderState:
-        return LoaderState(plan_key=self.plan_key, seed=self.seed, epoch=epoch, position=0)
-
-    def _steps_left(self, state: LoaderState) -> int:
-        return num_steps(self.plan.num_batches, self.dp_world_size, tail=self.plan.tail, start=state.position)
+            self.cursor.hand_out(step)
+            yield step.samples.tolist()

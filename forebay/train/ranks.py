@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from forebay.errors import ConfigError
-from forebay.plan import check_ranks
+from forebay.plan.cursor import check_ranks
 
 logger = logging.getLogger(__name__)
 

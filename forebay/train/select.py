@@ -1,19 +1,18 @@
-"""From a config to what is read: the sealed cache of the same key, or the same steps on the fly; several for a mixture."""
+"""From a config to what is read: the sealed cache of its key, or the same steps on the fly; several for a mixture."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
-from forebay.config import Config, LoaderConfig, MixtureConfig, MixtureSource, PlanConfig, load_config
+from forebay.config import Config, LoaderConfig, MixtureConfig, MixtureSource, PackConfig, PlanConfig, load_config
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
-from forebay.plan.make import plan_of
+from forebay.plan.make import Planned, plan_of
 from forebay.plan.mixture.from_config import mix
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lookup import Lookup, failures_of, find_cache, not_found_message
@@ -23,6 +22,7 @@ from forebay.train.collate.packed import PackCollator, PackShapes
 from forebay.train.device import is_host
 from forebay.train.loader import Loader
 from forebay.train.ranks import resolve_ranks
+from forebay.train.settings import LoaderSettings
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -58,45 +58,56 @@ def make_loader(
 
     `loader.cache` decides: `auto` takes the cache, else goes uncached with one warning that names the command to run;
     `require` raises CacheNotFoundError; `off` goes uncached. Where torch.distributed is up, rank 0 finds cache and plan
-    and the others are told. `[[mixture.source]]` reads several caches, each chosen in this way; weights are applied on top of
-    the plan of all their samples.
+    and the others are told. `[[mixture.source]]` reads several caches, each chosen in this way; weights are applied on
+    top of the plan of all their samples.
     Every batch is right for `model(**batch)`. Packs have `pixel_values`, expanded where the batch is handed out, and
     `use_cache=False`; with `loader.pixels = "uint8"` they are of another form, see `PatchBatch`.
-    dp_rank, dp_world_size, device_mesh: which batches are this process's, see `resolve_ranks`; left out, they are found.
-    device, device_prefetch: where batches are handed out, and how many are copied there ahead, see `Loader`; they depend on
-    the process and not on the run, so no config holds them.
-    Raises ConfigError without a `[plan]` section, for ranks that cannot be, or for a device that is not there, CacheMismatchError for caches whose samples cannot stand in one batch,
-    where `mixture.batches` puts them there.
+    dp_rank, dp_world_size, device_mesh: which batches are this process's, see `resolve_ranks`; left out, they are
+    found.
+    device, device_prefetch: where batches are handed out, and how many are copied there ahead, see `Loader`; they
+    depend on the process and not on the run, so no config holds them.
+    Raises ConfigError without a `[plan]` section, for ranks that cannot be, or for a device that is not there,
+    CacheMismatchError for caches whose samples cannot stand in one batch, where `mixture.batches` puts them
+    there.
     """
     ranks = resolve_ranks(dp_rank, dp_world_size, device_mesh=device_mesh)
     selected = select(config)
-    keep = selected.kind == "cache"
-    if keep:
-        _by_rank_0(lambda: plan_of(config, selected.source).folder)  # on disk now; the other ranks open it
-    planned = plan_of(config, selected.source, keep=keep)
-    found = mix(config, selected.source, planned) if config.mixture.is_given else planned
+    planned = _planned(config, selected)
     collator, finish = None, None
     if config.modality == "vision":
         collator, finish = pack_forms(config, selected.source, device=device, as_tensordict=as_tensordict)
+    here: dict[str, Any] = {"as_tensordict": as_tensordict, "device": device, "device_prefetch": device_prefetch}
     return Loader(
         selected.source,
-        found.plan,
-        plan_key=found.key,
-        earlier_key=found.earlier_key,
-        seed=config.loader.seed,
+        planned,
+        replace(loader_settings(config), **here),
         dp_rank=ranks.dp_rank,
         dp_world_size=ranks.dp_world_size,
-        dtype=_DTYPES[config.loader.dtype],
-        num_threads=config.loader.num_threads,
-        prefetch=config.loader.prefetch,
-        pin_memory=config.loader.pin_memory,
-        as_tensordict=as_tensordict,
-        crop_s=config.loader.crop_s,
         collator=collator,
-        device=device,
-        device_prefetch=device_prefetch,
         finish=finish,
     )
+
+
+def loader_settings(config: Config) -> LoaderSettings:
+    """Returns how the loader of a config works, as the config says it."""
+    section = config.loader
+    return LoaderSettings(
+        seed=section.seed,
+        dtype=_DTYPES[section.dtype],
+        crop_s=section.crop_s,
+        num_threads=section.num_threads,
+        prefetch=section.prefetch,
+        pin_memory=section.pin_memory,
+    )
+
+
+def _planned(config: Config, selected: Selected) -> Planned:
+    """Returns the plan of what is read, with the weights of a mixture on top; rank 0 makes it, the others open it."""
+    source, made = selected.source, []
+    if selected.kind == "cache":
+        _by_rank_0(lambda: made.append(plan_of(config, source)))
+    planned = made[0] if made else plan_of(config, source, keep=selected.kind == "cache")
+    return mix(config, source, planned) if config.mixture.is_given else planned
 
 
 def pack_forms(
@@ -106,13 +117,13 @@ def pack_forms(
     settings = config.loader
     if settings.pixels == "uint8" and as_tensordict:
         raise ConfigError(
-            'loader.pixels is "uint8" and as_tensordict is true: a model would take a TensorDict with uint8 patches and pass '
-            'over them; set loader.pixels = "float32"'
+            'loader.pixels is "uint8" and as_tensordict is true: a model would take a TensorDict with uint8 patches '
+            'and pass over them; set loader.pixels = "float32"'
         )
     if settings.pixels == "uint8" or is_host(device):
         return pack_collator(settings, config.plan, source), None
     # The patches cross over as they are, an eighth of the bytes.
-    stored = dataclasses.replace(settings, pixels="uint8")
+    stored = replace(settings, pixels="uint8")
     return pack_collator(stored, config.plan, source), DeviceExpansion(
         source.constants, dtype=pixel_dtype(settings.pixels)
     )
@@ -121,7 +132,7 @@ def pack_forms(
 def pack_collator(settings: LoaderConfig, plan: PlanConfig | None, source: SampleSource) -> PackCollator:
     """Returns what makes the batches of packs, as `[loader]` wants them."""
     shapes = None
-    if settings.pack_shapes == "fixed" and plan is not None and plan.seq_len is not None:
+    if settings.pack_shapes == "fixed" and isinstance(plan, PackConfig):
         shapes = PackShapes.even(
             plan.seq_len,
             max_patches=plan.max_patches,
@@ -163,10 +174,10 @@ def _select_entry(config: Config, entry: MixtureSource) -> tuple[Selected, str]:
         return Selected(source=_opened(entry.cache, settings), kind="cache"), entry.cache
     named = load_config(str(entry.config))
     # Of the other config only what it reads counts: its own mixture would have no weights here.
-    loader = dataclasses.replace(
+    loader = replace(
         named.loader, cache=settings.cache, verify=settings.verify, max_open_shards=settings.max_open_shards
     )
-    return select(dataclasses.replace(named, loader=loader, mixture=MixtureConfig())), str(entry.config)
+    return select(replace(named, loader=loader, mixture=MixtureConfig())), str(entry.config)
 
 
 def _opened(folder: str | Path, settings: LoaderConfig) -> Cache:

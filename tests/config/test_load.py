@@ -280,7 +280,8 @@ JUNK = st.recursive(
 )
 NAMES = [
     *(("source", name) for name in ("manifest", "languages", "max_samples", "junk", "str")),
-    *(("plan", name) for name in ("edges_s", "batch_size")),
+    *(("plan", name) for name in ("kind", "edges_s", "batch_size", "seq_len")),
+    *(("source", "columns"), ("mixture", "source"), ("mixture", "weights"), ("train", "mixture")),
     *(("audio", "dtype"), ("text", "tokenizer"), ("loader", "cache_dir"), ("run", "num_workers")),
 ]
 

@@ -38,7 +38,7 @@ def test_the_recipe_has_no_audio_step(tmp_path: Path) -> None:
         (["audio.sample_rate_hz=8000"], r'audio: sample_rate_hz is 8000 and features = "none" has no audio'),
         (['audio.dtype="float16"'], r"audio: dtype is 'float16' and features = \"none\" has no audio"),
         (["loader.crop_s=1.0"], r'crops need "w2v_bert" or "waveform"'),
-        (['plan.kind="window"', "plan.batch_size=2"], r"give exactly one of|edges is only for kind"),
+        (['plan.kind="window"', "plan.batch_size=2"], r'plan.edges: only for kind = "bucket", not "window"'),
     ],
 )
 def test_settings_that_text_alone_cannot_have(tmp_path: Path, overrides: list[str], message: str) -> None:

@@ -11,9 +11,10 @@ import numpy as np
 import xxhash
 from hypothesis import strategies as st
 
-from forebay.config import Config, PlanConfig, SourceConfig, load_config
-from forebay.plan import load_plan, save_plan, statistics
+from forebay.config import BucketConfig, Config, SourceConfig, load_config
 from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.disk import load_plan, save_plan
+from forebay.plan.statistics import statistics
 from forebay.preprocess.sources.speech.listing import read_rows
 from forebay.store.cache import open_cache
 from forebay.store.key import canonical_json
@@ -149,7 +150,7 @@ def _prepare(folder: Path) -> None:
 
 
 def _plan_settings() -> Any:
-    return PlanConfig(batch_seconds=60.0)
+    return BucketConfig(batch_seconds=60.0)
 
 
 def _cache(folder: Path) -> Path:

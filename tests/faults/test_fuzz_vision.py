@@ -18,9 +18,11 @@ import pyarrow.parquet as pq
 import xxhash
 from hypothesis import strategies as st
 
-from forebay.config import PlanConfig
+from forebay.config import PackConfig
 from forebay.errors import SampleError
-from forebay.plan import load_plan, pack_plan, pack_statistics, save_plan
+from forebay.plan.disk import load_plan, save_plan
+from forebay.plan.pack.plan import pack_plan
+from forebay.plan.statistics import pack_statistics
 from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.sources.vision.listing import read_conversations
 from forebay.store.cache import Cache, open_cache
@@ -39,7 +41,7 @@ from tests.golden import make_v1_vision as golden
 from tests.preprocess.sources.vision.pictures import asked, picture, source_of, write_lines, write_picture
 from tests.strategies import changed_bytes, changed_documents
 
-_PACKS = PlanConfig(kind="pack", seq_len=64, max_patches=40, buffer_size=8)
+_PACKS = PackConfig(seq_len=64, max_patches=40, buffer_size=8)
 _KEY = "ab" * 32
 _NUMBERS = st.one_of(st.integers(-4, 6), st.integers(-(2**31), 2**31 - 1))
 

@@ -15,9 +15,11 @@ import numpy as np
 import xxhash
 
 from forebay import cli
-from forebay.config import PlanConfig
-from forebay.plan import pack_plan, pack_statistics, save_plan, statistics
+from forebay.config import BucketConfig, PackConfig, PlanConfig
 from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.disk import save_plan
+from forebay.plan.pack.plan import pack_plan
+from forebay.plan.statistics import pack_statistics, statistics
 from forebay.store.key import canonical_json
 from forebay.store.seal import seal
 from forebay.store.shard import shard_fields, write_shard
@@ -46,8 +48,8 @@ VALUES: tuple[Any, ...] = (
 """What stands in the place of what forebay wrote."""
 ABSENT = object()
 QUESTIONS = ([], ["--json"], ["--sample", "0"], ["--sample", "1", "--json"], ["--verify"])
-_BUCKETS = PlanConfig(edges_s=(0.5, 1.0), batch_size=2)
-_PACKS = PlanConfig(kind="pack", seq_len=64, max_patches=40, buffer_size=8)
+_BUCKETS = BucketConfig(edges_s=(0.5, 1.0), batch_size=2)
+_PACKS = PackConfig(seq_len=64, max_patches=40, buffer_size=8)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig
 from forebay.errors import BuildError
-from forebay.plan.make import resolve_plan
+from forebay.plan.make import kept_plan, samples_of
+from forebay.plan.names import plan_folder
 from forebay.store.cache import open_cache
 from forebay.store.verify import verify_folder
 from tests.faults.building import Site, build_here, check_settled, site
@@ -95,16 +96,9 @@ def _read_a_read_only_cache(config: Path, root: Path, cache: Path) -> str:
     for index in range(len(opened)):
         opened.read(index)
     assert build_here(config, root, Fault(), {})["already_sealed"]
-    plan, folder = resolve_plan(
-        root,
-        opened.lengths["num_audio_samples"],
-        frames=lambda: opened.lengths["num_frames"],
-        sample_rate_hz=16_000,
-        dataset="tones",
-        split="train",
-        cache_key=opened.key,
-        settings=PlanConfig(batch_size=4),
-    )
+    name = {"cache_key": opened.key, "settings": BucketConfig(batch_size=4)}
+    place = plan_folder(root, dataset="tones", split="train", **name)
+    plan, folder = kept_plan(place, samples_of(opened), **name)
     assert folder is None
     assert plan.num_batches
     return "read from a read-only cache, its plan in memory"

@@ -22,7 +22,7 @@ import pytest
 from forebay import cli
 from forebay.config import SourceConfig, load_config
 from forebay.errors import CacheError, ConfigError, ManifestError
-from forebay.plan import load_plan
+from forebay.plan.disk import load_plan
 from forebay.plan.usage import to_line
 from forebay.preprocess.sources.speech.listing import read_rows
 from forebay.store.metadata import write_metadata

@@ -17,7 +17,7 @@ import pytest
 import soundfile
 
 from forebay import cli
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig
 from forebay.inspect.facts import INTERFACE
 from forebay.store.cache import open_cache
 from tests.inspect.test_plans import save
@@ -69,7 +69,7 @@ def test_the_report_is_printed_and_nothing_else(folder: Path, capsys: pytest.Cap
 def test_json_is_one_document_with_the_fields_of_the_interface(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = save(folder.parent, open_cache(folder), PlanConfig(edges_s=(1.0, 2.0), batch_size=2))
+    plan = save(folder.parent, open_cache(folder), BucketConfig(edges_s=(1.0, 2.0), batch_size=2))
     document = run_json(capsys, folder)
     assert list(document)[: len(INTERFACE)] == list(INTERFACE)
     assert "verify" not in document
@@ -90,8 +90,8 @@ def test_json_is_one_document_with_the_fields_of_the_interface(
 def test_plans_are_found_under_the_named_root_and_beside_a_relative_folder(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save(folder.parent, open_cache(folder), PlanConfig(batch_size=2))
-    save(tmp_path / "other", open_cache(folder), PlanConfig(batch_size=3))
+    save(folder.parent, open_cache(folder), BucketConfig(batch_size=2))
+    save(tmp_path / "other", open_cache(folder), BucketConfig(batch_size=3))
     assert len(run_json(capsys, folder, "--cache-root", tmp_path / "other")["plans"]) == 2
     monkeypatch.chdir(folder)
     assert [plan["settings"]["batch_size"] for plan in run_json(capsys, ".")["plans"]] == [2]

@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig, PlanConfig
 from forebay.inspect.plans import plans_of
-from forebay.plan.make import resolve_plan
+from forebay.plan.make import kept_plan, samples_of
+from forebay.plan.names import plan_folder
 from forebay.store.cache import Cache, open_cache
 from forebay.store.metadata import checksum
 from tests.store.trees import flip
-from tests.store_factory import RATE_HZ, make_cache
+from tests.store_factory import make_cache
 
 
 @pytest.fixture
@@ -21,22 +23,14 @@ def cache(tmp_path: Path) -> Cache:
 
 def save(root: Path, cache: Cache, settings: PlanConfig) -> Path:
     """Saves the plan of a cache as training does."""
-    _, folder = resolve_plan(
-        root,
-        cache.lengths["num_audio_samples"].astype("int64"),
-        frames=lambda: cache.lengths["num_frames"],
-        sample_rate_hz=RATE_HZ,
-        dataset="prompts",
-        split="train",
-        cache_key=cache.key,
-        settings=settings,
-    )
+    name: dict[str, Any] = {"cache_key": cache.key, "settings": settings}
+    _, folder = kept_plan(plan_folder(root, dataset="prompts", split="train", **name), samples_of(cache), **name)
     assert folder is not None
     return folder
 
 
 def test_plans_are_those_that_training_saved(tmp_path: Path, cache: Cache) -> None:
-    folders = [save(tmp_path, cache, PlanConfig(edges_s=(1.0, 2.0), batch_size=size)) for size in (2, 3)]
+    folders = [save(tmp_path, cache, BucketConfig(edges_s=(1.0, 2.0), batch_size=size)) for size in (2, 3)]
     found = {plan["folder"]: plan for plan in plans_of(cache.key, [tmp_path])}
     assert sorted(found) == sorted(map(str, folders))
     for folder, size in zip(folders, (2, 3), strict=True):
@@ -50,14 +44,14 @@ def test_plans_are_those_that_training_saved(tmp_path: Path, cache: Cache) -> No
 
 def test_plans_of_other_caches_are_left_out(tmp_path: Path, cache: Cache) -> None:
     other = open_cache(make_cache(tmp_path, num_samples=9, seed=1))
-    save(tmp_path, other, PlanConfig(batch_size=2))
+    save(tmp_path, other, BucketConfig(batch_size=2))
     assert plans_of(cache.key, [tmp_path]) == []
     assert plans_of(cache.key, [tmp_path / "nowhere"]) == []
 
 
 def test_a_plan_under_two_roots_is_listed_once(tmp_path: Path, cache: Cache) -> None:
     for name in ("a", "b"):
-        save(tmp_path / name, cache, PlanConfig(batch_size=2))
+        save(tmp_path / name, cache, BucketConfig(batch_size=2))
     assert len(plans_of(cache.key, [tmp_path / "a", tmp_path / "b"])) == 1
 
 
@@ -65,8 +59,8 @@ def test_a_plan_under_two_roots_is_listed_once(tmp_path: Path, cache: Cache) -> 
 def test_a_damaged_plan_is_left_out_by_name(
     tmp_path: Path, cache: Cache, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
-    folder = save(tmp_path, cache, PlanConfig(batch_size=2))
-    whole = save(tmp_path, cache, PlanConfig(batch_size=3))
+    folder = save(tmp_path, cache, BucketConfig(batch_size=2))
+    whole = save(tmp_path, cache, BucketConfig(batch_size=3))
     flip(folder / name, (folder / name).read_bytes().index(b"padding"))
     assert [plan["folder"] for plan in plans_of(cache.key, [tmp_path])] == [str(whole)]
     assert f"leaving out a plan: {folder / name}" in caplog.text
@@ -85,7 +79,7 @@ def test_what_is_no_plan_is_left_out(
 
 
 def test_a_plan_without_its_parts_is_left_out(tmp_path: Path, cache: Cache, caplog: pytest.LogCaptureFixture) -> None:
-    folder = save(tmp_path, cache, PlanConfig(batch_size=2))
+    folder = save(tmp_path, cache, BucketConfig(batch_size=2))
     document = json.loads((folder / "metadata.json").read_text())
     del document["plan_key"]
     (folder / "metadata.json").write_text(json.dumps({**document, "checksum": checksum(document)}))
@@ -96,15 +90,15 @@ def test_a_plan_without_its_parts_is_left_out(tmp_path: Path, cache: Cache, capl
 def test_a_newer_plan_is_left_out_by_its_version(
     tmp_path: Path, cache: Cache, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = save(tmp_path, cache, PlanConfig(batch_size=2))
+    folder = save(tmp_path, cache, BucketConfig(batch_size=2))
     document = json.loads((folder / "metadata.json").read_text())
     (folder / "metadata.json").write_text(json.dumps({**document, "format_version": 2}))
     assert plans_of(cache.key, [tmp_path]) == []
-    assert "format_version is 2, this forebay reads 1" in caplog.text
+    assert "format_version differs (2 stored, 1 is the newest that this forebay reads)" in caplog.text
 
 
 def test_reading_changes_nothing(tmp_path: Path, cache: Cache) -> None:
-    folder = save(tmp_path, cache, PlanConfig(batch_size=2))
+    folder = save(tmp_path, cache, BucketConfig(batch_size=2))
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.iterdir()}
     assert len(plans_of(cache.key, [tmp_path])) == 1
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.iterdir()} == before

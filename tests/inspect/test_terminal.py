@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig
 from forebay.inspect.facts import cache_facts
 from forebay.inspect.terminal.layout import COLUMNS
 from forebay.inspect.terminal.report import report_lines, verify_lines
@@ -51,7 +51,7 @@ def test_no_line_is_wider_than_a_terminal_but_for_paths(tmp_path: Path) -> None:
             "excluded": {f"some_long_reason_{index}": 10**6 for index in range(12)},
         },
     )
-    save(tmp_path, open_cache(folder), PlanConfig(batch_seconds=40.0))
+    save(tmp_path, open_cache(folder), BucketConfig(batch_seconds=40.0))
     lines = lines_of(folder)
     assert [line for line in lines if len(line) > COLUMNS and str(folder) not in line] == []
     assert [line for line in lines if not line.isprintable() or line != line.rstrip()] == []
@@ -86,7 +86,7 @@ def test_the_histogram_is_aligned_and_its_last_bin_says_how_far_it_goes(tmp_path
 
 def test_plans_have_their_padding_in_all_and_by_bucket(tmp_path: Path) -> None:
     folder = make_cache(tmp_path, num_samples=40)
-    save(tmp_path, open_cache(folder), PlanConfig(edges_s=(1.0, 2.0), batch_size=(4, 2)))
+    save(tmp_path, open_cache(folder), BucketConfig(edges_s=(1.0, 2.0), batch_size=(4, 2)))
     plan = cache_facts(open_cache(folder), plan_roots=[tmp_path])["plans"][0]
     lines = section(lines_of(folder), "plans")
     assert lines[1].startswith(

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 from forebay import cli
-from forebay.config import PlanConfig
-from forebay.plan import bucket_plan
-from forebay.plan.disk import plan_folder, save_plan
+from forebay.config import BucketConfig
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.disk import save_plan
+from forebay.plan.names import plan_folder
 from forebay.plan.statistics import statistics
 from forebay.store.cache import open_cache
 from forebay.store.source import without_audio
 from tests.store_factory import make_cache
 
-SETTINGS = PlanConfig(edges=(6, 12), batch_tokens=24, lockstep=1)
+SETTINGS = BucketConfig(edges=(6, 12), batch_tokens=24, lockstep=1)
 
 
 @pytest.fixture

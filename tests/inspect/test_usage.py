@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from forebay import cli
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig
 from forebay.errors import CacheCorruptError, ConfigError
 from forebay.inspect.terminal.plan import usage_lines
 from forebay.inspect.usage import usage_facts
-from forebay.plan import bucket_plan
+from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.usage import read_usage, to_line
 from forebay.store.cache import Cache, open_cache
-from forebay.train.loader import Loader
 from forebay.train.loop.usage_log import UsageLog
 from tests.store_factory import make_cache
+from tests.train.loaders import loader_of
 
 
 @pytest.fixture
@@ -30,9 +30,9 @@ def cache(tmp_path: Path) -> Cache:
 
 def logged(cache: Cache, path: Path, *, steps: int, with_ids: bool = True) -> list[int]:
     """Makes the log of so many steps; returns the samples that they were given."""
-    settings = PlanConfig(edges_s=(2.0,), batch_size=2, lockstep=1)
+    settings = BucketConfig(edges_s=(2.0,), batch_size=2, lockstep=1)
     plan = bucket_plan(cache.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=settings)
-    loader = Loader(cache, plan, plan_key="p", seed=3, num_threads=0)
+    loader = loader_of(cache, plan, plan_key="p", seed=3, num_threads=0)
     log = UsageLog(path, loader, step=0, sum_over_ranks=list, with_ids=with_ids)
     batches = iter(loader)
     for step in range(1, steps + 1):

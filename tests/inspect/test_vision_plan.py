@@ -12,21 +12,21 @@ import pytest
 from PIL import Image
 
 from forebay import cli
-from forebay.config import PlanConfig
-from forebay.inspect.plans import is_plan, plans_of
+from forebay.config import BucketConfig, PackConfig
+from forebay.inspect.plans import plans_of
 from forebay.inspect.terminal.plan import usage_lines
 from forebay.inspect.usage import usage_facts
-from forebay.plan import PackPlan
-from forebay.plan.disk import load_plan
+from forebay.plan.disk import is_plan, load_plan
+from forebay.plan.pack.plan import PackPlan
 from forebay.store.cache import open_cache
 from forebay.store.metadata import checksum
 from forebay.train.collate.packed import PackCollator
-from forebay.train.loader import Loader
 from forebay.train.loop.usage_log import UsageLog
 from tests.inspect.conftest import Built
 from tests.inspect.test_plans import save
 from tests.store.trees import flip, tree
 from tests.store_factory import make_cache
+from tests.train.loaders import loader_of
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -43,7 +43,7 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
 
 def test_packs_are_those_of_the_plan(photos: Built, capsys: pytest.CaptureFixture[str]) -> None:
     cache = open_cache(photos.folder)
-    plan = load_plan(photos.plan, cache_key=cache.key, settings=PlanConfig(kind="pack", seq_len=400))
+    plan = load_plan(photos.plan, cache_key=cache.key, settings=PackConfig(seq_len=400))
     assert isinstance(plan, PackPlan)
     seen: list[int] = []
     for index in range(plan.num_batches):
@@ -193,12 +193,12 @@ def test_a_newer_plan_asks_for_a_newer_forebay(
     (plan / "metadata.json").write_text(json.dumps({**document, "format_version": 2}))
     code, out, err = run(capsys, plan)
     assert (code, out) == (1, "")
-    assert "format_version is 2, this forebay reads 1; install a newer forebay" in err
+    assert "format_version differs (2 stored, 1 is the newest that this forebay reads); install a newer forebay" in err
 
 
 def test_a_plan_of_buckets_has_a_report_and_no_packs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache = open_cache(make_cache(tmp_path, num_samples=9))
-    plan = save(tmp_path, cache, PlanConfig(edges_s=(1.0, 2.0), batch_size=2))
+    plan = save(tmp_path, cache, BucketConfig(edges_s=(1.0, 2.0), batch_size=2))
     assert (is_plan(plan), is_plan(cache.folder), is_plan(tmp_path)) == (True, False, False)
     code, out, err = run(capsys, plan)
     assert (code, err) == (0, "")
@@ -212,8 +212,8 @@ def test_a_plan_of_buckets_has_a_report_and_no_packs(tmp_path: Path, capsys: pyt
 
 def test_usage_of_packs_is_reported(photos: Built, tmp_path: Path) -> None:
     cache = open_cache(photos.folder)
-    plan = load_plan(photos.plan, cache_key=cache.key, settings=PlanConfig(kind="pack", seq_len=400))
-    loader = Loader(cache, plan, plan_key="p", seed=3, num_threads=0, collator=PackCollator(cache))
+    plan = load_plan(photos.plan, cache_key=cache.key, settings=PackConfig(seq_len=400))
+    loader = loader_of(cache, plan, plan_key="p", seed=3, num_threads=0, collator=PackCollator(cache))
     log = UsageLog(tmp_path / "u.jsonl", loader, step=0, sum_over_ranks=list, with_ids=True)
     batches = iter(loader)
     for step in range(1, plan.num_batches + 1):

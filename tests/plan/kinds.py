@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from forebay.config import PlanConfig
+from forebay.config.plan import LengthsConfig
 from forebay.errors import PlanError
-from forebay.plan import BucketPlan, Samples, WindowPlan, make_plan
+from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.make import Samples, make_plan
+from forebay.plan.window import WindowPlan
 
 RATE = 1000
 
@@ -37,7 +39,7 @@ def samples_of(lengths: Array) -> Samples:
     )
 
 
-def plan_of_any_kind(lengths: Array, settings: PlanConfig) -> BucketPlan | WindowPlan | None:
+def plan_of_any_kind(lengths: Array, settings: LengthsConfig) -> BucketPlan | WindowPlan | None:
     """The plan, or None where `drop` leaves nothing to plan."""
     try:
         return make_plan(samples_of(lengths), settings)

@@ -12,15 +12,19 @@ import numpy as np
 import pytest
 import xxhash
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheNotFoundError
-from forebay.plan import Order, bucket_plan, load_plan, plan_folder, plan_key, save_plan, statistics
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.plan import Order
+from forebay.plan.disk import load_plan, save_plan
+from forebay.plan.names import plan_folder, plan_key
+from forebay.plan.statistics import statistics
 from forebay.store.key import canonical_json
 
 KEY = "ab" * 32
 
 
-SETTINGS = PlanConfig(batch_seconds=60.0)
+SETTINGS = BucketConfig(batch_seconds=60.0)
 
 
 LENGTHS = np.random.default_rng(2).integers(500, 32_000, 400)
@@ -61,7 +65,7 @@ def test_a_loaded_plan_finds_its_calibration_by_name(tmp_path: Path) -> None:
     (tmp_path / "sizes.json").write_text(
         json.dumps({"b_9_32": {"batch_size": 2, "grad_acc": 3}, "b_0_9": {"batch_size": 5}})
     )
-    settings = PlanConfig(edges_s=(9, 32), calibration=str(tmp_path / "sizes.json"))
+    settings = BucketConfig(edges_s=(9, 32), calibration=str(tmp_path / "sizes.json"))
     plan = bucket_plan(LENGTHS, sample_rate_hz=1000, settings=settings)
     folder = plan_folder(tmp_path, dataset="prompts", split="train", cache_key=KEY, settings=settings)
     save_plan(plan, folder, cache_key=KEY, settings=settings, statistics=statistics(plan, LENGTHS))
@@ -163,7 +167,7 @@ def test_another_plan_is_refused_with_both_values(tmp_path: Path) -> None:
     with pytest.raises(CacheMismatchError, match=r"cache_keys differs \(\['cd'\] wanted, \['abab"):
         load_plan(folder, cache_key="cd", settings=SETTINGS)
     with pytest.raises(CacheMismatchError, match=r"plan\.batch_seconds differs \(90\.0 wanted, 60\.0 stored\)"):
-        load_plan(folder, cache_key=KEY, settings=PlanConfig(batch_seconds=90.0))
+        load_plan(folder, cache_key=KEY, settings=BucketConfig(batch_seconds=90.0))
     with pytest.raises(CacheMismatchError, match=r"num_samples differs \(399 in the cache, 400 in the plan\)"):
         load_plan(folder, cache_key=KEY, settings=SETTINGS, num_samples=399)
     rewrite(folder, lambda metadata: metadata["plan"].update(order_version=0))
@@ -217,5 +221,5 @@ def test_a_mapped_plan_outlives_its_replacement(tmp_path: Path) -> None:
 def test_a_signed_document_of_another_shape_is_refused_by_name(tmp_path: Path, name: str) -> None:
     folder = saved(tmp_path)
     rewrite(folder, lambda metadata: metadata.pop(name))
-    with pytest.raises(CacheCorruptError, match=r"metadata.json is no plan that forebay writes"):
+    with pytest.raises(CacheCorruptError, match=r"metadata.json is none that forebay writes"):
         load_plan(folder, cache_key=KEY, settings=SETTINGS, num_samples=400)

@@ -8,10 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig
+from forebay.config.plan import LengthsConfig
 from forebay.errors import CacheCorruptError, CacheMismatchError
-from forebay.plan import BucketPlan, WindowPlan, load_plan, plan_folder, resolve_plan, save_plan, statistics
 from forebay.plan import disk as disk_module
+from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.disk import load_plan, save_plan
+from forebay.plan.make import Samples, kept_plan
+from forebay.plan.names import plan_folder
+from forebay.plan.statistics import statistics
+from forebay.plan.window import WindowPlan
 from forebay.store.chunked import MEMBERS_A_CHUNK, CheckedArray, chunk_sums
 from tests.plan.kinds import RATE, plan_of_any_kind, shards_of, tokens_of
 from tests.plan.test_kinds import EVERY_KIND, some_lengths
@@ -22,7 +28,7 @@ KEY = "ab" * 32
 LENGTHS = some_lengths()
 
 
-def saved(root: Path, settings: PlanConfig) -> tuple[BucketPlan | WindowPlan, Path]:
+def saved(root: Path, settings: LengthsConfig) -> tuple[BucketPlan | WindowPlan, Path]:
     plan = plan_of_any_kind(LENGTHS, settings)
     assert plan is not None
     folder = plan_folder(root, dataset="prompts", split="train", cache_key=KEY, settings=settings)
@@ -33,7 +39,7 @@ def saved(root: Path, settings: PlanConfig) -> tuple[BucketPlan | WindowPlan, Pa
 @pytest.mark.parametrize("settings", EVERY_KIND)
 @pytest.mark.parametrize("lazy_bytes", [0, 2**25])
 def test_a_loaded_plan_has_the_same_order(
-    tmp_path: Path, settings: PlanConfig, lazy_bytes: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, settings: LengthsConfig, lazy_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_module, "LAZY_BYTES", lazy_bytes)
     plan, folder = saved(tmp_path, settings)
@@ -57,26 +63,23 @@ def test_plans_of_all_kinds_stand_beside_each_other(tmp_path: Path) -> None:
 def test_a_setting_that_only_the_stored_plan_has_is_named(tmp_path: Path) -> None:
     _, folder = saved(tmp_path, EVERY_KIND[3])
     with pytest.raises(CacheMismatchError, match=r"plan\.locality differs \(None wanted, shards:4 stored\)"):
-        load_plan(folder, cache_key=KEY, settings=PlanConfig(batch_size=4))
+        load_plan(folder, cache_key=KEY, settings=BucketConfig(batch_size=4))
 
 
 def test_what_a_plan_needs_is_asked_for_only_when_it_is_made(tmp_path: Path) -> None:
-    def resolved(settings: PlanConfig, *, is_made: bool) -> None:
+    def resolved(settings: LengthsConfig, *, is_made: bool) -> None:
         def fail() -> np.ndarray:  # type: ignore[type-arg]
             return pytest.fail("asked again")
 
-        _, folder = resolve_plan(
-            tmp_path,
-            LENGTHS,
+        samples = Samples(
+            durations=LENGTHS,
             frames=(lambda: LENGTHS // 10) if is_made else fail,
             tokens=(lambda: tokens_of(LENGTHS)) if is_made else fail,
             shards=(lambda: shards_of(LENGTHS)) if is_made else fail,
             sample_rate_hz=RATE,
-            dataset="prompts",
-            split="train",
-            cache_key=KEY,
-            settings=settings,
         )
+        place = plan_folder(tmp_path, dataset="prompts", split="train", cache_key=KEY, settings=settings)
+        _, folder = kept_plan(place, samples, cache_key=KEY, settings=settings)
         assert folder is not None
         stats = json.loads((folder / "packing_stats.json").read_bytes())
         assert stats["shard_spread"] is not None

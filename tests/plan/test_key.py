@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig, PackConfig, PlanConfig, WindowConfig
 from forebay.errors import ConfigError
-from forebay.plan import plan_document, plan_key
+from forebay.plan.names import plan_document, plan_key
 
-SETTINGS = PlanConfig(edges_s=(3.0, 5.0), batch_size=4)
+SETTINGS = BucketConfig(edges_s=(3.0, 5.0), batch_size=4)
 
 
 CHANGES: dict[str, dict[str, Any]] = {
-    "kind": {"kind": "window", "edges_s": PlanConfig(batch_size=4).edges_s},
     "edges_s": {"edges_s": (3.0, 5.5)},
     "edges": {"edges": (16, 32)},
-    "k": {"edges_s": PlanConfig(batch_size=4).edges_s, "k": 2},
+    "k": {"edges_s": BucketConfig(batch_size=4).edges_s, "k": 2},
     "batch_seconds": {"batch_size": None, "batch_seconds": 4.0},
     "batch_tokens": {"batch_size": None, "batch_tokens": 4},
     "batch_size": {"batch_size": (4, 4)},
@@ -28,7 +27,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-PACKS = PlanConfig(kind="pack", seq_len=8192)
+PACKS = PackConfig(seq_len=8192)
 
 
 OF_PACKS: dict[str, Any] = {
@@ -48,17 +47,18 @@ def test_every_setting_changes_the_key(field: str) -> None:
 
 def test_every_change_is_another_key() -> None:
     keys = {plan_key("a" * 64, replace(SETTINGS, **change)) for change in CHANGES.values()}
-    assert len(keys) == len(CHANGES)
-    names = {field.name for field in fields(PlanConfig)}
-    assert names == set(CHANGES) | {"window", "calibration"} | set(OF_PACKS)
+    keys |= {plan_key("a" * 64, settings) for settings in (WindowConfig(batch_size=4), PACKS)}
+    assert len(keys) == len(CHANGES) + 2
+    names = {field.name for settings in (BucketConfig, WindowConfig, PackConfig) for field in fields(settings)}
+    assert names == set(CHANGES) | {"kind", "window", "calibration"} | set(OF_PACKS)
 
 
 def test_the_document_holds_what_the_plan_depends_on() -> None:
     common = {"kind", "batch_size", "batch_seconds", "lockstep", "tail"}
     documents: dict[str, PlanConfig] = {
         "edges_s": SETTINGS,
-        "k": PlanConfig(k=3, batch_size=4),
-        "window": PlanConfig(kind="window", batch_size=4),
+        "k": BucketConfig(k=3, batch_size=4),
+        "window": WindowConfig(batch_size=4),
     }
     for name, settings in documents.items():
         assert set(plan_document("a", settings)["settings"]) == common | {name}
@@ -81,15 +81,15 @@ def test_the_key_of_packs_is_the_recorded_one() -> None:
 
 
 def test_the_window_is_in_the_key_of_windows_alone() -> None:
-    window = PlanConfig(kind="window", batch_size=4)
+    window = WindowConfig(batch_size=4)
     assert plan_key("a", replace(window, window=16)) != plan_key("a", window)
-    assert plan_key("a", replace(SETTINGS, window=16)) == plan_key("a", SETTINGS)
+    assert "window" not in plan_document("a", SETTINGS)["settings"]
 
 
 def test_a_calibration_is_in_the_key_by_its_content(tmp_path: Path) -> None:
     def key(name: str, table: dict[str, Any]) -> str:
         (tmp_path / name).write_text(json.dumps(table))
-        return plan_key("a", PlanConfig(edges_s=(3.0,), calibration=str(tmp_path / name)))
+        return plan_key("a", BucketConfig(edges_s=(3.0,), calibration=str(tmp_path / name)))
 
     first = key("a.json", {"0": {"batch_size": 4, "grad_acc": 1}})
     assert key("b.json", {"0": {"grad_acc": 1, "batch_size": 4}}) == first
@@ -97,7 +97,7 @@ def test_a_calibration_is_in_the_key_by_its_content(tmp_path: Path) -> None:
     assert key("b.json", {"0": {"batch_size": 4, "grad_acc": 2}}) != first
     assert key("b.json", {"0": {"batch_size": 5, "grad_acc": 1}}) != first
     with pytest.raises(ConfigError, match=r"plan\.calibration: cannot read .*c\.json: No such file"):
-        plan_key("a", PlanConfig(calibration=str(tmp_path / "c.json")))
+        plan_key("a", BucketConfig(calibration=str(tmp_path / "c.json")))
 
 
 def test_the_cache_is_in_the_key() -> None:
@@ -105,8 +105,8 @@ def test_the_cache_is_in_the_key() -> None:
 
 
 def test_whole_seconds_are_one_plan_however_they_are_written() -> None:
-    whole = PlanConfig(edges_s=(3, 5), batch_seconds=120)
-    assert plan_key("a", whole) == plan_key("a", PlanConfig(edges_s=(3.0, 5.0), batch_seconds=120.0))
+    whole = BucketConfig(edges_s=(3, 5), batch_seconds=120)
+    assert plan_key("a", whole) == plan_key("a", BucketConfig(edges_s=(3.0, 5.0), batch_seconds=120.0))
 
 
 def test_the_key_is_the_recorded_one() -> None:

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig, WindowConfig
+from forebay.config.plan import LengthsConfig
 from forebay.errors import PlanError
-from forebay.plan import next_position, num_steps, statistics, turn
+from forebay.plan.cursor import next_position, num_steps, turn
+from forebay.plan.statistics import statistics
 from tests.plan.kinds import RATE, plan_of_any_kind, shards_of, tokens_of
 from tests.strategies import durations, plan_settings_of_any_kind
 
@@ -26,12 +28,12 @@ KINDS = plan_settings_of_any_kind()
 
 
 EVERY_KIND = [
-    PlanConfig(batch_seconds=60),
-    PlanConfig(k=5, batch_seconds=60),
-    PlanConfig(k=5, batch_tokens=300),
-    PlanConfig(batch_size=4, locality="shards:4"),
-    PlanConfig(kind="window", batch_seconds=60, window=8),
-    PlanConfig(kind="window", batch_size=4, window=8),
+    BucketConfig(batch_seconds=60),
+    BucketConfig(k=5, batch_seconds=60),
+    BucketConfig(k=5, batch_tokens=300),
+    BucketConfig(batch_size=4, locality="shards:4"),
+    WindowConfig(batch_seconds=60, window=8),
+    WindowConfig(batch_size=4, window=8),
 ]
 
 
@@ -40,7 +42,7 @@ def some_lengths(count: int = 600) -> Array:
 
 
 @given(LENGTHS, KINDS, st.integers(-(2**70), 2**70), st.integers(0, 2**40))
-def test_an_epoch_uses_every_sample_once(lengths: Array, settings: PlanConfig, seed: int, epoch: int) -> None:
+def test_an_epoch_uses_every_sample_once(lengths: Array, settings: LengthsConfig, seed: int, epoch: int) -> None:
     plan = plan_of_any_kind(lengths, settings)
     if plan is None:
         return
@@ -58,7 +60,7 @@ def test_an_epoch_uses_every_sample_once(lengths: Array, settings: PlanConfig, s
 
 
 @given(LENGTHS, KINDS, st.data())
-def test_seeking_equals_iterating(lengths: Array, settings: PlanConfig, data: st.DataObject) -> None:
+def test_seeking_equals_iterating(lengths: Array, settings: LengthsConfig, data: st.DataObject) -> None:
     plan = plan_of_any_kind(lengths, settings)
     if plan is None:
         return
@@ -72,7 +74,7 @@ def test_seeking_equals_iterating(lengths: Array, settings: PlanConfig, data: st
 
 
 @given(LENGTHS, KINDS)
-def test_no_batch_exceeds_a_budget_unless_one_sample_does(lengths: Array, settings: PlanConfig) -> None:
+def test_no_batch_exceeds_a_budget_unless_one_sample_does(lengths: Array, settings: LengthsConfig) -> None:
     plan = plan_of_any_kind(lengths, settings)
     if plan is None:
         return
@@ -85,7 +87,7 @@ def test_no_batch_exceeds_a_budget_unless_one_sample_does(lengths: Array, settin
 
 
 @given(LENGTHS, KINDS)
-def test_micro_batches_come_in_lockstep_groups(lengths: Array, settings: PlanConfig) -> None:
+def test_micro_batches_come_in_lockstep_groups(lengths: Array, settings: LengthsConfig) -> None:
     plan = plan_of_any_kind(lengths, settings)
     if plan is None:
         return
@@ -101,7 +103,7 @@ def test_micro_batches_come_in_lockstep_groups(lengths: Array, settings: PlanCon
 
 @given(LENGTHS, KINDS, st.integers(1, 20), st.integers(1, 20), st.data())
 def test_a_run_goes_on_with_another_world_size(
-    lengths: Array, settings: PlanConfig, before: int, after: int, data: st.DataObject
+    lengths: Array, settings: LengthsConfig, before: int, after: int, data: st.DataObject
 ) -> None:
     plan = plan_of_any_kind(lengths, settings)
     if plan is None:
@@ -129,7 +131,7 @@ def test_a_run_goes_on_with_another_world_size(
 
 
 @given(LENGTHS, KINDS)
-def test_statistics_are_those_of_the_epoch(lengths: Array, settings: PlanConfig) -> None:
+def test_statistics_are_those_of_the_epoch(lengths: Array, settings: LengthsConfig) -> None:
     plan = plan_of_any_kind(lengths, settings)
     if plan is None:
         return
@@ -151,7 +153,7 @@ def test_statistics_are_those_of_the_epoch(lengths: Array, settings: PlanConfig)
 
 
 @pytest.mark.parametrize("settings", EVERY_KIND)
-def test_seeds_and_epochs_differ(settings: PlanConfig) -> None:
+def test_seeds_and_epochs_differ(settings: LengthsConfig) -> None:
     plan = plan_of_any_kind(some_lengths(), settings)
     assert plan is not None
     orders = [plan.order(seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
@@ -161,7 +163,7 @@ def test_seeds_and_epochs_differ(settings: PlanConfig) -> None:
 
 @pytest.mark.parametrize("settings", EVERY_KIND)
 @pytest.mark.parametrize("position", [-1, 10**12])
-def test_positions_outside_of_the_epoch_are_refused(settings: PlanConfig, position: int) -> None:
+def test_positions_outside_of_the_epoch_are_refused(settings: LengthsConfig, position: int) -> None:
     plan = plan_of_any_kind(some_lengths(), settings)
     assert plan is not None
     order = plan.order(0, 0)
@@ -174,7 +176,7 @@ def test_positions_outside_of_the_epoch_are_refused(settings: PlanConfig, positi
 
 @pytest.mark.parametrize("settings", EVERY_KIND)
 @pytest.mark.parametrize("world", [2, 4])
-def test_world_sizes_that_divide_lockstep_mix_only_behind_the_full_groups(settings: PlanConfig, world: int) -> None:
+def test_world_sizes_that_divide_lockstep_mix_only_behind_the_full_groups(settings: LengthsConfig, world: int) -> None:
     plan = plan_of_any_kind(some_lengths(6000), settings)
     assert plan is not None
     mixed = statistics(plan, some_lengths(6000))["worlds"][str(world)]["mixed_steps"]

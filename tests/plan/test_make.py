@@ -8,24 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig
 from forebay.errors import CacheMismatchError, PlanError
-from forebay.plan import BucketPlan, resolve_plan
+from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.make import Samples, kept_plan
+from forebay.plan.names import plan_folder
 
 LENGTHS = np.random.default_rng(2).integers(500, 32_000, 400)
 
 
 def resolved(root: Path, **changes: Any) -> tuple[BucketPlan, Path | None]:
-    arguments: dict[str, Any] = {
-        "durations": LENGTHS,
-        "frames": lambda: LENGTHS // 10,
-        "sample_rate_hz": 1000,
-        "dataset": "prompts",
-        "split": "train",
+    name: dict[str, Any] = {
         "cache_key": "ab" * 32,
-        "settings": PlanConfig(batch_seconds=60.0),
+        "settings": changes.pop("settings", BucketConfig(batch_seconds=60.0)),
     }
-    return resolve_plan(root, **{**arguments, **changes})
+    lengths: dict[str, Any] = {"durations": LENGTHS, "frames": lambda: LENGTHS // 10, "sample_rate_hz": 1000}
+    folder = plan_folder(root, dataset="prompts", split="train", **name)
+    return kept_plan(folder, Samples(**{**lengths, **changes}), **name)
 
 
 def test_a_plan_is_made_once(tmp_path: Path) -> None:
@@ -45,7 +44,7 @@ def test_padding_is_counted_in_frames(tmp_path: Path) -> None:
 
 def test_settings_get_their_own_plans(tmp_path: Path) -> None:
     _, first = resolved(tmp_path)
-    _, second = resolved(tmp_path, settings=PlanConfig(batch_seconds=90.0))
+    _, second = resolved(tmp_path, settings=BucketConfig(batch_seconds=90.0))
     assert first != second
     assert len(list((tmp_path / "plans").iterdir())) == 2
 

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig
 from forebay.errors import PlanError
-from forebay.plan import Order, bucket_plan, mixed_steps, next_position, num_steps, turn
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.plan import Order
+from forebay.plan.cursor import mixed_steps, next_position, num_steps, turn
 from forebay.plan.interface import Tail
 from tests.plan.bucket.test_plan import RATE, made
 from tests.strategies import durations, plan_settings
@@ -48,7 +50,7 @@ def test_the_sequence_is_the_same_for_every_world_size(num_batches: int, world: 
 
 @given(durations(sample_rate_hz=RATE), plan_settings(), WORLDS, WORLDS, st.data())
 def test_a_run_goes_on_with_another_world_size(
-    lengths: np.ndarray[Any, Any], settings: PlanConfig, before: int, after: int, data: st.DataObject
+    lengths: np.ndarray[Any, Any], settings: BucketConfig, before: int, after: int, data: st.DataObject
 ) -> None:
     plan = made(lengths, settings)
     if plan is None:
@@ -68,7 +70,7 @@ def test_a_run_goes_on_with_another_world_size(
 
 @given(durations(sample_rate_hz=RATE), plan_settings(), WORLDS)
 def test_mixed_steps_are_those_with_several_buckets(
-    lengths: np.ndarray[Any, Any], settings: PlanConfig, world: int
+    lengths: np.ndarray[Any, Any], settings: BucketConfig, world: int
 ) -> None:
     plan = made(lengths, settings)
     if plan is None:
@@ -83,7 +85,7 @@ def test_mixed_steps_are_those_with_several_buckets(
 @pytest.mark.parametrize("world", [1, 2, 4, 8])
 def test_world_sizes_that_divide_lockstep_mix_only_behind_the_full_groups(world: int) -> None:
     lengths = np.random.default_rng(1).integers(500, 32_000, 20_000)
-    plan = bucket_plan(lengths, sample_rate_hz=RATE, settings=PlanConfig(batch_seconds=60))
+    plan = bucket_plan(lengths, sample_rate_hz=RATE, settings=BucketConfig(batch_seconds=60))
     buckets = Order(plan, seed=0, epoch=0).buckets(np.arange(plan.num_batches))
     full = int((plan.batch_counts // 8).sum()) * 8
     assert mixed_steps(buckets[:full], world, tail="short") == 0

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig
 from forebay.errors import PlanError
-from forebay.plan import Order, bucket_plan, mixed_steps, statistics
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.plan import Order
+from forebay.plan.cursor import mixed_steps
+from forebay.plan.statistics import statistics
 from tests.plan.bucket.test_plan import RATE, made
 from tests.strategies import durations, plan_settings
 
@@ -22,7 +24,7 @@ def padding(batches: list[Any], lengths: np.ndarray[Any, Any]) -> float:
 
 
 @given(durations(sample_rate_hz=RATE), plan_settings())
-def test_padding_is_that_of_the_epoch_that_is_trained_on(lengths: np.ndarray[Any, Any], settings: PlanConfig) -> None:
+def test_padding_is_that_of_the_epoch_that_is_trained_on(lengths: np.ndarray[Any, Any], settings: BucketConfig) -> None:
     plan = made(lengths, settings)
     if plan is None:
         return
@@ -39,7 +41,7 @@ def test_padding_is_that_of_the_epoch_that_is_trained_on(lengths: np.ndarray[Any
 
 
 @given(durations(sample_rate_hz=RATE), plan_settings())
-def test_totals_are_sums(lengths: np.ndarray[Any, Any], settings: PlanConfig) -> None:
+def test_totals_are_sums(lengths: np.ndarray[Any, Any], settings: BucketConfig) -> None:
     plan = made(lengths, settings)
     if plan is None:
         return
@@ -53,7 +55,7 @@ def test_totals_are_sums(lengths: np.ndarray[Any, Any], settings: PlanConfig) ->
 
 
 @given(durations(sample_rate_hz=RATE), plan_settings())
-def test_worlds_account_for_every_micro_batch(lengths: np.ndarray[Any, Any], settings: PlanConfig) -> None:
+def test_worlds_account_for_every_micro_batch(lengths: np.ndarray[Any, Any], settings: BucketConfig) -> None:
     plan = made(lengths, settings)
     if plan is None:
         return
@@ -67,7 +69,7 @@ def test_worlds_account_for_every_micro_batch(lengths: np.ndarray[Any, Any], set
 
 def test_a_small_plan_by_hand() -> None:
     lengths = np.array([1, 2, 4, 6, 8, 40]) * RATE
-    plan = bucket_plan(lengths, sample_rate_hz=RATE, settings=PlanConfig(edges_s=(3, 7), batch_size=2))
+    plan = bucket_plan(lengths, sample_rate_hz=RATE, settings=BucketConfig(edges_s=(3, 7), batch_size=2))
     found = statistics(plan, lengths)
     assert found["buckets"][0] == {
         "bucket_id": 0,
@@ -91,15 +93,15 @@ def test_a_small_plan_by_hand() -> None:
 
 def test_chunks_do_not_change_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = np.random.default_rng(3).integers(500, 32_000, 5000)
-    plan = bucket_plan(lengths, sample_rate_hz=RATE, settings=PlanConfig(batch_seconds=60, tail="pad"))
+    plan = bucket_plan(lengths, sample_rate_hz=RATE, settings=BucketConfig(batch_seconds=60, tail="pad"))
     whole = statistics(plan, lengths, seed=2)
-    monkeypatch.setattr(sys.modules["forebay.plan.statistics"], "CHUNK", 50)
+    monkeypatch.setattr("forebay.plan.statistics.CHUNK", 50)
     assert statistics(plan, lengths, seed=2) == whole
 
 
 def test_buckets_pad_less_than_a_shuffle() -> None:
     lengths = np.random.default_rng(3).integers(500, 32_000, 20_000)
-    plan = bucket_plan(lengths, sample_rate_hz=RATE, settings=PlanConfig(batch_seconds=240))
+    plan = bucket_plan(lengths, sample_rate_hz=RATE, settings=BucketConfig(batch_seconds=240))
     found = statistics(plan, lengths)
     assert found["padding"] < 0.2 < 0.4 < found["padding_random_order"]
 
@@ -107,7 +109,7 @@ def test_buckets_pad_less_than_a_shuffle() -> None:
 @pytest.mark.parametrize("name", ["durations", "frames"])
 def test_lengths_of_another_cache_are_refused(name: str) -> None:
     lengths = np.arange(1, 11)
-    plan = bucket_plan(lengths, sample_rate_hz=RATE, settings=PlanConfig(batch_size=2))
+    plan = bucket_plan(lengths, sample_rate_hz=RATE, settings=BucketConfig(batch_size=2))
     given_lengths = {"durations": lengths, "frames": lengths, name: lengths[:9]}
     with pytest.raises(PlanError, match=f"{name} holds 9 samples, the plan 10"):
         statistics(plan, given_lengths["durations"], frames=given_lengths["frames"])

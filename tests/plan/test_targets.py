@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 
 from benchmarks.plan import SAMPLE_RATE_HZ, usual_durations
-from forebay.config import PlanConfig
-from forebay.plan import Samples, make_plan, statistics
+from forebay.config import BucketConfig, WindowConfig
+from forebay.config.plan import LengthsConfig
+from forebay.plan.make import Samples, make_plan
+from forebay.plan.statistics import statistics
 
 COUNT = 300_000
 
 
-def figures(**settings: Any) -> dict[str, Any]:
+def figures(settings: LengthsConfig) -> dict[str, Any]:
     durations = usual_durations(COUNT)
     samples = Samples(durations=durations, sample_rate_hz=SAMPLE_RATE_HZ, shards=lambda: np.arange(COUNT) // 512)
-    plan = make_plan(samples, PlanConfig(batch_seconds=240.0, **settings))
+    plan = make_plan(samples, settings)
     return statistics(plan, durations)
 
 
@@ -29,14 +31,14 @@ def test_the_histogram_is_the_usual_one() -> None:
 @pytest.mark.parametrize(
     ("settings", "padding", "cv"),
     [
-        ({"k": 64}, 0.02, 0.05),
-        ({"kind": "window", "window": 32}, 0.05, 0.05),
-        ({"k": 64, "locality": "shards:64"}, 0.02, 0.05),
-        ({}, 0.16, 0.05),
+        (BucketConfig(batch_seconds=240.0, k=64), 0.02, 0.05),
+        (WindowConfig(batch_seconds=240.0), 0.05, 0.05),
+        (BucketConfig(batch_seconds=240.0, k=64, locality="shards:64"), 0.02, 0.05),
+        (BucketConfig(batch_seconds=240.0), 0.16, 0.05),
     ],
 )
-def test_padding_and_spread_are_below_their_targets(settings: dict[str, Any], padding: float, cv: float) -> None:
-    found = figures(**settings)
+def test_padding_and_spread_are_below_their_targets(settings: LengthsConfig, padding: float, cv: float) -> None:
+    found = figures(settings)
     assert found["padding"] <= padding
     assert found["cv"] <= cv
     assert found["padding_random_order"] > 0.5

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig
 from forebay.errors import ForebayError
 from forebay.inspect.usage import usage_facts
-from forebay.plan import bucket_plan, plan_key
+from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.cursor import LoaderState
 from forebay.plan.mixture.plan import mixture_plan
+from forebay.plan.names import plan_key
 from forebay.plan.usage import Population, Usage, UsageCounter, expected_shares, population, read_usage, unpack_ids
 from forebay.store.cache import open_cache
 from forebay.store.source import SourceUnion
@@ -27,6 +28,7 @@ from forebay.train.loop.run import train
 from forebay.train.loop.usage_log import UsageLog
 from tests.store_factory import make_cache
 from tests.train.fake_source import FakeSource
+from tests.train.loaders import loader_of
 from tests.train.tiny import config_of, real_loader, real_loader_model
 
 NUM_SAMPLES = 53
@@ -59,11 +61,13 @@ SOURCE = LabelledSource()
 
 
 def make_loaders(*, world_size: int = 1, tail: str = "short", lockstep: int = 2, seed: int = 7) -> list[Loader]:
-    plan_settings = PlanConfig(edges_s=(0.1, 0.2, 0.4), batch_size=4, lockstep=lockstep, tail=tail)  # type: ignore[arg-type]
+    plan_settings = BucketConfig(edges_s=(0.1, 0.2, 0.4), batch_size=4, lockstep=lockstep, tail=tail)  # type: ignore[arg-type]
     plan = bucket_plan(SOURCE.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=plan_settings)
     key = plan_key(SOURCE.key, plan_settings)
     return [
-        Loader(SOURCE, plan, plan_key=key, seed=seed, dp_rank=rank, dp_world_size=world_size, num_threads=0, prefetch=1)
+        loader_of(
+            SOURCE, plan, plan_key=key, seed=seed, dp_rank=rank, dp_world_size=world_size, num_threads=0, prefetch=1
+        )
         for rank in range(world_size)
     ]
 
@@ -373,10 +377,10 @@ def test_parts_of_a_mixture_are_counted_against_its_weights(tmp_path: Path) -> N
     folders = [make_cache(tmp_path, num_samples=6 * n, features="waveform", seed=n) for n in (1, 2)]
     caches = [open_cache(folder) for folder in folders]
     union = SourceUnion(caches, ["small", "large"])
-    plan_settings = PlanConfig(edges_s=(2.0,), batch_size=4, lockstep=1)
+    plan_settings = BucketConfig(edges_s=(2.0,), batch_size=4, lockstep=1)
     plan = bucket_plan(union.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=plan_settings)
     mixture = mixture_plan(plan, union.source_of, names=union.names, weights=[3, 1])
-    loader = Loader(union, mixture, plan_key="m", seed=3, num_threads=0)
+    loader = loader_of(union, mixture, plan_key="m", seed=3, num_threads=0)
     log = UsageLog(tmp_path / "u.jsonl", loader, step=0, sum_over_ranks=one_rank_sum, with_ids=True)
     given: list[int] = []
     for position, _ in zip(range(len(loader)), loader, strict=True):

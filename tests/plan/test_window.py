@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.config import PlanConfig
+from forebay.config import WindowConfig
 from forebay.errors import PlanError
-from forebay.plan import WindowPlan, window_plan
-from forebay.plan.window import Lengths, even_cut, greedy_cut
+from forebay.plan.window import Lengths, WindowPlan, even_cut, greedy_cut, window_plan
 from tests.strategies import durations
 
 RATE = 1000
@@ -21,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 
 def windowed(lengths: Array, **settings: Any) -> WindowPlan:
-    return window_plan(lengths, sample_rate_hz=RATE, settings=PlanConfig(kind="window", **settings))
+    return window_plan(lengths, sample_rate_hz=RATE, settings=WindowConfig(**settings))
 
 
 def windows_of(plan: WindowPlan, *, seed: int = 0, epoch: int = 0) -> list[list[Array]]:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 
 from forebay.config import Config, load_config
 from forebay.errors import BuildError, CacheIncompleteError, ManifestError
+from forebay.plan.make import plan_of
 from forebay.preprocess.pipeline import BuildReport, Options, build
 from forebay.store.cache import open_cache
 from forebay.store.lookup import find_cache, sealed_caches
@@ -68,6 +70,26 @@ def test_a_second_build_does_nothing_and_says_so(corpus: Corpus) -> None:
     assert (second.already_sealed, second.key, second.cache) == (True, first.key, first.cache)
     assert (second.shards_written, second.shards_linked) == (0, 0)
     assert file_bytes(Path(first.cache)) == before
+
+
+def test_a_build_makes_the_plan_of_its_config_and_tells_it(corpus: Corpus) -> None:
+    config = corpus.config()
+    without = make(replace(config, plan=None))
+    assert str(without.plan).startswith(f"plan: none, {config.path} has no [plan] section; training needs one")
+    assert without.plan_folder is None
+    dry = make(config, dry_run=True)
+    assert (dry.plan, dry.plan_folder, (corpus.root / "plans").exists()) == (None, None, False)
+    report = make(config)
+    planned = plan_of(config, open_cache(report.cache))
+    assert report.plan == planned.summary()
+    assert report.plan_folder == str(planned.folder)
+    assert report.to_json()["plan_folder"] == report.plan_folder
+    assert make(config).plan_folder == report.plan_folder
+
+
+def test_a_part_that_is_not_sealed_has_no_plan(corpus: Corpus) -> None:
+    report = make(corpus.config(), part=(0, 3))
+    assert (report.sealed, report.plan, (corpus.root / "plans").exists()) == (False, None, False)
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from forebay.config import load_config
 from forebay.errors import ConfigError
+from forebay.plan.make import Planned
 from forebay.train import CachedVLDataset, make_loader
 from forebay.train.dataset import PlanSampler, SampleDataset
 
@@ -44,7 +45,7 @@ def main(config_path: str, packs: str, out: Path) -> None:
     loader = make_loader(config)
     results["initialised"] = heads(loader)
     results["prepared"] = heads(accelerator.prepare(loader))
-    sampler = PlanSampler(loader.plan, seed=0)
+    sampler = PlanSampler(Planned(plan=loader.plan, key=loader.plan_key), seed=0)
     results["sampler"] = [list(batch) for batch in sampler]
     batches: DataLoader[Any] = DataLoader(SampleDataset(loader.source), batch_sampler=sampler)  # type: ignore[arg-type]
     try:

@@ -10,25 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig
 from forebay.errors import ResumeError
-from forebay.plan import BucketPlan, bucket_plan
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.make import Planned
 from forebay.train.collate import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
-from forebay.train.loader import Loader
 from tests.train.fake_source import FakeSource
+from tests.train.loaders import loader_of
 from tests.train.test_loader import assert_equal, copies, make_loader, make_plan, make_source
 
 
-def make_sampler(plan: BucketPlan, **changes: Any) -> PlanSampler:
-    return PlanSampler(plan, **{"seed": 7, "plan_key": "p", **changes})
+def make_sampler(plan: BucketPlan, *, plan_key: str = "p", **changes: Any) -> PlanSampler:
+    return PlanSampler(Planned(plan=plan, key=plan_key), **{"seed": 7, **changes})
 
 
 SOURCE = FakeSource([100 + 37 * i for i in range(61)], features="waveform", prompt=None, dtype="int16")
 
 
 def plan_of(**changes: Any) -> BucketPlan:
-    settings = PlanConfig(**{"edges_s": (0.05, 0.1, 0.2), "batch_size": 2, "lockstep": 3, **changes})
+    settings = BucketConfig(**{"edges_s": (0.05, 0.1, 0.2), "batch_size": 2, "lockstep": 3, **changes})
     return bucket_plan(SOURCE.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=settings)
 
 
@@ -78,7 +80,7 @@ def test_dataloader_gives_epoch_after_epoch_with_any_number_of_workers(num_worke
 
 def test_a_loader_and_a_sampler_take_each_others_states() -> None:
     plan = plan_of()
-    loader = Loader(SOURCE, plan, plan_key="p", seed=7, num_threads=0)
+    loader = loader_of(SOURCE, plan, plan_key="p", seed=7, num_threads=0)
     batches = iter(loader)
     for _ in range(5):
         next(batches)
@@ -126,7 +128,7 @@ def test_eight_ranks_stopped_anywhere_go_on_with_another_number(
     def run(ranks: int, state: dict[str, Any] | None, steps: int | None) -> tuple[list[int], dict[str, Any]]:
         given: list[int] = []
         loaders = [
-            Loader(SOURCE, plan, plan_key="p", seed=7, dp_rank=rank, dp_world_size=ranks, num_threads=0, prefetch=1)
+            loader_of(SOURCE, plan, plan_key="p", seed=7, dp_rank=rank, dp_world_size=ranks, num_threads=0, prefetch=1)
             for rank in range(ranks)
         ]
         for loader in loaders:

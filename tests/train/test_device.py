@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig, PackConfig
 from forebay.errors import CacheCorruptError, ConfigError
-from forebay.plan import bucket_plan, pack_plan
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.pack.plan import pack_plan
 from forebay.train import loader as loader_module
 from forebay.train.collate.expand import DeviceExpansion
 from forebay.train.collate.packed import PackCollator
@@ -17,6 +18,7 @@ from forebay.train.collate.patch_batch import PatchBatch
 from forebay.train.device import Ahead, Batch, SideStream, side_stream
 from forebay.train.loader import Loader
 from tests.train.fake_source import FakeSource
+from tests.train.loaders import loader_of
 from tests.train.tiny_vl import FakeVlSource, conversations
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA; FakeStream is its twin")
@@ -39,8 +41,8 @@ class FakeStream:
 
 
 def make_loader(source: FakeSource, **settings: object) -> Loader:
-    plan = bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=PlanConfig(batch_size=4))
-    return Loader(source, plan, plan_key="0", seed=3, **settings)  # type: ignore[arg-type]
+    plan = bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=BucketConfig(batch_size=4))
+    return loader_of(source, plan, plan_key="0", seed=3, **settings)  # type: ignore[arg-type]
 
 
 def same(one: Batch, other: Batch) -> bool:
@@ -106,8 +108,8 @@ def test_devices_that_are_not_there_are_refused() -> None:
 
 def pack_loader(**settings: object) -> Loader:
     source = FakeVlSource(conversations(3, 20))
-    plan = pack_plan(source.lengths["num_tokens"], settings=PlanConfig(kind="pack", seq_len=60))
-    return Loader(source, plan, plan_key="0", seed=3, **settings)  # type: ignore[arg-type]
+    plan = pack_plan(source.lengths["num_tokens"], settings=PackConfig(seq_len=60))
+    return loader_of(source, plan, plan_key="0", seed=3, **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

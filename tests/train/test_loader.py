@@ -15,15 +15,19 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig
 from forebay.errors import CacheCorruptError, ConfigError, PlanError, ResumeError
-from forebay.plan import BucketPlan, Order, bucket_plan, plan_key
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.plan import BucketPlan, Order
+from forebay.plan.make import Planned
+from forebay.plan.names import plan_key
 from forebay.train.collate import Batch, Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader
 from forebay.train.prefetch import THREAD_NAME
 from tests.train.collate.test_collator import assert_batches_equal
 from tests.train.fake_source import FakeSource, plain_batch
+from tests.train.loaders import loader_of
 
 NUM_SAMPLES = 53
 
@@ -37,14 +41,14 @@ def make_plan(source: FakeSource, **changes: Any) -> BucketPlan:
     return bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=plan_settings(**changes))
 
 
-def plan_settings(**changes: Any) -> PlanConfig:
-    return PlanConfig(**{"edges_s": (1.0, 2.0, 4.0), "batch_size": 4, "lockstep": 2, **changes})
+def plan_settings(**changes: Any) -> BucketConfig:
+    return BucketConfig(**{"edges_s": (1.0, 2.0, 4.0), "batch_size": 4, "lockstep": 2, **changes})
 
 
 def make_loader(source: FakeSource | None = None, *, plan: dict[str, Any] | None = None, **changes: Any) -> Loader:
     source = source or make_source()
     key = plan_key(source.key, plan_settings(**(plan or {})))
-    return Loader(source, make_plan(source, **(plan or {})), **{"plan_key": key, "seed": 7, **changes})
+    return loader_of(source, make_plan(source, **(plan or {})), **{"plan_key": key, "seed": 7, **changes})
 
 
 def loader_threads() -> list[str]:
@@ -453,14 +457,14 @@ def test_a_forked_child_goes_on_where_its_parent_stands(num_threads: int) -> Non
 def test_children_of_a_process_that_set_torchs_threads_start_theirs() -> None:
     """Where the threads remake torch's pool all at once, a third of the children fail, so 20 of them find it."""
     source = FakeSource([1500] * 24)
-    settings = PlanConfig(batch_size=8)
+    settings = BucketConfig(batch_size=8)
     plan = bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=settings)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         torch.randn(200_000).exp()  # OpenMP threads, which a child does not have
         for _ in range(20):
-            loader = Loader(source, plan, plan_key="0", seed=0, dtype=torch.bfloat16, num_threads=2)
+            loader = loader_of(source, plan, plan_key="0", seed=0, dtype=torch.bfloat16, num_threads=2)
             batches = iter(loader)
             next(batches)
             # Nothing of torch in the child's main thread: that alone would remake the pool.
@@ -493,7 +497,7 @@ def test_samples_of_the_dataset_are_writable_copies() -> None:
 def test_torchs_dataloader_gives_the_loaders_batches(num_workers: int) -> None:
     source = make_source()
     plan = make_plan(source)
-    sampler = PlanSampler(plan, seed=7, dp_rank=1, dp_world_size=2)
+    sampler = PlanSampler(Planned(plan=plan, key="0"), seed=7, dp_rank=1, dp_world_size=2)
     loader = make_loader(source, dp_rank=1, dp_world_size=2)
     peer = DataLoader(
         SampleDataset(source), batch_sampler=sampler, collate_fn=Collator(source), num_workers=num_workers

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.train.prefetch import THREAD_NAME, Prefetch
+from tests.processes import python
 
 
 def threads_alive() -> list[str]:
@@ -190,5 +189,5 @@ def test_an_interpreter_exits_with_an_iterator_alive() -> None:
         "results = Prefetch(lambda n: n, iter(range(10**9)), num_threads=2, prefetch=3)\n"
         "print(next(results), next(results))\n"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    run = python("-c", code)
     assert (run.returncode, run.stdout, run.stderr) == (0, "0 1\n", "")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
 
 from forebay.errors import CacheMismatchError, ConfigError
 from forebay.train.collate.packed import PackCollator
@@ -21,17 +19,6 @@ from tests.train.tiny import ListLoader, config_of, whisper_folder
 from tests.train.tiny_vl import CONSTANTS, IMAGE, FakeVlSource, conversations, qwen3_vl_folder, vl_config
 
 DEMO = Path(__file__).parents[2] / "demo" / "vision" / "model"
-
-
-@pytest.fixture
-def _fresh_accelerate() -> Iterator[None]:
-    """accelerate keeps its precision for the life of a process; the tests want several."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 def packs(count: int, **collator: Any) -> list[Any]:
@@ -104,7 +91,7 @@ def test_token_without_an_embedding_is_refused(tmp_path: Path) -> None:
         check_batch(model_facts(qwen3_vl_folder(tmp_path)), batch)
 
 
-@pytest.mark.usefixtures("_fresh_accelerate")
+@pytest.mark.usefixtures("fresh_accelerate")
 def test_training_on_packs_learns_them_from_uint8_and_from_floats_alike(tmp_path: Path) -> None:
     folder = qwen3_vl_folder(tmp_path / "model")
     config = vl_config(
@@ -125,7 +112,7 @@ def test_training_on_packs_learns_them_from_uint8_and_from_floats_alike(tmp_path
     assert losses[0] == losses[1]
 
 
-@pytest.mark.usefixtures("_fresh_accelerate")
+@pytest.mark.usefixtures("fresh_accelerate")
 def test_samples_of_packs_are_counted_in_a_step(tmp_path: Path) -> None:
     from forebay.train.loop.micro_batches import host_sum, micro_batch_groups
 
@@ -136,7 +123,7 @@ def test_samples_of_packs_are_counted_in_a_step(tmp_path: Path) -> None:
     groups.close()
 
 
-@pytest.mark.usefixtures("_fresh_accelerate")
+@pytest.mark.usefixtures("fresh_accelerate")
 def test_uint8_patches_without_their_table_stop_the_run(tmp_path: Path) -> None:
     config = vl_config(tmp_path, model=qwen3_vl_folder(tmp_path / "model"), max_steps=1)
     with pytest.raises(ConfigError, match="need the patch_table of their cache"):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,20 +18,20 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from forebay.errors import ConfigError
-from forebay.plan import bucket_plan
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.make import Planned
 from forebay.preprocess import Options, build
 from forebay.store.cache import open_cache
 from forebay.train import CachedVLDataset, build_vl_dataloader, make_loader
 from forebay.train.dataset import PlanSampler
-from forebay.train.loader import Loader
 from forebay.train.ranks import resolve_ranks
 from tests.preprocess.corpus import Corpus, speech_corpus
+from tests.processes import torchrun
 from tests.train.fake_source import FakeSource
+from tests.train.loaders import loader_of
 from tests.train.ranks_worker import HEAD
 from tests.train.tiny_vl import conversations
 from tests.train.vl_cache import make_packs, make_vl_cache
-
-_ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -74,18 +72,7 @@ def packs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def launched(corpus: Corpus, packs: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What two ranks of torchrun read: one launch, since starting two processes is most of the time."""
     out = tmp_path_factory.mktemp("launched")
-    outcome = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"),
-            *("-m", "tests.train.ranks_worker", corpus.config().path, str(packs), str(out)),
-        ],
-        cwd=_ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    outcome = torchrun("tests.train.ranks_worker", corpus.config().path, packs, out)
     assert outcome.returncode == 0, outcome.stderr[-4000:]
     return [json.loads((out / f"rank_{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
 
@@ -134,10 +121,10 @@ def test_the_environment_of_torchrun_is_enough(monkeypatch: pytest.MonkeyPatch, 
     loaders = (
         make_loader(corpus.config()),
         CachedVLDataset(packs),
-        PlanSampler(plan, seed=0),
-        Loader(FakeSource([50] * 12), plan, plan_key="", seed=0),
+        PlanSampler(Planned(plan=plan, key="0"), seed=0),
+        loader_of(FakeSource([50] * 12), plan, plan_key="", seed=0),
     )
-    assert [(each.dp_rank, each.dp_world_size) for each in loaders] == [(2, 3)] * 4  # type: ignore[attr-defined]
+    assert [(each.cursor.rank, each.cursor.world) for each in loaders] == [(2, 3)] * 4  # type: ignore[attr-defined]
 
 
 def test_torch_distributed_goes_before_the_environment(
@@ -242,7 +229,7 @@ def test_the_loaders_take_a_mesh(world: Callable[[int, int], None], corpus: Corp
     world(3, 4)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     dataset = CachedVLDataset(packs, device_mesh=mesh)
-    assert (dataset.dp_rank, dataset.dp_world_size) == (1, 2)
+    assert (dataset.cursor.rank, dataset.cursor.world) == (1, 2)
     with pytest.raises(ConfigError, match="splits the model over ranks"):
         CachedVLDataset(packs)
     with pytest.raises(ConfigError, match=r"wanted \[vision\]"):

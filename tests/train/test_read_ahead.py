@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from forebay.config import PlanConfig
-from forebay.plan import bucket_plan
+from forebay.config import BucketConfig
+from forebay.plan.bucket.make import bucket_plan
 from forebay.store.cache import Cache, open_cache
 from forebay.store.source import SourceUnion
 from forebay.train import read_ahead
-from forebay.train.loader import Loader
 from forebay.train.read_ahead import ReadAhead
 from tests.store_factory import make_cache
 from tests.train.fake_source import FakeSource
+from tests.train.loaders import loader_of
 
 
 class Asked:
@@ -65,8 +65,8 @@ def test_the_loader_announces_its_batches_in_their_order(monkeypatch: pytest.Mon
     source = FakeSource([200] * 40, prompt=None)
     asked: list[list[int]] = []
     source.will_need = lambda indices: asked.append(list(indices))  # type: ignore[method-assign]
-    plan = bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=PlanConfig(batch_size=4))
-    loader = Loader(source, plan, plan_key="0", seed=0, num_threads=0)
+    plan = bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=BucketConfig(batch_size=4))
+    loader = loader_of(source, plan, plan_key="0", seed=0, num_threads=0)
     assert len(list(loader)) == 10
     order = plan.order(0, 0)
     assert asked == [order.batch(position).tolist() for position in range(1, 10)]
@@ -113,8 +113,8 @@ def test_forked_readers_hold_no_more_with_every_epoch(tmp_path: Path) -> None:
 
 
 def _read_epochs(cache: Cache, sender: Connection) -> None:
-    plan = bucket_plan(cache.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=PlanConfig(batch_size=4))
-    loader = Loader(cache, plan, plan_key="0", seed=0, num_threads=0, dtype=torch.float16, pin_memory=False)
+    plan = bucket_plan(cache.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=BucketConfig(batch_size=4))
+    loader = loader_of(cache, plan, plan_key="0", seed=0, num_threads=0, dtype=torch.float16, pin_memory=False)
     for epoch in range(25):
         if epoch == 5:
             before = _anonymous_bytes()
@@ -133,9 +133,9 @@ def test_memory_stays_flat_over_epochs(tmp_path: Path) -> None:
     import tracemalloc
 
     cache = open_cache(make_cache(tmp_path, num_samples=24, rows_per_shard=2), max_open_shards=3)
-    plan = bucket_plan(cache.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=PlanConfig(batch_size=4))
+    plan = bucket_plan(cache.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=BucketConfig(batch_size=4))
     # In the caller's thread: how many buffers threads hold at once is a matter of timing.
-    loader = Loader(cache, plan, plan_key="0", seed=0, num_threads=0, dtype=torch.float16, pin_memory=False)
+    loader = loader_of(cache, plan, plan_key="0", seed=0, num_threads=0, dtype=torch.float16, pin_memory=False)
     sizes = []
     tracemalloc.start()
     try:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
+from accelerate.state import AcceleratorState
 
 from forebay import cli
 from forebay.config import Config
@@ -29,16 +28,11 @@ from tests.preprocess.here_pool import build_here
 from tests.store_factory import make_cache
 from tests.text_corpus import mixed_config, speech_config, text_config
 
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
 SPEECH_FIELDS = {"input_features", "input_features_mask", "input_ids", "attention_mask", "labels"}
 TEXT_FIELDS = {"input_ids", "attention_mask", "labels"}
 STEPS = 20
-
-
-@pytest.fixture(autouse=True)
-def _fresh_accelerate() -> Iterator[None]:
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +49,7 @@ def parts_handed_out(loader: Loader, epochs: int) -> np.ndarray[Any, Any]:
     assert isinstance(loader.source, SourceUnion)
     found = []
     for epoch in range(epochs):
-        order = loader.plan.order(loader.seed, epoch)
+        order = loader.plan.order(loader.state.seed, epoch)
         for batch in order.batches(range(len(order))):
             [part] = set(loader.source.source_of[batch].tolist())
             found.append(part)
@@ -68,7 +62,7 @@ def test_every_batch_is_of_one_source_with_its_own_fields(folder: Path) -> None:
     assert isinstance(union, SourceUnion)
     assert without_audio(union) is not None
     collators = [Collator(part) for part in union.sources]
-    order = loader.plan.order(loader.seed, 0)
+    order = loader.plan.order(loader.state.seed, 0)
     kinds = set()
     for position, batch in enumerate(loader):
         indices = order.batch(position).tolist()
@@ -179,7 +173,7 @@ def test_the_loop_trains_on_both_and_resumes_exactly(folder: Path, tmp_path: Pat
     assert abs(counts[0] - 0.8 * STEPS) < 1
     assert isinstance(loader.source, SourceUnion)
     drawn = np.concatenate(
-        [b for e in range(2) for b in loader.plan.order(loader.seed, e).batches(range(len(loader)))][:STEPS]
+        [b for e in range(2) for b in loader.plan.order(loader.state.seed, e).batches(range(len(loader)))][:STEPS]
     )
     samples = np.bincount(loader.source.source_of[drawn], minlength=2)
     assert [part["total"] for part in lines[-1]["parts"].values()] == samples.tolist()

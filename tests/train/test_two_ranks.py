@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from accelerate.state import AcceleratorState, GradientState
 
 from forebay.plan.usage import read_usage
 from forebay.train.loop.run import train
+from tests.processes import torchrun
 from tests.train.two_ranks_worker import NUM_STEPS, RESUME_AT, SCENARIOS, loader_of, make_models, scenario
 
-_ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_accelerate() -> Iterator[None]:
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 @pytest.fixture(scope="module")
@@ -32,18 +21,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dic
     """What both ranks wrote about all scenarios: one launch, since starting two processes is most of the time."""
     folder = tmp_path_factory.mktemp("two_ranks")
     make_models(folder)
-    outcome = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"),
-            *("-m", "tests.train.two_ranks_worker", str(folder)),
-        ],
-        cwd=_ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    outcome = torchrun("tests.train.two_ranks_worker", folder)
     assert outcome.returncode == 0, outcome.stderr[-4000:]
     first, second = (json.loads((folder / f"rank_{rank}.json").read_text(encoding="utf-8")) for rank in range(2))
     return first, second

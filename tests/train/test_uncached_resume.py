@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,8 @@ from hypothesis import strategies as st
 from forebay.config import Config, load_config
 from forebay.config.steps import Decode
 from forebay.errors import ResumeError
-from forebay.plan import plan_key
-from forebay.plan.disk import METADATA, _checksum, why_differ
 from forebay.plan.make import plan_of
+from forebay.plan.names import why_differ
 from forebay.preprocess.speech.decode import decode_audio
 from forebay.preprocess.speech.headers import parsed_header
 from forebay.train import CachedVLDataset, make_loader
@@ -142,7 +140,7 @@ def test_a_mixture_and_a_sampler_go_on_too(corpus: Listed) -> None:
     next(iterator)
     source = select(corpus.config()).source
     planned = plan_of(corpus.config(), source)
-    sampler = PlanSampler(planned.plan, seed=0, plan_key=planned.key, earlier_key=planned.earlier_key)
+    sampler = PlanSampler(planned, seed=0)
     sampler.load_state_dict(online.state_dict())
     dataset, collator = SampleDataset(source), Collator(source)
     for indices, batch in itertools.zip_longest(sampler, iterator):
@@ -169,8 +167,7 @@ def test_the_vision_line(photos: PhotoCorpus) -> None:
     folder = plan_of(photos.config(*overrides), cached().source).folder
     assert folder is not None
     dataset = CachedVLDataset(folder)
-    assert dataset.plan_key == online().plan_key
-    dataset.load_state_dict({**cached().state_dict(), "plan_key": dataset._earlier_key})
+    assert dataset.cursor.key == online().plan_key
 
 
 def test_lengths_that_no_header_says_are_named_and_refused_where_they_matter(
@@ -225,27 +222,6 @@ def test_other_data_of_the_same_lengths_is_refused(corpus: Listed, tmp_path: Pat
     (tmp_path / "train.tsv").write_text("".join([*lines[1:], lines[0]]))
     with pytest.raises(ResumeError, match="the samples are others"):
         make_loader(other.config(OFF)).load_state_dict(make_loader(corpus.config(OFF)).state_dict())
-
-
-def test_a_plan_and_a_state_of_before_are_good(tmp_path: Path) -> None:
-    """A plan that does not say which samples it is of opens as it is, with the same key; so does a state with the cache's key."""
-    corpus = listed(tmp_path)
-    build_here(corpus.config())
-    loader = make_loader(corpus.config())
-    planned = plan_of(corpus.config(), loader.source)
-    assert planned.folder is not None
-    path = planned.folder / METADATA
-    metadata = json.loads(path.read_bytes())
-    del metadata["sample_ids"], metadata["checksum"]
-    path.write_text(json.dumps({**metadata, "checksum": _checksum(metadata)}))
-    before = os.stat(path)
-    again = make_loader(corpus.config())
-    assert again.plan_key == loader.plan_key
-    assert (os.stat(path).st_ino, os.stat(path).st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    assert corpus.config().plan is not None
-    earlier = plan_key(loader.source.key, corpus.config().plan)  # type: ignore[arg-type]
-    again.load_state_dict({**loader.state_dict(), "plan_key": earlier, "position": 1})
-    assert again.state == loader.state.at(1)
 
 
 def test_keys_with_nothing_in_common_say_nothing_more() -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from forebay.config import Config, load_config
 from forebay.errors import CacheNotFoundError, ConfigError, PlanError
-from forebay.plan import PackPlan
+from forebay.plan.pack.plan import PackPlan
 from forebay.steps.image.processor import load_processor
 from forebay.train import CachedVLDataset, build_vl_dataloader, make_loader
 from forebay.train.collate.expand import DeviceExpansion, expand_patches, patch_table, to_model_inputs

@@ -26,14 +26,14 @@ from forebay.errors import (
     PlanError,
     ResumeError,
 )
-from forebay.plan import num_steps
+from forebay.plan.cursor import num_steps
 from forebay.store.cache import open_cache
 from forebay.train import CachedVLDataset
 from forebay.train.collate.expand import to_model_inputs
 from forebay.train.collate.packed import PackCollator
 from forebay.train.collate.patch_batch import PatchBatch
-from forebay.train.loader import Loader
 from tests.store_factory import make_cache
+from tests.train.loaders import loader_of
 from tests.train.tiny_vl import CONSTANTS, conversations
 from tests.train.vl_cache import make_packs, make_vl_cache
 
@@ -77,7 +77,7 @@ def epochs(root: Path, *numbers: int) -> list[tuple[int, ...]]:
     found = dataset(root)
     batches = []
     for epoch in numbers:
-        for indices in found.plan.order(5, epoch).batches(range(found.plan.num_batches)):
+        for indices in found.cursor.plan.order(5, epoch).batches(range(found.cursor.plan.num_batches)):
             batches.append(found.collator([found.source.read(index) for index in indices.tolist()]))
     return names(batches)
 
@@ -98,8 +98,10 @@ def as_worker(monkeypatch: pytest.MonkeyPatch, worker: Worker | None) -> None:
 
 def test_every_iteration_is_an_epoch_of_the_loader(root: Path) -> None:
     found = dataset(root)
-    assert len(found) == found.plan.num_batches > 6
-    loader = Loader(found.source, found.plan, plan_key=found.plan_key, seed=5, collator=PackCollator(found.source))
+    assert len(found) == found.cursor.plan.num_batches > 6
+    loader = loader_of(
+        found.source, found.cursor.plan, plan_key=found.cursor.key, seed=5, collator=PackCollator(found.source)
+    )
     for _ in range(2):
         assert all(itertools.starmap(same, zip(found, loader, strict=True)))
     assert found.state_dict() == loader.state_dict()
@@ -163,16 +165,18 @@ def test_workers_together_give_the_rank_s_steps_and_go_on_from_their_states(
     """Workers in one process, taken in turn as torch does, stopped anywhere and made anew from their own states."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         plain = dataset(root, world - 1, world, infinite=infinite)
-        object.__setattr__(plain.plan, "tail", tail)
-        monkeypatch.setattr(CachedVLDataset, "_batch", lambda self, place, allocate: (place.epoch, place.position))
-        per_epoch = len(dataset(root, world - 1, world)) if tail == "short" else plain.plan.num_batches // world
+        object.__setattr__(plain.cursor.plan, "tail", tail)
+        monkeypatch.setattr(
+            CachedVLDataset, "_batch", lambda self, step, allocate: (step.place.epoch, step.place.position)
+        )
+        per_epoch = len(dataset(root, world - 1, world)) if tail == "short" else plain.cursor.plan.num_batches // world
         steps = [(epoch, world * step) for epoch in range(4) for step in range(per_epoch)]
         limit = 3 * per_epoch if infinite else per_epoch
         stop = data.draw(st.integers(0, limit), label="stop")
 
         def made(worker: int, state: dict[str, Any] | None) -> tuple[CachedVLDataset, Iterator[Any]]:
             found = copy.deepcopy(plain)
-            object.__setattr__(found.plan, "tail", tail)
+            object.__setattr__(found.cursor.plan, "tail", tail)
             as_worker(monkeypatch, Worker(worker, num_workers) if num_workers else None)
             if state is not None:
                 found.load_state_dict(json.loads(json.dumps(state)))
@@ -231,13 +235,13 @@ def test_states_go_to_the_loader_and_back_and_to_another_world_size(root: Path) 
     found = dataset(root, 1, 2)
     taken = iter(found)
     assert names(itertools.islice(taken, 2)) == wanted[1:4:2]
-    loader = Loader(found.source, found.plan, plan_key=found.plan_key, seed=0, collator=found.collator)
+    loader = loader_of(found.source, found.cursor.plan, plan_key=found.cursor.key, seed=0, collator=found.collator)
     loader.load_state_dict(found.state_dict())
     batches = iter(loader)
     assert names([next(batches)]) == [wanted[4]]
     again = dataset(root, seed=99)
     again.load_state_dict(loader.state_dict())
-    assert (names(again), again.seed) == (wanted[5:], 5)
+    assert (names(again), again.cursor.state.seed) == (wanted[5:], 5)
     # Left before its end an iteration begins again; its state goes on.
     again = dataset(root)
     assert names([next(iter(again))]) == names([next(iter(again))]) == wanted[:1]

@@ -9,14 +9,24 @@ from typing import Any
 
 import torch
 
-from forebay.config import AudioConfig, Config, LoaderConfig, PlanConfig, SourceConfig, TextConfig, TrainConfig
-from forebay.plan import bucket_plan, plan_key
+from forebay.config import (
+    AudioConfig,
+    BucketConfig,
+    Config,
+    LoaderConfig,
+    SourceConfig,
+    TextConfig,
+    TrainConfig,
+)
+from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.interface import Tail
 from forebay.plan.mixture.plan import mixture_plan
+from forebay.plan.names import plan_key
 from forebay.store.source import SourceUnion, without_audio
 from forebay.train.loader import Loader
 from tests.train import fake_source
 from tests.train.fake_source import FakeSource
+from tests.train.loaders import loader_of
 
 VOCAB_SIZE = 40
 AUDIO_TOKEN_ID = 30
@@ -145,8 +155,8 @@ def qwen3_asr_batch(seed: int, *, num_tokens: Sequence[int] = (3, 5)) -> dict[st
 def real_loader(*, dp_rank: int = 0, dp_world_size: int = 1, num_threads: int = 2) -> Loader:
     """Returns forebay's own loader over random Qwen3-ASR samples, 7 micro-batches an epoch; `real_loader_model` fits it."""
     source = FakeSource(list(range(20, 230, 10)), features="qwen3_asr", prompt="qwen3_asr", seed=2)
-    settings = PlanConfig(edges_s=(1.0, 3.0), batch_size=3, lockstep=1)
-    return Loader(
+    settings = BucketConfig(edges_s=(1.0, 3.0), batch_size=3, lockstep=1)
+    return loader_of(
         source,
         bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=settings),
         plan_key=plan_key(source.key, settings),
@@ -162,7 +172,7 @@ def text_loader(*, dp_rank: int = 0, dp_world_size: int = 1, tail: Tail = "short
     speech = FakeSource(list(range(20, 230, 10)), features="qwen3_asr", prompt="qwen3_asr", seed=2)
     texts = FakeSource([0] * 9, features="none", prompt="plain", seed=3)
     union = SourceUnion([speech, texts], ["speech", "texts"], shares_batches=False)
-    settings = PlanConfig(edges_s=(1.0, 3.0), edges=(15, 30), batch_size=3, lockstep=1, tail=tail)
+    settings = BucketConfig(edges_s=(1.0, 3.0), edges=(15, 30), batch_size=3, lockstep=1, tail=tail)
     lengths = union.lengths
     plan = bucket_plan(
         lengths["num_audio_samples"],
@@ -172,7 +182,7 @@ def text_loader(*, dp_rank: int = 0, dp_world_size: int = 1, tail: Tail = "short
         texts=without_audio(union),
     )
     mixture = mixture_plan(plan, union.source_of, names=union.names, weights=(2, 1), batches="per_source")
-    return Loader(
+    return loader_of(
         union, mixture, plan_key="0" * 64, seed=1, dp_rank=dp_rank, dp_world_size=dp_world_size, num_threads=2
     )
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from forebay.config import PlanConfig
-from forebay.plan.make import resolve_packs
+from forebay.config import PackConfig
+from forebay.plan.make import Samples, kept_plan
+from forebay.plan.names import plan_folder
 from forebay.preprocess.vision.samples import MEDIA_ROWS, vision_fields
 from forebay.store.image.codec import Codec, encode
 from forebay.store.image.pixels import unpatchify
@@ -70,16 +71,13 @@ def make_vl_cache(
 def make_packs(root: Path, cache_key: str, samples: Sequence[Mapping[str, Any]], **settings: Any) -> Path:
     """Saves the plan of packs of a cache and returns its folder."""
     lengths = FakeVlSource(samples).lengths
-    _, folder = resolve_packs(
-        root,
-        lengths["num_tokens"],
+    samples = Samples(
+        tokens=lambda: lengths["num_tokens"],
         patches=lambda: lengths["num_patches"],
         images=lambda: lengths["num_images"],
-        dataset="tiny",
-        split="train",
-        cache_key=cache_key,
-        settings=PlanConfig(kind="pack", **settings),
     )
+    name: dict[str, Any] = {"cache_key": cache_key, "settings": PackConfig(**settings)}
+    _, folder = kept_plan(plan_folder(root, dataset="tiny", split="train", **name), samples, **name)
     assert folder is not None
     return folder
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from forebay.config.plan import PlanConfig
+from forebay.config.plan import BucketConfig, LengthsConfig
 from forebay.errors import PlanError
 from forebay.plan.bucket.plan import BucketPlan
 from forebay.plan.bucket.sizes import Limit, batch_sizes, bucket_edges, grad_accs, token_edges
@@ -20,23 +20,24 @@ def bucket_plan(
     durations: Array,
     *,
     sample_rate_hz: int,
-    settings: PlanConfig,
+    settings: BucketConfig,
     tokens: Array | None = None,
     shards: Array | None = None,
     texts: Array | None = None,
 ) -> BucketPlan:
     """Returns the plan in which every sample is in exactly one bucket.
 
-    durations: integers [num_samples], in audio samples. Bucket b holds [edge b-1, edge b); the last one is open-ended, so
-    that what is longer than every edge stays.
-    tokens: integers [num_samples], label tokens, for `batch_tokens`. shards: integers [num_samples], the shard that each
-    sample lies in, for `locality`. texts: bool [num_samples], the samples without audio, where there are some: they have
-    buckets of their own by tokens, behind those by duration, which are left out where no sample has audio.
+    durations: integers [num_samples], in audio samples. Bucket b holds [edge b-1, edge b); the last one is open-ended,
+    so that what is longer than every edge stays.
+    tokens: integers [num_samples], label tokens, for `batch_tokens`. shards: integers [num_samples], the shard that
+    each sample lies in, for `locality`. texts: bool [num_samples], the samples without audio, where there are some:
+    they have buckets of their own by tokens, behind those by duration, which are left out where no sample has audio.
     Raises PlanError for no samples, a negative duration (with its index), a table of other buckets, missing tokens or
     shards, or when `drop` leaves no batch at all.
     """
     durations = np.asarray(durations)
     check_lengths(durations, settings)
+    _check_edges(settings.edges_s)
     is_heard = texts is None or not texts.all()
     heard = durations if texts is None else durations[~texts]
     edges = bucket_edges(heard, sample_rate_hz=sample_rate_hz, settings=settings) if is_heard else []
@@ -76,7 +77,7 @@ def bucket_plan(
     return plan
 
 
-def check_lengths(durations: Array, settings: PlanConfig) -> None:
+def check_lengths(durations: Array, settings: LengthsConfig) -> None:
     """Raises PlanError for lengths and settings that no plan can be made of."""
     if durations.ndim != 1 or durations.dtype.kind not in "iu":
         raise PlanError(f"durations are {durations.dtype} {list(durations.shape)}, wanted integers [num_samples]")
@@ -85,14 +86,15 @@ def check_lengths(durations: Array, settings: PlanConfig) -> None:
     if durations.min() < 0:
         index = int(np.argmax(durations < 0))
         raise PlanError(f"duration of sample {index} is {int(durations[index])}, wanted 0 or more")
-    if not all(math.isfinite(edge) for edge in settings.edges_s):
-        raise PlanError(
-            f"plan.edges_s must be finite, got {list(settings.edges_s)}; the last bucket is open-ended anyway"
-        )
     if settings.batch_seconds is not None and not math.isfinite(settings.batch_seconds):
         raise PlanError(f"plan.batch_seconds must be finite, got {settings.batch_seconds}")
-    if len(settings.edges_s) > 2**16:
-        raise PlanError(f"plan.edges_s has {len(settings.edges_s)} edges, at most 65536 are possible")
+
+
+def _check_edges(edges_s: Sequence[float]) -> None:
+    if not all(math.isfinite(edge) for edge in edges_s):
+        raise PlanError(f"plan.edges_s must be finite, got {list(edges_s)}; the last bucket is open-ended anyway")
+    if len(edges_s) > 2**16:
+        raise PlanError(f"plan.edges_s has {len(edges_s)} edges, at most 65536 are possible")
 
 
 def _tokens_of(texts: Array | None, tokens: Array | None) -> Array:

@@ -1,26 +1,23 @@
-"""Lengths to buckets: which samples share a length range, and how many of them form a micro-batch.
+"""A plan of buckets and its order: which samples share a length range, and which micro-batch stands at which position.
 
-Each bucket's samples in one shuffle of all of them: for tables that other trainers read.
-
-Position to micro-batch: the order of one epoch, computed at any place without replaying what came before.
-
-The epoch is one sequence of micro-batches, the same for every world size. Its first part are the full lockstep groups
+An epoch is one sequence of micro-batches, the same for every world size. Its first part holds the full lockstep groups
 (`lockstep` batches of one bucket each) of all buckets under one keyed permutation: at every place the next group falls
-to a bucket in proportion to the full groups that the bucket still has. Its last part are the incomplete groups, at most
-one a bucket, in keyed order. They stand last because a shorter group anywhere else would shift all later ones against
-the ranks' steps: so a world size that divides `lockstep` never mixes buckets before that last part.
-
-The order of an epoch whose shuffle stays within a moving window of shards, for disks where every new shard is slow.
+to a bucket in proportion to the full groups that the bucket still has. Its last part holds the incomplete groups, at
+most one a bucket, in keyed order. The incomplete groups stand last because a shorter group anywhere else would shift
+all later groups against the ranks' steps: so a world size that divides `lockstep` never mixes buckets before that last
+part. Any position is computed at once: nothing that came before is replayed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from forebay.config.plan import BucketConfig, PlanConfig
+from forebay.plan.bucket.sizes import grad_accs
 from forebay.plan.interface import Tail, check_epoch
 from forebay.plan.permutation import Permutations, derive_key
 from forebay.store.layout import Array, Ints
@@ -37,7 +34,8 @@ class BucketPlan:
     calibration says so.
     edges_s: the upper edges; sample_rate_hz: of the durations that the plan was made from.
     edges: upper edges, in tokens, of the buckets of samples without audio, which come behind the others.
-    shard_counts: int32 [num_shards, num_buckets], samples of each, with `locality_shards`, the shards of the moving window.
+    shard_counts: int32 [num_shards, num_buckets], samples of each, with `locality_shards`, the shards of the moving
+    window.
     check: called with the places of `members` that are about to be read, where they are checked at first touch.
     """
 
@@ -87,7 +85,7 @@ class BucketPlan:
 
     @property
     def dropped(self) -> Array:
-        """int64 [num_buckets], samples that an epoch leaves out: under `drop` those of the incomplete batch, other ones each epoch."""
+        """int64 [num_buckets], samples that an epoch leaves out under `drop`: other ones each epoch."""
         rest: Array = self.bucket_sizes % self.batch_sizes
         return rest if self.tail == "drop" else np.zeros_like(rest)
 
@@ -96,6 +94,44 @@ class BucketPlan:
         """int64 [num_buckets], samples taken a second time to fill the incomplete batch; above 0 under `pad` only."""
         missing: Array = -self.bucket_sizes % self.batch_sizes
         return missing if self.tail == "pad" else np.zeros_like(missing)
+
+    def arrays(self) -> dict[str, Array]:
+        """Returns what a folder keeps of the plan, by file name."""
+        kept = {"members": self.members, "offsets": self.offsets, "batch_sizes": self.batch_sizes}
+        return kept if self.shard_counts is None else {**kept, "shard_counts": self.shard_counts}
+
+    def counts(self) -> dict[str, int]:
+        """Returns the counts that a list of plans shows."""
+        rate, samples = self.sample_rate_hz, len(self.members)
+        return {"sample_rate_hz": rate, "num_samples": samples, "num_batches": self.num_batches}
+
+    def figures(self, settings: PlanConfig) -> dict[str, Any]:
+        """Returns what the plan is made of beside its settings and arrays, as JSON values."""
+        if self.edges:
+            return {"edges_s": list(self.edges_s), "edges": list(self.edges)}
+        return {"edges_s": list(self.edges_s)} if isinstance(settings, BucketConfig) and settings.k is not None else {}
+
+    @classmethod
+    def restored(
+        cls,
+        arrays: Mapping[str, Any],
+        metadata: Mapping[str, Any],
+        settings: BucketConfig,
+        check: Callable[[Ints], None] | None,
+    ) -> BucketPlan:
+        """Returns the plan of `arrays` and `figures`; metadata: of the folder that keeps the plan."""
+        edges_s = tuple(metadata["edges_s"]) if "edges_s" in metadata else settings.edges_s
+        return cls(
+            **arrays,
+            edges_s=edges_s,
+            edges=tuple(metadata.get("edges", ())),
+            sample_rate_hz=metadata["sample_rate_hz"],
+            lockstep=settings.lockstep,
+            tail=settings.tail,
+            grad_accs=grad_accs(settings, edges_s=edges_s, num_buckets=len(arrays["batch_sizes"])),
+            locality_shards=settings.locality_shards,
+            check=check,
+        )
 
 
 def shuffled_buckets(plan: BucketPlan, *, seed: int) -> list[Array]:
@@ -116,8 +152,8 @@ class Order:
     """One epoch of a plan: a function of (plan, seed, epoch, position) and nothing else. Costs O(buckets) to make.
 
     Inside a bucket a keyed permutation, another one each epoch, puts the samples in line; batch i of the bucket takes
-    places i * batch_size on. The last, incomplete batch of a bucket, by `plan.tail`: `short` has the fewer samples that are
-    left; `drop` leaves it out; `pad` fills it with the samples at the head of the bucket's line, which come twice.
+    places i * batch_size on. The last, incomplete batch of a bucket, by `plan.tail`: `short` has the fewer samples that
+    are left; `drop` leaves it out; `pad` fills it with the samples at the head of the bucket's line, which come twice.
     """
 
     __slots__ = (
@@ -215,13 +251,15 @@ class Order:
 
 
 class ShardOrder(Order):
-    """One epoch of a plan with `locality_shards` = N. Costs O(shards * buckets) to make, nothing a sample.
+    """One epoch of a plan with `locality_shards` = N, for disks where every new shard is slow.
 
-    The shards, in a keyed order of their own each epoch, form blocks of N / 2. A bucket's line goes through the blocks one
-    after the other, and is shuffled inside each. A lockstep group belongs to the block in which its first sample lies;
-    the epoch takes the groups block by block, inside a block by a keyed permutation. A group may end in the next block: its
-    samples lie in N shards at most, and the window moves on by N / 2. (The groups of a bucket too rare to fill one in a
-    block reach over several, and so do the incomplete groups at the epoch's end.)
+    Costs O(shards * buckets) to make, nothing a sample.
+
+    The shards, in a keyed order of their own each epoch, form blocks of N / 2. A bucket's line goes through the blocks
+    one after the other, and is shuffled inside each. A lockstep group belongs to the block in which its first sample
+    lies; the epoch takes the groups block by block, inside a block by a keyed permutation. A group may end in the next
+    block: its samples lie in N shards at most, and the window moves on by N / 2. (The groups of a bucket too rare to
+    fill one in a block reach over several, and so do the incomplete groups at the epoch's end.)
     """
 
     __slots__ = (

@@ -1,6 +1,7 @@
-"""Where buckets end: the configured edges, or k edges that leave the least padding.
+"""The ranges of length of buckets, and how many samples of each bucket form a micro-batch.
 
-How many samples of each bucket form a micro-batch: a budget, a count, or a table that was calibrated.
+Buckets end at the configured edges, or at `k` edges that leave the least padding. A micro-batch is as large as a
+budget, a count or a calibrated table says.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.config.plan import PlanConfig, bucket_names
+from forebay.config.plan import BucketConfig, bucket_names
 from forebay.errors import ConfigError, PlanError
 from forebay.store.layout import Array
 
@@ -26,7 +27,7 @@ MAX_BINS = 1024
 _PIECE = 2**20
 
 
-def bucket_edges(durations: Array, *, sample_rate_hz: int, settings: PlanConfig) -> list[int]:
+def bucket_edges(durations: Array, *, sample_rate_hz: int, settings: BucketConfig) -> list[int]:
     """Returns the upper edges of the buckets, rising, in audio samples; with `k` at most so many as there are lengths.
 
     Configured edges are compared as the decimals that the config shows: 0.1 s at 16 kHz is 1600 samples.
@@ -36,8 +37,10 @@ def bucket_edges(durations: Array, *, sample_rate_hz: int, settings: PlanConfig)
     return _optimal_edges(durations, k=settings.k)
 
 
-def token_edges(tokens: Array, *, settings: PlanConfig) -> list[int]:
-    """Returns the upper edges, in tokens and rising, of the buckets of samples without audio: `edges`, else `k` optimal ones.
+def token_edges(tokens: Array, *, settings: BucketConfig) -> list[int]:
+    """Returns the upper edges, in tokens and rising, of the buckets of samples without audio.
+
+    They are `edges`, else `k` optimal ones.
 
     tokens: integers [num_samples], not empty. Raises PlanError where neither is given.
     """
@@ -66,9 +69,9 @@ def optimal_cuts(counts: Array, tops: Array, *, k: int) -> list[int]:
 
     counts: int64 [num_bins], samples a bin, each above 0. tops: int64 [num_bins], the lengths that bins end at, rising.
     The least is exact for samples padded to the upper edge of their bucket, sum over buckets of samples * edge: what a
-    batch under a budget is sized by, and what the longest of a batch comes close to. Dynamic programme over (buckets, last
-    bin), O(k * num_bins^2), in integers: the same edges on every machine; of equal ones those with the shorter first
-    buckets.
+    batch under a budget is sized by, and what the longest of a batch comes close to. Dynamic programme over (buckets,
+    last bin), O(k * num_bins^2), in integers: the same edges on every machine; of equal ones those with the shorter
+    first buckets.
     """
     num_bins = len(counts)
     below = np.concatenate(([0], np.cumsum(counts)))
@@ -97,8 +100,8 @@ def _backwards(firsts: Sequence[Array], last: int) -> list[int]:
 class Limit:
     """What the size of one bucket's batches is limited by.
 
-    samples: that it holds. length: in audio samples, its upper edge; of the last, open-ended bucket the longest sample; None
-    where its samples have no audio.
+    samples: that it holds. length: in audio samples, its upper edge; of the last, open-ended bucket the longest sample;
+    None where its samples have no audio.
     tokens: the most tokens that a sample of it has; None where they are not known.
     """
 
@@ -108,13 +111,14 @@ class Limit:
 
 
 def batch_sizes(
-    settings: PlanConfig, limits: Sequence[Limit], *, sample_rate_hz: int, edges_s: Sequence[float] = ()
+    settings: BucketConfig, limits: Sequence[Limit], *, sample_rate_hz: int, edges_s: Sequence[float] = ()
 ) -> list[int]:
     """Returns the samples a micro-batch of each bucket. edges_s: the upper edges, which a calibration names them by.
 
     Under a budget floor(budget / longest), at least 1, so that only a sample that is itself over the budget exceeds it;
-    under two budgets the smaller size. Many narrow buckets would have many incomplete batches: with `k` a bucket's size is
-    lowered to the least that gives as many batches, so that its last one is nearly full too. Raises PlanError where a table is not one of these buckets, or tokens are missing.
+    under two budgets the smaller size. Many narrow buckets would have many incomplete batches: with `k` a bucket's size
+    is lowered to the least that gives as many batches, so that its last one is nearly full too. Raises PlanError where
+    a table is not one of these buckets, or tokens are missing.
     """
     if settings.calibration is not None:
         return [
@@ -136,7 +140,7 @@ def batch_sizes(
     return [_even(limit.samples, size) for limit, size in zip(limits, sizes, strict=True)]
 
 
-def grad_accs(settings: PlanConfig, *, edges_s: Sequence[float], num_buckets: int) -> tuple[int, ...] | None:
+def grad_accs(settings: BucketConfig, *, edges_s: Sequence[float], num_buckets: int) -> tuple[int, ...] | None:
     """Returns the micro-batches an optimizer step of each bucket, where a calibration file says so, else None."""
     if settings.calibration is None:
         return None
@@ -179,7 +183,8 @@ def _index(written: str, num_buckets: int) -> int | None:
 
 
 def read_calibration(path: str) -> dict[str, dict[str, int]]:
-    """Returns the content of a calibration file, `{bucket: {"batch_size", "grad_acc"}}`; `grad_acc` is 1 where left out.
+    """Returns the content of a calibration file, `{bucket: {"batch_size", "grad_acc"}}`; `grad_acc` is 1 where left
+    out.
 
     Other fields of a bucket (what was measured) are not read. Raises ConfigError naming file, bucket and value.
     """
@@ -213,7 +218,7 @@ def _even(samples: int, size: int) -> int:
     return max(-(-samples // batches), 1)
 
 
-def _affordable(settings: PlanConfig, limit: Limit, sample_rate_hz: int) -> int:
+def _affordable(settings: BucketConfig, limit: Limit, sample_rate_hz: int) -> int:
     sizes = []
     if limit.length is None and settings.batch_tokens is None:
         raise PlanError(

@@ -1,6 +1,6 @@
 """Which source each place of a stream is taken from: as close to the weights as any sequence can be, at every prefix.
 
-Weights of a mixture: normalised, and quantised to whole numbers of 65,536.
+The weights are normalised, tempered where they come from hours, and quantised to whole numbers of 65,536.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from forebay.store.layout import Array, Ints
 
 
 class Assignment:
-    """An endless sequence of sources in which each has its share of every prefix, within 1 - 1/(2k - 2) places for k sources.
+    """An endless sequence of sources in which each has its share of every prefix.
 
-    The chairman assignment (Tijdeman 1980, "The chairman assignment problem", Discrete Mathematics 32): with d = 1/(2k - 2)
-    and share s, the j-th place of a source (j from 1) must lie at n (from 1) where s n - (j - 1) >= d, and not behind the
-    first n where s n - (j - 1) > 1 - d. His theorem says that there is such a sequence, so the rule "of the places that
-    may be given now, the one that is due first" finds it. After one period (the sum of the weights over their common divisor)
-    every source has exactly its share, and the sequence begins again: one period, 256 KiB at most, answers for every place.
+    It keeps to the share within 1 - 1/(2k - 2) places for k sources. The chairman assignment (Tijdeman 1980, "The
+    chairman assignment problem", Discrete Mathematics 32): with d = 1/(2k
+    - 2) and share s, the j-th place of a source (j from 1) must lie at n (from 1) where s n - (j - 1) >= d, and not
+    behind the first n where s n - (j - 1) > 1 - d. His theorem says that there is such a sequence, so the rule "of the
+    places that may be given now, the one that is due first" finds it. After one period (the sum of the weights over
+    their common divisor) every source has exactly its share, and the sequence begins again: one period, 256 KiB at
+    most, answers for every place.
     """
 
     __slots__ = ("_keys", "_occurrences", "_ordinals", "_sources", "_starts", "period", "weights")
@@ -102,9 +104,9 @@ PERIOD = 65_536
 def quantise(weights: Sequence[float]) -> Array:
     """Returns the weights as int64 [num_sources] that sum to 65,536, each within 1 of its exact share of that.
 
-    weights: [num_sources], 0 or more each, of any scale. Largest remainder (Hamilton's method), in rational arithmetic, so
-    that every machine gives the same; of equal remainders the first sources' are rounded up. A weight below 1/65,536 of the
-    sum may become 0. Raises PlanError for none, too many, a negative or infinite one, or a sum of 0.
+    weights: [num_sources], 0 or more each, of any scale. Largest remainder (Hamilton's method), in rational arithmetic,
+    so that every machine gives the same; of equal remainders the first sources' are rounded up. A weight below 1/65,536
+    of the sum may become 0. Raises PlanError for none, too many, a negative or infinite one, or a sum of 0.
     """
     if not 1 <= len(weights) <= PERIOD:
         raise PlanError(f"a mixture has {len(weights)} sources, wanted 1 to {PERIOD}")

@@ -1,22 +1,7 @@
-"""What a mixture is drawn from: two ways to give lockstep groups to cells (source, class), each seekable.
+"""How a mixture draws its lockstep groups: two ways to give groups to cells (source, length class), each seekable.
 
-Groups of samples of all sources: full, of one length class, and by the weights at any time.
-
-The stream of samples follows the assignment exactly; every sample waits in the line of its class, and a lockstep group leaves
-when its line holds one. So what has left differs from the stream only by what waits: fewer samples than one group of each
-class. Nothing is simulated: how many samples of a class the stream has had at a place is a closed form, so the place where a
-group fills, and where its samples lie, are found by bisection.
-
-Groups of samples of one source each: the assignment gives every group to a source.
-
-The source's own samples wait in the lines of its classes, and its next group is the next one that is full.
-
-Which length class each turn of a source is taken from, so that one pass uses every sample of every class exactly once.
-
-The classes of a source are split in two, each half again, and so on. At a node that holds n samples, `a` of them on its left,
-the first j turns of the node go left floor((j a + f) / n) times (Bresenham's line): closed forms both ways, for any sizes,
-and exact whenever a pass is through. At each of ceil(log2(classes)) levels the rounding is off by less than 1, so at every
-turn each class has its share within that number of samples. The phases f are drawn from the seed.
+Nothing is simulated. How many samples of a class a stream has had at a place is a closed form, so the place where a
+group fills, and where the samples of the group lie, are found by bisection (`first_place`).
 """
 
 from __future__ import annotations
@@ -51,7 +36,7 @@ class Draw(Protocol):
         ...
 
     def batches(self, groups: Ints, inside: Ints) -> Drawn:
-        """Returns the samples of the micro-batches `inside` (0 to lockstep - 1) of `groups`, one batch behind the other."""
+        """Returns the samples of the micro-batches `inside` (0 to lockstep - 1) of `groups`, batch by batch."""
         ...
 
     def cells(self, group: int, inside: int) -> Ints:
@@ -84,7 +69,12 @@ def first_place(count: Callable[[Ints], Ints], targets: Ints, *, low: Array, hig
 
 
 class MixedDraw:
-    """Groups of samples of all sources, see the module."""
+    """Groups of samples of all sources: full, of one length class each, and by the weights at any time.
+
+    The stream of samples follows the assignment exactly. Every sample waits in the line of its class, and a lockstep
+    group leaves when the line holds one. So what has left differs from the stream only by what waits: fewer samples
+    than one group of each class.
+    """
 
     def __init__(self, assignment: Assignment, split: ClassSplit, batch_sizes: Array, lockstep: int) -> None:
         """batch_sizes: int64 [num_classes], samples a micro-batch."""
@@ -194,7 +184,10 @@ class MixedDraw:
 
 
 class PerSourceDraw:
-    """Groups of samples of one source each, see the module."""
+    """Groups of samples of one source each: the assignment gives every group to a source.
+
+    The source's own samples wait in the lines of its classes, and its next group is the next one that is full.
+    """
 
     def __init__(self, assignment: Assignment, split: ClassSplit, batch_sizes: Array, lockstep: int) -> None:
         """batch_sizes: int64 [num_classes], samples a micro-batch."""
@@ -248,7 +241,7 @@ class PerSourceDraw:
         return whole
 
     def _ends(self, sources: Ints, numbers: Ints) -> tuple[Ints, Ints, Ints]:
-        """Returns class, first ordinal in the cell, and the source's turn that completes group `numbers` of `sources`."""
+        """Returns class, first ordinal in the cell and last turn of the groups `numbers` of `sources`."""
 
         def left(turns: Ints) -> Ints:
             gone: Ints = (self._split.counts(sources, turns) // self._group_sizes).sum(-1)
@@ -265,12 +258,19 @@ _LIMIT = 2**31
 
 
 class ClassSplit:
-    """The class of every turn of k sources with c classes, `depth` levels deep."""
+    """The class of every turn of k sources with c classes: one pass uses every sample of every class exactly once.
+
+    The classes of a source are split in two, each half again, and so on, `depth` = ceil(log2(c)) levels deep. At a node
+    that holds n samples, `a` of them on its left, the first j turns of the node go left floor((j a + f) / n) times
+    (Bresenham's line): closed forms both ways, for any sizes, and exact whenever a pass is through. At each level the
+    rounding is off by less than 1, so at every turn each class has its share within `depth` samples. The phases f are
+    drawn from a key.
+    """
 
     __slots__ = ("_lefts", "_phases", "_totals", "depth", "num_classes", "sizes")
 
     def __init__(self, sizes: Array, key: int) -> None:
-        """Makes the split of `sizes`, int64 [k, c]: samples by source and class; phases are drawn from the 64-bit `key`."""
+        """Makes the split of `sizes`, int64 [k, c]: samples by source and class. key: 64 bits, for the phases."""
         num_sources, self.num_classes = sizes.shape
         self.depth = (self.num_classes - 1).bit_length()
         self.sizes = np.asarray(sizes, dtype=np.int64)

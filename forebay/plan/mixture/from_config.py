@@ -1,11 +1,10 @@
-"""From `[[mixture.source]]` or `mixture.column` to a plan: which sources, by which weights."""
+"""From `[[mixture.source]]` or `mixture.column` to a plan: which sources are mixed, by which weights."""
 
 from __future__ import annotations
 
 import difflib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,10 @@ import xxhash
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.plan.bucket.plan import BucketPlan
-from forebay.plan.disk import with_mixture
 from forebay.plan.make import Planned
 from forebay.plan.mixture.assignment import PERIOD, tempered
 from forebay.plan.mixture.plan import MIXTURE_VERSION, MixturePlan, mixture_plan
-from forebay.store.key import digest
+from forebay.plan.names import with_mixture
 from forebay.store.layout import Array
 from forebay.store.source import SampleSource, SourceUnion, has_audio, parts_of
 
@@ -32,22 +30,13 @@ _UNKNOWN = "unknown"
 _MAX_LOGGED = 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mixed:
-    """A mixture and its keys, see `Planned`."""
+def mix(config: Config, source: SampleSource, planned: Planned) -> Planned:
+    """Returns the mixture that a config asks for over the buckets of a plan, with its key; says the quantised weights.
 
-    plan: MixturePlan
-    key: str
-    earlier_key: str
-
-
-def mix(config: Config, source: SampleSource, planned: Planned) -> Mixed:
-    """Returns the mixture that a config asks for over the buckets of a plan, with its keys; says the quantised weights.
-
-    source: what is read, with the caches of `[[mixture.source]]` a `SourceUnion`. planned: of all its samples. The key is the
-    plan's with names, quantised weights and rules on top: a state does not go on with other weights.
-    Raises ConfigError for a column that the source lacks, weights of other values than the column has, or a plan without
-    buckets; PlanError where weights and samples give no mixture.
+    source: what is read, with the caches of `[[mixture.source]]` a `SourceUnion`. planned: of all its samples. The key
+    is the plan's with names, quantised weights and rules on top: a state does not go on with other weights.
+    Raises ConfigError for a column that the source lacks, weights of other values than the column has, or a plan
+    without buckets; PlanError where weights and samples give no mixture.
     """
     plan = planned.plan
     if not isinstance(plan, BucketPlan) or getattr(plan, "locality_shards", None) is not None:
@@ -68,11 +57,7 @@ def mix(config: Config, source: SampleSource, planned: Planned) -> Mixed:
     _say(mixture)
     rules = _rules(config.mixture.column, mixture)
     assigned = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(source_of, np.int32).data)
-    return Mixed(
-        plan=mixture,
-        key=with_mixture(planned.key, {**rules, "source_of": assigned}),
-        earlier_key=digest({"plan_key": planned.earlier_key, **rules}),
-    )
+    return Planned(plan=mixture, key=with_mixture(planned.key, {**rules, "source_of": assigned}))
 
 
 def _sources(config: Config, source: SampleSource) -> tuple[list[str], Array]:
@@ -104,8 +89,8 @@ def _weights(config: Config, source: SampleSource, names: Sequence[str], source_
     mute = [name for name, part in zip(names, parts_of(source), strict=False) if not has_audio(part)]
     if mute and settings.source:
         raise ConfigError(
-            f"{config.path}: {mute[0]} has no audio, so hours give it no weight; give every [[mixture.source]] a weight, or "
-            "mixture.asr_ratio"
+            f"{config.path}: {mute[0]} has no audio, so hours give it no weight; give every [[mixture.source]] a "
+            "weight, or mixture.asr_ratio"
         )
     return tempered(_hours(source, source_of, len(names)), settings.temperature)
 
@@ -122,8 +107,8 @@ def _asr_weights(config: Config, source: SourceUnion) -> list[float]:
     mute = [name for name, part in zip(source.names, source.sources, strict=True) if not has_audio(part)]
     if len(mute) != 1:
         raise ConfigError(
-            f"{config.path}: mixture.asr_ratio is the share of micro-batches beside one cache without audio, and {len(mute)} of "
-            f"{len(source.names)} have none{': ' if mute else ''}{', '.join(mute)}; give weights instead"
+            f"{config.path}: mixture.asr_ratio is the share of micro-batches beside one cache without audio, and "
+            f"{len(mute)} of {len(source.names)} have none{': ' if mute else ''}{', '.join(mute)}; give weights instead"
         )
     hours = _hours(source, source.source_of, len(source.names))
     heard = [weight if has_audio(part) else 0.0 for weight, part in zip(hours, source.sources, strict=True)]

@@ -1,6 +1,6 @@
-"""A plan that mixes sources by exact weights: whole caches, or the values of a column of one.
+"""A plan that mixes sources by exact weights, and its order: whole caches, or the values of a column of one cache.
 
-Position to micro-batch of a mixture: one endless stream, cut into epochs, computed at any place.
+The order is one endless stream, cut into epochs, and computed at any place.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class MixturePlan:
     """Sources with weights over the length classes of a bucket plan. Every micro-batch is full and of one class.
 
     The stream of samples (`mixed`) or of lockstep groups (`per_source`) is within one of each source's share at every
-    prefix, see `Assignment`. What has been handed out of a mixed stream differs from it only by the samples that wait for
-    their group to fill, so at every micro-batch each source is within `bound` samples of its share, for ever.
-    An epoch under `repeat` is as many groups as leave while the stream takes as many samples as the sources hold (one at
-    least); the stream goes on from epoch to epoch, and a source that is through begins its next pass in a new order. Under
-    `end` every epoch begins anew and ends before any source gives a sample twice.
+    prefix, see `Assignment`. What has been handed out of a mixed stream differs from it only by the samples that wait
+    for their group to fill, so at every micro-batch each source is within `bound` samples of its share, for ever.
+    An epoch under `repeat` is as many groups as leave while the stream takes as many samples as the sources hold (one
+    at least); the stream goes on from epoch to epoch, and a source that is through begins its next pass in a new order.
+    Under `end` every epoch begins anew and ends before any source gives a sample twice.
 
     names: [k]. weights: int64 [k], of 65,536. sizes: int64 [k, c], samples by source and class. members: int32 or int64
     [num_samples], sample indices by class, then source; offsets: int64 [c k + 1], where each such cell begins.
@@ -78,7 +78,9 @@ class MixturePlan:
 
     @property
     def bound(self) -> int:
-        """How far a source can be from its share of what was handed out: samples if `mixed`, micro-batches if `per_source`.
+        """How far a source can be from its share of what was handed out.
+
+        In samples if `mixed`, in micro-batches if `per_source`.
 
         `mixed`: less than 1 + the samples that can wait, one group less one sample for each class; with one class and
         counted at any sample inside a batch: 1. `per_source`: one group.
@@ -109,7 +111,7 @@ class MixturePlan:
         return weights
 
     def report(self) -> dict[str, Any]:
-        """Returns names, quantised weights, shares and samples of the sources, the bound, and the rules, as JSON values."""
+        """Returns what the sources are, their quantised weights and shares, the bound and the rules, as JSON values."""
         rows = zip(self.names, self.weights.tolist(), self.sizes.sum(1).tolist(), strict=True)
         return {
             "sources": [
@@ -134,10 +136,10 @@ def mixture_plan(
 ) -> MixturePlan:
     """Returns the mixture of the sources over the buckets of a plan of all their samples.
 
-    source_of: integers [num_samples], the source of each sample. weights: [num_sources], of any scale; a source of weight
-    0, or one that is quantised to 0, is left out.
-    Raises PlanError for weights that are none, a source with a weight and no samples, and, under `end`, where a source is
-    through before one group is full.
+    source_of: integers [num_samples], the source of each sample. weights: [num_sources], of any scale; a source of
+    weight 0, or one that is quantised to 0, is left out.
+    Raises PlanError for weights that are none, a source with a weight and no samples, and, under `end`, where a source
+    is through before one group is full.
     """
     quantised = quantise(weights)
     num_sources = len(names)
@@ -166,9 +168,10 @@ def mixture_plan(
     )
     if made.num_batches == 0:
         raise PlanError(
-            f'mixture_exhausted = "end" leaves no batch: a source of {dict(zip(names, sizes.sum(1).tolist(), strict=True))} '
-            f"samples is through before {plan.lockstep} batches (plan.lockstep) of {plan.batch_sizes.tolist()} samples of "
-            f'one bucket are full; lower plan.lockstep, give fewer edges, or set mixture_exhausted = "repeat"'
+            f'mixture_exhausted = "end" leaves no batch: a source of '
+            f"{dict(zip(names, sizes.sum(1).tolist(), strict=True))} "
+            f"samples is through before {plan.lockstep} batches (plan.lockstep) of {plan.batch_sizes.tolist()} samples "
+            f'of one bucket are full; lower plan.lockstep, give fewer edges, or set mixture_exhausted = "repeat"'
         )
     return made
 
@@ -199,8 +202,8 @@ _MAX_LINES = 256
 class MixtureOrder:
     """One epoch of a mixture: a function of (plan, seed, epoch, position) and nothing else.
 
-    Each cell (source, class) has a line of its samples, put in order by a keyed permutation, another one each pass. Under
-    `end`, an epoch is one pass.
+    Each cell (source, class) has a line of its samples, put in order by a keyed permutation, another one each pass.
+    Under `end`, an epoch is one pass.
     """
 
     __slots__ = ("_first_group", "_lines", "epoch", "plan", "seed")
@@ -245,12 +248,12 @@ class MixtureOrder:
         return found
 
     def drawn(self, position: int) -> Ints:
-        """Returns the samples of each source handed out in this epoch before `position`, int64 [num_sources]. 0..len."""
+        """Returns the samples of each source in this epoch before `position` (0 to len), int64 [num_sources]."""
         counted: Ints = (self._cells(position) - self._cells(0)).sum(1)
         return counted
 
     def repeated(self, position: int) -> int:
-        """Returns how many samples, from the head of the stream to `position`, had been handed out in an earlier pass."""
+        """Returns how many samples before `position`, since the head of the stream, came in an earlier pass already."""
         return int(np.maximum(self._cells(position) - self.plan.sizes, 0).sum())
 
     def _cells(self, position: int) -> Ints:

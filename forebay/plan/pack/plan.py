@@ -1,21 +1,30 @@
-"""Lengths to packs: which samples share one row of `seq_len` tokens.
+"""A plan of packs and its order: which samples share one row of `seq_len` tokens, and which pack stands at which
+position.
 
-Position to pack: the order of one epoch of a pack plan, one keyed permutation of its packs.
+An epoch's order is one keyed permutation of the packs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from forebay.config.plan import PlanConfig
+from forebay.config.plan import PackConfig, PlanConfig
 from forebay.errors import PlanError
 from forebay.plan.bucket.plan import ORDER_VERSION
 from forebay.plan.interface import Tail, check_epoch
-from forebay.plan.pack.fit import Pattern, best_fit, best_fit_decreasing, hand_out, shuffle_inside, shuffled_groups
-from forebay.plan.pack.stream import stream_packs
+from forebay.plan.pack.fit import (
+    Pattern,
+    best_fit,
+    best_fit_decreasing,
+    hand_out,
+    shuffle_inside,
+    shuffled_groups,
+    stream_packs,
+)
 from forebay.plan.permutation import Permutations, derive_key
 from forebay.store.layout import Array, Ints
 
@@ -31,8 +40,8 @@ _SEEN_AT_ONCE = 256
 class PackPlan:
     """Samples in packs; a micro-batch is one pack. No seed, no epoch: one for all.
 
-    members: int32 (int64 from 2^31 samples on) [placed samples], sample indices pack by pack, in the order in which they
-    stand in the pack.
+    members: int32 (int64 from 2^31 samples on) [placed samples], sample indices pack by pack, in the order in which
+    they stand in the pack.
     offsets: int64 [num_packs + 1]; pack p holds members[offsets[p] : offsets[p + 1]].
     unplaced: for each reason of `UNPLACED` the indices, rising, of the samples that are in no pack.
     check: called with the places of `members` that are about to be read, where they are checked at first touch.
@@ -75,19 +84,64 @@ class PackPlan:
         """None: packs have no calibration, `train.grad_acc` holds."""
         return
 
+    def arrays(self) -> dict[str, Array]:
+        """Returns what a folder keeps of the plan, by file name."""
+        return {"members": self.members, "offsets": self.offsets, **self.unplaced}
 
-def pack_plan(tokens: Array, *, patches: Array | None = None, settings: PlanConfig) -> PackPlan:
+    def counts(self) -> dict[str, int]:
+        """Returns the counts that a list of plans shows."""
+        return {"num_samples": self.num_samples, "num_packs": self.num_batches}
+
+    def figures(self, _settings: PlanConfig) -> dict[str, Any]:
+        """Returns what the plan is made of beside its settings and arrays: nothing."""
+        return {}
+
+    @classmethod
+    def restored(
+        cls,
+        arrays: Mapping[str, Any],
+        metadata: Mapping[str, Any],
+        settings: PackConfig,
+        check: Callable[[Ints], None] | None,
+    ) -> PackPlan:
+        """Returns the plan of `arrays`; metadata: of the folder that keeps the plan.
+
+        Raises ValueError where the arrays are no packs of so many samples, whatever their checksums say.
+        """
+        unplaced = {reason: arrays[reason] for reason in UNPLACED}
+        plan = cls(
+            members=arrays["members"], offsets=arrays["offsets"], unplaced=unplaced, tail=settings.tail, check=check
+        )
+        plan.require_packs(metadata["num_samples"])
+        return plan
+
+    def require_packs(self, num_samples: int) -> None:
+        """Raises ValueError where the arrays are no packs of so many samples; members with a `check` are not read."""
+        members, offsets = self.members, self.offsets
+        lists = [members, *self.unplaced.values()]
+        if any(array.ndim != 1 or array.dtype.kind != "i" for array in (offsets, *lists)):
+            raise ValueError("its arrays are no lists of integers")
+        if self.num_samples != num_samples:
+            raise ValueError(f"{self.num_samples} samples are in packs or left out, num_samples is {num_samples}")
+        if [offsets[0], offsets[-1]] != [0, len(members)] or np.any(offsets[1:] <= offsets[:-1]):
+            raise ValueError(f"the offsets of its packs do not rise from 0 to {len(members)}")
+        read = lists if self.check is None else lists[1:]
+        if any(len(found) and (found.min() < 0 or found.max() >= num_samples) for found in read):
+            raise ValueError(f"it names samples outside of 0 to {num_samples - 1}")
+
+
+def pack_plan(tokens: Array, *, patches: Array | None = None, settings: PackConfig) -> PackPlan:
     """Returns the plan in which every sample is in one pack or in `unplaced`, and no pack exceeds a budget.
 
     tokens: integers [num_samples], of 1 or more. patches: integers [num_samples], of the sample's images; needed for
     `max_patches`.
-    With `buffer_size` packs are made along the samples as they are stored (`stream_packs`). Else of all of them at once,
-    on the histogram of lengths (`best_fit`, or `best_fit_decreasing` where that needs fewer packs), and the samples of
-    a length are drawn at random; only where such packs exceed `max_patches` along a shuffled line of all samples.
-    A function of the lengths and settings, on any machine. O(num_samples) memory; time: 10 million samples in 3 s on
-    the histogram, 30 s along a line.
-    Raises PlanError for no samples, a length below 1, missing patches, nothing that fits, and under `overlong = "error"`
-    for the first sample that does not fit.
+    With `buffer_size` packs are made along the samples as they are stored (`stream_packs`). Else of all of them at
+    once, on the histogram of lengths (`best_fit`, or `best_fit_decreasing` where that needs fewer packs), and the
+    samples of a length are drawn at random; only where such packs exceed `max_patches` along a shuffled line of all
+    samples. A function of the lengths and settings, on any machine. O(num_samples) memory; time: 10 million samples in
+    3 s on the histogram, 30 s along a line.
+    Raises PlanError for no samples, a length below 1, missing patches, nothing that fits, and under `overlong =
+    "error"` for the first sample that does not fit.
     """
     seq_len = _checked(tokens, patches, settings)
     unplaced = _unplaced(tokens, patches, settings, seq_len=seq_len)
@@ -107,7 +161,7 @@ def num_packs(patterns: list[Pattern]) -> int:
     return sum(times for times, _ in patterns)
 
 
-def _packed(tokens: Array, patches: Array | None, settings: PlanConfig, *, seq_len: int) -> tuple[Array, Array]:
+def _packed(tokens: Array, patches: Array | None, settings: PackConfig, *, seq_len: int) -> tuple[Array, Array]:
     """Returns places pack by pack and where packs begin."""
     key = derive_key("forebay packs", settings.pack_seed, "line")
     if 0 < settings.buffer_size < len(tokens):
@@ -130,7 +184,7 @@ def _packed(tokens: Array, patches: Array | None, settings: PlanConfig, *, seq_l
     return line[places], offsets
 
 
-def _on_histogram(tokens: Array, settings: PlanConfig, *, seq_len: int, key: int) -> tuple[Array, Array]:
+def _on_histogram(tokens: Array, settings: PackConfig, *, seq_len: int, key: int) -> tuple[Array, Array]:
     counts = np.bincount(tokens, minlength=seq_len + 1)
     patterns = best_fit_decreasing(counts, seq_len=seq_len)
     if settings.algorithm == "best_fit":
@@ -138,9 +192,7 @@ def _on_histogram(tokens: Array, settings: PlanConfig, *, seq_len: int, key: int
     return hand_out(tokens, patterns, key=key)
 
 
-def _checked(tokens: Array, patches: Array | None, settings: PlanConfig) -> int:
-    if settings.kind != "pack" or settings.seq_len is None:
-        raise PlanError(f'plan.kind is "{settings.kind}", wanted "pack" with a seq_len')
+def _checked(tokens: Array, patches: Array | None, settings: PackConfig) -> int:
     if settings.max_patches is not None and patches is None:
         raise PlanError("plan.max_patches needs the patches of every sample, and none are known; leave it out")
     for name, lengths, least in (("tokens", tokens, 1), ("patches", patches, 0)):
@@ -156,7 +208,7 @@ def _checked(tokens: Array, patches: Array | None, settings: PlanConfig) -> int:
     return settings.seq_len
 
 
-def _unplaced(tokens: Array, patches: Array | None, settings: PlanConfig, *, seq_len: int) -> dict[str, Array]:
+def _unplaced(tokens: Array, patches: Array | None, settings: PackConfig, *, seq_len: int) -> dict[str, Array]:
     is_long = tokens > seq_len
     is_large = np.zeros_like(is_long)
     if patches is not None and settings.max_patches is not None:
@@ -170,12 +222,13 @@ def _unplaced(tokens: Array, patches: Array | None, settings: PlanConfig, *, seq
     if is_long.sum() + is_large.sum() == len(tokens):
         raise PlanError(
             f"none of {len(tokens)} samples fits into a pack: {len(found['too_long'])} have more than plan.seq_len = "
-            f"{seq_len} tokens, {len(found['too_many_patches'])} more than plan.max_patches = {settings.max_patches} patches"
+            f"{seq_len} tokens, {len(found['too_many_patches'])} more than plan.max_patches = {settings.max_patches} "
+            "patches"
         )
     return found
 
 
-def _refuse(found: Mapping[str, Array], tokens: Array, patches: Array | None, settings: PlanConfig) -> None:
+def _refuse(found: Mapping[str, Array], tokens: Array, patches: Array | None, settings: PackConfig) -> None:
     for reason, name, lengths, limit in (
         ("too_long", "seq_len", tokens, settings.seq_len),
         ("too_many_patches", "max_patches", patches, settings.max_patches),

@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from forebay.errors import ConfigError, MissingExtraError, ResumeError
-from forebay.plan import PackPlan, num_steps
+from forebay.plan.pack.plan import PackPlan
 from forebay.train.device import Batch
 from forebay.train.loader import Loader
 
@@ -180,8 +180,7 @@ class LoaderMixin:
             )
         loader.load_state_dict(stored)
         world, accumulated = loader.dp_world_size, self.args.gradient_accumulation_steps
-        per_epoch = num_steps(loader.plan.num_batches, world, tail=loader.plan.tail)
-        epoch, updates = divmod(state.global_step, math.ceil(per_epoch / accumulated))
+        epoch, updates = divmod(state.global_step, math.ceil(len(loader) / accumulated))
         place = (loader.state.epoch, loader.state.position)
         if place != (epoch, updates * accumulated * world):
             raise ResumeError(

@@ -70,9 +70,9 @@ class TrainReport:
     def lines(self) -> list[str]:
         """Returns what `forebay train` prints."""
         return [
-            f"{self.steps} steps, loss {self.loss_first:.3f} -> {self.loss_last:.3f}, {self.samples_per_s:.1f} samples/s, "
-            f"{100 * self.data_wait_share:.1f} % waiting for data, {100 * self.padding:.1f} % padding, read from {self.source}; "
-            f"checkpoint {from_here(self.checkpoint or 'none')}"
+            f"{self.steps} steps, loss {self.loss_first:.3f} -> {self.loss_last:.3f}, {self.samples_per_s:.1f} "
+            f"samples/s, {100 * self.data_wait_share:.1f} % waiting for data, {100 * self.padding:.1f} % padding, read "
+            f"from {self.source}; checkpoint {from_here(self.checkpoint or 'none')}"
         ]
 
 

@@ -53,7 +53,8 @@ class UsageLog:
     def record(self, step: int) -> None:
         """Writes what was used since the last record, if a step was done. Every rank calls it at the same step.
 
-        step: steps done by now. Raises ForebayError where the file cannot be written.
+        Every rank calls it at the same step. step: steps done by now. Raises ForebayError where the file cannot be
+        written.
         """
         if step == self._step:
             return
@@ -112,7 +113,7 @@ class _Lines:
             "version": USAGE_VERSION,
             "from_step": step,
             "plan_key": self._loader.plan_key,
-            "seed": self._loader.seed,
+            "seed": self._loader.state.seed,
             "caches": [{"folder": str(cache.folder), "key": cache.key} for cache in _caches(source)],
             "source_key": source.key,
             "num_samples": people.num_samples,

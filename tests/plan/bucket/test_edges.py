@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.config import PlanConfig
-from forebay.plan import bucket_plan, statistics
+from forebay.config import BucketConfig
+from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.bucket.sizes import bucket_edges, optimal_cuts
+from forebay.plan.statistics import statistics
 
 
 def cost(cuts: tuple[int, ...] | list[int], counts: list[int], tops: list[int]) -> int:
@@ -43,18 +44,18 @@ def test_large_counts_do_not_overflow() -> None:
 @given(st.lists(st.integers(0, 20_000), min_size=1, max_size=80), st.integers(1, 12))
 def test_edges_hold_every_sample_below_them(lengths: list[int], k: int) -> None:
     durations = np.array(lengths)
-    edges = bucket_edges(durations, sample_rate_hz=1000, settings=PlanConfig(k=k, batch_size=1))
+    edges = bucket_edges(durations, sample_rate_hz=1000, settings=BucketConfig(k=k, batch_size=1))
     assert edges == sorted(set(edges))
     assert 1 <= len(edges) <= k
     assert edges[-1] > durations.max()
-    plan = bucket_plan(durations, sample_rate_hz=1000, settings=PlanConfig(k=k, batch_size=1))
+    plan = bucket_plan(durations, sample_rate_hz=1000, settings=BucketConfig(k=k, batch_size=1))
     assert (plan.bucket_sizes > 0).all()
     assert plan.edges_s == tuple(edge / 1000 for edge in edges)
 
 
 def test_few_lengths_have_a_bucket_each() -> None:
     durations = np.array([5, 5, 9, 9, 9, 30])
-    plan = bucket_plan(durations, sample_rate_hz=10, settings=PlanConfig(k=64, batch_size=2))
+    plan = bucket_plan(durations, sample_rate_hz=10, settings=BucketConfig(k=64, batch_size=2))
     assert plan.bucket_sizes.tolist() == [2, 3, 1]
     assert statistics(plan, durations)["padding"] == 0.0
 
@@ -62,7 +63,7 @@ def test_few_lengths_have_a_bucket_each() -> None:
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint16])
 def test_pieces_and_dtypes_do_not_change_the_edges(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     durations = np.random.default_rng(1).integers(0, 30_000, 5000)
-    settings = PlanConfig(k=9, batch_size=1)
+    settings = BucketConfig(k=9, batch_size=1)
     whole = bucket_edges(durations, sample_rate_hz=1000, settings=settings)
     monkeypatch.setattr("forebay.plan.bucket.sizes._PIECE", 77)
     assert bucket_edges(durations.astype(dtype), sample_rate_hz=1000, settings=settings) == whole
@@ -71,7 +72,7 @@ def test_pieces_and_dtypes_do_not_change_the_edges(dtype: Any, monkeypatch: pyte
 def test_more_edges_pad_less() -> None:
     durations = np.random.default_rng(1).integers(500, 30_000, 20_000)
     found = [
-        statistics(bucket_plan(durations, sample_rate_hz=1000, settings=PlanConfig(k=k, batch_seconds=60)), durations)
+        statistics(bucket_plan(durations, sample_rate_hz=1000, settings=BucketConfig(k=k, batch_seconds=60)), durations)
         for k in (1, 4, 16, 64)
     ]
     padding = [document["padding"] for document in found]

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig
 from forebay.errors import PlanError
-from forebay.plan import BucketPlan, Order, bucket_plan
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.plan import BucketPlan, Order
 from tests.plan.bucket.test_plan import RATE, made
 from tests.strategies import durations, plan_settings
 
@@ -21,12 +22,12 @@ def epoch(order: Order) -> list[list[int]]:
 
 def some_plan(**settings: Any) -> BucketPlan:
     lengths = np.random.default_rng(5).integers(500, 32_000, 3000)
-    return bucket_plan(lengths, sample_rate_hz=RATE, settings=PlanConfig(**{"batch_seconds": 60.0, **settings}))
+    return bucket_plan(lengths, sample_rate_hz=RATE, settings=BucketConfig(**{"batch_seconds": 60.0, **settings}))
 
 
 @given(durations(sample_rate_hz=RATE), plan_settings(), st.integers(-(2**70), 2**70), st.integers(0, 2**40))
 def test_an_epoch_uses_every_sample_once(
-    lengths: np.ndarray[Any, Any], settings: PlanConfig, seed: int, number: int
+    lengths: np.ndarray[Any, Any], settings: BucketConfig, seed: int, number: int
 ) -> None:
     plan = made(lengths, settings)
     if plan is None:
@@ -45,7 +46,7 @@ def test_an_epoch_uses_every_sample_once(
 
 
 @given(durations(sample_rate_hz=RATE), plan_settings())
-def test_a_batch_is_of_one_bucket_and_of_its_size(lengths: np.ndarray[Any, Any], settings: PlanConfig) -> None:
+def test_a_batch_is_of_one_bucket_and_of_its_size(lengths: np.ndarray[Any, Any], settings: BucketConfig) -> None:
     plan = made(lengths, settings)
     if plan is None:
         return
@@ -61,7 +62,7 @@ def test_a_batch_is_of_one_bucket_and_of_its_size(lengths: np.ndarray[Any, Any],
 
 
 @given(durations(sample_rate_hz=RATE), plan_settings(), st.data())
-def test_seeking_equals_iterating(lengths: np.ndarray[Any, Any], settings: PlanConfig, data: st.DataObject) -> None:
+def test_seeking_equals_iterating(lengths: np.ndarray[Any, Any], settings: BucketConfig, data: st.DataObject) -> None:
     plan = made(lengths, settings)
     if plan is None:
         return
@@ -74,7 +75,7 @@ def test_seeking_equals_iterating(lengths: np.ndarray[Any, Any], settings: PlanC
 
 
 @given(durations(sample_rate_hz=RATE), plan_settings())
-def test_micro_batches_come_in_lockstep_groups(lengths: np.ndarray[Any, Any], settings: PlanConfig) -> None:
+def test_micro_batches_come_in_lockstep_groups(lengths: np.ndarray[Any, Any], settings: BucketConfig) -> None:
     plan = made(lengths, settings)
     if plan is None:
         return
@@ -90,7 +91,7 @@ def test_micro_batches_come_in_lockstep_groups(lengths: np.ndarray[Any, Any], se
 
 def test_buckets_are_drawn_in_proportion_to_what_they_still_have() -> None:
     lengths = np.repeat([1000, 4000, 6000], [40_000, 20_000, 4_000])
-    plan = bucket_plan(lengths, sample_rate_hz=RATE, settings=PlanConfig(batch_size=4, lockstep=4))
+    plan = bucket_plan(lengths, sample_rate_hz=RATE, settings=BucketConfig(batch_size=4, lockstep=4))
     shares = plan.batch_counts[:3] / plan.num_batches
     order = Order(plan, seed=9, epoch=0)
     for start in range(0, len(order), 4000):
@@ -113,7 +114,7 @@ def test_samples_meet_other_samples_in_the_next_epoch() -> None:
 
 
 def test_dropped_samples_change_from_epoch_to_epoch() -> None:
-    plan = bucket_plan(np.full(15, 500), sample_rate_hz=RATE, settings=PlanConfig(batch_size=8, tail="drop"))
+    plan = bucket_plan(np.full(15, 500), sample_rate_hz=RATE, settings=BucketConfig(batch_size=8, tail="drop"))
     used = [{s for batch in epoch(Order(plan, seed=0, epoch=n)) for s in batch} for n in range(40)]
     assert all(len(samples) == 8 for samples in used)
     assert set.union(*used) == set(range(15))
@@ -121,7 +122,7 @@ def test_dropped_samples_change_from_epoch_to_epoch() -> None:
 
 def test_places_in_the_epoch_are_equally_likely() -> None:
     """Chi-square of where sample 0 stands over 6,000 epochs; far below 2 when uniform."""
-    plan = bucket_plan(np.full(40, 500), sample_rate_hz=RATE, settings=PlanConfig(batch_size=1, lockstep=2))
+    plan = bucket_plan(np.full(40, 500), sample_rate_hz=RATE, settings=BucketConfig(batch_size=1, lockstep=2))
     where = np.zeros(40)
     for number in range(6000):
         order = np.concatenate(Order(plan, seed=4, epoch=number).batches(np.arange(40)))
@@ -132,7 +133,7 @@ def test_places_in_the_epoch_are_equally_likely() -> None:
 def test_the_order_is_the_recorded_one() -> None:
     """A change here breaks every saved state: bump ORDER_VERSION with it."""
     plan = bucket_plan(
-        np.arange(20) * 400, sample_rate_hz=RATE, settings=PlanConfig(edges_s=(3, 5), batch_size=3, lockstep=2)
+        np.arange(20) * 400, sample_rate_hz=RATE, settings=BucketConfig(edges_s=(3, 5), batch_size=3, lockstep=2)
     )
     assert epoch(Order(plan, seed=17, epoch=0)) == [
         [0, 3, 7],

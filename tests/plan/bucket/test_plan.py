@@ -8,15 +8,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig
 from forebay.errors import PlanError
-from forebay.plan import BucketPlan, bucket_plan
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.plan import BucketPlan
 from tests.strategies import durations, plan_settings
 
 RATE = 1000
 
 
-def made(lengths: np.ndarray[Any, Any], settings: PlanConfig) -> BucketPlan | None:
+def made(lengths: np.ndarray[Any, Any], settings: BucketConfig) -> BucketPlan | None:
     """The plan, or None where `drop` leaves nothing to plan."""
     try:
         return bucket_plan(lengths, sample_rate_hz=RATE, settings=settings)
@@ -27,7 +28,7 @@ def made(lengths: np.ndarray[Any, Any], settings: PlanConfig) -> BucketPlan | No
 
 
 @given(durations(sample_rate_hz=RATE), plan_settings())
-def test_every_sample_is_in_the_one_bucket_of_its_length(lengths: np.ndarray[Any, Any], settings: PlanConfig) -> None:
+def test_every_sample_is_in_the_one_bucket_of_its_length(lengths: np.ndarray[Any, Any], settings: BucketConfig) -> None:
     plan = made(lengths, settings)
     if plan is None:
         return
@@ -43,7 +44,7 @@ def test_every_sample_is_in_the_one_bucket_of_its_length(lengths: np.ndarray[Any
 
 @given(durations(sample_rate_hz=RATE), plan_settings())
 def test_no_batch_exceeds_the_budget_unless_one_sample_does(
-    lengths: np.ndarray[Any, Any], settings: PlanConfig
+    lengths: np.ndarray[Any, Any], settings: BucketConfig
 ) -> None:
     plan = made(lengths, settings)
     if plan is None or settings.batch_seconds is None:
@@ -54,7 +55,7 @@ def test_no_batch_exceeds_the_budget_unless_one_sample_does(
 
 
 @given(durations(sample_rate_hz=RATE), plan_settings())
-def test_counts_add_up(lengths: np.ndarray[Any, Any], settings: PlanConfig) -> None:
+def test_counts_add_up(lengths: np.ndarray[Any, Any], settings: BucketConfig) -> None:
     plan = made(lengths, settings)
     if plan is None:
         return
@@ -72,7 +73,7 @@ def test_counts_add_up(lengths: np.ndarray[Any, Any], settings: PlanConfig) -> N
 def test_clips_exactly_on_an_edge_open_the_next_bucket(sample_rate_hz: int, edges_s: tuple[float, ...]) -> None:
     on_edge = [round(edge * sample_rate_hz) for edge in edges_s]
     lengths = np.array([length + step for length in on_edge for step in (-1, 0, 1)])
-    plan = bucket_plan(lengths, sample_rate_hz=sample_rate_hz, settings=PlanConfig(edges_s=edges_s, batch_size=1))
+    plan = bucket_plan(lengths, sample_rate_hz=sample_rate_hz, settings=BucketConfig(edges_s=edges_s, batch_size=1))
     last = len(edges_s) - 1
     bucket_of = np.empty(len(lengths), dtype=int)
     bucket_of[plan.members] = np.repeat(np.arange(last + 1), plan.bucket_sizes)
@@ -81,7 +82,7 @@ def test_clips_exactly_on_an_edge_open_the_next_bucket(sample_rate_hz: int, edge
 
 def test_batch_sizes_follow_the_budget_and_the_longest_kept_clip() -> None:
     lengths = np.array([1, 4, 9, 12, 25, 40]) * RATE
-    settings = PlanConfig(edges_s=(3, 5, 7, 10, 15, 20, 30), batch_seconds=120)
+    settings = BucketConfig(edges_s=(3, 5, 7, 10, 15, 20, 30), batch_seconds=120)
     plan = bucket_plan(lengths, sample_rate_hz=RATE, settings=settings)
     assert plan.batch_sizes.tolist() == [40, 24, 17, 12, 8, 6, 3]  # the last: 120 s / 40 s, not / 30 s
     assert plan.bucket_sizes.tolist() == [1, 1, 0, 1, 1, 0, 2]
@@ -89,13 +90,13 @@ def test_batch_sizes_follow_the_budget_and_the_longest_kept_clip() -> None:
 
 
 def test_a_clip_over_the_budget_is_a_batch_of_its_own() -> None:
-    plan = bucket_plan(np.array([500_000]), sample_rate_hz=RATE, settings=PlanConfig(batch_seconds=120))
+    plan = bucket_plan(np.array([500_000]), sample_rate_hz=RATE, settings=BucketConfig(batch_seconds=120))
     assert plan.batch_sizes[-1] == 1
     assert plan.num_batches == 1
 
 
 def test_given_batch_sizes_are_taken() -> None:
-    plan = bucket_plan(np.arange(1, 9), sample_rate_hz=1, settings=PlanConfig(edges_s=(3, 6), batch_size=(3, 2)))
+    plan = bucket_plan(np.arange(1, 9), sample_rate_hz=1, settings=BucketConfig(edges_s=(3, 6), batch_size=(3, 2)))
     assert plan.batch_sizes.tolist() == [3, 2]
     assert plan.batch_counts.tolist() == [1, 3]
 
@@ -103,7 +104,7 @@ def test_given_batch_sizes_are_taken() -> None:
 @given(st.integers(1, 400))
 @example(300)
 def test_many_edges_have_many_buckets(count: int) -> None:
-    settings = PlanConfig(edges_s=tuple(float(i + 1) for i in range(count)), batch_size=1)
+    settings = BucketConfig(edges_s=tuple(float(i + 1) for i in range(count)), batch_size=1)
     plan = bucket_plan(np.arange(count), sample_rate_hz=1, settings=settings)
     assert plan.bucket_sizes.tolist() == [1] * count
     assert plan.members.tolist() == list(range(count))
@@ -125,12 +126,12 @@ def test_many_edges_have_many_buckets(count: int) -> None:
 def test_impossible_plans_are_refused(lengths: list[Any], settings: dict[str, Any], message: str) -> None:
     array = np.array(lengths) if lengths else np.array([], dtype=np.int64)
     with pytest.raises(PlanError, match=message):
-        bucket_plan(array, sample_rate_hz=RATE, settings=PlanConfig(**{"batch_size": 4, **settings}))
+        bucket_plan(array, sample_rate_hz=RATE, settings=BucketConfig(**{"batch_size": 4, **settings}))
 
 
 def test_pieces_do_not_change_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = np.random.default_rng(8).integers(0, 40_000, 1000)
-    settings = PlanConfig(batch_seconds=60)
+    settings = BucketConfig(batch_seconds=60)
     whole = bucket_plan(lengths, sample_rate_hz=RATE, settings=settings)
     monkeypatch.setattr("forebay.plan.bucket.make._PIECE", 7)
     pieces = bucket_plan(lengths, sample_rate_hz=RATE, settings=settings)

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig
 from forebay.errors import PlanError
-from forebay.plan import BucketPlan, bucket_plan, statistics
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.statistics import statistics
 from tests.plan.kinds import RATE
 from tests.strategies import durations
 
@@ -21,7 +23,7 @@ def local_plan(lengths: Array, shards: Array | None, *, window: int = 4, **setti
     return bucket_plan(
         lengths,
         sample_rate_hz=RATE,
-        settings=PlanConfig(locality=f"shards:{window}", **changes),
+        settings=BucketConfig(locality=f"shards:{window}", **changes),
         shards=shards,
     )
 
@@ -86,7 +88,7 @@ def test_locality_and_randomness_are_reported() -> None:
     for locality in (
         found[400],
         statistics(
-            bucket_plan(lengths, sample_rate_hz=RATE, settings=PlanConfig(batch_size=4)), lengths, shards=shards
+            bucket_plan(lengths, sample_rate_hz=RATE, settings=BucketConfig(batch_size=4)), lengths, shards=shards
         ),
     ):
         assert locality["shard_spread"] == pytest.approx(1 / 12**0.5, abs=0.01)

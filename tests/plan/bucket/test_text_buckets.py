@@ -11,16 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig, WindowConfig
 from forebay.errors import PlanError
-from forebay.plan import BucketPlan, Samples, WindowPlan, bucket_plan, make_plan, plan_key, resolve_plan
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.plan import BucketPlan
 from forebay.plan.disk import load_plan, save_plan
+from forebay.plan.make import Samples, kept_plan, make_plan
+from forebay.plan.names import plan_folder, plan_key
 from forebay.plan.statistics import statistics
+from forebay.plan.window import WindowPlan
 
 RATE = 1000
 
 
-SETTINGS = PlanConfig(edges_s=(1.0, 2.0), edges=(8, 16, 32), batch_seconds=4.0, batch_tokens=64, lockstep=1)
+SETTINGS = BucketConfig(edges_s=(1.0, 2.0), edges=(8, 16, 32), batch_seconds=4.0, batch_tokens=64, lockstep=1)
 
 
 Array = np.ndarray[Any, Any]
@@ -37,14 +41,14 @@ def mixed_lengths(draw: st.DrawFn) -> tuple[Array, Array, Array]:
     return durations, np.array(tokens, np.int32), durations == 0
 
 
-def plan_of(lengths: tuple[Array, Array, Array], settings: PlanConfig = SETTINGS) -> BucketPlan:
+def plan_of(lengths: tuple[Array, Array, Array], settings: BucketConfig = SETTINGS) -> BucketPlan:
     durations, tokens, texts = lengths
     return bucket_plan(durations, sample_rate_hz=RATE, settings=settings, tokens=tokens, texts=texts)
 
 
-@given(mixed_lengths(), st.sampled_from([SETTINGS, PlanConfig(k=3, batch_tokens=64, batch_seconds=4.0, lockstep=1)]))
+@given(mixed_lengths(), st.sampled_from([SETTINGS, BucketConfig(k=3, batch_tokens=64, batch_seconds=4.0, lockstep=1)]))
 def test_every_sample_is_in_one_bucket_of_its_kind_and_length(
-    lengths: tuple[Array, Array, Array], settings: PlanConfig
+    lengths: tuple[Array, Array, Array], settings: BucketConfig
 ) -> None:
     durations, tokens, texts = lengths
     plan = plan_of(lengths, settings)
@@ -85,9 +89,9 @@ def test_figures_are_those_of_tokens_and_of_seconds_by_bucket() -> None:
     assert found["buckets"][3]["padding"] == pytest.approx(2 / 24, abs=1e-6)
 
 
-@pytest.mark.parametrize("settings", [SETTINGS, PlanConfig(k=2, batch_size=3, lockstep=1)])
+@pytest.mark.parametrize("settings", [SETTINGS, BucketConfig(k=2, batch_size=3, lockstep=1)])
 @pytest.mark.parametrize("count", [0, 20])
-def test_a_plan_comes_back_from_disk_as_it_was(tmp_path: Path, settings: PlanConfig, count: int) -> None:
+def test_a_plan_comes_back_from_disk_as_it_was(tmp_path: Path, settings: BucketConfig, count: int) -> None:
     rng = np.random.default_rng(0)
     durations = np.concatenate([rng.integers(1, 3000, count), np.zeros(30, np.int64)])
     plan = plan_of((durations, rng.integers(1, 60, count + 30), durations == 0), settings)
@@ -105,18 +109,15 @@ def test_a_plan_of_text_alone_is_kept_and_found(tmp_path: Path) -> None:
     tokens = np.arange(1, 41)
 
     def resolve() -> tuple[Any, Path | None]:
-        return resolve_plan(
-            tmp_path,
-            np.zeros(40, np.int32),
-            frames=lambda: tokens,
+        samples = Samples(
+            durations=np.zeros(40, np.int32),
             sample_rate_hz=RATE,
-            dataset="texts",
-            split="train",
-            cache_key="b" * 64,
-            settings=SETTINGS,
+            frames=lambda: tokens,
             tokens=lambda: tokens,
             texts=np.ones(40, bool),
         )
+        name: dict[str, Any] = {"cache_key": "b" * 64, "settings": SETTINGS}
+        return kept_plan(plan_folder(tmp_path, dataset="texts", split="train", **name), samples, **name)
 
     first, second = resolve(), resolve()
     assert first[1] == second[1]
@@ -125,7 +126,7 @@ def test_a_plan_of_text_alone_is_kept_and_found(tmp_path: Path) -> None:
 
 def test_windows_of_text_alone_are_sorted_by_tokens() -> None:
     tokens = np.random.default_rng(1).permutation(64)
-    settings = PlanConfig(kind="window", batch_size=4, window=16, lockstep=1)
+    settings = WindowConfig(batch_size=4, window=16, lockstep=1)
     samples = Samples(
         durations=np.zeros(64, np.int32), sample_rate_hz=RATE, tokens=lambda: tokens, texts=np.ones(64, bool)
     )
@@ -134,7 +135,7 @@ def test_windows_of_text_alone_are_sorted_by_tokens() -> None:
     spans = [np.ptp(tokens[batch]) for batch in plan.order(0, 0).batches(range(16))]
     assert max(spans) == 3  # one window holds all, so a batch holds four texts that follow each other in length
     with pytest.raises(PlanError, match=r'kind = "window" sorts by one length, and 64 of 64 samples have no audio'):
-        make_plan(samples, PlanConfig(kind="window", batch_seconds=4.0))
+        make_plan(samples, WindowConfig(batch_seconds=4.0))
     some = dataclasses.replace(samples, texts=np.arange(64) < 3)
     with pytest.raises(PlanError, match=r"and 3 of 64 samples have no audio; give plan.batch_size for text alone"):
         make_plan(some, settings)
@@ -143,12 +144,12 @@ def test_windows_of_text_alone_are_sorted_by_tokens() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (PlanConfig(batch_tokens=64), r"2 samples have no audio, .* give plan.edges in tokens \(they have 5 to 9\)"),
-        (PlanConfig(edges=(8,), batch_seconds=4.0), r"batch_seconds = 4.0 is no budget for 2 samples without audio"),
-        (PlanConfig(edges=(8, 16), batch_size=(4, 4, 4)), r"batch_size has 3 entries, these lengths have 2 buckets"),
+        (BucketConfig(batch_tokens=64), r"2 samples have no audio, .* give plan.edges in tokens \(they have 5 to 9\)"),
+        (BucketConfig(edges=(8,), batch_seconds=4.0), r"batch_seconds = 4.0 is no budget for 2 samples without audio"),
+        (BucketConfig(edges=(8, 16), batch_size=(4, 4, 4)), r"batch_size has 3 entries, these lengths have 2 buckets"),
     ],
 )
-def test_settings_that_plan_no_text(settings: PlanConfig, message: str) -> None:
+def test_settings_that_plan_no_text(settings: BucketConfig, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         plan_of((np.zeros(2, np.int32), np.array([5, 9]), np.ones(2, bool)), settings)
 
@@ -159,7 +160,7 @@ def test_text_without_tokens_has_no_length() -> None:
 
 
 def test_edges_are_in_the_key_where_they_are_given() -> None:
-    plain = PlanConfig(edges_s=(1.0,), batch_size=4)
+    plain = BucketConfig(edges_s=(1.0,), batch_size=4)
     assert plan_key("a", dataclasses.replace(plain, edges=(8,))) != plan_key("a", plain)
     assert plan_key("a", dataclasses.replace(plain, edges=None)) == plan_key("a", plain)
 
@@ -167,4 +168,4 @@ def test_edges_are_in_the_key_where_they_are_given() -> None:
 @pytest.mark.parametrize("edges", [(), (0,), (8, 8), (9, 8)])
 def test_edges_that_do_not_rise(edges: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"edges must rise from above 0"):
-        PlanConfig(edges=edges, batch_size=4)
+        BucketConfig(edges=edges, batch_size=4)

@@ -51,7 +51,7 @@ def two_caches(root: Path, *, weights: tuple[float, float] | None = (3, 1), **ch
 
 def owners(loader: Loader, epoch: int = 0) -> np.ndarray[Any, Any]:
     assert isinstance(loader.source, SourceUnion)
-    order = loader.plan.order(loader.seed, epoch)
+    order = loader.plan.order(loader.state.seed, epoch)
     return loader.source.source_of[np.concatenate(order.batches(np.arange(len(order))))]
 
 
@@ -233,7 +233,7 @@ def test_weight_zero_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
             r"mixture.weights has no weight for language fr; give one, 0 to leave it out",
         ),
         (
-            ['mixture.column="language"', 'plan.kind="window"', "plan.edges_s=[3, 5, 7, 10, 15, 20, 30]"],
+            ['mixture.column="language"', 'plan={kind = "window", batch_size = 4}'],
             r"a mixture needs a plan of buckets over all shards",
         ),
         (['mixture.column="language"', 'plan.locality="shards:2"'], r"a mixture needs a plan of buckets"),

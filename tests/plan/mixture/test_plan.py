@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig
 from forebay.errors import PlanError
-from forebay.plan import BucketPlan, bucket_plan, mixed_steps, num_steps, turn
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.cursor import mixed_steps, num_steps, turn
 from forebay.plan.mixture.assignment import Assignment
 from forebay.plan.mixture.draw import ClassSplit
 from forebay.plan.mixture.plan import MIXTURE_VERSION, MixturePlan, mixture_plan
@@ -51,7 +53,7 @@ def make(
     tail: str = "short",
     **rules: Any,
 ) -> Made:
-    wanted = PlanConfig(edges_s=edges_s, batch_size=batch_size, lockstep=lockstep, tail=tail)  # type: ignore[arg-type]
+    wanted = BucketConfig(edges_s=edges_s, batch_size=batch_size, lockstep=lockstep, tail=tail)  # type: ignore[arg-type]
     buckets = bucket_plan(lengths, sample_rate_hz=RATE, settings=wanted)
     names = [f"source {number}" for number in range(len(weights))]
     plan = mixture_plan(buckets, source_of, names=names, weights=weights, **rules)

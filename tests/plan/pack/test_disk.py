@@ -11,26 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.config import PlanConfig
+from forebay.config import BucketConfig, PackConfig
 from forebay.errors import CacheCorruptError, CacheMismatchError, PlanError
 from forebay.inspect.plans import plans_of
-from forebay.plan import (
-    PackPlan,
-    load_plan,
-    pack_plan,
-    pack_statistics,
-    plan_folder,
-    plan_key,
-    resolve_packs,
-    save_plan,
-)
 from forebay.plan import disk as disk_module
+from forebay.plan.disk import load_plan, save_plan
+from forebay.plan.make import Samples, kept_plan
+from forebay.plan.names import plan_folder, plan_key
+from forebay.plan.pack.plan import PackPlan, pack_plan
+from forebay.plan.statistics import pack_statistics
 from tests.plan.packs import packs_of, photos_and_text
 
 KEY = "ab" * 32
 
 
-SETTINGS = PlanConfig(kind="pack", seq_len=2048, max_patches=6000, buffer_size=32)
+SETTINGS = PackConfig(seq_len=2048, max_patches=6000, buffer_size=32)
 
 
 TOKENS, PATCHES = photos_and_text(800, text_share=0.2)
@@ -45,7 +40,7 @@ PLAN = pack_plan(TOKENS, patches=PATCHES, settings=SETTINGS)
 FILES = ["metadata.json", "members.npy", "offsets.npy", "too_long.npy", "too_many_patches.npy"]
 
 
-def figures(plan: PackPlan, settings: PlanConfig = SETTINGS, **changes: Any) -> dict[str, Any]:
+def figures(plan: PackPlan, settings: PackConfig = SETTINGS, **changes: Any) -> dict[str, Any]:
     lengths: dict[str, Any] = {"patches": PATCHES, "images": IMAGES}
     return pack_statistics(plan, TOKENS, settings=settings, **{**lengths, **changes})
 
@@ -57,16 +52,10 @@ def saved(root: Path) -> Path:
 
 
 def resolved(root: Path, **changes: Any) -> tuple[PackPlan, Path | None]:
-    arguments: dict[str, Any] = {
-        "tokens": TOKENS,
-        "patches": lambda: PATCHES,
-        "images": lambda: IMAGES,
-        "dataset": "vqa",
-        "split": "train",
-        "cache_key": KEY,
-        "settings": SETTINGS,
-    }
-    return resolve_packs(root, **{**arguments, **changes})  # type: ignore[return-value]
+    name: dict[str, Any] = {"cache_key": KEY, "settings": changes.pop("settings", SETTINGS)}
+    lengths: dict[str, Any] = {"tokens": lambda: TOKENS, "patches": lambda: PATCHES, "images": lambda: IMAGES}
+    folder = plan_folder(root, dataset="vqa", split="train", **name)
+    return kept_plan(folder, Samples(**{**lengths, **changes}), **name)  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("lazy_bytes", [0, 2**25])
@@ -86,7 +75,7 @@ def test_a_loaded_plan_has_the_same_order(tmp_path: Path, lazy_bytes: int, monke
 
 
 def test_a_plan_without_unplaced_samples_is_kept(tmp_path: Path) -> None:
-    settings = PlanConfig(kind="pack", seq_len=8192)
+    settings = PackConfig(seq_len=8192)
     plan, folder = resolved(tmp_path, settings=settings)
     assert folder is not None
     assert [len(found) for found in plan.unplaced.values()] == [0, 0]
@@ -145,11 +134,11 @@ def test_a_large_plan_is_checked_where_it_is_touched(tmp_path: Path, monkeypatch
 def test_plans_of_other_samples_and_settings_are_refused(tmp_path: Path) -> None:
     folder = saved(tmp_path)
     with pytest.raises(CacheMismatchError, match=r"num_samples differs \(799 in the cache, 800 in the plan\)"):
-        resolved(tmp_path, tokens=TOKENS[:-1])
+        resolved(tmp_path, tokens=lambda: TOKENS[:-1])
     with pytest.raises(CacheMismatchError, match=r"plan\.max_patches differs \(8000 wanted, 6000 stored\)"):
         load_plan(folder, cache_key=KEY, settings=replace(SETTINGS, max_patches=8000))
     with pytest.raises(CacheMismatchError, match=r"plan\.kind differs \(bucket wanted, pack stored\)"):
-        load_plan(folder, cache_key=KEY, settings=PlanConfig(batch_size=4))
+        load_plan(folder, cache_key=KEY, settings=BucketConfig(batch_size=4))
 
 
 def test_an_unwritable_root_keeps_the_plan_in_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -192,7 +181,7 @@ def test_statistics_are_those_of_the_packs() -> None:
 
 
 def test_statistics_without_images_or_patches() -> None:
-    settings = PlanConfig(kind="pack", seq_len=8192)
+    settings = PackConfig(seq_len=8192)
     plan = pack_plan(TOKENS, settings=settings)
     found = pack_statistics(plan, TOKENS, settings=settings)
     assert found["patch_fill"] is None

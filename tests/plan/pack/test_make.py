@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.config import PlanConfig
-from forebay.plan import PackPlan
+from forebay.config import PackConfig
 from forebay.plan.make import plan_of
+from forebay.plan.pack.plan import PackPlan
 from tests.plan.packs import photos_and_text
 
 TOKENS, PATCHES = photos_and_text(300, text_share=0.2)
@@ -21,6 +21,8 @@ TOKENS, PATCHES = photos_and_text(300, text_share=0.2)
 SOURCE: Any = SimpleNamespace(
     constants={},
     key="cd" * 32,
+    recipe_key="ef" * 32,
+    ids_digest=lambda: "01" * 32,
     lengths={"num_tokens": TOKENS, "num_patches": PATCHES, "num_images": (PATCHES > 0).astype(np.int32)},
     slots=(np.arange(300) // 50 << 32) + np.arange(300) % 50,
 )
@@ -33,7 +35,7 @@ def config(root: Path, **plan: Any) -> Any:
         path="vqa.toml",
         cache_root=root,
         source=SimpleNamespace(constants={}, split="train"),
-        plan=PlanConfig(kind="pack", seq_len=2048, **plan),
+        plan=PackConfig(seq_len=2048, **plan),
     )
 
 

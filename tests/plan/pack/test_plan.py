@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,10 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.config import PlanConfig
+from forebay.config import PackConfig
 from forebay.errors import PlanError
-from forebay.plan import PackPlan, next_position, num_steps, pack_plan, turn
+from forebay.plan.cursor import next_position, num_steps, turn
+from forebay.plan.pack.plan import PackPlan, pack_plan
 from tests.plan.packs import SEQ_LEN, lognormal, packs_of, photos_and_text, question_answers
 from tests.strategies import pack_lengths
 
@@ -27,7 +27,7 @@ BUFFERS = st.sampled_from([0, 1, 2, 7, 64])
 
 
 def made(tokens: Array, patches: Array | None = None, **settings: Any) -> PackPlan:
-    return pack_plan(tokens, patches=patches, settings=PlanConfig(**{"kind": "pack", "seq_len": SEQ_LEN, **settings}))
+    return pack_plan(tokens, patches=patches, settings=PackConfig(**{"seq_len": SEQ_LEN, **settings}))
 
 
 def made_if_any_fits(lengths: Lengths, **settings: Any) -> PackPlan | None:
@@ -264,11 +264,9 @@ def test_impossible_plans_are_errors(tokens: Any, patches: Any, settings: Any, m
         made(np.array(tokens, dtype=np.int64), None if patches is None else np.array(patches), **settings)
 
 
-def test_lengths_are_flat_integers_and_settings_of_packs() -> None:
+def test_lengths_are_flat_integers() -> None:
     with pytest.raises(PlanError, match=r"tokens are float64 \[2\], wanted integers"):
         made(np.array([1.0, 2.0]))
-    with pytest.raises(PlanError, match=r'plan\.kind is "bucket", wanted "pack" with a seq_len'):
-        pack_plan(np.array([1]), settings=PlanConfig(batch_size=4))
     with pytest.raises(PlanError, match="epoch is -1, wanted 0 or more"):
         made(np.array([1])).order(0, -1)
     order = made(np.array([1])).order(0, 0)
@@ -283,20 +281,9 @@ def test_lengths_are_flat_integers_and_settings_of_packs() -> None:
 # The settings
 
 
-def test_settings_of_one_kind_are_refused_beside_another() -> None:
-    pack = PlanConfig(kind="pack", seq_len=8)
-    for name, value in {"batch_seconds": 60.0, "k": 3, "lockstep": 2, "locality": "shards:2", "batch_size": 3}.items():
-        with pytest.raises(ValueError, match=f'{name} is only for kind = "bucket" and "window", not "pack"'):
-            replace(pack, **{name: value})
-    for name, value in {"seq_len": 8, "max_patches": 8, "buffer_size": 4, "pack_seed": 1, "overlong": "error"}.items():
-        with pytest.raises(ValueError, match=f'{name} is only for kind = "pack", not "window"'):
-            PlanConfig(kind="window", batch_size=4, **{name: value})
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, 'kind = "pack" needs seq_len'),
         ({"seq_len": 0}, "seq_len is 0, wanted 1 to 2147483647"),
         ({"seq_len": 8, "max_patches": 0}, "max_patches is 0, wanted 1 to"),
         ({"seq_len": 8, "buffer_size": -1}, "buffer_size is -1, wanted 0 to"),
@@ -305,4 +292,4 @@ def test_settings_of_one_kind_are_refused_beside_another() -> None:
 )
 def test_impossible_settings_are_refused(settings: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        PlanConfig(kind="pack", **settings)
+        PackConfig(**settings)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -19,10 +16,12 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from transformers import SeamlessM4TFeatureExtractor
 
-from forebay.config import Config, PlanConfig, load_config
+from forebay.config import BucketConfig, Config, load_config
 from forebay.config.steps import W2vBert
 from forebay.errors import CacheCorruptError, ConfigError
-from forebay.plan import bucket_plan, plan_key
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.make import Planned
+from forebay.plan.names import plan_key
 from forebay.preprocess import Options, build
 from forebay.steps.audio.features import compute
 from forebay.steps.audio.ragged import BLOCK_ROWS
@@ -36,8 +35,10 @@ from forebay.train.collate.finish import output_frames, w2v_bert_input
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader
 from forebay.train.select import make_loader, select
+from tests.processes import python
 from tests.steps.audio.clips import recordings
 from tests.train.fake_source import FakeSource
+from tests.train.loaders import loader_of as plan_loader
 
 ROOT = Path(__file__).parents[3]
 
@@ -211,10 +212,7 @@ def assert_slices_are_exact() -> None:
 def test_slices_are_exact_with_the_kernels_of_another_cpu() -> None:
     # OpenBLAS's AVX2 kernels round a row by its place in a product; where this CPU cannot choose, they are its own.
     program = "from tests.train.collate.test_crop import assert_slices_are_exact; assert_slices_are_exact()"
-    environment = {**os.environ, "OPENBLAS_CORETYPE": "Haswell"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    done = python("-c", program, OPENBLAS_CORETYPE="Haswell")
     assert done.returncode == 0, done.stderr
 
 
@@ -255,12 +253,12 @@ def many_clips() -> CropSource:
     return CropSource(noise(sizes))
 
 
-PLAN = PlanConfig(edges_s=(0.5, 1.0, 2.0), batch_size=3, lockstep=2)
+PLAN = BucketConfig(edges_s=(0.5, 1.0, 2.0), batch_size=3, lockstep=2)
 
 
 def loader_of(source: CropSource, **changes: Any) -> Loader:
     plan = bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=PLAN)
-    return Loader(source, plan, **{"plan_key": plan_key(source.key, PLAN), "seed": 7, "crop_s": 0.5, **changes})
+    return plan_loader(source, plan, **{"plan_key": plan_key(source.key, PLAN), "seed": 7, "crop_s": 0.5, **changes})
 
 
 def found(batches: Any) -> set[tuple[bytes, bytes]]:
@@ -319,7 +317,7 @@ def test_a_dataloader_has_the_same_crops(num_workers: int) -> None:
     source = many_clips()
     loader = loader_of(source, num_threads=0)
     dataset = SampleDataset(source, crop_seed=7)
-    sampler = PlanSampler(loader.plan, seed=7)
+    sampler = PlanSampler(Planned(plan=loader.plan, key="0"), seed=7)
     theirs: Any = DataLoader(
         dataset, batch_sampler=sampler, collate_fn=Collator(source, crop_s=0.5), num_workers=num_workers
     )

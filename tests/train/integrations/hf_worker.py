@@ -20,13 +20,15 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from forebay.config import PlanConfig
-from forebay.plan import pack_plan, plan_key
+from forebay.config import PackConfig
 from forebay.plan.interface import Tail
+from forebay.plan.names import plan_key
+from forebay.plan.pack.plan import pack_plan
 from forebay.train.collate.packed import PackCollator
 from forebay.train.integrations.hf import LoaderMixin
 from forebay.train.loader import Loader
 from forebay.train.models.folder import load_model
+from tests.train.loaders import loader_of
 from tests.train.tiny import real_loader_model, text_loader
 from tests.train.tiny_vl import FakeVlSource, conversations, qwen3_vl_folder
 
@@ -46,9 +48,9 @@ class Scenario:
 def pack_loader(*, dp_rank: int = 0, dp_world_size: int = 1, seed: int = 1, tail: Tail = "drop") -> Loader:
     """Returns a rank's loader of 11 packs: for one rank and for two the steps of an epoch are odd."""
     source = FakeVlSource(conversations(3, 38))
-    settings = PlanConfig(kind="pack", seq_len=50, tail=tail)
+    settings = PackConfig(seq_len=50, tail=tail)
     plan = pack_plan(source.lengths["num_tokens"], settings=settings)
-    return Loader(
+    return loader_of(
         source,
         plan,
         plan_key=plan_key(source.key, settings),

@@ -5,14 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from accelerate.state import AcceleratorState, GradientState
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainerCallback, TrainingArguments
 
 from forebay.errors import ConfigError, MissingExtraError, ResumeError
@@ -20,7 +18,10 @@ from forebay.train.collate.packed import PackCollator
 from forebay.train.integrations.hf import STATE_NAME, LoaderMixin
 from forebay.train.loader import Loader
 from tests.train.integrations.hf_worker import pack_loader
+from tests.train.loaders import loader_of
 from tests.train.tiny_vl import qwen3_vl
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 # of torch's DataLoader about pinned memory, which this machine has none of
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -52,16 +53,6 @@ class Stop(TrainerCallback):
     def on_substep_end(self, _args: Any, state: Any, control: Any, **_: Any) -> Any:
         control.should_training_stop = control.should_save = state.global_step == self._step
         return control
-
-
-@pytest.fixture(autouse=True)
-def _fresh_accelerate() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 @pytest.fixture
@@ -125,7 +116,9 @@ def test_evaluations_are_of_one_epoch_and_move_nothing_else(trainer: Callable[..
 
 def test_uint8_patches_stop_at_the_model(trainer: Callable[..., Any]) -> None:
     loader = pack_loader()
-    stored = Loader(loader.source, loader.plan, plan_key="0", seed=1, collator=PackCollator(loader.source, dtype=None))
+    stored = loader_of(
+        loader.source, loader.plan, plan_key="0", seed=1, collator=PackCollator(loader.source, dtype=None)
+    )
     with pytest.raises(TypeError, match="to_model_inputs"):
         trainer(data={"train_dataset": stored}).train()
 

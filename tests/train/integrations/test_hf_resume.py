@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.processes import torchrun
 from tests.train.integrations.hf_worker import SCENARIOS
-
-_ROOT = Path(__file__).parents[3]
-_TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone")
 
 Lines = list[dict[str, Any]]
 
 
 def launch(part: str, folder: Path, *, world_size: int) -> subprocess.CompletedProcess[str]:
     """Runs the worker on one rank or two; a rank that is killed takes the other with it."""
-    return subprocess.run(
-        [
-            *(sys.executable, *(_TORCHRUN if world_size > 1 else ())),
-            *("-m", "tests.train.integrations.hf_worker", part, str(folder)),
-        ],
-        cwd=_ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    return torchrun("tests.train.integrations.hf_worker", part, folder, num_ranks=world_size)
 
 
 @pytest.fixture(scope="module", params=[1, 2])

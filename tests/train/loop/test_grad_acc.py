@@ -10,27 +10,29 @@ import numpy as np
 import pytest
 import torch
 
-from forebay.config import PlanConfig
-from forebay.plan import bucket_plan, plan_key
+from forebay.config import BucketConfig
+from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.names import plan_key
 from forebay.train.loader import Loader
 from forebay.train.loop.micro_batches import host_sum, micro_batch_groups
 from tests.train.fake_source import FakeSource
+from tests.train.loaders import loader_of
 
 SIZES = {"0": {"batch_size": 3, "grad_acc": 1}, "1": {"batch_size": 2, "grad_acc": 3}}
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> PlanConfig:
+def settings(tmp_path: Path) -> BucketConfig:
     (tmp_path / "calibration.json").write_text(json.dumps(SIZES))
-    return PlanConfig(edges_s=(2.0, 4.0), calibration=str(tmp_path / "calibration.json"), lockstep=6, tail="drop")
+    return BucketConfig(edges_s=(2.0, 4.0), calibration=str(tmp_path / "calibration.json"), lockstep=6, tail="drop")
 
 
-def make_loader(settings: PlanConfig, *, dp_rank: int = 0, dp_world_size: int = 1) -> Loader:
+def make_loader(settings: BucketConfig, *, dp_rank: int = 0, dp_world_size: int = 1) -> Loader:
     lengths = np.random.default_rng(5).integers(10, 400, 80).tolist()
     source = FakeSource(lengths, features="qwen3_asr", prompt="qwen3_asr", dtype="float16")
     plan = bucket_plan(source.lengths["num_audio_samples"], sample_rate_hz=16_000, settings=settings)
     key = plan_key(source.key, settings)
-    return Loader(source, plan, plan_key=key, seed=7, dp_rank=dp_rank, dp_world_size=dp_world_size, num_threads=0)
+    return loader_of(source, plan, plan_key=key, seed=7, dp_rank=dp_rank, dp_world_size=dp_world_size, num_threads=0)
 
 
 def steps_of(loader: Loader) -> list[tuple[int, int]]:
@@ -50,7 +52,7 @@ def steps_of(loader: Loader) -> list[tuple[int, int]]:
     return found
 
 
-def test_every_step_accumulates_what_its_bucket_says(settings: PlanConfig) -> None:
+def test_every_step_accumulates_what_its_bucket_says(settings: BucketConfig) -> None:
     steps = steps_of(make_loader(settings))
     wanted = {SIZES[name]["batch_size"]: SIZES[name]["grad_acc"] for name in SIZES}
     assert {size for _, size in steps} == {2, 3}
@@ -59,7 +61,7 @@ def test_every_step_accumulates_what_its_bucket_says(settings: PlanConfig) -> No
     assert steps[-1][0] <= wanted[steps[-1][1]]
 
 
-def test_all_ranks_accumulate_alike(settings: PlanConfig) -> None:
+def test_all_ranks_accumulate_alike(settings: BucketConfig) -> None:
     loaders = [make_loader(settings, dp_rank=rank, dp_world_size=3) for rank in range(3)]
     told: list[list[int | None]] = []
     for loader in loaders:
@@ -71,7 +73,7 @@ def test_all_ranks_accumulate_alike(settings: PlanConfig) -> None:
     assert set(told[0]) == {1, 3}
 
 
-def test_a_resumed_loader_says_the_same(settings: PlanConfig) -> None:
+def test_a_resumed_loader_says_the_same(settings: BucketConfig) -> None:
     loader, other = make_loader(settings), make_loader(settings)
     batches = iter(loader)
     for _ in range(9):
@@ -81,4 +83,4 @@ def test_a_resumed_loader_says_the_same(settings: PlanConfig) -> None:
 
 
 def test_without_a_calibration_nothing_is_said() -> None:
-    assert make_loader(PlanConfig(edges_s=(2.0, 4.0), batch_size=2)).grad_acc is None
+    assert make_loader(BucketConfig(edges_s=(2.0, 4.0), batch_size=2)).grad_acc is None

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
 
 from forebay.config import AudioConfig, SourceConfig
 from forebay.errors import CacheMismatchError, ConfigError
@@ -33,13 +31,6 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "toy"
 
 
-@pytest.fixture
-def _fresh_accelerate() -> Iterator[None]:
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-
-
 def texts() -> dict[str, torch.Tensor]:
     ids = torch.randint(3, 30, (2, 6), generator=torch.Generator().manual_seed(0))
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
@@ -50,7 +41,7 @@ def test_every_file_of_a_family_is_in_the_table() -> None:
     assert {name: f"forebay.train.models.{name}" for name in sorted(files)} == table.FAMILIES
 
 
-@pytest.mark.usefixtures("_fresh_accelerate")
+@pytest.mark.usefixtures("fresh_accelerate")
 def test_a_family_of_one_file_and_one_line_is_trained(toy: Path, tmp_path: Path) -> None:
     config = config_of(tmp_path, model=toy, model_type="plain", max_steps=3, learning_rate=1e-2, log_every=1)
     source = SourceConfig(kind="text", manifest=str(tmp_path / "train.jsonl"))

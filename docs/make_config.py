@@ -1,0 +1,113 @@
+"""Writes `docs/config.md` from the settings in `forebay/config`: their names, types, defaults and docstrings.
+
+    python docs/make_config.py      (`make config-docs`)
+
+A field without a docstring ends it. `tests/test_documents.py` compares the page with what this script would write.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import json
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from forebay.config.plan import KINDS
+from forebay.config.tree import Config
+
+PAGE = Path(__file__).with_name("config.md")
+
+INTRODUCTION = """\
+# The config, field by field
+
+<!-- Written by `make config-docs` from the docstrings in `forebay/config`: change them there. -->
+
+A config is one TOML file, or a dict of the same for `forebay.load_config`. Paths are relative to the file; those of a
+dict are relative to the current folder. A setting of the command line wins over the file: `--set loader.seed=3`.
+
+What changes a stored value is in the cache's key, by its content. `[layout]`, `[plan]`, `[loader]`, `[mixture]`,
+`[train]` and `[run]` are not in that key; a plan has a key of its own on top. An unknown field is refused, with the
+nearest name.
+
+`[plan]` has a `kind`, which says what other fields there are. Left out, the kind is `"bucket"`.
+"""
+
+TYPES = {str: "text", int: "integer", float: "number", bool: "`true`, `false`"}
+
+
+def page() -> str:
+    """Returns the text of `docs/config.md`."""
+    return "\n".join([INTRODUCTION, *_section(Config, "")])
+
+
+def _section(owner: Any, name: str) -> Iterator[str]:
+    """Yields the lines of a section: what it is, its fields in a table, and the sections inside of it."""
+    hints, documented = get_type_hints(owner), _docstrings(owner)
+    inner: list[tuple[str, Any]] = []
+    yield from ("| field | type | default | meaning |", "|---|---|---|---|")
+    for field in dataclasses.fields(owner):
+        dotted = f"{name}.{field.name}" if name else field.name
+        sections = _dataclasses_in(hints[field.name])
+        if sections:
+            is_list = tuple in map(get_origin, (hints[field.name], *get_args(hints[field.name])))
+            inner += [(f"[[{dotted}]]" if is_list else f"[{dotted}]", section) for section in sections]
+        elif (owner, field.name) != (Config, "path") and (name, field.name) != ("plan", "kind"):
+            cells = (f"`{field.name}`", _type(hints[field.name]), _default(field), documented[field.name])
+            yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    for heading, section in inner:
+        kind = next((f' with `kind = "{kind}"`' for kind, settings in KINDS.items() if settings is section), "")
+        yield from ("", f"## `{heading}`{kind}", "", _joined(section.__doc__), "")
+        yield from _section(section, heading.strip("[]"))
+
+
+def _docstrings(owner: Any) -> dict[str, str]:
+    """Returns the docstring of every field, inherited ones too."""
+    found: dict[str, str] = {}
+    for cls in reversed(owner.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]
+        for statement, behind in itertools.pairwise(body):
+            if isinstance(statement, ast.AnnAssign) and isinstance(behind, ast.Expr):
+                found[statement.target.id] = _joined(ast.literal_eval(behind.value))  # type: ignore[union-attr]
+    return found
+
+
+def _joined(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _dataclasses_in(hint: Any) -> list[Any]:
+    if dataclasses.is_dataclass(hint):
+        return [hint]
+    return [found for option in get_args(hint) for found in _dataclasses_in(option)]
+
+
+def _type(hint: Any) -> str:
+    options = get_args(hint)
+    if get_origin(hint) is Literal:
+        return ", ".join(f"`{json.dumps(option)}`" for option in options)
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(_type(option) for option in options if option is not NoneType)
+    if get_origin(hint) is tuple:
+        return f"list of {_type(options[0])}"
+    if get_origin(hint) is dict:
+        return f"table of {_type(options[1])}"
+    return TYPES[hint]
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default is dataclasses.MISSING:
+        example = field.metadata.get("example")
+        return "required" + (f", for example `{example}`" if example else "")
+    if field.default in (None, ()):
+        return "none"
+    return f"`{json.dumps(field.default)}`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,108 @@
+"""What a plan is called: on disk by its cache and settings, in a loader's state by what its batches are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from forebay.config.plan import BucketConfig, PackConfig, PlanConfig
+from forebay.plan.bucket.plan import ORDER_VERSION
+from forebay.plan.bucket.sizes import read_calibration
+from forebay.store.key import digest
+
+PLANS = "plans"
+"""The folder of all plans under a cache root."""
+
+
+PACKER_VERSION = 1
+"""Bumped when the same lengths and settings give other packs."""
+
+
+_OPTIONAL = ("edges_s", "edges", "k", "batch_tokens", "calibration", "locality")
+"""Settings of buckets that stay out of the document where they are left out."""
+
+
+def plan_document(cache_key: str, settings: PlanConfig) -> dict[str, Any]:
+    """Returns everything that a plan depends on; it stands in the plan's metadata.json.
+
+    A calibration file is in it by its content. Raises ConfigError where that cannot be read.
+    """
+    described = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
+    packer = {"packer_version": PACKER_VERSION} if isinstance(settings, PackConfig) else {}
+    if not isinstance(settings, PackConfig) and settings.batch_seconds is not None:
+        described["batch_seconds"] = float(settings.batch_seconds)
+    if isinstance(settings, BucketConfig):
+        # 3 and 3.0 seconds are one edge: an int in a TOML file must not make another plan.
+        described["edges_s"] = [float(edge) for edge in settings.edges_s] if settings.k is None else None
+        described["locality"] = None if settings.locality == "global" else settings.locality
+        if settings.calibration is not None:
+            described["calibration"] = read_calibration(settings.calibration)
+        described = {name: value for name, value in described.items() if value is not None or name not in _OPTIONAL}
+    return {"order_version": ORDER_VERSION, **packer, "cache_keys": [cache_key], "settings": described}
+
+
+def plan_key(cache_key: str, settings: PlanConfig) -> str:
+    """Returns the sha256 of the plan's document, 64 hex digits: its name on disk."""
+    return digest(plan_document(cache_key, settings))
+
+
+def plan_folder(root: Path, *, dataset: str, split: str, cache_key: str, settings: PlanConfig) -> Path:
+    """Returns where the plan of a cache lives under a cache root, whether it is there or not."""
+    key = digest(plan_document(cache_key, settings))
+    kind: str = settings.kind
+    if isinstance(settings, PackConfig):
+        kind = f"seq{settings.seq_len}_buf{settings.buffer_size}"
+    return root / PLANS / f"{dataset}_{split}_{kind}_{key[:8]}"
+
+
+_EARLIER = "resume with the earlier config, or start anew without the state"
+
+
+_CHANGES = (
+    f"the settings of [plan] or a mixture changed since: {_EARLIER}",
+    f"the recipe ([source], [audio], [text], [vision]) changed since: {_EARLIER}",
+    "the samples are others: the data changed since, or a run without the cache had samples that the build left out as "
+    'bad; resume with the earlier data, a run that had no cache with loader.cache = "off"',
+    "the lengths of the samples give other batches: a run without the cache takes the manifest's durations, rounded or "
+    "not, where no header says how long the audio is; resume as the state was made, with loader.cache = "
+    '"off" or with the cache',
+)
+"""What it means where a part of a state key differs, in the order of the parts."""
+
+
+_PART = 16
+"""Hex digits of a state key that each part has."""
+
+
+def state_key(settings: PlanConfig, *, recipe: str, sample_ids: str, content: Mapping[str, Any]) -> str:
+    """Returns what a loader's state is checked by: 16 hex digits each of settings, recipe, samples and batches.
+
+    recipe, sample_ids: digests of how samples are made, and of which they are. content: of the plan, see
+    `plan_content`. Nothing here says whether samples are read from a cache: where their lengths put them into the same
+    batches a state goes from one to the other.
+    """
+    document = plan_document("", settings)
+    del document["cache_keys"]
+    return "".join(digest(part)[:_PART] for part in (document, recipe, sample_ids, content))
+
+
+def with_mixture(key: str, mixture: Mapping[str, Any]) -> str:
+    """Returns the state key of a mixture over the plan of `key`: it is a setting, on top of those of the plan."""
+    return digest({"plan": key[:_PART], "mixture": mixture})[:_PART] + key[_PART:]
+
+
+def why_differ(stored: Any, wanted: str) -> str:
+    """Returns for a message what it means that a state key is not the wanted one: the first part that differs."""
+    if not isinstance(stored, str) or len(stored) != len(wanted):
+        stored = ""
+    starts = range(0, _PART * len(_CHANGES), _PART)
+    changes = [
+        change
+        for change, start in zip(_CHANGES, starts, strict=True)
+        if stored[start : start + _PART] != wanted[start : start + _PART]
+    ]
+    # Nothing in common: a key of another making, or of other data altogether.
+    is_partial = 0 < len(changes) < len(_CHANGES)
+    return changes[0] if is_partial else f"the data, the [plan] section or a mixture changed since: {_EARLIER}"
