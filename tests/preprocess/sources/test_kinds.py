@@ -51,7 +51,7 @@ def test_a_new_kind_is_one_file_and_one_line(tmp_path: Path, modality: str, monk
     extension = {"speech": "flac", "vision": "jpg"}[modality]
     assert [cache.sample_id(index) for index in range(2)] == [f"a.{extension}", f"b.{extension}"]
     assert isinstance(select(config).source, Cache)
-    online = select(load_config(tmp_path / "c.toml", overrides=['train.cache="off"'])).source
+    online = select(load_config(tmp_path / "c.toml", overrides=['loader.cache="off"'])).source
     assert online.ids_digest() == cache.ids_digest()
     for index in range(2):
         cached, made = cache.read(index), online.read(index)
