@@ -26,22 +26,11 @@ if TYPE_CHECKING:
 HOP_S = 0.01
 """Between two frames, for every kind of features: 160 samples at 16 kHz."""
 
-
 _TITLE_COLUMNS = 105
-
-
 _TITLE_LINES = 4
-
-
 _MAX_POINTS = 2000
-
-
 _DPI = 120
-
-
 _MAX_PIXELS_HIGH = 30_000
-
-
 _LABELS = {"input_features": ("mel bin", "log-mel"), "fbanks": ("mel bin", "log filter bank energy")}
 
 
@@ -135,38 +124,23 @@ def _title(row: Mapping[str, Any]) -> str:
 
 
 _WIDTH_IN = 12.0
-
-
 _MARGIN_IN = 0.15
-
-
 _GAP_IN = 0.12
-
-
 _CAPTION_IN = 0.56
-
-
 _LINE_IN = 0.2
-
 
 _LETTER_IN = 0.068
 """Width of a letter of a caption, about."""
 
-
 _HEIGHTS_IN = (0.9, 4.6)
-
 
 _AREA_SQ_IN = 90.0
 """What all images together take, as far as the heights of a row allow it."""
 
-
 _MIN_TILE_IN = 1.3
 """Width of a tile at least: of a narrow image its caption's."""
 
-
 _CONVERSATION_COLUMNS = 125
-
-
 _CONVERSATION_LINES = 6
 
 
@@ -296,7 +270,6 @@ def _caption(tile: Tile, name: str, room_in: float) -> str:
 
 _FIRST = "DejaVu Sans"
 """Comes with matplotlib: Latin, Greek, Cyrillic, Arabic, but no Indic scripts and no CJK."""
-
 
 _NO_FONT = "Last Resort"
 """Also comes with matplotlib, and has a box for every character instead of a letter."""

@@ -40,10 +40,7 @@ if TYPE_CHECKING:
     from forebay.store.row_table import SampleColumns
 
 logger = logging.getLogger(__name__)
-
-
 Verify = Literal["touch", "open", "never"]
-
 
 _MAX_OPEN_SHARDS = 1_000
 """In one process: the kernel limits mappings (`vm.max_map_count`, 65,530), and other libraries map too."""

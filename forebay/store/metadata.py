@@ -35,8 +35,6 @@ from forebay.store.schema import COUNT, NUMBER, OBJECT, POSITIVE, TEXT, Check, m
 from forebay.store.tdz import TORCH_DTYPES
 
 FILE_NAME = "metadata.json"
-
-
 _MAX_BYTES = 64 * 1024 * 1024
 
 
@@ -196,7 +194,6 @@ _TYPES: Mapping[str, type] = {
     "recipe_key": str,
 }
 
-
 _DESCRIPTION: Mapping[str, Check] = {
     "clipped": COUNT,
     "excluded": map_of(COUNT),
@@ -215,22 +212,15 @@ _DESCRIPTION: Mapping[str, Check] = {
 }
 """What a report shows, and opening does not need."""
 
-
 _AUDIO = record({"sample_rate_hz": POSITIVE})
-
-
 _CLIPPED = record({}, {"audio": or_null(record({}, {"clip_s": or_null(NUMBER)}))})
-
 
 _FOUND = record(
     {"key": TEXT, "recipe_key": TEXT, "files": OBJECT, "name": TEXT, "recipe": _DESCRIPTION["recipe"]},
     {name: _DESCRIPTION[name] for name in ("excluded", "failed")} | {"num_samples": COUNT, "codec": TEXT},
 )
 
-
 _ARRAYS = ("slots.npy", "lengths.npy")
-
-
 _MAX_SHARDS = 1 << 31
 
 

@@ -30,17 +30,11 @@ _PATTERNS: dict[str, tuple[str, ...]] = {
 }
 """Files of a folder that are manifests, by kind; of a kind that is not here all are."""
 
-
 COMPRESSED_TARS = (".tgz", ".tbz2", ".txz", *(f".tar.{kind}" for kind in ("gz", "bz2", "xz", "zst", "lz4")))
 """How names of compressed tars end; their members cannot be read by place."""
 
-
 _DICT = "dataset_dict.json"
-
-
 _OURS = re.compile(r"logs/data_usage\.jsonl|tar_index/[0-9a-f]{32}\.parquet")
-
-
 _SPLIT_FILE = re.compile(r"(.+)-\d{5}-of-\d{5}\.parquet")
 
 

@@ -16,11 +16,7 @@ from forebay.store.layout import Array
 from forebay.visible import human_bytes, printable
 
 _SHOWN_IDS = 64
-
-
 _REPEATED = re.compile(r"(<\|[^|<>]+\|>)\1{3,}")
-
-
 _ROLE = 11
 
 
