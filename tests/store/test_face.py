@@ -20,9 +20,7 @@ def test_every_name_of_a_room_is_there_and_says_what_it_is(room: str) -> None:
         module.no_such  # noqa: B018
 
 
-@pytest.mark.parametrize(
-    "room", ["forebay", "forebay.inspect", "forebay.preprocess", "forebay.store", "forebay.train"]
-)
+@pytest.mark.parametrize("room", ["forebay", "forebay.inspect", "forebay.preprocess", "forebay.store", "forebay.train"])
 def test_a_type_checker_sees_each_public_name_from_where_it_is_loaded(room: str) -> None:
     module = importlib.import_module(room)
     tree = ast.parse(Path(str(module.__file__)).read_text())
