@@ -31,7 +31,9 @@ class LogMel(AudioStep):
     max_s: ClassVar[float | None] = 30.0
 
     n_mels: Literal[80, 128] = 80
+    """Bins of a frame: 128 for large-v3, 80 for the models before it."""
     dtype: Literal["float16", "float32"] = "float16"
+    """Type of the stored features."""
     version: int = 1
 
     def fields(self) -> tuple[FieldSpec, ...]:

@@ -31,6 +31,7 @@ class Qwen3Asr(AudioStep):
     axes: ClassVar[dict[str, str | int]] = {"input_features": "frames"}
 
     dtype: Literal["float16", "float32"] = "float16"
+    """Type of the stored features."""
     version: int = 1
 
     def fields(self) -> tuple[FieldSpec, ...]:

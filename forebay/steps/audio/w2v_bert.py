@@ -49,6 +49,7 @@ class W2vBert(AudioStep):
     grid_samples: ClassVar[int | None] = BLOCK_ROWS * HOP_SAMPLES
 
     dtype: Literal["float16", "float32"] = "float32"
+    """Type of the stored filter banks."""
     version: int = 1
 
     def fields(self) -> tuple[FieldSpec, ...]:

@@ -26,7 +26,7 @@ class Decode(Step):
     clip_s: float | None = None
     max_sample_bytes: int = 256 * 1024 * 1024
     """Encoded bytes, and decoded float32 bytes, above which a sample fails instead of filling memory."""
-    version: int = 2
+    version: int = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +40,7 @@ class Waveform(AudioStep):
     grid_samples: ClassVar[int | None] = 160
 
     dtype: Literal["int16", "float32"] = "int16"
+    """Type of the stored samples. `int16` loses nothing of 16-bit sources at the same rate."""
     version: int = 1
 
     @property
