@@ -52,9 +52,10 @@ bench-peers: $(PEERS_INSTALLED)
 	$(PINNED) $(PEERS)/bin/python -m benchmarks.formats --plot build/formats.png
 	$(PINNED) $(PEERS)/bin/python -m benchmarks.writer
 
-# The picture of the README, from the tables of the result pages.
+# The pictures: of the README, from the tables of the result pages, and of ARCHITECTURE.md, from the rooms on disk.
 images: $(INSTALLED)
 	$(BIN)/python -m benchmarks.picture
+	$(BIN)/python docs/make_rooms.py
 
 # The wheel is built, installed in an environment without this folder, and imported from another folder.
 wheel: $(INSTALLED)
