@@ -209,9 +209,9 @@ class TextStep(Step):
 
 
 class TextBatch(Protocol):
-    """Stored tokens as the text fields of a batch. Picklable, without state."""
+    """Stored tokens as the text fields of a batch: a function that can be pickled."""
 
-    def collate(self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate) -> Batch:
+    def __call__(self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate) -> Batch:
         """Returns the text fields of a batch, all int64. padding_side: of `input_ids`."""
         ...
 

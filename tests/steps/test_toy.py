@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -88,7 +89,7 @@ class Echo(Transcript):
 
     @classmethod
     def batch(cls, stored: Stored) -> TextBatch:
-        return EchoText(int(stored.constant("eos_token_id")))
+        return partial(echo_text, pad_token_id=int(stored.constant("eos_token_id")))
 
 
 class EchoPrompt(PlainPrompt):
@@ -102,18 +103,14 @@ class EchoPrompt(PlainPrompt):
         return TokenSequence(ids=before + once, prefix_len=len(before), num_label_tokens=len(once))
 
 
-@dataclass(frozen=True, slots=True)
-class EchoText:
-    pad_token_id: int
-
-    def collate(
-        self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate
-    ) -> dict[str, torch.Tensor]:
-        ids = [sample["input_ids"] for sample in samples]
-        echo = filled("echo", (len(ids), max(map(len, ids))), self.pad_token_id, allocate=allocate)
-        for row, values in zip(echo.numpy(), ids, strict=True):
-            row[: len(values)] = values
-        return {"echo": echo}
+def echo_text(
+    samples: Sequence[Sample], *, pad_token_id: int, padding_side: PaddingSide, allocate: Allocate
+) -> dict[str, torch.Tensor]:
+    ids = [sample["input_ids"] for sample in samples]
+    echo = filled("echo", (len(ids), max(map(len, ids))), pad_token_id, allocate=allocate)
+    for row, values in zip(echo.numpy(), ids, strict=True):
+        row[: len(values)] = values
+    return {"echo": echo}
 
 
 @pytest.fixture

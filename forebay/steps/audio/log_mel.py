@@ -83,18 +83,16 @@ class LogMel(AudioStep):
         Bit for bit what `WhisperFeatureExtractor` returns where the frames are; float16 frames are its to float16
         rounding.
         """
-        return LogMelBatch("input_features")
+        return _LogMelBatch("input_features")
 
 
-class LogMelBatch(AudioBatch):
+class _LogMelBatch(AudioBatch):
     """Always 30 s, so that there is no mask."""
 
     def room(self, longest: int) -> int:  # noqa: ARG002
-        """Returns 30 s of frames."""
         return MAX_FRAMES
 
     def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
-        """Returns `input_features`."""
         pads = [sample["pad_value"].item() for sample in samples]
         frames = self.values(samples)
         return {"input_features": moved_frames(frames, pads, room=MAX_FRAMES, dtype=dtype, allocate=allocate)}

@@ -66,18 +66,16 @@ class Qwen3Asr(AudioStep):
 
         Each row is what `Qwen3ASRFeatureExtractor` returns for the clip alone, followed by masked zeros.
         """
-        return Qwen3AsrBatch("input_features")
+        return _Qwen3AsrBatch("input_features")
 
 
-class Qwen3AsrBatch(AudioBatch):
+class _Qwen3AsrBatch(AudioBatch):
     """Frames to the end of the longest clip's last chunk, and their mask."""
 
     def room(self, longest: int) -> int:
-        """Returns the next multiple of 100."""
         return -(-longest // CHUNK_FRAMES) * CHUNK_FRAMES
 
     def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
-        """Returns `input_features` and `input_features_mask`."""
         frames = self.values(samples)
         lengths = list(map(len, frames))
         room, pads = self.room(max(lengths)), [0.0] * len(samples)

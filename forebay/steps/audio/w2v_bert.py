@@ -106,25 +106,22 @@ class W2vBert(AudioStep):
         `feats` is [B, 1, T, 160], T half of the crop's 1 + (N - 400) // 160 frames, rounded up (an odd last frame
         stands beside zeros, as in the extractor).
         """
-        return W2vBertBatch("fbanks", stored.fields["fbanks"].shape[0])
+        return _W2vBertBatch("fbanks", stored.fields["fbanks"].shape[0])
 
 
 @dataclass(frozen=True, slots=True)
-class W2vBertBatch(AudioBatch):
+class _W2vBertBatch(AudioBatch):
     """Normalised pairs of frames. n_mels: columns of the stored filter banks."""
 
     n_mels: int
 
     def values(self, samples: Sequence[Sample]) -> list[Array]:
-        """Returns the frames that lie inside of the clip."""
         return [sample[self.field][: sample["valid_frames"].item()] for sample in samples]
 
     def room(self, longest: int) -> int:
-        """Returns whole pairs of frames."""
         return 2 * output_frames(longest)
 
     def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
-        """Returns `input_features` and `attention_mask`."""
         import torch
 
         stored = self.values(samples)
@@ -139,7 +136,6 @@ class W2vBertBatch(AudioBatch):
         return {"input_features": values, "attention_mask": mask}
 
     def count_crop_frames(self, samples: Sequence[Sample], *, num_samples: int) -> tuple[int, int]:
-        """Returns (filter bank frames of the clips in their crops, those of the batch)."""
         frames = valid_frames(num_samples)
         return sum(min(int(s["valid_frames"][0]), frames) for s in samples), len(samples) * frames
 

@@ -67,14 +67,13 @@ class Waveform(AudioStep):
     @classmethod
     def batch(cls, stored: Stored) -> AudioBatch:  # noqa: ARG003
         """Returns the form `input_values` [B, N] and `attention_mask` int32 [B, N]; crops have their `wav` alone."""
-        return WaveformBatch("waveform")
+        return _WaveformBatch("waveform")
 
 
-class WaveformBatch(AudioBatch):
+class _WaveformBatch(AudioBatch):
     """Samples to the length of the longest clip, and their mask."""
 
     def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
-        """Returns `input_values` and `attention_mask`."""
         import torch
 
         stored = self.values(samples)
