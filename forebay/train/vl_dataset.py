@@ -21,7 +21,8 @@ from forebay.errors import CacheError, CacheNotFoundError, ConfigError, PlanErro
 from forebay.plan.cursor import LoaderState, next_position, num_steps, turn
 from forebay.plan.disk import METADATA, STATISTICS, AnyPlan, load_plan, pack_settings, plan_key
 from forebay.plan.make import key_of
-from forebay.steps.batch import IGNORED, Allocate
+from forebay.steps.batch import IGNORED
+from forebay.steps.step import Allocate
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.codec import FIELDS
 from forebay.store.lookup import sealed_caches

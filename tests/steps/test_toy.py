@@ -19,9 +19,9 @@ from forebay.config import Config
 from forebay.errors import ConfigError
 from forebay.preprocess import Options, build
 from forebay.steps import table
-from forebay.steps.batch import Allocate, computed_rows, filled, ones_mask
+from forebay.steps.batch import computed_rows, filled
 from forebay.steps.recipe import recipe_of
-from forebay.steps.step import AudioBatch, AudioStep, Fields, PaddingSide, Stored, TextBatch
+from forebay.steps.step import Allocate, AudioBatch, AudioStep, Fields, PaddingSide, Stored, TextBatch
 from forebay.steps.text.plain import PlainPrompt
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
 from forebay.steps.text.vocabulary import Vocabulary
@@ -63,17 +63,13 @@ class Energy(AudioStep):
 
 class EnergyBatch(AudioBatch):
     def collate(self, samples: Sequence[Sample], *, dtype: torch.dtype, allocate: Allocate) -> dict[str, torch.Tensor]:
-        def finish(values: Array, row: Array, index: int) -> None:
-            row[: len(values)] = values
-            row[len(values) :] = 0
+        def finish(values: Array, row: Array, mask: Array) -> None:
+            row[:], mask[:] = 0, 0
+            row[: len(values)], mask[: len(values)] = values, 1
 
         stored = self.values(samples)
-        lengths = list(map(len, stored))
-        shape = (max(lengths), 1)
-        return {
-            "energy": computed_rows("energy", stored, finish, shape=shape, dtype=dtype, allocate=allocate),
-            "energy_mask": ones_mask("energy_mask", lengths, shape[0], allocate=allocate),
-        }
+        shape, names = (max(map(len, stored)), 1), ("energy", "energy_mask")
+        return computed_rows(names, stored, finish, shape=shape, dtype=dtype, allocate=allocate)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

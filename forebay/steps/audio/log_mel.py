@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from forebay.steps.audio.ragged import CENTRE_SAMPLES, HOP_SAMPLES, Ragged
-from forebay.steps.batch import Allocate, Batch, Dtype, moved_frames
-from forebay.steps.step import AudioBatch, AudioStep, Fields, Stored
+from forebay.steps.step import Allocate, AudioBatch, AudioStep, Batch, Dtype, Fields, Stored
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.source import Sample
 
@@ -93,6 +92,8 @@ class _LogMelBatch(AudioBatch):
         return MAX_FRAMES
 
     def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
+        from forebay.steps.batch import moved_frames
+
         pads = [sample["pad_value"].item() for sample in samples]
         frames = self.values(samples)
         return {"input_features": moved_frames(frames, pads, room=MAX_FRAMES, dtype=dtype, allocate=allocate)}

@@ -9,8 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from forebay.steps.audio.ragged import HOP_SAMPLES, Ragged
-from forebay.steps.batch import Allocate, Batch, Dtype, moved_frames, ones_mask
-from forebay.steps.step import AudioBatch, AudioStep, Fields, Stored
+from forebay.steps.step import Allocate, AudioBatch, AudioStep, Batch, Dtype, Fields, Stored
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.source import Sample
 
@@ -76,6 +75,8 @@ class _Qwen3AsrBatch(AudioBatch):
         return -(-longest // CHUNK_FRAMES) * CHUNK_FRAMES
 
     def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
+        from forebay.steps.batch import moved_frames, ones_mask
+
         frames = self.values(samples)
         lengths = list(map(len, frames))
         room, pads = self.room(max(lengths)), [0.0] * len(samples)

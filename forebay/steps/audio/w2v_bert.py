@@ -10,8 +10,7 @@ from typing import ClassVar, Literal, TypeVar
 import numpy as np
 
 from forebay.steps.audio.ragged import BLOCK_ROWS, FRAME_SAMPLES, HOP_SAMPLES, Ragged, frames
-from forebay.steps.batch import PIECE, Allocate, Batch, Dtype, Rows, computed_rows, copy_values
-from forebay.steps.step import AudioBatch, AudioStep, Fields, Stored
+from forebay.steps.step import Allocate, AudioBatch, AudioStep, Batch, Dtype, Fields, Stored
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.source import Sample
 
@@ -122,18 +121,11 @@ class _W2vBertBatch(AudioBatch):
         return 2 * output_frames(longest)
 
     def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
-        import torch
+        from forebay.steps.batch import computed_rows
 
-        stored = self.values(samples)
+        stored, names = self.values(samples), ("input_features", "attention_mask")
         shape = (output_frames(max(map(len, stored))), 2 * self.n_mels)
-        mask = allocate("attention_mask", (len(samples), shape[0]), dtype=torch.int32)
-        masks = mask.numpy()
-
-        def finish(values: Array, row: Array, index: int) -> None:
-            w2v_bert_input(values, row, masks[index])
-
-        values = computed_rows("input_features", stored, finish, shape=shape, dtype=dtype, allocate=allocate)
-        return {"input_features": values, "attention_mask": mask}
+        return computed_rows(names, stored, w2v_bert_input, shape=shape, dtype=dtype, allocate=allocate)
 
     def count_crop_frames(self, samples: Sequence[Sample], *, num_samples: int) -> tuple[int, int]:
         frames = valid_frames(num_samples)
@@ -154,6 +146,8 @@ class _W2vBertBatch(AudioBatch):
         silence count in mean and variance, as in `SeamlessM4TFeatureExtractor` of the padded waveform.
         """
         import torch
+
+        from forebay.steps.batch import PIECE, Rows, copy_values
 
         frames = valid_frames(num_samples)
         shape = (output_frames(frames), 2 * self.n_mels)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from forebay.steps.batch import IGNORED, Allocate, Batch, filled
-from forebay.steps.step import PaddingSide, Stored, TextBatch
+from forebay.steps.step import Allocate, Batch, PaddingSide, Stored, TextBatch
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.source import Sample
@@ -47,6 +46,8 @@ class PlainPrompt(Prompt):
 
 def label_text(samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate) -> Batch:  # noqa: ARG001
     """Returns `labels` int64 [batch, longest], -100 on the `prefix_len` prompt tokens and on padding, right."""
+    from forebay.steps.batch import IGNORED, filled
+
     sequences = [sample["input_ids"] for sample in samples]
     labels = filled("labels", (len(samples), max(map(len, sequences))), IGNORED, allocate=allocate)
     for ids, sample, row in zip(sequences, samples, labels.numpy(), strict=True):
@@ -63,6 +64,8 @@ def causal_text(
     Labels are the ids, -100 on padding and on the `prefix_len` prompt tokens; a causal model moves them by one
     itself.
     """
+    from forebay.steps.batch import IGNORED, filled
+
     sequences = [sample["input_ids"] for sample in samples]
     shape = (len(samples), max(map(len, sequences)))
     inputs = filled("input_ids", shape, pad_token_id, allocate=allocate)

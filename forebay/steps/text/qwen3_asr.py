@@ -12,8 +12,7 @@ import numpy as np
 
 from forebay.errors import ConfigError, TextError
 from forebay.steps.audio.qwen3_asr import CHUNK_FRAMES
-from forebay.steps.batch import IGNORED, Allocate, Batch, filled
-from forebay.steps.step import PaddingSide, Stored, TextBatch
+from forebay.steps.step import Allocate, Batch, PaddingSide, Stored, TextBatch
 from forebay.steps.text.normalize import qwen3_asr_name
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
 from forebay.steps.text.vocabulary import Vocabulary
@@ -156,6 +155,8 @@ def qwen3_asr_text(
 
     Labels are masked by position, from the stored `prefix_len`, so any padding side is right.
     """
+    from forebay.steps.batch import IGNORED, filled
+
     places = [_audio_place(sample) for sample in samples]
     shape = (len(samples), max(place.length for place in places))
     inputs = filled("input_ids", shape, pad_token_id, allocate=allocate)

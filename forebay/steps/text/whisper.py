@@ -8,8 +8,7 @@ from functools import partial
 from typing import ClassVar
 
 from forebay.errors import TextError
-from forebay.steps.batch import IGNORED, Allocate, Batch, filled
-from forebay.steps.step import PaddingSide, Stored, TextBatch
+from forebay.steps.step import Allocate, Batch, PaddingSide, Stored, TextBatch
 from forebay.steps.text.normalize import whisper_code
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
 from forebay.steps.text.vocabulary import Vocabulary
@@ -93,6 +92,8 @@ def whisper_text(
     positions count from the left. Labels are masked by position, from the stored `prefix_len`, never by comparing ids:
     a pad token that is also the end of text stays a target.
     """
+    from forebay.steps.batch import IGNORED, filled
+
     sequences = [sample["input_ids"] for sample in samples]
     shape = (len(samples), max(map(len, sequences)) - 1)
     inputs = filled("decoder_input_ids", shape, pad_token_id, allocate=allocate)

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import torch
 
 from forebay.errors import ConfigError
-from forebay.steps.batch import Allocate, Batch, fresh
-from forebay.steps.step import PaddingSide, Stored, TextBatch
+from forebay.steps.batch import fresh
+from forebay.steps.step import Allocate, Batch, PaddingSide, Stored, TextBatch
 from forebay.steps.table import AUDIO, TEXT, audio_step, text_step, unknown
 from forebay.steps.text.transcript import Transcript
 from forebay.store.source import Sample, SampleSource, SourceUnion
