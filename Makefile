@@ -33,6 +33,7 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+	$(PINNED) $(BIN)/python -m pytest tests/test_imports.py tests/test_documents.py tests/test_security_page.py
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

@@ -148,7 +148,7 @@ def row_slice(text: str) -> slice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VisionConfig:
-    """What is stored of the images; a config with this section is one of the vision-language line."""
+    """What is stored of the images; a config with this section is about images and conversations."""
 
     __pydantic_config__ = STRICT
 
