@@ -194,7 +194,7 @@ def test_a_source_that_repeats_gives_every_sample_once_a_pass(made: Made) -> Non
     classes = made.classes()
     for source, label in np.ndindex(plan.sizes.shape):
         cell = np.flatnonzero((made.source_of == source) & (classes == label))
-        counts = [used[sample] for sample in cell.tolist()]
+        counts = [counted[sample] for sample in cell.tolist()]
         assert not counts or max(counts) - min(counts) <= 1
         assert plan.weights[source] or not any(counts)
     order = plan.order(3, epochs - 1)

@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay import cli
-from forebay.config import load_config
+from forebay import cli, load_config
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.modality import Coder
 from forebay.preprocess.speech.modality import DurationLimits
@@ -246,4 +245,4 @@ def test_without_audio_there_is_no_tolerance(tmp_path: Path) -> None:
         '[audio]\nfeatures = "none"\n[text]\ntokenizer = "."\n'
     )
     with pytest.raises(ConfigError, match=r"source\.duration_tolerance is for audio"):
-        load_config(tmp_path / "config.toml")
+        recipe_of(load_config(tmp_path / "config.toml"))
