@@ -71,7 +71,9 @@ import pathlib
 pathlib.Path({marker!r}).touch()
 class Evil: pass
 """
-_AUTO = {f"Auto{name}": "evil.Evil" for name in ("Config", "Model", "Processor", "ImageProcessor", "FeatureExtractor")}
+_AUTO: dict[str, str | list[str]] = {
+    f"Auto{name}": "evil.Evil" for name in ("Config", "Model", "Processor", "ImageProcessor", "FeatureExtractor")
+}
 _AUTO |= {"AutoTokenizer": ["evil.Evil", "evil.Evil"], "AutoModelForImageTextToText": "evil.Evil"}
 _LOAD = """
 import sys

@@ -36,8 +36,8 @@ def test_axes_are_seconds_and_bins(tmp_path: Path) -> None:
     waveform = np.full(40_000, 16_384, np.int16)
     figure = draw({"input_features": frames, "waveform": waveform}, ROW, sample_rate_hz=RATE_HZ)
     wave, image, bar = figure.axes
-    assert image.images[0].get_extent() == [0.0, 250 * HOP_S, 0.0, 80.0]
-    assert np.array_equal(image.images[0].get_array(), frames.T.astype(np.float32))
+    assert list(image.images[0].get_extent()) == [0.0, 250 * HOP_S, 0.0, 80.0]
+    assert np.array_equal(np.asarray(image.images[0].get_array()), frames.T.astype(np.float32))
     assert (image.get_xlabel(), image.get_ylabel(), bar.get_ylabel()) == ("time (s)", "mel bin", "log-mel")
     assert image.images[0].origin == "lower"
     assert wave.get_xlim()[1] == pytest.approx(2.5)
