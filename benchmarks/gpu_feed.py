@@ -37,9 +37,8 @@ from forebay.store.cache import open_cache
 from forebay.store.lookup import find_cache
 from forebay.train.collate import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
-from forebay.train.loader import Loader
+from forebay.train.loader import Loader, LoaderSettings
 from forebay.train.ring import BufferRing
-from forebay.train.settings import LoaderSettings
 from forebay.train.uncached.speech import UncachedSpeech
 
 Row = dict[str, Any]

@@ -172,7 +172,6 @@ class Step:
 _WORKERS = "num_workers"
 """In the state of one of several workers: how many there are. `position` is then that of the worker's own next step."""
 
-
 _AT_ONCE = 64
 """Steps whose samples are computed at once: a fraction of the cost of one by one."""
 

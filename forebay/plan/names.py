@@ -15,10 +15,8 @@ from forebay.store.key import digest
 PLANS = "plans"
 """The folder of all plans under a cache root."""
 
-
 PACKER_VERSION = 1
 """Bumped when the same lengths and settings give other packs."""
-
 
 _OPTIONAL = ("edges_s", "edges", "k", "batch_tokens", "calibration", "locality")
 """Settings of buckets that stay out of the document where they are left out."""
@@ -59,7 +57,6 @@ def plan_folder(root: Path, *, dataset: str, split: str, cache_key: str, setting
 
 _EARLIER = "resume with the earlier config, or start anew without the state"
 
-
 _CHANGES = (
     f"the settings of [plan] or a mixture changed since: {_EARLIER}",
     f"the recipe ([source], [audio], [text], [vision]) changed since: {_EARLIER}",
@@ -70,7 +67,6 @@ _CHANGES = (
     '"off" or with the cache',
 )
 """What it means where a part of a state key differs, in the order of the parts."""
-
 
 _PART = 16
 """Hex digits of a state key that each part has."""

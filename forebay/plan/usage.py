@@ -28,7 +28,6 @@ from forebay.store.source import SampleSource
 _CHUNK = 4096
 """Micro-batches whose samples are looked at in one go."""
 
-
 COLUMNS = ("part", "language", "source")
 """What samples are counted by, where it is known: the cache of `[[mixture.source]]`, and text fields."""
 
@@ -202,7 +201,6 @@ def _samples(plan: Plan, state: LoaderState, positions: Array) -> Iterator[tuple
 
 
 USAGE_VERSION = 1
-
 
 FILE_NAME = "data_usage.jsonl"
 

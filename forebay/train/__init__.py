@@ -8,14 +8,12 @@ from forebay.face import face
 
 if TYPE_CHECKING:
     from forebay.train.collate.collator import Collator
-    from forebay.train.collate.expand import to_model_inputs
     from forebay.train.collate.packed import PackCollator
-    from forebay.train.collate.patch_batch import PatchBatch
+    from forebay.train.collate.patches import PatchBatch, to_model_inputs
     from forebay.train.dataset import PlanSampler, SampleDataset
-    from forebay.train.loader import Loader
+    from forebay.train.loader import Loader, LoaderSettings
     from forebay.train.models.folder import load_model
     from forebay.train.select import make_loader
-    from forebay.train.settings import LoaderSettings
     from forebay.train.vl_dataset import CachedVLDataset, build_vl_dataloader
 
 __all__ = [
@@ -39,14 +37,14 @@ __getattr__, __dir__ = face(
         "CachedVLDataset": "forebay.train.vl_dataset",
         "Collator": "forebay.train.collate.collator",
         "Loader": "forebay.train.loader",
-        "LoaderSettings": "forebay.train.settings",
+        "LoaderSettings": "forebay.train.loader",
         "PackCollator": "forebay.train.collate.packed",
-        "PatchBatch": "forebay.train.collate.patch_batch",
+        "PatchBatch": "forebay.train.collate.patches",
         "PlanSampler": "forebay.train.dataset",
         "SampleDataset": "forebay.train.dataset",
         "build_vl_dataloader": "forebay.train.vl_dataset",
         "load_model": "forebay.train.models.folder",
         "make_loader": "forebay.train.select",
-        "to_model_inputs": "forebay.train.collate.expand",
+        "to_model_inputs": "forebay.train.collate.patches",
     },
 )

@@ -10,7 +10,6 @@ from forebay.plan.pack.plan import PackPlan
 
 SEQ_LEN = 8192
 
-
 Array = np.ndarray[Any, Any]
 
 

@@ -24,7 +24,6 @@ from tests.plan.test_kinds import EVERY_KIND, some_lengths
 
 KEY = "ab" * 32
 
-
 LENGTHS = some_lengths()
 
 

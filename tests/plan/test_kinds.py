@@ -20,12 +20,9 @@ from tests.strategies import durations, plan_settings_of_any_kind
 
 Array = np.ndarray[Any, Any]
 
-
 LENGTHS = durations(sample_rate_hz=RATE)
 
-
 KINDS = plan_settings_of_any_kind()
-
 
 EVERY_KIND = [
     BucketConfig(batch_seconds=60),

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from forebay.train.collate.expand import to_model_inputs
 from forebay.train.collate.packed import PackCollator, PackShapes
-from forebay.train.loop.arithmetic import summed_loss
+from forebay.train.collate.patches import to_model_inputs
+from forebay.train.loop.learner import summed_loss
 from tests.train.tiny_vl import CONSTANTS, IMAGE, FakeVlSource, conversation, conversations, pixel_values, qwen3_vl
 
 SAMPLES = conversations(7, 5)

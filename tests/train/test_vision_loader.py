@@ -18,9 +18,15 @@ from forebay.errors import CacheNotFoundError, ConfigError, PlanError
 from forebay.plan.pack.plan import PackPlan
 from forebay.steps.image.qwen2_vl import load_processor
 from forebay.train import CachedVLDataset, build_vl_dataloader, make_loader
-from forebay.train.collate.expand import DeviceExpansion, expand_patches, patch_table, to_model_inputs
 from forebay.train.collate.packed import PackShapes
-from forebay.train.collate.patch_batch import PatchBatch, fields_of
+from forebay.train.collate.patches import (
+    DeviceExpansion,
+    PatchBatch,
+    expand_patches,
+    fields_of,
+    patch_table,
+    to_model_inputs,
+)
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO, PhotoCorpus, photo_corpus
 

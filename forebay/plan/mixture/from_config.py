@@ -22,10 +22,8 @@ from forebay.store.source import SampleSource, SourceUnion, has_audio, parts_of
 
 logger = logging.getLogger(__name__)
 
-
 _UNKNOWN = "unknown"
 """An empty value of a column."""
-
 
 _MAX_LOGGED = 20
 

@@ -23,7 +23,6 @@ from forebay.store.layout import Array, Ints
 
 Batches = Literal["mixed", "per_source"]
 
-
 Exhausted = Literal["repeat", "end"]
 
 
@@ -193,7 +192,6 @@ def _cells(plan: BucketPlan, source_of: Array, num_sources: int) -> tuple[Array,
 
 MIXTURE_VERSION = 1
 """Bumped when the same mixture, seed, epoch and position give other samples."""
-
 
 _MAX_LINES = 256
 """Passes whose permutations are kept: a tiny source of large weight goes through many in one batch."""

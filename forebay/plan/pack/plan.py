@@ -31,7 +31,6 @@ from forebay.store.layout import Array, Ints
 UNPLACED = ("too_long", "too_many_patches")
 """Why a sample is in no pack."""
 
-
 _SEEN_AT_ONCE = 256
 """Samples, drawn from all, that a packer under two budgets chooses from."""
 

@@ -27,15 +27,13 @@ from forebay.errors import ConfigError, MissingExtraError
 from forebay.plan.usage import FILE_NAME
 from forebay.store.source import parts_of, source_kind, without_audio
 from forebay.train.loader import Loader
-from forebay.train.loop.arithmetic import lr_factor
 from forebay.train.loop.checkpoint import find_checkpoint, run_folder
-from forebay.train.loop.learner import Learner
+from forebay.train.loop.learner import Learner, lr_factor
 from forebay.train.loop.meter import Meter, StepLog
 from forebay.train.loop.micro_batches import BatchLoader, host_sum
 from forebay.train.loop.usage_log import UsageLog
-from forebay.train.models.facts import ModelFacts, check_config, check_constants
-from forebay.train.models.folder import check_weights, model_facts
-from forebay.train.models.table import FAMILIES
+from forebay.train.models.folder import check_config, check_constants, check_weights, model_facts
+from forebay.train.models.table import FAMILIES, ModelFacts
 from forebay.train.select import make_loader
 from forebay.visible import from_here
 

@@ -36,13 +36,10 @@ from forebay.train.uncached.source import UncachedSource
 
 logger = logging.getLogger(__name__)
 
-
 UNKNOWN = -1
-
 
 _HEADERS_A_PIECE = 512
 """Rows that a thread does at once."""
-
 
 _THREADS = 8
 """Most of them wait if the files lie on a network."""

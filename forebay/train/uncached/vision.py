@@ -44,24 +44,18 @@ logger = logging.getLogger(__name__)
 
 FOLDER = ".listings"
 
-
 _TABLES = ("rows", "images")
-
 
 _KEPT = ("sample_id", "text", "group", "images")
 
-
 _LENGTHS = ("num_tokens", "num_patches", "num_images")
-
 
 _SCHEMAS = (
     pa.schema([*map(CONVERSATION_SCHEMA.field, _KEPT), *(pa.field(name, pa.int32()) for name in _LENGTHS)]),
     pa.schema([*IMAGE_SCHEMA, *(pa.field(name, pa.int32()) for name in ("grid_h", "grid_w"))]),
 )
 
-
 _VERSION = 1
-
 
 _PIECE = 4096
 """Rows tokenised at once."""

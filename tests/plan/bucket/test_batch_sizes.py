@@ -18,9 +18,7 @@ from forebay.plan.statistics import statistics
 
 RATE = 10
 
-
 LENGTHS = np.array([10, 12, 25, 29, 41, 44])  # seconds / 10
-
 
 TOKENS = np.array([3, 9, 2, 5, 1, 1])
 

@@ -22,7 +22,6 @@ from tests.plan.mixture.test_assignment import TWELVE, random_weights
 
 RATE = 1000
 
-
 Array = np.ndarray[Any, Any]
 
 

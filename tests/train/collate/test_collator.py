@@ -20,7 +20,6 @@ from tests.train.fake_source import AUDIO_TOKEN_ID, PAD_TOKEN_ID, FakeSource, pl
 
 DEMO = Path(__file__).parents[3] / "demo" / "speech"
 
-
 KINDS = [
     ("log_mel", "whisper", "float16"),
     ("log_mel", "plain", "float32"),

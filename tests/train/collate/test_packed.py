@@ -13,10 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import CacheMismatchError, ConfigError, PlanError
-from forebay.train.collate.expand import expand_patches
-from forebay.train.collate.mrope import mrope_positions
-from forebay.train.collate.packed import PackCollator, PackShapes
-from forebay.train.collate.patch_batch import fields_of
+from forebay.train.collate.packed import PackCollator, PackShapes, mrope_positions
+from forebay.train.collate.patches import expand_patches, fields_of
 from forebay.train.loop.micro_batches import count_samples
 from forebay.train.ring import BufferRing
 from tests.train.tiny_vl import IMAGE, MERGE_SIZE, PAD, TABLE, WIDTH, FakeVlSource, conversation, conversations
