@@ -37,7 +37,7 @@ FILES = ["metadata.json", "members.npy", "offsets.npy", "too_long.npy", "too_man
 
 def figures(plan: PackPlan, settings: PackConfig = SETTINGS, **changes: Any) -> dict[str, Any]:
     lengths: dict[str, Any] = {"patches": PATCHES, "images": IMAGES}
-    return pack_statistics(plan, TOKENS, settings=settings, **{**lengths, **changes})
+    return pack_statistics(plan, TOKENS, **{**lengths, **changes})
 
 
 def saved(root: Path) -> Path:
@@ -178,11 +178,11 @@ def test_statistics_are_those_of_the_packs() -> None:
 def test_statistics_without_images_or_patches() -> None:
     settings = PackConfig(seq_len=8192)
     plan = pack_plan(TOKENS, settings=settings)
-    found = pack_statistics(plan, TOKENS, settings=settings)
+    found = pack_statistics(plan, TOKENS)
     assert found["patch_fill"] is None
     assert "patches" not in found
     assert found["shard_spread"] is None
-    one = pack_statistics(pack_plan(np.array([5]), settings=settings), np.array([5]), settings=settings)
+    one = pack_statistics(pack_plan(np.array([5]), settings=settings), np.array([5]))
     assert one["samples"]["histogram"] == {"edges": [1, 1], "counts": [1]}
 
 
