@@ -143,7 +143,7 @@ def _mapped(folder: Path, metadata: dict[str, Any], settings: PlanConfig) -> Any
         members = CheckedArray(path, arrays["members"], sums, chunk_items=MEMBERS_A_CHUNK, again=_AGAIN)
         check = members.require_all
     kind: Any = _KINDS[settings.kind]
-    plan: AnyPlan = kind.restored(arrays, metadata, settings, check)
+    plan: AnyPlan = kind.restored({**arrays, "check": check}, metadata=metadata, settings=settings)
     return plan
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class EpochOrder(Protocol):
     def buckets(self, positions: Sequence[int] | Array) -> Ints:
         """Returns the shape classes of several micro-batches, int64 [num_positions].
 
-        A shape class is a bucket, a length class of a mixture, or a place in a window sorted by length (0 the shortest).
+        A shape class is a bucket, a length class of a mixture, or a place in a window, 0 that of the shortest samples.
         """
         ...
 
@@ -73,7 +73,6 @@ class Plan(Protocol):
 class KeptPlan:
     """A plan that a folder keeps as flat arrays; `forebay.plan.disk` reads and writes it.
 
-    A kind of plan has `restored`, too, which makes the plan of what the folder holds.
     check: called with the places of `members` that are about to be read, where they are checked at first touch.
     """
 
@@ -97,6 +96,11 @@ class KeptPlan:
     @abstractmethod
     def counts(self) -> dict[str, int]:
         """Returns the counts that a list of plans shows."""
+
+    @classmethod
+    @abstractmethod
+    def restored(cls, kept: dict[str, Any], *, metadata: Mapping[str, Any], settings: Any) -> Self:
+        """Returns the plan of a folder. kept: `arrays` and `check`. metadata: with `counts` and `figures`."""
 
     @abstractmethod
     def figures(self, settings: PlanConfig) -> dict[str, Any]:

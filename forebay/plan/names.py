@@ -48,11 +48,10 @@ def plan_key(cache_key: str, settings: PlanConfig) -> str:
 
 def plan_folder(root: Path, *, dataset: str, split: str, cache_key: str, settings: PlanConfig) -> Path:
     """Returns where the plan of a cache lives under a cache root, whether it is there or not."""
-    key = digest(plan_document(cache_key, settings))
     kind: str = settings.kind
     if isinstance(settings, PackConfig):
         kind = f"seq{settings.seq_len}_buf{settings.buffer_size}"
-    return root / PLANS / f"{dataset}_{split}_{kind}_{key[:8]}"
+    return root / PLANS / f"{dataset}_{split}_{kind}_{plan_key(cache_key, settings)[:8]}"
 
 
 _EARLIER = "resume with the earlier config, or start anew without the state"

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -89,22 +89,10 @@ class WindowPlan(KeptPlan):
         return {"windows": {name: getattr(self, name) for name in names}}
 
     @classmethod
-    def restored(
-        cls,
-        arrays: Mapping[str, Any],
-        metadata: Mapping[str, Any],
-        settings: WindowConfig,
-        check: Callable[[Ints], None] | None,
-    ) -> WindowPlan:
-        """Returns the plan of `arrays` and `figures`; metadata: of the folder that keeps the plan."""
-        return cls(
-            **arrays,
-            **metadata["windows"],
-            sample_rate_hz=metadata["sample_rate_hz"],
-            lockstep=settings.lockstep,
-            tail=settings.tail,
-            check=check,
-        )
+    def restored(cls, kept: dict[str, Any], *, metadata: Mapping[str, Any], settings: WindowConfig) -> Self:
+        """See `KeptPlan`."""
+        figures = {"sample_rate_hz": metadata["sample_rate_hz"], **metadata["windows"]}
+        return cls(**kept, **figures, lockstep=settings.lockstep, tail=settings.tail)
 
 
 def window_plan(durations: Array, *, sample_rate_hz: int, settings: WindowConfig) -> WindowPlan:

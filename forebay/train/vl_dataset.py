@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from forebay.config.loader import LoaderConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheError, CacheNotFoundError, ConfigError
-from forebay.plan.cursor import Cursor, Step
+from forebay.plan.cursor import Cursor, Resumable, Step
 from forebay.plan.disk import METADATA, STATISTICS, pack_settings
 from forebay.plan.make import opened_packs
 from forebay.plan.names import PLANS
@@ -69,7 +69,7 @@ def build_vl_dataloader(
     )
 
 
-class CachedVLDataset(IterableDataset[Batch]):
+class CachedVLDataset(Resumable, IterableDataset[Batch]):
     """One rank's packed batches of an epoch, in the order of `Loader`; see `PackCollator` for their fields and form.
 
     For loops that must be given a DataLoader: `DataLoader(dataset, batch_size=None, num_workers=n)`. Workers take
@@ -136,10 +136,6 @@ class CachedVLDataset(IterableDataset[Batch]):
         mine = {} if worker is None else {"worker": worker.id, "num_workers": worker.num_workers}
         return self._batches(self.cursor.walk(**mine))
 
-    def set_epoch(self, epoch: int) -> None:
-        """Makes the next iteration that of `epoch`, from its head; in the epoch where it stands nothing changes."""
-        self.cursor.set_epoch(epoch)
-
     def state_dict(self) -> dict[str, Any]:
         """Returns where the next batch is, as JSON values: the state of a `Loader`, good for any number of ranks.
 
@@ -168,7 +164,7 @@ class CachedVLDataset(IterableDataset[Batch]):
         for step in steps:
             # Before the batch is handed out: whoever asks for the state then has it.
             self.cursor.hand_out(step)
-            yield self._batch(step, allocate)
+            yield self._batch(step, allocate)  # no name on it here: its buffers are free when the user drops it
 
     def _batch(self, step: Step, allocate: Allocate) -> Batch:
         samples = [self.source.read(index) for index in step.samples.tolist()]

@@ -88,7 +88,7 @@ class Run:
         fill = loader._fill
 
         def remember(work: Any) -> Any:
-            self._collated.append(work.indices if work.turn.weight else [])
+            self._collated.append(work.indices if work.step.turn.weight else [])
             return fill(work)
 
         loader._fill = remember  # type: ignore[method-assign]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -104,25 +104,18 @@ class BucketPlan(KeptPlan):
         return {"edges_s": list(self.edges_s)} if isinstance(settings, BucketConfig) and settings.k is not None else {}
 
     @classmethod
-    def restored(
-        cls,
-        arrays: Mapping[str, Any],
-        metadata: Mapping[str, Any],
-        settings: BucketConfig,
-        check: Callable[[Ints], None] | None,
-    ) -> BucketPlan:
-        """Returns the plan of `arrays` and `figures`; metadata: of the folder that keeps the plan."""
+    def restored(cls, kept: dict[str, Any], *, metadata: Mapping[str, Any], settings: BucketConfig) -> Self:
+        """See `KeptPlan`."""
         edges_s = tuple(metadata["edges_s"]) if "edges_s" in metadata else settings.edges_s
         return cls(
-            **arrays,
+            **kept,
             edges_s=edges_s,
             edges=tuple(metadata.get("edges", ())),
             sample_rate_hz=metadata["sample_rate_hz"],
             lockstep=settings.lockstep,
             tail=settings.tail,
-            grad_accs=grad_accs(settings, edges_s=edges_s, num_buckets=len(arrays["batch_sizes"])),
+            grad_accs=grad_accs(settings, edges_s=edges_s, num_buckets=len(kept["batch_sizes"])),
             locality_shards=settings.locality_shards,
-            check=check,
         )
 
 

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -77,9 +77,7 @@ class MixturePlan:
 
     @property
     def bound(self) -> int:
-        """How far a source can be from its share of what was handed out.
-
-        In samples if `mixed`, in micro-batches if `per_source`.
+        """How far a source can be from its share of what was handed out: samples or, if `per_source`, micro-batches.
 
         `mixed`: less than 1 + the samples that can wait, one group less one sample for each class; with one class and
         counted at any sample inside a batch: 1. `per_source`: one group.
@@ -108,20 +106,6 @@ class MixturePlan:
         for cell, (start, end) in enumerate(itertools.pairwise(self.offsets.tolist())):
             weights[self.members[start:end]] = each[cell % len(self.names)]
         return weights
-
-    def report(self) -> dict[str, Any]:
-        """Returns what the sources are, their quantised weights and shares, the bound and the rules, as JSON values."""
-        rows = zip(self.names, self.weights.tolist(), self.sizes.sum(1).tolist(), strict=True)
-        return {
-            "sources": [
-                {"name": name, "weight": weight, "share": weight / PERIOD, "samples": samples}
-                for name, weight, samples in rows
-            ],
-            "batches": self.batches,
-            "exhausted": self.exhausted,
-            "bound": self.bound,
-            "num_batches": self.num_batches,
-        }
 
 
 def mixture_plan(

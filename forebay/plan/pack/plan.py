@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -89,21 +89,9 @@ class PackPlan(KeptPlan):
         return {}
 
     @classmethod
-    def restored(
-        cls,
-        arrays: Mapping[str, Any],
-        metadata: Mapping[str, Any],
-        settings: PackConfig,
-        check: Callable[[Ints], None] | None,
-    ) -> PackPlan:
-        """Returns the plan of `arrays`; metadata: of the folder that keeps the plan.
-
-        Raises ValueError where the arrays are no packs of so many samples, whatever their checksums say.
-        """
-        unplaced = {reason: arrays[reason] for reason in UNPLACED}
-        plan = cls(
-            members=arrays["members"], offsets=arrays["offsets"], unplaced=unplaced, settings=settings, check=check
-        )
+    def restored(cls, kept: dict[str, Any], *, metadata: Mapping[str, Any], settings: PackConfig) -> Self:
+        """See `KeptPlan`; raises ValueError where the arrays are no packs of so many samples, whatever their sums."""
+        plan = cls(unplaced={reason: kept.pop(reason) for reason in UNPLACED}, **kept, settings=settings)
         plan.require_packs(metadata["num_samples"])
         return plan
 

@@ -134,8 +134,8 @@ class HostExpansion:
 
 
 _REMEDY = (
-    "a batch of uint8 patches is not what a model takes: pass model(**forebay.train.to_model_inputs(batch, constants)), "
-    'or set loader.pixels = "float32"'
+    "a batch of uint8 patches is not what a model takes: pass model(**forebay.train.to_model_inputs(batch, "
+    'constants)), or set loader.pixels = "float32"'
 )
 
 

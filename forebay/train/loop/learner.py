@@ -132,7 +132,8 @@ class Learner:
                 loss = self._loss(batch) * (weight / group.num_targets)
                 self.accelerator.backward(loss * self.accelerator.num_processes)
             total += loss.detach()
-        grad_norm = self._clip()
+        limit = self.settings.max_grad_norm if self.settings.max_grad_norm > 0 else math.inf
+        grad_norm: torch.Tensor = self.accelerator.clip_grad_norm_(self._model.parameters(), limit)
         self._optimizer.step()
         self._optimizer.zero_grad()
         return total, grad_norm
@@ -144,13 +145,6 @@ class Learner:
         labels = inputs.pop("labels")
         logits = self._model(**inputs).logits
         return summed_loss(logits, labels, labels_are_shifted=self.facts.labels_are_shifted)
-
-    def _clip(self) -> torch.Tensor:
-        limit = self.settings.max_grad_norm
-        norm: torch.Tensor = self.accelerator.clip_grad_norm_(
-            self._model.parameters(), limit if limit > 0 else math.inf
-        )
-        return norm
 
     def save(self, folder: Path, *, step: int, meter: Meter, loader: BatchLoader) -> Path | None:
         """Returns the checkpoint that rank 0 has written, None on other ranks; all ranks return when it is there."""
