@@ -26,7 +26,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def alone(model: Any, sample: dict[str, Any]) -> torch.Tensor:
-    """Returns the logits [tokens, vocabulary] of one sample as its processor would give it to the model, mrope left to it."""
+    """Returns the logits [tokens, vocabulary] of one sample as a processor gives it to the model, without mrope."""
     ids = torch.from_numpy(sample["input_ids"]).long()[None]
     images = {}
     if sample["patches"]:
@@ -52,7 +52,7 @@ def differences(model: Any, batch: dict[str, Any], samples: Sequence[dict[str, A
 
 @pytest.mark.parametrize("shapes", [None, SHAPES])
 @pytest.mark.parametrize("varlen", [False, True])
-def test_packed_equals_separate(model: Any, shapes: PackShapes | None, varlen: bool) -> None:
+def test_packed_equals_separate(model: Any, shapes: PackShapes | None, *, varlen: bool) -> None:
     batch = PackCollator(FakeVlSource(), shapes=shapes, varlen=varlen)(SAMPLES)
     assert max(differences(model, batch, SAMPLES)) < 1e-5
 
@@ -105,7 +105,7 @@ def test_other_ways_to_pack_leak(model: Any, way: str) -> None:
 
 
 def test_fixed_shapes_are_compiled_once_each(tmp_path: Path) -> None:
-    """The language model is compiled: the vision tower splits its attention by image, a graph an image size, but under flash."""
+    """The language model is compiled: the vision tower splits attention by image, a graph a size, but under flash."""
     model, plain = qwen3_vl(tmp_path), qwen3_vl(tmp_path)
     shapes: list[tuple[int, ...]] = []
     graphs: list[Any] = []

@@ -139,7 +139,7 @@ def test_every_codec_gives_the_same_packs(corpus: PhotoCorpus) -> None:
 
 
 def test_pixel_values_are_those_of_the_processor(corpus: PhotoCorpus) -> None:
-    """Of every pack, bit for bit: expanded by the loader, and from its uint8 patches; padding is images of zeros behind."""
+    """Every pack, bit for bit: expanded by the loader, and from its uint8 patches; padding is images of zeros."""
     processor = load_processor(DEMO / "model", "pil")
     rows = {row["id"]: row for row in corpus.rows}
     loader = make_loader(config(corpus, "loader.pixels=float32"))

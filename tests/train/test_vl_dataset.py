@@ -1,4 +1,4 @@
-"""Packs as an iterable dataset: one order whatever the workers and ranks, a cursor for a state, found by its folder alone."""
+"""Packs as an iterable dataset: one order whatever the workers and ranks, a cursor for a state, named by a folder."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_ranks_share_one_sequence(tmp_path: Path, tail: str, world_size: int) ->
 )
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_workers_together_give_the_rank_s_steps_and_go_on_from_their_states(
-    root: Path, data: st.DataObject, num_workers: int, world: int, infinite: bool, tail: str
+    root: Path, data: st.DataObject, num_workers: int, world: int, *, infinite: bool, tail: str
 ) -> None:
     """Workers in one process, taken in turn as torch does, stopped anywhere and made anew from their own states."""
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -218,7 +218,7 @@ def test_workers_together_give_the_rank_s_steps_and_go_on_from_their_states(
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata 0.11 under torch 2.13
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("infinite", [False, True])
-def test_a_stateful_data_loader_goes_on_where_it_stopped(root: Path, num_workers: int, infinite: bool) -> None:
+def test_a_stateful_data_loader_goes_on_where_it_stopped(root: Path, num_workers: int, *, infinite: bool) -> None:
     wanted = epochs(root, 0, 1)
     count = len(wanted) if infinite else len(wanted) // 2
     first = StatefulDataLoader(dataset(root, infinite=infinite), batch_size=None, num_workers=num_workers)

@@ -74,7 +74,7 @@ def mixtures(draw: st.DrawFn, *, batches: str | None = None) -> Made:
         "tail": draw(st.sampled_from(["short", "drop", "pad"])),
         "batches": batches or draw(st.sampled_from(["mixed", "per_source"])),
     }
-    # Of a sum that divides the period, so that they are exact and one period is short: the period's own sum takes 0.1 s.
+    # Their sum divides the period, so they are exact and one period is short: the period's own sum takes 0.1 s.
     weights = rng.multinomial(2 ** draw(st.integers(0, 8)), rng.dirichlet(np.full(num_sources, 0.7)))
     lengths = rng.integers(0, 15 * RATE, num_samples)
     if draw(st.booleans()):

@@ -1,4 +1,4 @@
-"""Random crops: drawn by (seed, epoch, sample id) alone, and bit for bit what the cropped waveform by itself would give."""
+"""Random crops: drawn by (seed, epoch, sample id) alone, bit for bit what the cropped waveform by itself would give."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_a_crop_is_bit_for_bit_the_cropped_waveforms_own(data: st.DataObject) ->
 
 
 def assert_slices_are_exact() -> None:
-    """Crops of recordings at places all over the grid equal their own features bit for bit. Also run in other processes."""
+    """Crops of recordings all over the grid equal their own features bit for bit. Also run in other processes."""
     clips = {str(i): (clip * 32768).astype(np.int16) for i, (_, clip) in enumerate(recordings()) if len(clip) > 64_000}
     source = CropSource(clips)
     collate = Collator(source, crop_s=2.0)

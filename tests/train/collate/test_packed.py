@@ -54,7 +54,7 @@ def assert_samples_stand_in(batch: dict[str, Any], samples: Sequence[dict[str, A
 
 @settings(max_examples=40)
 @given(seed=st.integers(0, 999), count=st.integers(1, 5), is_fixed=st.booleans(), varlen=st.booleans())
-def test_a_batch_holds_its_samples_and_padding_apart(seed: int, count: int, is_fixed: bool, varlen: bool) -> None:
+def test_a_batch_holds_its_samples_and_padding_apart(seed: int, count: int, *, is_fixed: bool, varlen: bool) -> None:
     samples = samples_of(seed, count)
     collator = PackCollator(FakeVlSource(), shapes=SHAPES if is_fixed else None, dtype=None, varlen=varlen)
     batch = collator(samples)
