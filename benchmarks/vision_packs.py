@@ -38,7 +38,8 @@ import torch
 from PIL import Image
 
 from benchmarks.report import arguments, machine, median, ratio, show, timed
-from forebay.config import Config, load_config
+from forebay import load_config
+from forebay.config import Config
 from forebay.preprocess.pipeline import Options, build
 from forebay.pretrained import from_folder
 from forebay.steps.image.qwen2_vl import load_processor

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import soundfile as sf
 
-from forebay.config import load_config
+from forebay import load_config
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEECH = ROOT / "demo" / "speech"

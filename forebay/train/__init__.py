@@ -1,4 +1,4 @@
-"""From a cache to a step: select, uncached fallback, loader, data sets, collation, models, loop."""
+"""From a cache, or from raw data, to batches: loader, data sets, collation, models, the reference loop."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ import torch
 from forebay.errors import ConfigError
 from forebay.plan.cursor import Cursor, LoaderState, Resumable, Step
 from forebay.plan.make import Planned
-from forebay.steps.batch import IGNORED, Batch
-from forebay.steps.step import PaddingSide
+from forebay.steps.batch import IGNORED
+from forebay.steps.step import Batch, PaddingSide
 from forebay.store.source import SampleSource, SourceUnion, parts_of
 from forebay.train.collate.collator import BatchMaker, Collator
 from forebay.train.collate.crop import CropDraws

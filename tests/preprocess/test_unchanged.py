@@ -83,14 +83,7 @@ def test_a_build_that_stopped_for_a_changed_source_goes_on_with_the_shards_of_th
     assert (report.shards_linked, report.shards_written) == (8, 2)
     assert not (corpus.root / ".building").exists()
     np.testing.assert_array_equal(open_cache(report.cache).read(10)["waveform"], tone(500, duration_s=0.1))
-    assert (
-        find_cache(
-            corpus.config(),
-            recipe_of(corpus.config()),
-            recipe_of(corpus.config()),
-        ).state
-        == "same"
-    )
+    assert find_cache(corpus.config(), recipe_of(corpus.config())).state == "same"
 
 
 def test_parts_between_which_a_source_changes_make_one_cache_of_its_last_content(corpus: Corpus) -> None:

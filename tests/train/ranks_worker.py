@@ -16,7 +16,7 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
-from forebay.config import load_config
+from forebay import load_config
 from forebay.errors import ConfigError
 from forebay.plan.make import Planned
 from forebay.train import CachedVLDataset, make_loader

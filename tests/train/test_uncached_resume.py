@@ -16,7 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.config import Config, load_config
+from forebay import load_config
+from forebay.config import Config
 from forebay.errors import ResumeError
 from forebay.plan.make import plan_of
 from forebay.plan.names import why_differ

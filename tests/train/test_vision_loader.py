@@ -13,7 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from forebay.config import Config, load_config
+from forebay import load_config
+from forebay.config import Config
 from forebay.errors import CacheNotFoundError, ConfigError, PlanError
 from forebay.plan.pack.plan import PackPlan
 from forebay.steps.image.qwen2_vl import load_processor

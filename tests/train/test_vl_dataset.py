@@ -7,7 +7,7 @@ import itertools
 import json
 import pickle
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,11 @@ def test_ranks_share_one_sequence(tmp_path: Path, tail: str, world_size: int) ->
 # State
 
 
+def with_tail(dataset: CachedVLDataset, tail: str) -> None:
+    plan: Any = dataset.cursor.plan
+    dataset.cursor.plan = replace(plan, settings=replace(plan.settings, tail=tail))
+
+
 @given(
     data=st.data(),
     num_workers=st.integers(0, 5),
@@ -164,7 +169,7 @@ def test_workers_together_give_the_rank_s_steps_and_go_on_from_their_states(
     """Workers in one process, taken in turn as torch does, stopped anywhere and made anew from their own states."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         plain = dataset(root, world - 1, world, infinite=infinite)
-        object.__setattr__(plain.cursor.plan, "tail", tail)
+        with_tail(plain, tail)
         monkeypatch.setattr(
             CachedVLDataset, "_batch", lambda self, step, allocate: (step.place.epoch, step.place.position)
         )
@@ -175,7 +180,7 @@ def test_workers_together_give_the_rank_s_steps_and_go_on_from_their_states(
 
         def made(worker: int, state: dict[str, Any] | None) -> tuple[CachedVLDataset, Iterator[Any]]:
             found = copy.deepcopy(plain)
-            object.__setattr__(found.cursor.plan, "tail", tail)
+            with_tail(found, tail)
             as_worker(monkeypatch, Worker(worker, num_workers) if num_workers else None)
             if state is not None:
                 found.load_state_dict(json.loads(json.dumps(state)))

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.config import Config, load_config
+from forebay import load_config
+from forebay.config import Config
 from forebay.errors import CacheCorruptError, CacheMismatchError, CacheNotFoundError, ConfigError, ResumeError
 from forebay.plan.mixture.plan import MixturePlan
 from forebay.plan.usage import expected_shares, population

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forebay.config import Config, load_config
+from forebay import load_config
+from forebay.config import Config
 from forebay.errors import ConfigError
 from forebay.preprocess.sources.kinds import KINDS, kind_of
 from forebay.preprocess.sources.speech.task import SpeechKind

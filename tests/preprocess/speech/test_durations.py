@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay import cli
-from forebay.config import load_config
+from forebay import cli, load_config
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.modality import Coder
 from forebay.preprocess.speech.modality import DurationLimits

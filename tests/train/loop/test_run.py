@@ -334,7 +334,7 @@ def test_run_checks_the_model_and_makes_the_loader_of_its_rank(
     def make_loader(config: Any, **ranks: int) -> ListLoader:
         calls.append(ranks)
         loader = ListLoader([whisper_batch(0)])
-        loader.source = SimpleNamespace(constants=constants)  # type: ignore[attr-defined]
+        loader.source = SimpleNamespace(constants=constants, slots=None)  # type: ignore[attr-defined]
         return loader
 
     monkeypatch.setattr(module, "make_loader", make_loader)
