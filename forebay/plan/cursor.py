@@ -54,7 +54,10 @@ class Turn:
 
 def num_steps(num_batches: int, dp_world_size: int, *, tail: Tail, start: int = 0) -> int:
     """Returns the steps of each rank from position `start` to the end of the epoch."""
-    _check(num_batches, dp_world_size, start)
+    if dp_world_size < 1:
+        raise PlanError(f"dp_world_size is {dp_world_size}, wanted 1 or more")
+    if not 0 <= start <= num_batches:
+        raise PlanError(f"position {start} is outside of the epoch's {num_batches} micro-batches")
     left = num_batches - start
     return left // dp_world_size if tail == "drop" else -(-left // dp_world_size)
 
@@ -85,13 +88,6 @@ def mixed_steps(buckets: Array, dp_world_size: int, *, tail: Tail) -> int:
     positions = np.arange(steps * dp_world_size) % max(len(buckets), 1)
     taken = np.asarray(buckets)[positions].reshape(steps, dp_world_size)
     return int((taken != taken[:, :1]).any(axis=1).sum())
-
-
-def _check(num_batches: int, dp_world_size: int, start: int) -> None:
-    if dp_world_size < 1:
-        raise PlanError(f"dp_world_size is {dp_world_size}, wanted 1 or more")
-    if not 0 <= start <= num_batches:
-        raise PlanError(f"position {start} is outside of the epoch's {num_batches} micro-batches")
 
 
 STATE_VERSION = 1
@@ -244,9 +240,7 @@ class Cursor:
     def walk(self, *, worker: int = 0, num_workers: int = 0) -> Iterator[Step]:
         """Returns the steps from where the cursor stands to the end of the epoch, or without end.
 
-        A few steps are computed at once.
-
-        worker, num_workers: which steps of the rank are this worker's; 0 workers: the rank has none, and all are taken.
+        A few steps are computed at once. worker, num_workers: which steps of the rank are this worker's; 0 workers: the rank has none, and all are taken.
         """
         self._walk += 1
         self._num_workers = num_workers

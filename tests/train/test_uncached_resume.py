@@ -25,7 +25,7 @@ from forebay.preprocess.speech.decode import decode_audio
 from forebay.preprocess.speech.headers import parsed_header
 from forebay.steps.audio.waveform import Decode
 from forebay.train import CachedVLDataset, make_loader
-from forebay.train.collate import Collator
+from forebay.train.collate.collator import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader
 from forebay.train.select import select

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from forebay.errors import ConfigError
 from forebay.pretrained import from_folder
 from forebay.steps.batch import PIECE, copy_values, raw, raw_values
-from forebay.train.collate import Collator
+from forebay.train.collate.collator import Collator
 from forebay.train.ring import BufferRing
 from tests.train.fake_source import AUDIO_TOKEN_ID, PAD_TOKEN_ID, FakeSource, plain_batch
 

@@ -25,10 +25,11 @@ from forebay.plan.names import plan_key
 from forebay.preprocess import Options, build
 from forebay.steps.audio.ragged import BLOCK_ROWS, HOP_SAMPLES
 from forebay.steps.audio.w2v_bert import W2vBert, output_frames, w2v_bert_input
+from forebay.steps.step import Batch
 from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import FieldSpec
 from forebay.store.source import SampleSource
-from forebay.train.collate import Batch, Collator
+from forebay.train.collate.collator import Collator
 from forebay.train.collate.crop import Crop, CropDraws
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader
