@@ -85,9 +85,7 @@ def run(
         check_weights(facts.folder, init=config.train.init)
     state = _process_state()
     try:
-        # Packs keep their uint8 patches: the learner expands the patches on the device.
-        stored = dataclasses.replace(config, loader=dataclasses.replace(config.loader, pixels="uint8"))
-        loader = make_loader(stored, dp_rank=state.process_index, dp_world_size=state.num_processes)
+        loader = make_loader(_as_stored(config), dp_rank=state.process_index, dp_world_size=state.num_processes)
         for part in parts_of(loader.source):
             check_constants(facts, part.constants)
         report = train(
@@ -160,6 +158,11 @@ def train(
         source=source_kind,
         checkpoint=None if checkpoint is None else str(checkpoint),
     )
+
+
+def _as_stored(config: Config) -> Config:
+    """Returns a config whose packs keep their uint8 patches: the learner expands the patches on the device."""
+    return dataclasses.replace(config, loader=dataclasses.replace(config.loader, pixels="uint8"))
 
 
 def _is_due(step: int, every: int, *, last: int) -> bool:
