@@ -20,7 +20,7 @@ demo: $(INSTALLED)
 	$(PINNED) $(BIN)/forebay train configs/demo_vision.toml
 
 test: $(INSTALLED)
-	$(PINNED) $(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PINNED) $(BIN)/python -m pytest -n 2 --dist loadfile --durations=20
 
 # All rows of the fault table with their long counts. They take an hour or more. An interrupted run goes on where it was. The command
 # ends with 1 if an outcome was wrong. `python -m tests.faults --row kill` runs one row; `--folder /dev/shm` is faster, in memory.

@@ -7,26 +7,23 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from forebay.errors import CacheError
-from forebay.inspect.plans import plans_of
+from forebay.inspect.plans import pack_bytes, plans_of
+from forebay.inspect.sample import float32_bytes, holds_images, image_settings_of
 from forebay.steps.table import axis_names
 from forebay.store.cache import Cache
 from forebay.store.image.codec import FIELDS
-from forebay.store.image.settings import ImageSettings
 from forebay.store.layout import Array, FieldSpec, Group
 from forebay.store.metadata import check_description
 from forebay.store.shard import shard_fields
+from forebay.store.source import has_audio
 
 logger = logging.getLogger(__name__)
-
-_FLOAT32_BYTES = 4
-
 
 INTERFACE = (
     "key",
@@ -83,7 +80,7 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
         "clipped": metadata["clipped"],
         "longer": metadata["longer"],
         "rejected": os.path.abspath(cache.folder / "rejected.jsonl"),
-        "histogram": None if durations_s is None else duration_histogram(durations_s).to_json(),
+        "histogram": None if durations_s is None else duration_histogram(durations_s),
         "lengths": token_lengths(cache.lengths["num_tokens"]) if durations_s is None else None,
         "probe": metadata["probe"],
         "made_with": metadata["made_with"],
@@ -96,19 +93,18 @@ def unreadable_facts(folder: Path) -> dict[str, Any]:
     return {**dict.fromkeys(INTERFACE), "folder": os.path.abspath(folder), "sealed": False}
 
 
-def token_lengths(tokens: np.ndarray[Any, Any]) -> dict[str, float]:
+def token_lengths(tokens: Array) -> dict[str, float]:
     """Returns `min`, `mean` and `max` of the tokens a sample (integers [num_samples]), all 0 where there are none."""
     if not len(tokens):
         return {"min": 0, "mean": 0.0, "max": 0}
     return {"min": int(tokens.min()), "mean": float(tokens.mean()), "max": int(tokens.max())}
 
 
-def _durations_s(cache: Cache) -> np.ndarray[Any, Any] | None:
+def _durations_s(cache: Cache) -> Array | None:
     """Returns float64 [num_samples]; None for a cache without audio."""
-    if cache.constants["features"] in ("none", "patches"):
+    if holds_images(cache) or not has_audio(cache):
         return None
-    durations_s: np.ndarray[Any, Any] = cache.lengths["num_audio_samples"] / cache.constants["sample_rate_hz"]
-    return durations_s
+    return np.asarray(cache.lengths["num_audio_samples"] / cache.constants["sample_rate_hz"])
 
 
 def axes(spec: FieldSpec, names: Mapping[str, str | int]) -> list[str | int]:
@@ -127,11 +123,6 @@ def _group(cache: Cache, group: Group) -> dict[str, int]:
         "rows": sum(entry.rows for entry in entries),
         "size_bytes": sum(entry.size_bytes for entry in entries),
     }
-
-
-def holds_images(cache: Cache) -> bool:
-    """Whether a cache's media rows are images."""
-    return "media_rows" in cache.metadata
 
 
 def image_facts(cache: Cache) -> dict[str, Any]:
@@ -155,31 +146,6 @@ def image_facts(cache: Cache) -> dict[str, Any]:
         "float32_bytes_per_image": as_float32 / stored if stored and as_float32 is not None else None,
         "histograms": {name: count_histogram(cache.lengths[f"num_{name}"]) for name in ("tokens", "patches")},
     }
-
-
-def pack_bytes(cache: Cache, plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a plan, with `bytes_per_pack` (of the cache) and `float32_bytes_per_pack` if it is one of packs.
-
-    `float32_bytes_per_pack` is what one pack's `pixel_values` take: its images as often as its samples use them.
-    """
-    patches = plan["statistics"].get("patches")
-    if plan["kind"] != "pack" or not plan["num_packs"] or patches is None:
-        return dict(plan)
-    return {
-        **plan,
-        "bytes_per_pack": int(cache.metadata["size_bytes"]) / plan["num_packs"],
-        "float32_bytes_per_pack": float32_bytes(patches["mean"], image_settings_of(cache)),
-    }
-
-
-def image_settings_of(cache: Cache) -> ImageSettings:
-    """Returns the processor's settings that a cache of images was made with."""
-    return ImageSettings.from_json(cache.constants["image"])
-
-
-def float32_bytes(num_patches: float, settings: ImageSettings) -> float:
-    """Returns the bytes of float32 `pixel_values` [num_patches, temporal_patch_size * 3 * patch_size^2]."""
-    return num_patches * settings.temporal_patch_size * settings.patch_bytes * _FLOAT32_BYTES
 
 
 def _stored_images(cache: Cache) -> tuple[int, int]:
@@ -207,46 +173,27 @@ def _count(cache: Cache, name: str) -> int:
 
 
 _WIDTHS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0)
-
-
 _MAX_BINS = 16
-
 
 _BODY = 0.99
 """Share of the clips that gets bins of equal width; the last bin holds the longest ones whatever their length."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Histogram:
-    """Durations in bins [edges_s[i], edges_s[i + 1]), the last one closed. Every clip is in exactly one.
+def duration_histogram(durations_s: Array) -> dict[str, list[float]]:
+    """Returns `edges_s`, `samples` and `hours`: at most 17 bins of a round width from 0 that hold all durations.
 
-    edges_s: float64 [bins + 1], rising. samples: int64 [bins]. hours: float64 [bins].
-    """
-
-    edges_s: Array
-    samples: Array
-    hours: Array
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the `histogram` part of `forebay inspect --json`."""
-        return {name: getattr(self, name).tolist() for name in ("edges_s", "samples", "hours")}
-
-
-def duration_histogram(durations_s: Array) -> Histogram:
-    """Returns at most 17 bins of a round width from 0 that hold all durations.
-
-    durations_s: float64 [num_samples], 0 or more. Bins are chosen for all but the longest hundredth of the clips, so
-    that one clip of an hour does not push all others into one bar.
+    durations_s: float64 [num_samples], 0 or more. A clip is in exactly one bin [edges_s[i], edges_s[i + 1]), the last
+    one closed. Bins are chosen for all but the longest hundredth of the clips, so that one clip of an hour does not
+    push all others into one bar.
     """
     edges_s = _edges_s(durations_s)
-    # Not np.histogram: it takes a duration on an edge of 0.1 s to either side, as the edge was rounded.
-    bins = np.clip(np.searchsorted(edges_s, durations_s, side="right") - 1, 0, len(edges_s) - 2)
-    count = len(edges_s) - 1
-    return Histogram(
-        edges_s=edges_s,
-        samples=np.bincount(bins, minlength=count),
-        hours=np.bincount(bins, weights=durations_s, minlength=count) / 3600,
-    )
+    bins, count = _bins_of(durations_s, edges_s), len(edges_s) - 1
+    hours = np.bincount(bins, weights=durations_s, minlength=count) / 3600
+    return {
+        "edges_s": edges_s.tolist(),
+        "samples": np.bincount(bins, minlength=count).tolist(),
+        "hours": hours.tolist(),
+    }
 
 
 def count_histogram(lengths: Array) -> dict[str, list[int]]:
@@ -262,8 +209,12 @@ def count_histogram(lengths: Array) -> dict[str, list[int]]:
     width = next(w for w in _round_widths() if body - low < w * _MAX_BINS)
     edges = [*range(low // width * width, body + 1, width), body // width * width + width]
     edges += [high] if high > edges[-1] else []
-    bins = np.clip(np.searchsorted(edges, lengths, side="right") - 1, 0, len(edges) - 2)
-    return {"edges": edges, "samples": np.bincount(bins, minlength=len(edges) - 1).tolist()}
+    return {"edges": edges, "samples": np.bincount(_bins_of(lengths, edges), minlength=len(edges) - 1).tolist()}
+
+
+def _bins_of(values: Array, edges: Array | list[int]) -> Array:
+    # Not np.histogram: it takes a duration on an edge of 0.1 s to either side, as the edge was rounded.
+    return np.clip(np.searchsorted(edges, values, side="right") - 1, 0, len(edges) - 2)
 
 
 def bars(counts: Array, *, width: int) -> list[str]:

@@ -327,7 +327,8 @@ _VISION_COLUMNS = ("image_column", "question_column", "answer_column", "messages
 def _source_document(source: SourceConfig, fields: tuple[str, ...], columns: tuple[str, ...]) -> dict[str, Any]:
     """The settings of `[source]` that decide which rows are samples, in their one form."""
     names = ("kind", "split", *fields, *(columns if source.kind == "hf" else ()))
-    settings = {**asdict(source), **_plain_filters(source)}
+    called = {f"{name}_column": value for name, value in asdict(source.columns).items()}
+    settings = {**asdict(source), **called, **_plain_filters(source)}
     return {name: settings[name] for name in names}
 
 

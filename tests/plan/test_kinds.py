@@ -24,7 +24,8 @@ LENGTHS = durations(sample_rate_hz=RATE)
 
 KINDS = plan_settings_of_any_kind()
 
-EVERY_KIND = [
+
+EVERY_KIND: list[LengthsConfig] = [
     BucketConfig(batch_seconds=60),
     BucketConfig(k=5, batch_seconds=60),
     BucketConfig(k=5, batch_tokens=300),

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from forebay.inspect.pack import Pack
+from forebay.inspect.plans import Pack
 from forebay.inspect.sample import ImageSample, Sample, StoredImage, spoken, summary
 from forebay.inspect.terminal.layout import entry, human_number, human_share, paragraph, table
 from forebay.inspect.terminal.report import beside_float32
@@ -16,18 +16,16 @@ from forebay.store.layout import Array
 from forebay.visible import human_bytes, printable
 
 _SHOWN_IDS = 64
-
-
 _REPEATED = re.compile(r"(<\|[^|<>]+\|>)\1{3,}")
-
-
 _ROLE = 11
 
 
-def sample_lines(sample: Sample | ImageSample) -> Iterator[str]:
+def sample_lines(sample: Sample) -> Iterator[str]:
     """Yields a sample for a terminal."""
+    # These columns of the row are shown as a conversation and a list of images.
+    apart = ("text", "images") if isinstance(sample, ImageSample) else ()
     yield f"sample {sample.index}"
-    yield from _row_lines({name: value for name, value in sample.row.items() if name not in _shown_apart(sample)})
+    yield from _row_lines({name: value for name, value in sample.row.items() if name not in apart})
     yield ""
     yield from _tensor_lines(sample.tensors)
     if isinstance(sample, ImageSample):
@@ -41,11 +39,6 @@ def sample_lines(sample: Sample | ImageSample) -> Iterator[str]:
     elif sample.labels is not None:
         yield ""
         yield from _prefix_lines(sample.labels)
-
-
-def _shown_apart(sample: Sample | ImageSample) -> tuple[str, ...]:
-    """Columns of the row that are shown as a conversation and a list of images."""
-    return ("text", "images") if isinstance(sample, ImageSample) else ()
 
 
 def _row_lines(row: Mapping[str, Any]) -> Iterator[str]:
