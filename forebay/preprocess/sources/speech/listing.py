@@ -6,13 +6,14 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.config.data import SourceConfig
+from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.config.tree import Config
 from forebay.errors import ManifestError
 from forebay.preprocess.pool import Map
@@ -24,7 +25,6 @@ from forebay.preprocess.sources.eligible import (
     take_first,
     unique_ids,
 )
-from forebay.preprocess.sources.kinds import kind_of
 from forebay.preprocess.sources.naming import shown_name, stamped
 from forebay.preprocess.sources.rows import ROW_SCHEMA, Manifest, merged
 from forebay.preprocess.sources.speech.task import Located, LocateTask, SpeechKind
@@ -99,7 +99,7 @@ def read_rows(source: SourceConfig, *, cache_root: str | os.PathLike[str], map_:
 
 
 def _kind(source: SourceConfig) -> SpeechKind:
-    kind: SpeechKind = kind_of("speech", source.kind)
+    kind: SpeechKind = import_module(SOURCE_KINDS[source.kind].speech).KIND
     return kind
 
 
