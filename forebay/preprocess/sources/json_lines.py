@@ -111,7 +111,6 @@ def _refuse_constant(name: str) -> Any:
 # `json.loads` would make a decoder a call, which costs as much as decoding a line.
 _flat = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_object_of_pairs)
 
-
 _nested = json.JSONDecoder(object_pairs_hook=_object_of_pairs)
 
 
@@ -148,9 +147,7 @@ def decoded(line: bytes, path: Path, number: int) -> str:
 
 _HEAD_BYTES = 64 * 1024
 
-
 _BOM = b"\xef\xbb\xbf"
-
 
 _TABLE_SUFFIXES = frozenset((".csv", ".tsv"))
 
@@ -184,15 +181,11 @@ _MAGICS = {
     b"\x28\xb5\x2f\xfd": _unpacked("zstd"),
 }
 
-
 _TAR = _Form("a tar", 'set source.kind = "webdataset"')
-
 
 _ARRAY = _rewritten("a JSON array", "json.load(sys.stdin)")
 
-
 _OBJECT = _rewritten("one JSON object over several lines", "[json.load(sys.stdin)]")
-
 
 _TABLES = {
     "\t": _rewritten(

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["excluded", "failed"]
 
-
 ROW_SCHEMA = pa.schema(
     [
         pa.field("row", pa.int64(), nullable=False),
@@ -39,7 +38,6 @@ ROW_SCHEMA = pa.schema(
 )
 """Columns of `Manifest.rows`; strings have 64-bit offsets, so that 75 million rows fit one chunk."""
 
-
 REJECTED_SCHEMA = pa.schema(
     [
         pa.field("row", pa.int64(), nullable=False),
@@ -50,7 +48,6 @@ REJECTED_SCHEMA = pa.schema(
     ]
 )
 """Columns of `Manifest.rejected`."""
-
 
 CONVERSATION_SCHEMA = pa.schema(
     [
@@ -67,7 +64,6 @@ CONVERSATION_SCHEMA = pa.schema(
 each image part, in order), `image_group` (rows of one number share images; they are consecutive, numbers rise). Because
 of that order `row`, the place in the listing, does not rise."""
 
-
 IMAGE_SCHEMA = pa.schema(
     [
         pa.field("file", pa.int32(), nullable=False),
@@ -82,10 +78,8 @@ IMAGE_SCHEMA = pa.schema(
 """Columns of `Manifest.images`, each content once: a place that `MediaReader` takes (that of its first use), the
 xxh3-128 of the encoded bytes as 32 hex digits, width and height in pixels as displayed."""
 
-
 WHOLE_FILE = -1
 """`size` of a row whose media is a file of its own (offset 0), or a row of an `hf` file (offset: the row number)."""
-
 
 UNLOCATED = -2
 """`size` of a row of a tar whose member has not been looked up yet."""

@@ -34,21 +34,17 @@ from forebay.store.source_files import SourceFile
 
 logger = logging.getLogger(__name__)
 
-
 _NAMED = 5
 """Ids that a warning lists."""
 
-
 TEXT_SHARD_ROWS = 16
 """How many times `layout.rows_per_shard` a shard of texts without audio holds; part of where shards begin."""
-
 
 _NOT_OF: Mapping[Group, frozenset[str]] = {
     "media": frozenset(("text", "language", "prompt", "stated_s")),
     "text": frozenset(("member", "offset", "size", "duration_s", "stated_s")),
 }
 """Columns of a listing that a group's task has no use for."""
-
 
 _SLACK_S = 0.1
 """A manifest's rounded duration passed the filter once; only a real difference is one."""

@@ -41,7 +41,6 @@ from forebay.store.source_files import SourceFile
 _STORED_SHARE: Mapping[Codec, float] = {"raw": 1.0, "zstd": 0.6, "webp": 0.3, "source": 0.1}
 """Bytes of a stored photo over its raw patches, about."""
 
-
 _BYTES_PER_TOKEN = 5
 """The size of an id and its mask."""
 

@@ -16,7 +16,6 @@ from tests.preprocess.audio_files import encoded, ogg_flac, ogg_page, ogg_pages,
 
 VOICE = voice(4_096 * 8)
 
-
 KINDS = ("VORBIS", "OPUS", "FLAC")
 
 

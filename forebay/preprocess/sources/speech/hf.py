@@ -27,7 +27,6 @@ from forebay.store.source_files import SourceFile
 _IDS = ("sample_id", "id")
 """Columns that hold ids where `source.columns.id` names none, the first of them that is there."""
 
-
 _DURATIONS = ("duration_s", "duration")
 
 

@@ -23,12 +23,9 @@ from forebay.store.source_files import SourceFile
 
 _COLUMNS = ("row", "group", "sample_id", "explicit_id", "file", "duration_s", "language", "prompt", "text")
 
-
 _ID = ("sample_id", "id")
 
-
 _DURATION = ("duration_s", "duration")
-
 
 _FIELDS = frozenset({"audio", "text", "language", "prompt", *_ID, *_DURATION})
 

@@ -31,7 +31,6 @@ from forebay.preprocess.sources.speech.task import Located, LocateTask, SpeechKi
 
 ROWS_PER_TASK = 4096
 
-
 _TASK_COLUMNS = ("row", "sample_id", "file", "member", "offset", "duration_s", "language")
 
 

@@ -19,7 +19,6 @@ from forebay.store.source_files import SourceFile
 
 AUDIO_FOLDER = "wavs"
 
-
 _EXTENSIONS = (".wav", ".flac")
 
 

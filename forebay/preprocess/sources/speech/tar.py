@@ -35,7 +35,6 @@ from forebay.tar.members import TarIndex
 
 REQUIRED = ("tar_path", "tar_member_name", "transcript", "language", "duration_s")
 
-
 OPTIONAL = ("prompt", "sample_id")
 
 

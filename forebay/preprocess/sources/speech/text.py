@@ -14,9 +14,7 @@ from forebay.preprocess.sources.speech.task import Failures, Located, LocateTask
 
 _STRINGS = ("sample_id", "language", "prompt", "text")
 
-
 _ID = ("sample_id", "id")
-
 
 _FIELDS = frozenset({*_STRINGS, *_ID})
 

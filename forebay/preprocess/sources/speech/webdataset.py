@@ -33,7 +33,6 @@ from forebay.tar.members import Refused, TarIndex
 
 logger = logging.getLogger(__name__)
 
-
 _POSITION_BITS = 32
 """`row` is `file number << _POSITION_BITS | position in the tar`."""
 
@@ -154,16 +153,12 @@ def _row(task: LocateTask, position: int) -> int:
 
 AUDIO = frozenset((".wav", ".flac", ".ogg", ".mp3", ".opus"))
 
-
 _EXACT = frozenset((".wav", ".flac"))
 """Formats whose header gives the exact number of samples, read from a few bytes."""
 
-
 TEXT_FIELDS = ("transcription", "text", "transcript")
 
-
 _DURATIONS = ("duration", "duration_s")
-
 
 _TAKEN = frozenset({"id", "language", "prompt", *_DURATIONS})
 

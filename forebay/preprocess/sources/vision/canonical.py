@@ -15,18 +15,13 @@ from forebay.preprocess.sources.json_lines import JsonError, string_of
 
 Image = TypeVar("Image")
 
-
 _ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
-
 
 _TAG = re.compile(r"\n?<image>\n?")
 
-
 MESSAGES = ("messages", "conversations")
 
-
 IMAGES = ("images", "image")
-
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -230,9 +225,7 @@ def _text(text: str) -> Iterator[dict[str, Any]]:
 
 TOOLS, REASONING, VIDEO, AUDIO = "has_tools", "has_reasoning", "has_video", "has_audio"
 
-
 BOXES, PREFERENCES, PIXEL_LIMITS = "has_boxes", "preference_data", "image_pixel_limits"
-
 
 _WHAT = {
     TOOLS: "tools and their calls",
@@ -244,27 +237,19 @@ _WHAT = {
     PIXEL_LIMITS: "a size of one image, other than that of the processor",
 }
 
-
 IDS = frozenset({"sample_id", "id"})
-
 
 _COMMON = IDS | {"system", "images", "image"}
 
-
 WITH_MESSAGES = _COMMON | {"messages", "conversations"}
-
 
 WITH_QUESTION = _COMMON | {"question", "answer"}
 
-
 MESSAGE = frozenset({"role", "from", "content", "value", "loss", "weight"})
-
 
 TEXT_PART = frozenset({"type", "text"})
 
-
 IMAGE_PART = frozenset({"type", "image"})
-
 
 REFUSED_OF_ROW: Mapping[str, str] = {
     **dict.fromkeys(("tools", "functions", "tool_calls", "function_call"), TOOLS),
@@ -275,26 +260,21 @@ REFUSED_OF_ROW: Mapping[str, str] = {
     **dict.fromkeys(("rejected_response", "rejected", "chosen", "rejected_messages", "rejected_images"), PREFERENCES),
 }
 
-
 REFUSED_OF_MESSAGE: Mapping[str, str] = {
     **REFUSED_OF_ROW,
     "tool_call_id": TOOLS,
 }
-
 
 REFUSED_OF_PART: Mapping[str, str] = {
     **REFUSED_OF_ROW,
     **dict.fromkeys(("max_pixels", "min_pixels", "resized_height", "resized_width"), PIXEL_LIMITS),
 }
 
-
 REFUSED_ROLES: Mapping[str, str] = dict.fromkeys(
     ("tool", "function", "tool_call", "tool_response", "function_call", "observation"), TOOLS
 )
 
-
 _REFUSED_TAGS = {"video": VIDEO, "audio": AUDIO, "bbox": BOXES, "ref-object": BOXES}
-
 
 _REFUSED_TAG = re.compile(rf"<({'|'.join(_REFUSED_TAGS)})>")
 

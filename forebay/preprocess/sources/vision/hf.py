@@ -31,16 +31,12 @@ from forebay.store.source_files import SourceFile
 
 _ROWS_PER_PART = 16_384
 
-
 _ROWS_PER_BATCH = 4096
-
 
 _IMAGES_PER_BATCH = 32
 """Rows that are held at once where their images are read with them."""
 
-
 _IDS = tuple(sorted(IDS, reverse=True))
-
 
 _HELD = {"system", *REFUSED_OF_ROW}
 """Columns that are looked at for whether a row has a value, beside those of texts."""

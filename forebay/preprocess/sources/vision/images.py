@@ -25,9 +25,7 @@ from forebay.store.source_files import SourceFile
 
 IMAGES_PER_TASK = 512
 
-
 _MAX_OPEN = 4
-
 
 _FACTS = pa.schema(
     [
@@ -38,7 +36,6 @@ _FACTS = pa.schema(
         pa.field("message", pa.large_string()),
     ]
 )
-
 
 _PLACE = ("file", "member", "offset", "size")
 

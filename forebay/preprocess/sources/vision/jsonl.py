@@ -15,9 +15,7 @@ from forebay.store.source_files import SourceFile
 
 BLOCK_BYTES = 8 * 1024 * 1024
 
-
 MAX_LINE_BYTES = 16 * 1024 * 1024
-
 
 _BOM = b"\xef\xbb\xbf"
 

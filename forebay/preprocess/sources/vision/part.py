@@ -34,7 +34,6 @@ from forebay.store.source_files import SourceFile
 
 _ROWS_PER_BATCH = 4096
 
-
 PART_ROWS = pa.schema(
     [
         pa.field("sample_id", pa.large_string()),
@@ -48,7 +47,6 @@ PART_ROWS = pa.schema(
 )
 """One entry a row of the manifest, in order: `sample_id` null where it is `<file>/<row>`; `images` point into the
 part's images; `kind`, `reason` and `message` of a row that cannot be used, else null."""
-
 
 PART_IMAGES = pa.schema(
     [

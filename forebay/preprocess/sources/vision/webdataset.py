@@ -28,7 +28,6 @@ from forebay.tar.members import Refused, TarIndex
 
 IMAGE_EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".webp"))
 
-
 _MEMBERS_PER_RUN = 256
 
 

@@ -21,7 +21,6 @@ from tests.preprocess.sources.vision.pictures import converse, images_of, pictur
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
-
 FIVE = [0, 1, 0, 2, 1]
 
 
