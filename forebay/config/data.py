@@ -13,7 +13,7 @@ STRICT = {"extra": "forbid", "strict": True}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceKind:
-    """What is known of a kind of source before any data is read. speech, vision: the module with its `KIND`.
+    """What is known of a kind of source before any data is read. speech, vision: what lists it.
 
     files: those of a folder that are manifests. has_columns: it reads `[source.columns]`, which are then in the key.
     """
@@ -28,15 +28,17 @@ _SPEECH, _VISION = "forebay.preprocess.sources.speech", "forebay.preprocess.sour
 _HF_FILES = ("state.json", "dataset_info.json", "*.arrow", "*.parquet")
 
 SOURCE_KINDS = {
-    "tar": SourceKind(speech=f"{_SPEECH}.tar", files=("*.parquet",)),
-    "filelist": SourceKind(speech=f"{_SPEECH}.filelist", files=("*.tsv",)),
-    "webdataset": SourceKind(speech=f"{_SPEECH}.webdataset", vision=f"{_VISION}.webdataset", files=("*.tar",)),
-    "jsonl": SourceKind(speech=f"{_SPEECH}.jsonl", vision=f"{_VISION}.jsonl", files=("*.jsonl",)),
-    "hf": SourceKind(speech=f"{_SPEECH}.hf", vision=f"{_VISION}.hf", files=_HF_FILES, has_columns=True),
-    "ljspeech": SourceKind(speech=f"{_SPEECH}.ljspeech", files=("metadata.csv",)),
-    "text": SourceKind(speech=f"{_SPEECH}.text", files=("*.jsonl",)),
+    "tar": SourceKind(speech=f"{_SPEECH}.tar:KIND", files=("*.parquet",)),
+    "filelist": SourceKind(speech=f"{_SPEECH}.filelist:KIND", files=("*.tsv",)),
+    "webdataset": SourceKind(
+        speech=f"{_SPEECH}.webdataset:KIND", vision=f"{_VISION}.webdataset:KIND", files=("*.tar",)
+    ),
+    "jsonl": SourceKind(speech=f"{_SPEECH}.jsonl:KIND", vision=f"{_VISION}.jsonl:KIND", files=("*.jsonl",)),
+    "hf": SourceKind(speech=f"{_SPEECH}.hf:KIND", vision=f"{_VISION}.hf:KIND", files=_HF_FILES, has_columns=True),
+    "ljspeech": SourceKind(speech=f"{_SPEECH}.ljspeech:KIND", files=("metadata.csv",)),
+    "text": SourceKind(speech=f"{_SPEECH}.jsonl:TEXT", files=("*.jsonl",)),
 }
-"""By `source.kind`. A module is imported when its kind is listed."""
+"""By `source.kind`. What lists a kind is imported when that is asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

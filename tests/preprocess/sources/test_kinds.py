@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from forebay.cli import BAD_CONFIG, main
 from forebay.config import Config, load_config
 from forebay.config.data import SOURCE_KINDS, SourceColumns, SourceKind
 from forebay.errors import ConfigError
-from forebay.preprocess.sources.speech.task import SpeechKind
+from forebay.preprocess.sources.speech.locate import SpeechKind
 from forebay.preprocess.sources.vision.part import VisionKind
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
@@ -45,7 +45,7 @@ def corpus(folder: Path, modality: str, *, kind: str = "toy", manifest: str = "t
 
 
 def add_line(monkeypatch: pytest.MonkeyPatch, modality: str) -> None:
-    monkeypatch.setitem(SOURCE_KINDS, "toy", SourceKind(**{modality: f"tests.preprocess.sources.{modality}.toy"}))
+    monkeypatch.setitem(SOURCE_KINDS, "toy", SourceKind(**{modality: f"tests.preprocess.sources.{modality}.toy:KIND"}))
 
 
 @pytest.mark.parametrize("modality", STEPS)
@@ -71,10 +71,10 @@ def test_a_new_kind_is_one_file_and_one_line(tmp_path: Path, modality: str, monk
 @pytest.mark.parametrize("modality", STEPS)
 def test_every_kind_is_found_in_its_module(modality: str) -> None:
     wanted = {"speech": SpeechKind, "vision": VisionKind}[modality]
-    modules = [module for kind in SOURCE_KINDS.values() if (module := getattr(kind, modality))]
-    assert len(modules) == {"speech": 7, "vision": 3}[modality]
-    for module in modules:
-        assert isinstance(import_module(module).KIND, wanted)
+    names = [name for kind in SOURCE_KINDS.values() if (name := getattr(kind, modality))]
+    assert len(names) == {"speech": 7, "vision": 3}[modality]
+    for name in names:
+        assert isinstance(resolve_name(name), wanted)
 
 
 UNKNOWN = [
@@ -127,8 +127,8 @@ def test_a_column_that_is_in_no_key_has_no_other_name(
 
 @pytest.mark.parametrize("modality", STEPS)
 def test_the_line_of_a_kind_says_what_it_reads(tmp_path: Path, modality: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = f"tests.preprocess.sources.{modality}.toy"
-    monkeypatch.setitem(SOURCE_KINDS, "toy", SourceKind(files=("*.tsv",), has_columns=True, **{modality: module}))
+    kind = f"tests.preprocess.sources.{modality}.toy:KIND"
+    monkeypatch.setitem(SOURCE_KINDS, "toy", SourceKind(files=("*.tsv",), has_columns=True, **{modality: kind}))
     config = corpus(tmp_path, modality)
     config = replace(config, source=replace(config.source, manifest=str(tmp_path / "lists")))
     assert [file.name for file in listed_files(config.source)] == ["toy.tsv"]

@@ -28,8 +28,15 @@ from forebay.preprocess.sources.rows import (
     row_table,
     storable,
 )
-from forebay.preprocess.sources.speech.durations import no_duration
-from forebay.preprocess.sources.speech.task import Failures, Located, LocateTask, SpeechKind, all_failed, located
+from forebay.preprocess.sources.speech.locate import (
+    Failures,
+    Located,
+    LocateTask,
+    SpeechKind,
+    all_failed,
+    located,
+    no_duration,
+)
 from forebay.preprocess.sources.speech.webdataset import Members, Sidecar, clip_duration_s, members_of, read_sidecar
 from forebay.store.source_files import SourceFile
 from forebay.tar.members import TarIndex

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from forebay.preprocess.sources.eligible import (
 )
 from forebay.preprocess.sources.naming import shown_name, stamped
 from forebay.preprocess.sources.rows import ROW_SCHEMA, Manifest, merged
-from forebay.preprocess.sources.speech.task import Located, LocateTask, SpeechKind
+from forebay.preprocess.sources.speech.locate import Located, LocateTask, SpeechKind
 
 ROWS_PER_TASK = 4096
 
@@ -98,7 +98,7 @@ def read_rows(source: SourceConfig, *, cache_root: str | os.PathLike[str], map_:
 
 
 def _kind(source: SourceConfig) -> SpeechKind:
-    kind: SpeechKind = import_module(SOURCE_KINDS[source.kind].speech).KIND
+    kind: SpeechKind = resolve_name(SOURCE_KINDS[source.kind].speech)
     return kind
 
 

@@ -26,9 +26,17 @@ from forebay.preprocess.sources.members import (
 )
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files, usable_name
 from forebay.preprocess.sources.rows import UNLOCATED, Manifest, Unused, constant, grouped, require_rows, row_table
-from forebay.preprocess.sources.speech.durations import header_duration_s, no_duration
 from forebay.preprocess.sources.speech.hf import Columns, first, require_columns
-from forebay.preprocess.sources.speech.task import Failures, Located, LocateTask, SpeechKind, all_failed, located
+from forebay.preprocess.sources.speech.locate import (
+    Failures,
+    Located,
+    LocateTask,
+    SpeechKind,
+    all_failed,
+    header_duration_s,
+    located,
+    no_duration,
+)
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 from forebay.tar.members import TarIndex

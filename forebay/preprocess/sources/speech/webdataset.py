@@ -26,8 +26,14 @@ from forebay.preprocess.sources.members import (
 )
 from forebay.preprocess.sources.naming import manifest_files
 from forebay.preprocess.sources.rows import ROW_SCHEMA, Manifest, Unused, storable
-from forebay.preprocess.sources.speech.durations import header_duration_s, no_duration
-from forebay.preprocess.sources.speech.task import Failures, Located, LocateTask, SpeechKind
+from forebay.preprocess.sources.speech.locate import (
+    Failures,
+    Located,
+    LocateTask,
+    SpeechKind,
+    header_duration_s,
+    no_duration,
+)
 from forebay.store.source_files import COMPRESSED_TARS
 from forebay.tar.members import Refused, TarIndex
 

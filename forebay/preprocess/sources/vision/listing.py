@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Sequence
-from importlib import import_module
+from pkgutil import resolve_name
 
 import numpy as np
 import pyarrow as pa
@@ -46,7 +46,7 @@ def read_conversations(source: SourceConfig, *, cache_root: str | os.PathLike[st
     read as it takes, and a bit more. Raises ManifestError where a manifest as a whole cannot be used, BuildError where
     an image kills the processes of `map_`, OSError or TarError where the machine fails.
     """
-    kind: VisionKind = import_module(SOURCE_KINDS[source.kind].vision).KIND
+    kind: VisionKind = resolve_name(SOURCE_KINDS[source.kind].vision)
     manifests = manifest_files(source)
     tasks = kind.parts(source, manifests, os.fspath(cache_root))
     selected = row_slice(source.rows) if source.rows is not None else slice(None)
