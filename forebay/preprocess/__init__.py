@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from forebay.face import face
 
 if TYPE_CHECKING:
-    from forebay.preprocess.pipeline import BuildReport, Options, build
+    from forebay.preprocess.pipeline import build
+    from forebay.preprocess.report import BuildReport, Options
 
 __all__ = ["BuildReport", "Options", "build"]
 
-__getattr__, __dir__ = face(__name__, dict.fromkeys(__all__, "forebay.preprocess.pipeline"))
+_REPORT = dict.fromkeys(("BuildReport", "Options"), "forebay.preprocess.report")
+__getattr__, __dir__ = face(__name__, {**_REPORT, "build": "forebay.preprocess.pipeline"})

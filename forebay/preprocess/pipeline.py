@@ -6,8 +6,8 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from forebay.preprocess.cut import Cut
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.modality import Finished, Listing, Modality
 from forebay.preprocess.pool import Pool, WorkerDied
+from forebay.preprocess.report import COUNTS, BuildReport, Options
 from forebay.preprocess.shard_task import Progress, ShardTask, make_shard
 from forebay.preprocess.sources.naming import manifest_files
 from forebay.preprocess.sources.rows import described
@@ -34,7 +35,7 @@ from forebay.store.memo import Memo
 from forebay.store.seal import seal
 from forebay.store.temporary import sweep
 from forebay.store.verify import quick_problems, verify_folder
-from forebay.visible import from_here, human_bytes
+from forebay.visible import from_here
 
 logger = logging.getLogger(__name__)
 
@@ -43,78 +44,6 @@ _WRITTEN_FOLDERS = ("", "plans", "tar_index", ".building")
 
 Unit = tuple[Cut, Group]
 """One shard of one group: the unit of work, commit and resume."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildReport:
-    """What a build did; its fields are those of `forebay preprocess --json`.
-
-    excluded, failed: rows left out, by reason. longer: samples that are longer than their manifest says, kept.
-    plan: one line on the plan of a sealed cache; plan_folder: where the plan is kept, None where it is not.
-    """
-
-    key: str
-    cache: str
-    num_samples: int = 0
-    excluded: dict[str, int] = field(default_factory=dict)
-    failed: dict[str, int] = field(default_factory=dict)
-    longer: int = 0
-    unused_fields: dict[str, int] = field(default_factory=dict)
-    shards_written: int = 0
-    shards_linked: int = 0
-    shards_kept: int = 0
-    seconds: float = 0.0
-    sealed: bool = True
-    already_sealed: bool = False
-    estimated_bytes: int | None = None
-    plan: str | None = None
-    plan_folder: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the JSON document."""
-        return asdict(self)
-
-    def lines(self) -> Iterator[str]:
-        """Yields what `forebay preprocess` prints of a build, or of a dry run, which alone has an estimate."""
-        cache = from_here(self.cache)
-        if self.estimated_bytes is not None:
-            yield (
-                f"would make {cache}: {self.num_samples} samples, about {human_bytes(self.estimated_bytes)}; shards: "
-                f"{self.shards_written} to make, {self.shards_linked} to link, {self.shards_kept} finished"
-            )
-            return
-        if not self.sealed:
-            made = f"{self.shards_written} shards made, {self.shards_kept} were there"
-            yield f"not sealed yet: {made}; run the other parts"
-            return
-        state = "already sealed" if self.already_sealed else "sealed"
-        yield f"{state}: {cache} ({self.num_samples} samples, {self.seconds:.1f} s)"
-        if not self.already_sealed:
-            yield f"shards: {self.shards_written} made, {self.shards_linked} linked, {self.shards_kept} kept"
-        for kind, counts in (("excluded", self.excluded), ("failed", self.failed)):
-            if counts:
-                yield f"{kind}: " + ", ".join(f"{reason} {n}" for reason, n in counts.items())
-        if self.longer:
-            yield f"longer: {self.longer} kept, of more audio than their manifest says"
-        if not self.num_samples:
-            yield "no sample is left: mend what was excluded or failed, or change the filters of [source]"
-        if self.plan:
-            yield self.plan + (f": {from_here(self.plan_folder)}" if self.plan_folder else "")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How to build; none of it changes a byte of the result.
-
-    verify: re-hash a sealed cache and make its damaged shards again. rebuild: make every shard again and swap the
-    cache. part: (i, n), only every n-th shard from the i-th on, and no seal before all are there. progress: show bars.
-    """
-
-    rebuild: bool = False
-    verify: bool = False
-    dry_run: bool = False
-    part: tuple[int, int] | None = None
-    progress: bool = True
 
 
 def build(config: Config, options: Options | None = None) -> BuildReport:
@@ -158,15 +87,14 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
     if lookup.state == "absent":
         # A mistyped manifest must not pass for raw data that was taken away.
         manifest_files(config.source)
-        logger.warning(
-            "%s is not compared: some of its raw data is not here", lookup.found.folder if lookup.found else ""
-        )
+        unseen = lookup.found.folder if lookup.found else ""
+        logger.warning("%s is not compared: some of its raw data is not here", unseen)
     if standing is not None and _usable(standing, options):
         if (failures := failures_of(config, standing)) is not None:
             raise BuildError(failures)
         if not options.dry_run:  # a builder that was killed after it had sealed left its folder
             Workspace(_workspace_folder(config, standing.key)).remove()
-        return _standing_report(standing, started_s)
+        return BuildReport.of_standing(standing, seconds=time.monotonic() - started_s)
     if not options.dry_run:
         require_writable(config.cache_root, setting="run.cache_root")
     with Pool(config.run.num_workers or os.cpu_count() or 1) as pool:
@@ -181,8 +109,8 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
             if other is None or not _usable(other, options):
                 raise
             run.workspace.remove()
-            return _standing_report(other, started_s)
-    return BuildReport(**{**report.to_json(), "seconds": time.monotonic() - started_s})
+            return BuildReport.of_standing(other, seconds=time.monotonic() - started_s)
+    return replace(report, seconds=time.monotonic() - started_s)
 
 
 class _Build:
@@ -372,9 +300,7 @@ class _Build:
         target = self._target(standing)
         sealed_here = seal(target, contents, scratch=self.workspace.folder, replace=standing is not None)
         logger.info("%s %s", "sealed" if sealed_here else "another builder sealed", target)
-        document = contents.document
-        counts = {name: document[name] for name in ("num_samples", "excluded", "failed", "longer", "unused_fields")}
-        return self._report(target, **counts)
+        return self._report(target, **{name: contents.document[name] for name in COUNTS})
 
     def _unsealed(self) -> BuildReport:
         if self.options.part is None:
@@ -418,26 +344,8 @@ def _usable(standing: Sealed, options: Options) -> bool:
     """Whether a sealed cache is left alone: all files are there and of the right size, and right by hash if asked."""
     if options.rebuild:
         return False
-    if options.verify:
-        problems = verify_folder(standing.folder, progress=options.progress).problems
-    else:
-        problems = quick_problems(standing.folder)
+    folder = standing.folder
+    problems = verify_folder(folder, progress=options.progress).problems if options.verify else quick_problems(folder)
     for problem in problems:
         logger.warning("mending %s", problem)
     return not problems
-
-
-def _standing_report(standing: Sealed, started_s: float) -> BuildReport:
-    metadata = standing.metadata
-    return BuildReport(
-        key=standing.key,
-        cache=str(standing.folder),
-        num_samples=metadata["num_samples"],
-        excluded=metadata["excluded"],
-        failed=metadata["failed"],
-        longer=metadata["longer"],
-        unused_fields=metadata["unused_fields"],
-        shards_kept=len(metadata["probe"]) * metadata["num_shards"],
-        seconds=time.monotonic() - started_s,
-        already_sealed=True,
-    )

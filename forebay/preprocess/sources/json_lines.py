@@ -77,6 +77,17 @@ def string_of(fields: Mapping[str, Any], names: Sequence[str], *, required: bool
     return None
 
 
+def id_of(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """Returns the first of several fields that is there and not null, a number as its digits; None where none is.
+
+    Raises JsonError for other types.
+    """
+    value = next((fields[name] for name in names if fields.get(name) is not None), None)
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**30:
+        return str(value)
+    return string_of({"id": value}, ("id",))
+
+
 def seconds_of(fields: Mapping[str, Any], names: Sequence[str]) -> float:
     """Returns the first of several fields that is there and not null as float; NaN where none is.
 

@@ -11,7 +11,8 @@ import pytest
 from forebay import cli
 from forebay.config import SourceConfig
 from forebay.errors import BuildError, CacheMismatchError, CacheNotFoundError, ManifestError
-from forebay.preprocess.pipeline import Options, build
+from forebay.preprocess.pipeline import build
+from forebay.preprocess.report import Options
 from forebay.preprocess.sources.speech.listing import read_rows
 from forebay.preprocess.sources.vision.listing import read_conversations
 from forebay.steps.recipe import recipe_of

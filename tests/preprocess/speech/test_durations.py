@@ -17,11 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay import cli
-from forebay.config import load_config
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.modality import Coder
 from forebay.preprocess.speech.modality import DurationLimits
-from forebay.steps.recipe import recipe_of
+from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import open_cache
 from forebay.train.uncached.speech import UncachedSpeech
 from tests.preprocess.audio_files import encoded, mp3, voice, without_tag

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from forebay.errors import TextError
-from forebay.preprocess.sources.json_lines import JsonError, string_of
+from forebay.preprocess.sources.json_lines import JsonError, id_of, string_of
 
 Image = TypeVar("Image")
 
@@ -49,7 +49,7 @@ def canonical(
     try:
         conversation = _conversation(fields, num_images=len(images), unknown=unknown)
     except JsonError as err:
-        raise _text_error(err) from err
+        raise text_error(err) from err
     parts = [part for message in conversation for part in message["content"] if part["type"] == "image"]
     tags = sum("image" not in part for part in parts)
     if tags != len(images):
@@ -74,7 +74,7 @@ def image_names(fields: Mapping[str, Any]) -> list[str]:
     try:
         return [string_of({name: value}, (name,), required=True) or "" for value in values]
     except JsonError as err:
-        raise _text_error(err) from err
+        raise text_error(err) from err
 
 
 def identifier(fields: Mapping[str, Any]) -> str | None:
@@ -82,19 +82,17 @@ def identifier(fields: Mapping[str, Any]) -> str | None:
 
     Raises TextError `bad_conversation` for an empty one and other types.
     """
-    value = next((fields[name] for name in ("sample_id", "id") if fields.get(name) is not None), None)
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**30:
-        return str(value)
     try:
-        given = string_of({"id": value}, ("id",))
+        given = id_of(fields, ("sample_id", "id"))
     except JsonError as err:
-        raise _text_error(err) from err
+        raise text_error(err) from err
     if given == "":
         raise TextError("bad_conversation", "field id is empty, wanted an id")
     return given
 
 
-def _text_error(err: JsonError) -> TextError:
+def text_error(err: JsonError) -> TextError:
+    """Returns the error of a conversation for what is wrong with its JSON."""
     return TextError(err.reason or "bad_conversation", str(err))
 
 
