@@ -20,7 +20,7 @@ demo: $(INSTALLED)
 	$(PINNED) $(BIN)/forebay train configs/demo_vision.toml
 
 test: $(INSTALLED)
-	$(PINNED) $(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PINNED) $(BIN)/python -m pytest -n 2 --dist loadfile --durations=20
 
 # All rows of the fault table with their long counts. They take an hour or more. An interrupted run goes on where it was. The command
 # ends with 1 if an outcome was wrong. `python -m tests.faults --row kill` runs one row; `--folder /dev/shm` is faster, in memory.
@@ -33,6 +33,7 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+	$(PINNED) $(BIN)/python -m pytest tests/test_imports.py tests/test_documents.py tests/test_security_page.py
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
@@ -52,9 +53,10 @@ bench-peers: $(PEERS_INSTALLED)
 	$(PINNED) $(PEERS)/bin/python -m benchmarks.formats --plot build/formats.png
 	$(PINNED) $(PEERS)/bin/python -m benchmarks.writer
 
-# The picture of the README, from the tables of the result pages.
+# The pictures: of the README, from the tables of the result pages, and of ARCHITECTURE.md, from the rooms on disk.
 images: $(INSTALLED)
 	$(BIN)/python -m benchmarks.picture
+	$(BIN)/python docs/make_rooms.py
 
 # The wheel is built, installed in an environment without this folder, and imported from another folder.
 wheel: $(INSTALLED)

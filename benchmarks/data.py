@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 import soundfile as sf
 
 from benchmarks.plan import SAMPLE_RATE_HZ, usual_durations
-from forebay.config import Config, load_config
+from forebay import load_config
+from forebay.config import Config
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.pool import Map
 from forebay.preprocess.shard_task import ShardTask

@@ -28,9 +28,10 @@ from forebay.config import BucketConfig, WindowConfig
 from forebay.config.plan import LengthsConfig
 from forebay.plan.bucket.plan import BucketPlan
 from forebay.plan.cursor import num_steps, turn
-from forebay.plan.disk import load_plan, save_plan
+from forebay.plan.disk import AnyPlan, load_plan, save_plan
 from forebay.plan.make import Samples, make_plan
 from forebay.plan.names import plan_folder
+from forebay.plan.pack.plan import PackPlan
 from forebay.plan.permutation import Permutations, derive_key
 from forebay.plan.statistics import padding_in_line, padding_of, statistics
 from forebay.plan.window import WindowPlan
@@ -93,6 +94,12 @@ def timed(work: Callable[[], T]) -> tuple[T, tuple[float, float]]:
     return found, (round(time.perf_counter() - wall, 3), round(time.process_time() - cpu, 3))
 
 
+def _of_lengths(plan: AnyPlan) -> BucketPlan | WindowPlan:
+    """Returns the plan, which is none of packs: `statistics` takes no other."""
+    assert not isinstance(plan, PackPlan)
+    return plan
+
+
 def padding_table(count: int, *, batch_seconds: float) -> list[dict[str, Any]]:
     """Returns a row for each way to form batches of `batch_seconds`: padding, spread of padded seconds, order."""
     durations = usual_durations(count)
@@ -102,7 +109,7 @@ def padding_table(count: int, *, batch_seconds: float) -> list[dict[str, Any]]:
         settings = kind(batch_seconds=batch_seconds, **changes)
         start = time.perf_counter()
         samples = Samples(durations=durations, sample_rate_hz=SAMPLE_RATE_HZ, shards=lambda: shards)
-        plan = make_plan(samples, settings)
+        plan = _of_lengths(make_plan(samples, settings))
         build_s = time.perf_counter() - start
         stats = statistics(plan, durations, shards=shards)
         rows.append(
@@ -171,7 +178,7 @@ def measure(count: int, *, batch_seconds: float, seeks: int) -> dict[str, Any]:
     settings = BucketConfig(batch_seconds=batch_seconds, k=64)
     samples = Samples(durations=durations, sample_rate_hz=SAMPLE_RATE_HZ)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    plan, build = timed(lambda: make_plan(samples, settings))
+    plan, build = timed(lambda: _of_lengths(make_plan(samples, settings)))
     after_build = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     stats, counting = timed(lambda: statistics(plan, durations, frames=-(-durations // FRAME_SAMPLES)))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -181,7 +188,7 @@ def measure(count: int, *, batch_seconds: float, seeks: int) -> dict[str, Any]:
         size_bytes = sum(path.stat().st_size for path in folder.iterdir())
 
         def opened() -> BucketPlan | WindowPlan:
-            return load_plan(folder, cache_key=CACHE_KEY, settings=settings, num_samples=count)
+            return _of_lengths(load_plan(folder, cache_key=CACHE_KEY, settings=settings, num_samples=count))
 
         open_s = seconds(opened, repeats=9)
         fresh = [opened() for _ in range(9)]

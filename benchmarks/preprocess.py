@@ -150,8 +150,9 @@ def difference(task: ShardTask) -> float:
     import torch
     from transformers import WhisperFeatureExtractor
 
-    from forebay.steps.audio.log_mel import LogMelBatch
+    from forebay.steps.audio.log_mel import LogMel
     from forebay.steps.batch import fresh
+    from forebay.steps.step import Stored
     from forebay.store.shard import Shard, shard_fields
 
     extractor = WhisperFeatureExtractor()
@@ -163,7 +164,7 @@ def difference(task: ShardTask) -> float:
         made = Shard(here.path, entry, shard_fields(task.modality.fields(), "media"))
         for index, clip in enumerate(clips):
             wanted = extractor(read(clip), sampling_rate=SAMPLE_RATE_HZ, return_tensors="np")["input_features"][0]
-            batch = LogMelBatch("input_features").collate([made.row(index)], dtype=torch.float32, allocate=fresh)
+            batch = LogMel.batch(Stored("", {}, {})).collate([made.row(index)], dtype=torch.float32, allocate=fresh)
             found = batch["input_features"][0].numpy()
             allowed = 1e-6 + 2.0**-11 * np.maximum(np.abs(wanted), 2.0**-14)
             worst = max(worst, float((np.abs(found - wanted) / allowed).max()))
@@ -255,7 +256,7 @@ def command(data: Corpus) -> list[dict[str, Any]]:
         arguments_ = [str(data.folder / "bench.toml"), "--set", f"run.cache_root={root}", "--json"]
         for name in ("to a sealed cache", "over the sealed cache"):
             process = subprocess.Popen(
-                [sys.executable, "-m", "forebay.cli", "preprocess", *arguments_],
+                [sys.executable, "-m", "forebay", "preprocess", *arguments_],
                 cwd=ROOT,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -37,7 +37,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.data import BENCH_DATA, SPEECH, shard_tasks
 from benchmarks.report import Cost, arguments, machine, median, show, timed
-from forebay.config import load_config
+from forebay import load_config
 from forebay.preprocess.modality import MODALITIES, Read, Values
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.pool import Pool

@@ -38,7 +38,8 @@ import torch
 from PIL import Image
 
 from benchmarks.report import arguments, machine, median, ratio, show, timed
-from forebay.config import Config, load_config
+from forebay import load_config
+from forebay.config import Config
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.report import Options
 from forebay.pretrained import from_folder

@@ -1,4 +1,4 @@
-"""Writes `docs/config.md` from the settings in `forebay/config`: their names, types, defaults and docstrings.
+"""Writes `docs/config.md` from the settings in `forebay/config` and `forebay/steps`: names, types, defaults, docstrings.
 
     python docs/make_config.py      (`make config-docs`)
 
@@ -20,13 +20,14 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from forebay.config.plan import KINDS
 from forebay.config.tree import Config
+from forebay.steps.table import AUDIO, IMAGE, TEXT, Table, step_class
 
 PAGE = Path(__file__).with_name("config.md")
 
 INTRODUCTION = """\
 # The config, field by field
 
-<!-- Written by `make config-docs` from the docstrings in `forebay/config`: change them there. -->
+<!-- Written by `make config-docs` from the docstrings in `forebay/config` and `forebay/steps`: change them there. -->
 
 A config is one TOML file, or a dict of the same for `forebay.load_config`. Paths are relative to the file; those of a
 dict are relative to the current folder. A setting of the command line wins over the file: `--set loader.seed=3`.
@@ -38,7 +39,12 @@ nearest name.
 `[plan]` has a `kind`, which says what other fields there are. Left out, the kind is `"bucket"`.
 """
 
+STEPS: dict[str, tuple[Table, str]] = {"audio": (AUDIO, "features"), "text": (TEXT, "prompt"), "vision": (IMAGE, "")}
+"""By section: the steps that it chooses from, and the field that names one."""
+
 TYPES = {str: "text", int: "integer", float: "number", bool: "`true`, `false`"}
+
+HEAD = ("| field | type | default | meaning |", "|---|---|---|---|")
 
 
 def page() -> str:
@@ -50,20 +56,43 @@ def _section(owner: Any, name: str) -> Iterator[str]:
     """Yields the lines of a section: what it is, its fields in a table, and the sections inside of it."""
     hints, documented = get_type_hints(owner), _docstrings(owner)
     inner: list[tuple[str, Any]] = []
-    yield from ("| field | type | default | meaning |", "|---|---|---|---|")
+    yield from HEAD
     for field in dataclasses.fields(owner):
+        if (field.name, name in STEPS) == ("settings", True):
+            continue
         dotted = f"{name}.{field.name}" if name else field.name
         sections = _dataclasses_in(hints[field.name])
         if sections:
             is_list = tuple in map(get_origin, (hints[field.name], *get_args(hints[field.name])))
             inner += [(f"[[{dotted}]]" if is_list else f"[{dotted}]", section) for section in sections]
         elif (owner, field.name) != (Config, "path") and (name, field.name) != ("plan", "kind"):
-            cells = (f"`{field.name}`", _type(hints[field.name]), _default(field), documented[field.name])
-            yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+            yield _row(field, hints[field.name], documented[field.name])
+    if name in STEPS:
+        yield from _step_settings(*STEPS[name])
     for heading, section in inner:
         kind = next((f' with `kind = "{kind}"`' for kind, settings in KINDS.items() if settings is section), "")
         yield from ("", f"## `{heading}`{kind}", "", _joined(section.__doc__), "")
         yield from _section(section, heading.strip("[]"))
+
+
+def _step_settings(table: Table, key: str) -> Iterator[str]:
+    """Yields the settings of every step of a section, which stand in the section beside its own fields."""
+    for name in table:
+        step = step_class(table, name)
+        hints, documented = get_type_hints(step), _docstrings(step)
+        yield from ("", f'### `{key} = "{name}"`' if key else f"### `{name}`", "", _joined(step.__doc__ or ""), "")
+        settings = [field for field in dataclasses.fields(step) if field.init]
+        rows = [
+            _row(field, hints[field.name], documented[field.name])
+            for field in settings
+            if field.name not in {*step.given, "version"}
+        ]
+        yield from ([*HEAD, *rows] if rows else ["No settings."])
+
+
+def _row(field: dataclasses.Field[Any], hint: Any, meaning: str) -> str:
+    cells = (f"`{field.name}`", _type(hint), _default(field), meaning)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _docstrings(owner: Any) -> dict[str, str]:

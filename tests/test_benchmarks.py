@@ -94,7 +94,7 @@ def test_writer_says_that_its_peer_is_missing(
 
 def test_a_stage_inside_another_counts_for_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 1.0, 3.0, 7.0])
-    monkeypatch.setattr(stages.time, "process_time", lambda: next(now))
+    monkeypatch.setattr("benchmarks.stages.time.process_time", lambda: next(now))
     clock = stages.Clock()
     inner = clock.around("resample", lambda: None)
     clock.around("decode", inner)()
@@ -116,7 +116,7 @@ def one_peer(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The formats' benchmark with the one peer that needs nothing but pyarrow, and one that is not there."""
     formats = importlib.import_module("benchmarks.formats")
     absent = SimpleNamespace(NAME="Nobody's format", REQUIRES=("nobodys_format",))
-    monkeypatch.setitem(sys.modules, "benchmarks.peers.nobody", absent)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "benchmarks.peers.nobody", absent)
     monkeypatch.setattr(formats, "PEERS", ("forebay_cache", "arrow_by_hand", "nobody"))
     return formats
 

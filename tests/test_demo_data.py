@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import itertools
 import json
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import soundfile as sf
 
-from forebay.config import load_config
+from forebay import load_config
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEECH = ROOT / "demo" / "speech"
@@ -118,7 +119,7 @@ def test_model_folders_hold_configuration_and_no_weights(folder: str) -> None:
 
 def test_making_the_models_again_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "demo")
-    import make_models
+    make_models = importlib.import_module("make_models")
 
     texts = make_models.read_texts()
     make_models.make_whisper(tmp_path / "model", texts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,7 +139,7 @@ def test_the_model_runs_on_a_packed_image() -> None:
 
 def test_making_the_model_folder_again_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "demo")
-    import make_vision_model
+    make_vision_model = importlib.import_module("make_vision_model")
 
     make_vision_model.make_qwen3_vl(tmp_path, make_vision_model.read_texts())
     made = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -149,7 +150,7 @@ def test_the_script_makes_these_photos_and_a_turned_one_stands_upright(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(ROOT / "demo")
-    import make_vision
+    make_vision = importlib.import_module("make_vision")
 
     assert list(make_vision.PHOTOS) == [path.name for path in PHOTOS]
     source = VISION / "photos" / "cat.png"

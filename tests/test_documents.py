@@ -20,9 +20,10 @@ import pytest
 
 import forebay
 from benchmarks import picture
-from forebay import cli
-from forebay.config import load_config, tree
+from forebay import cli, load_config
+from forebay.config import tree
 from forebay.plan.cursor import LoaderState
+from forebay.steps import table
 from forebay.train.loader import Loader
 
 ROOT = Path(__file__).parents[1]
@@ -51,13 +52,25 @@ def test_architecture_names_every_room() -> None:
     assert [room for room in rooms if f"`forebay/{room}/`" not in text] == []
 
 
-def test_the_page_of_the_config_is_what_its_docstrings_say() -> None:
-    spec = importlib.util.spec_from_file_location("make_config", ROOT / "docs" / "make_config.py")
+def _script(name: str) -> Any:
+    """A script of the folder of documents, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
+    return script
+
+
+def test_the_page_of_the_config_is_what_its_docstrings_say() -> None:
+    script = _script("make_config")
     assert script.PAGE.read_text() == script.page(), "run: make config-docs"
+
+
+def test_the_picture_of_the_rooms_is_what_stands_on_disk() -> None:
+    script = _script("make_rooms")
+    assert script.PICTURE.read_text() == script.picture(), "run: make images"
+    assert "](docs/images/rooms.svg)" in _text("ARCHITECTURE.md")
 
 
 def test_the_readme_shows_fields_that_there_are_and_where_the_others_are() -> None:
@@ -127,6 +140,8 @@ def test_settings_of_a_guide_are_settings(name: str) -> None:
         load_config(demo)
     sections = {f.name: get_type_hints(tree.Config)[f.name] for f in dataclasses.fields(tree.Config)}
     known = {name: _fields_of(kind) for name, kind in sections.items()}
+    for section, steps in (("audio", table.AUDIO), ("text", table.TEXT), ("vision", table.IMAGE)):
+        known[section] |= {setting for step in steps for setting in table.settings_of(steps, step)}
     named = re.findall(r"`([a-z]+)\.(?!toml)([a-z_]+)(?: = [^`]*)?`", _text(name))
     known["loader"] |= set(vars(Loader))  # the object `loader` has the section's name: `loader.weight`
     assert all(known[section] for section in ("source", "plan", "loader", "train", "run"))

@@ -300,7 +300,7 @@ def test_a_dict_is_a_config(built: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     config = load_config(document, overrides=["source.languages=['en']"])
     assert config.source.manifests == (str(built.parent / "clips.jsonl"),)
     assert (config.cache_root, config.source.languages) == (built.parent / "caches", ("en",))
-    assert "languages" not in document["source"]  # type: ignore[operator]
+    assert "languages" not in document["source"]
     with pytest.raises(ConfigError, match=r"audio\.feature: unknown field; did you mean audio\.features\?"):
         load_config({**document, "audio": {"feature": "waveform"}})
     with pytest.raises(ConfigError, match=r"source\.languages is None, which no setting can be"):

@@ -1,7 +1,7 @@
-"""The configuration tree, its loader, and the descriptions of the steps. Imports the standard library only."""
+"""The configuration: one dataclass a section, from one TOML file or dict. Imports the standard library only."""
 
 from forebay.config.data import AudioConfig, LayoutConfig, SourceColumns, SourceConfig, TextConfig, VisionConfig
-from forebay.config.load import load_config, parse_config
+from forebay.config.load import parse_config
 from forebay.config.loader import LoaderConfig, MixtureConfig, MixtureSource
 from forebay.config.plan import BucketConfig, PackConfig, PlanConfig, WindowConfig
 from forebay.config.train import RunConfig, TrainConfig
@@ -24,6 +24,5 @@ __all__ = [
     "TrainConfig",
     "VisionConfig",
     "WindowConfig",
-    "load_config",
     "parse_config",
 ]

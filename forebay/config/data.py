@@ -150,7 +150,7 @@ class AudioConfig:
     sample_rate_hz: int = 16_000
     """Samples a second of `waveform`. The other features are defined at 16000 Hz."""
     features: str = "log_mel"
-    """A step of `forebay.steps.table.AUDIO`. `none`: samples are text alone, of a source of kind "text"."""
+    """Which features are stored: a step by its name. `none`: samples are text alone, of a source of kind "text"."""
     keep_waveform: bool = False
     """Also store the decoded waveform (int16) beside the features."""
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -178,7 +178,7 @@ def row_slice(text: str) -> slice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VisionConfig:
-    """What is stored of the images; a config with this section is one of the vision-language line."""
+    """What is stored of the images; a config with this section is about images and conversations."""
 
     __pydantic_config__ = STRICT
 
@@ -199,7 +199,7 @@ class TextConfig:
     tokenizer: str = field(metadata={"path": True})
     """Folder with the tokenizer's files; in the key by their content."""
     prompt: str = "plain"
-    """A step of `forebay.steps.table.TEXT`. `chat`: the folder's chat template over conversations, of `[vision]` only."""
+    """How a text is written before it is tokenised: a step by its name. `chat` is for `[vision]`, and only for it."""
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Every other field of the section: the settings of that step."""
 

@@ -53,7 +53,7 @@ Check = Callable[[str, Mapping[str, Any]], Sequence[str]]
 """What is wrong with the values of a section, by its name."""
 
 
-def load_config(
+def read_config(
     path: str | os.PathLike[str] | Mapping[str, Any], *, overrides: Sequence[str] = (), check: Check | None = None
 ) -> Config:
     """Returns the config of a TOML file with `section.field=value` overrides applied; its paths are absolute.
@@ -101,7 +101,7 @@ def _read(path: Path) -> dict[str, Any]:
 def parse_config(document: Mapping[str, Any], *, path: Path, check: Check | None = None) -> Config:
     """Returns the config of a parsed document; `path` names it in messages and anchors its relative paths.
 
-    check: of the settings of steps, see `load_config`.
+    check: of the settings of steps, see `read_config`.
     """
     from pydantic import TypeAdapter, ValidationError  # not at import: opening a cache must not load pydantic
 

@@ -1,4 +1,4 @@
-"""Plans: which samples form which batch, in which order. Functions over integer lengths; only `disk` touches files."""
+"""Which samples form which batch, in which order: functions over integer lengths. Only `disk` touches files."""
 
 from __future__ import annotations
 

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 from forebay.face import face
 
 if TYPE_CHECKING:
-    from forebay.preprocess.pipeline import build
-    from forebay.preprocess.report import BuildReport, Options
+    from forebay.preprocess.pipeline import build as build
+    from forebay.preprocess.report import BuildReport as BuildReport
+    from forebay.preprocess.report import Options as Options
 
-__all__ = ["BuildReport", "Options", "build"]
-
-_REPORT = dict.fromkeys(("BuildReport", "Options"), "forebay.preprocess.report")
-__getattr__, __dir__ = face(__name__, {**_REPORT, "build": "forebay.preprocess.pipeline"})
+__getattr__, __dir__, __all__ = face(__name__, {"pipeline": "build", "report": "BuildReport Options"})

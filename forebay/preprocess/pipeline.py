@@ -30,7 +30,7 @@ from forebay.store.cache import open_cache
 from forebay.store.files import require_writable
 from forebay.store.key import SHORT, codec_of, differences, digest, folder_name
 from forebay.store.layout import Group
-from forebay.store.lookup import Sealed, failures_of, find_cache
+from forebay.store.lookup import Lookup, Sealed, failures_of, find_cache
 from forebay.store.memo import Memo
 from forebay.store.seal import seal
 from forebay.store.temporary import sweep
@@ -80,15 +80,7 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
     config = replace(config, loader=replace(config.loader, cache_dir=None))
     recipe = recipe_of(config)
     lookup = find_cache(config, recipe, memo=memo)
-    standing = lookup.found
-    if standing is not None and standing.metadata.get("codec") != codec_of(config):
-        logger.info("%s has the same values in another codec", standing.folder)
-        standing = None
-    if lookup.state == "absent":
-        # A mistyped manifest must not pass for raw data that was taken away.
-        manifest_files(config.source)
-        unseen = lookup.found.folder if lookup.found else ""
-        logger.warning("%s is not compared: some of its raw data is not here", unseen)
+    standing = _standing(config, lookup)
     if standing is not None and _usable(standing, options):
         if (failures := failures_of(config, standing)) is not None:
             raise BuildError(failures)
@@ -111,6 +103,19 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
             run.workspace.remove()
             return BuildReport.of_standing(other, seconds=time.monotonic() - started_s)
     return replace(report, seconds=time.monotonic() - started_s)
+
+
+def _standing(config: Config, lookup: Lookup) -> Sealed | None:
+    """Returns the sealed cache that was found, if it is in the codec of the config."""
+    found = lookup.found
+    if lookup.state == "absent":
+        # A mistyped manifest must not pass for raw data that was taken away.
+        manifest_files(config.source)
+        logger.warning("%s is not compared: some of its raw data is not here", found.folder if found else "")
+    if found is not None and found.metadata.get("codec") != codec_of(config):
+        logger.info("%s has the same values in another codec", found.folder)
+        return None
+    return found
 
 
 class _Build:

@@ -8,17 +8,12 @@ step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
+import torch
 
+from forebay.steps.step import Allocate, Batch
 from forebay.store.layout import Array
-
-if TYPE_CHECKING:
-    import torch
-
-Batch: TypeAlias = "dict[str, torch.Tensor]"
-Dtype: TypeAlias = "torch.dtype"
 
 PIECE = 32_000
 """Elements; torch runs element-wise work of fewer than 32,768 in the calling thread."""
@@ -27,32 +22,18 @@ IGNORED = -100
 """Label that torch's cross entropy passes over, as in transformers."""
 
 
-class Allocate(Protocol):
-    """Makes uninitialised tensors, by the name of the batch field that they are for."""
-
-    def __call__(self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype) -> torch.Tensor:
-        """Returns a contiguous CPU tensor that shares memory with no other living tensor."""
-        ...
-
-
 def fresh(name: str, shape: tuple[int, ...], *, dtype: torch.dtype) -> torch.Tensor:  # noqa: ARG001
     """Returns newly allocated memory; `name` does not matter."""
-    import torch
-
     return torch.empty(shape, dtype=dtype)
 
 
 def raw(tensor: torch.Tensor) -> Array:
     """Returns the tensor's memory as an array; bfloat16, which numpy does not have, as its bits in int16."""
-    import torch
-
     return tensor.view(torch.int16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 def raw_values(values: Sequence[float], dtype: torch.dtype) -> list[float]:
     """Returns the values rounded to `dtype` as `raw` shows them."""
-    import torch
-
     rounded = torch.tensor(values, dtype=dtype)
     found: list[float] = raw(rounded).tolist()
     return found
@@ -64,8 +45,6 @@ def copy_values(values: Array, out: torch.Tensor, *, scratch: torch.Tensor) -> N
     values: float16 or float32, C-contiguous, read-only is fine. out: float16, float32 or bfloat16, contiguous, as many
     elements. scratch: float32 [PIECE], overwritten.
     """
-    import torch
-
     source = torch.from_numpy(_Writable.alias(values)).view(-1)
     target = out.view(-1)
     # Straight from float16 to bfloat16 torch takes 2.6 times as long as over float32.
@@ -96,8 +75,6 @@ class Rows:
     """Rows of a batch to be written in float32: its own memory, or for other dtypes one scratch row, then copied."""
 
     def __init__(self, out: torch.Tensor, shape: tuple[int, ...], *, allocate: Allocate) -> None:
-        import torch
-
         self._out, self._shape = out, shape
         self._is_direct = out.dtype == torch.float32
         if self._is_direct:
@@ -128,8 +105,6 @@ def moved_frames(
     is then one straight pass (10 times as fast as transposing each sample), a transfer to a device still one block, and
     the model's first convolution brings it into its own order there.
     """
-    import torch
-
     out = allocate("input_features", (len(stored), room, stored[0].shape[1]), dtype=dtype)
     rows, raw_pads = raw(out), raw_values(pads, dtype)
     if stored[0].dtype == rows.dtype:
@@ -146,39 +121,39 @@ def moved_frames(
 
 
 def computed_rows(
-    name: str,
+    names: tuple[str, str],
     stored: Sequence[Array],
-    finish: Callable[[Array, Array, int], None],
+    finish: Callable[[Array, Array, Array], None],
     *,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     allocate: Allocate,
-) -> torch.Tensor:
-    """Returns [batch, *shape]; the arithmetic is done in float32, for other dtypes in one row of scratch.
+) -> Batch:
+    """Returns values [batch, *shape] and their mask int32 [batch, shape[0]], by these names.
 
-    finish: called with the stored values of a sample, float16 ones widened, the row to fill, and the row's number.
+    The arithmetic is done in float32, for other dtypes in one row of scratch.
+    finish: called with the stored values of a sample, float16 ones widened, and the rows of values and mask to fill.
     """
-    import torch
-
-    out = allocate(name, (len(stored), *shape), dtype=dtype)
-    rows = Rows(out, shape, allocate=allocate)
-    wide = scratch = None
+    mask = allocate(names[1], (len(stored), shape[0]), dtype=torch.int32)
+    out = allocate(names[0], (len(stored), *shape), dtype=dtype)
+    scratch = allocate("piece", (PIECE,), dtype=torch.float32)
+    row = allocate("row", shape, dtype=torch.float32) if dtype != torch.float32 else None
+    rows = list(out.numpy()) if row is None else [row.numpy()] * len(stored)
+    wide = None
     if stored[0].dtype == np.float16:
-        scratch = allocate("piece", (PIECE,), dtype=torch.float32)
         wide = allocate("wide", max(stored, key=len).shape, dtype=torch.float32)
-    for index, values in enumerate(stored):
-        if wide is not None and scratch is not None:
+    for index, (values, mask_row) in enumerate(zip(stored, mask.numpy(), strict=True)):
+        if wide is not None:
             copy_values(values, wide[: len(values)], scratch=scratch)
             values = wide[: len(values)].numpy()
-        finish(values, rows.array(index), index)
-        rows.done(index)
-    return out
+        finish(values, rows[index], mask_row)
+        if row is not None:
+            copy_values(row.numpy(), out[index], scratch=scratch)
+    return {names[0]: out, names[1]: mask}
 
 
 def ones_mask(name: str, lengths: Sequence[int], room: int, *, allocate: Allocate) -> torch.Tensor:
     """Returns int32 [batch, room], 1 up to each sample's length and 0 behind it."""
-    import torch
-
     mask = allocate(name, (len(lengths), room), dtype=torch.int32)
     rows = mask.numpy()
     rows.fill(1)
@@ -189,8 +164,6 @@ def ones_mask(name: str, lengths: Sequence[int], room: int, *, allocate: Allocat
 
 def filled(name: str, shape: tuple[int, int], value: int, *, allocate: Allocate) -> torch.Tensor:
     """Returns int64 of this shape with one value everywhere."""
-    import torch
-
     tensor = allocate(name, shape, dtype=torch.int64)
     tensor.numpy().fill(value)
     return tensor

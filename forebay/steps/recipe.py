@@ -15,9 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from forebay.config import load
 from forebay.config.data import SOURCE_KINDS, AudioConfig, SourceColumns, SourceConfig, TextConfig, VisionConfig
 from forebay.config.digest import processor_digest, tokenizer_digest
+from forebay.config.load import read_config
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.steps.audio.waveform import Decode, Waveform
@@ -121,10 +121,10 @@ AnyRecipe = Recipe | VisionRecipe
 def load_config(path: str | os.PathLike[str] | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Config:
     """Returns the config of a TOML file with `section.field=value` overrides applied; its paths are absolute.
 
-    As `forebay.config.load.load_config`, with the settings of the steps checked too.
+    As `forebay.config.load.read_config`, with the settings of the steps checked too.
     Raises ConfigError, which lists every unknown field (with the nearest name), wrong type and impossible value.
     """
-    config = load.load_config(path, overrides=overrides, check=section_problems)
+    config = read_config(path, overrides=overrides, check=section_problems)
     _refuse(config, contradictions(config))
     return config
 

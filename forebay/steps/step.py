@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
 from forebay.errors import ConfigError, DecodeError
-from forebay.steps.batch import Allocate, Batch, Dtype
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.source import Sample
+
+if TYPE_CHECKING:
+    import torch
+
+Batch: TypeAlias = "dict[str, torch.Tensor]"
+Dtype: TypeAlias = "torch.dtype"
 
 Fields = dict[str, Array]
 """What a step makes of one sample, by the name of the field."""
@@ -29,6 +34,14 @@ _MAX_MAGNITUDE = 1e10
 
 _GROUP_SAMPLES = 1 << 20
 """Samples that are laid out together, 4 MiB: enough to fill chunks, and freed memory of this size is used again."""
+
+
+class Allocate(Protocol):
+    """Makes uninitialised tensors, by the name of the batch field that they are for."""
+
+    def __call__(self, name: str, shape: tuple[int, ...], *, dtype: Dtype) -> torch.Tensor:
+        """Returns a contiguous CPU tensor that shares memory with no other living tensor."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,9 +222,9 @@ class TextStep(Step):
 
 
 class TextBatch(Protocol):
-    """Stored tokens as the text fields of a batch. Picklable, without state."""
+    """Stored tokens as the text fields of a batch: a function that can be pickled."""
 
-    def collate(self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate) -> Batch:
+    def __call__(self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate) -> Batch:
         """Returns the text fields of a batch, all int64. padding_side: of `input_ids`."""
         ...
 

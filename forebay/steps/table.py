@@ -47,6 +47,12 @@ def text_step(name: str) -> type[TextStep]:
     return found
 
 
+def step_class(table: Table, name: str) -> type[Step]:
+    """Returns the step that a table has under a name. Raises KeyError for a name that is not in the table."""
+    found: type[Step] = _load(table[name])
+    return found
+
+
 def settings_of(table: Table, name: str) -> dict[str, Any]:
     """Returns the settings of a step that a config may give, with their types."""
     return _settings(_load(table[name]))

@@ -53,7 +53,7 @@ class SideStream:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)
 
     def start(self, batch: Batch) -> Callable[[], Batch]:
         """Begins to copy; the result waits, on the stream that is current then, and returns the batch on the device."""

@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 
 from forebay.plan.cursor import Cursor, LoaderState, Step
 from forebay.plan.make import Planned
-from forebay.steps.batch import IGNORED, Batch
+from forebay.steps.batch import IGNORED
+from forebay.steps.step import Batch
 from forebay.store.source import SampleSource, SourceUnion, parts_of
 from forebay.train.collate.collator import BatchMaker, Collator
 from forebay.train.collate.crop import CropDraws

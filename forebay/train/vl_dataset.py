@@ -19,7 +19,8 @@ from forebay.plan.cursor import Cursor, Step
 from forebay.plan.disk import METADATA, STATISTICS, pack_settings
 from forebay.plan.make import opened_packs
 from forebay.plan.names import PLANS
-from forebay.steps.batch import IGNORED, Allocate
+from forebay.steps.batch import IGNORED
+from forebay.steps.step import Allocate
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.codec import FIELDS
 from forebay.store.lookup import sealed_caches

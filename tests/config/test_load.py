@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay import load_config
-from forebay.config import Config, parse_config
+from forebay.config import BucketConfig, Config, parse_config
 from forebay.config.load import RENAMED
 from forebay.errors import ConfigError
 from forebay.steps.recipe import section_problems
@@ -183,7 +183,7 @@ def test_names_that_are_no_folder_are_refused(tmp_path: Path, name: str) -> None
 
 def test_integers_are_taken_for_numbers_and_become_them(tmp_path: Path) -> None:
     config = load(tmp_path, "max_duration_s = 30\n[plan]\nbatch_seconds = 3\nedges_s = [1, 2]\n")
-    assert config.plan is not None
+    assert isinstance(config.plan, BucketConfig)
     values = [config.source.max_duration_s, config.plan.batch_seconds, *config.plan.edges_s]
     assert [(type(value), value) for value in values] == [(float, 30.0), (float, 3.0), (float, 1.0), (float, 2.0)]
 
@@ -235,7 +235,7 @@ def test_overrides_make_sections_win_over_the_file_and_over_earlier_ones(tmp_pat
         tmp_path, "[loader]\nseed = 1\n", "loader.seed=2", "loader.seed=3", "plan.batch_size=4", "text.tokenizer=t"
     )
     assert config.loader.seed == 3
-    assert config.plan is not None
+    assert isinstance(config.plan, BucketConfig)
     assert config.plan.batch_size == 4
     assert config.text is not None
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from forebay.config import BucketConfig, Config, WindowConfig, load_config
+from forebay import load_config
+from forebay.config import BucketConfig, Config, WindowConfig
 from forebay.config.plan import KINDS
 from forebay.errors import ConfigError
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.config import load_config
+from forebay import load_config
 from forebay.config.load import MAX_DEPTH, parse_toml
 from forebay.errors import ConfigError
 

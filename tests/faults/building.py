@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from forebay.config import Config, load_config
+from forebay import load_config
+from forebay.config import Config
 from forebay.errors import CacheError
 from forebay.preprocess import pool, worker
 from forebay.preprocess.pipeline import build

@@ -47,7 +47,7 @@ VALUES: tuple[Any, ...] = (
 )
 """What stands in the place of what forebay wrote."""
 ABSENT = object()
-QUESTIONS = ([], ["--json"], ["--sample", "0"], ["--sample", "1", "--json"], ["--verify"])
+QUESTIONS: tuple[list[str], ...] = ([], ["--json"], ["--sample", "0"], ["--sample", "1", "--json"], ["--verify"])
 _BUCKETS = BucketConfig(edges_s=(0.5, 1.0), batch_size=2)
 _PACKS = PackConfig(seq_len=64, max_patches=40, buffer_size=8)
 

@@ -96,7 +96,7 @@ def _read_a_read_only_cache(config: Path, root: Path, cache: Path) -> str:
     for index in range(len(opened)):
         opened.read(index)
     assert build_here(config, root, Fault(), {})["already_sealed"]
-    name = {"cache_key": opened.key, "settings": BucketConfig(batch_size=4)}
+    name: dict[str, Any] = {"cache_key": opened.key, "settings": BucketConfig(batch_size=4)}
     place = plan_folder(root, dataset="tones", split="train", **name)
     plan, folder = kept_plan(place, samples_of(opened), **name)
     assert folder is None

@@ -242,7 +242,7 @@ def _a_linked_manifest(chance: random.Random, inside: Path, outside: Path) -> So
     (outside / name).write_text("{}\n")
     (inside / name).symlink_to(outside / name)
     entry = chance.choice((inside, inside / name, inside / f"*{Path(name).suffix}"))
-    return SourceConfig(kind=kind, manifest=str(entry), confined=True)  # type: ignore[arg-type]
+    return SourceConfig(kind=kind, manifest=str(entry), confined=True)
 
 
 _WAYS = (_a_name, _a_link, _a_linked_folder, _a_linked_manifest)

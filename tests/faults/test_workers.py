@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forebay.errors import BuildError
-from forebay.preprocess.speech import samples
+from forebay.preprocess.speech.decode import decode_audio
 from tests.faults.building import Site, build_here, check_caches, check_settled, site
 from tests.faults.row import Row, dice
 from tests.faults.shim import Fault
@@ -40,18 +40,16 @@ def dies(place: Site, number: int, folder: Path) -> str:
 
 
 def _crashing(config: Path, root: Path, sample_id: str, end: signal.Signals, once: Path | None) -> dict[str, Any]:
-    real = samples.decode_audio
-
     def decode(data: bytes, step: Any, *, sample_id: str, **rest: Any) -> Any:
         if sample_id == blamed and (once is None or not once.exists()):
             if once is not None:
                 once.touch()
             os.kill(os.getpid(), end)
-        return real(data, step, sample_id=sample_id, **rest)
+        return decode_audio(data, step, sample_id=sample_id, **rest)
 
     blamed = sample_id
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(samples, "decode_audio", decode)
+        patch.setattr("forebay.preprocess.speech.samples.decode_audio", decode)
         return build_here(config, root, Fault(), {})
 
 

@@ -38,7 +38,8 @@ def logged(cache: Cache, path: Path, *, steps: int, with_ids: bool = True) -> li
     for step in range(1, steps + 1):
         next(batches)
         log.record(step)
-    return np.concatenate(plan.order(3, 0).batches(range(steps))).tolist()
+    used: list[int] = np.concatenate(plan.order(3, 0).batches(range(steps))).tolist()
+    return used
 
 
 def never_used(facts: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,9 @@ import numpy as np
 from forebay.config.plan import LengthsConfig
 from forebay.errors import PlanError
 from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.disk import AnyPlan
 from forebay.plan.make import Samples, make_plan
+from forebay.plan.pack.plan import PackPlan
 from forebay.plan.window import WindowPlan
 
 RATE = 1000
@@ -39,10 +41,16 @@ def samples_of(lengths: Array) -> Samples:
     )
 
 
+def of_lengths(plan: AnyPlan) -> BucketPlan | WindowPlan:
+    """Returns the plan, which is none of packs."""
+    assert not isinstance(plan, PackPlan)
+    return plan
+
+
 def plan_of_any_kind(lengths: Array, settings: LengthsConfig) -> BucketPlan | WindowPlan | None:
     """The plan, or None where `drop` leaves nothing to plan."""
     try:
-        return make_plan(samples_of(lengths), settings)
+        return of_lengths(make_plan(samples_of(lengths), settings))
     except PlanError:
         if settings.tail != "drop":
             raise

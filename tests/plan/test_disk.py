@@ -15,7 +15,7 @@ import xxhash
 from forebay.config import BucketConfig
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheNotFoundError
 from forebay.plan.bucket.make import bucket_plan
-from forebay.plan.bucket.plan import Order
+from forebay.plan.bucket.plan import BucketPlan, Order
 from forebay.plan.disk import load_plan, save_plan
 from forebay.plan.names import plan_folder, plan_key
 from forebay.plan.statistics import statistics
@@ -53,6 +53,7 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], None], *, checksum:
 
 def test_a_loaded_plan_has_the_same_order(tmp_path: Path) -> None:
     loaded = load_plan(saved(tmp_path), cache_key=KEY, settings=SETTINGS, num_samples=400)
+    assert isinstance(loaded, BucketPlan)
     for epoch in (0, 7):
         ours, theirs = (Order(plan, seed=3, epoch=epoch) for plan in (PLAN, loaded))
         positions = np.arange(len(ours))
@@ -70,6 +71,7 @@ def test_a_loaded_plan_finds_its_calibration_by_name(tmp_path: Path) -> None:
     folder = plan_folder(tmp_path, dataset="prompts", split="train", cache_key=KEY, settings=settings)
     save_plan(plan, folder, cache_key=KEY, settings=settings, statistics=statistics(plan, LENGTHS))
     loaded = load_plan(folder, cache_key=KEY, settings=settings)
+    assert isinstance(loaded, BucketPlan)
     assert (loaded.grad_accs, plan.grad_accs) == ((1, 3), (1, 3))
     assert loaded.batch_sizes.tolist() == [5, 2]
 

@@ -19,7 +19,8 @@ from forebay.plan.names import plan_folder
 from forebay.plan.statistics import statistics
 from forebay.plan.window import WindowPlan
 from forebay.store.chunked import MEMBERS_A_CHUNK, CheckedArray, chunk_sums
-from tests.plan.kinds import RATE, plan_of_any_kind, shards_of, tokens_of
+from forebay.store.layout import Array
+from tests.plan.kinds import RATE, of_lengths, plan_of_any_kind, shards_of, tokens_of
 from tests.plan.test_kinds import EVERY_KIND, some_lengths
 
 KEY = "ab" * 32
@@ -49,7 +50,7 @@ def test_a_loaded_plan_has_the_same_order(
     positions = np.arange(plan.num_batches)
     for a, b in zip(plan.order(3, 7).batches(positions), loaded.order(3, 7).batches(positions), strict=True):
         assert np.array_equal(a, b)
-    assert statistics(loaded, LENGTHS) == statistics(plan, LENGTHS)
+    assert statistics(of_lengths(loaded), LENGTHS) == statistics(plan, LENGTHS)
 
 
 def test_plans_of_all_kinds_stand_beside_each_other(tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ def test_a_setting_that_only_the_stored_plan_has_is_named(tmp_path: Path) -> Non
 
 def test_what_a_plan_needs_is_asked_for_only_when_it_is_made(tmp_path: Path) -> None:
     def resolved(settings: LengthsConfig, *, is_made: bool) -> None:
-        def fail() -> np.ndarray:  # type: ignore[type-arg]
+        def fail() -> Array:
             return pytest.fail("asked again")
 
         samples = Samples(

@@ -24,7 +24,9 @@ def resolved(root: Path, **changes: Any) -> tuple[BucketPlan, Path | None]:
     }
     lengths: dict[str, Any] = {"durations": LENGTHS, "frames": lambda: LENGTHS // 10, "sample_rate_hz": 1000}
     folder = plan_folder(root, dataset="prompts", split="train", **name)
-    return kept_plan(folder, Samples(**{**lengths, **changes}), **name)
+    plan, kept = kept_plan(folder, Samples(**{**lengths, **changes}), **name)
+    assert isinstance(plan, BucketPlan)
+    return plan, kept
 
 
 def test_a_plan_is_made_once(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ class Run:
         fill = loader._fill
 
         def remember(work: Any) -> Any:
-            self._collated.append(work.indices if work.turn.weight else [])
+            self._collated.append(work.indices if work.step.turn.weight else [])
             return fill(work)
 
         loader._fill = remember  # type: ignore[method-assign]
@@ -284,7 +284,10 @@ def test_a_log_that_does_not_lead_to_the_checkpoint_begins_there(
     path = tmp_path / "u.jsonl"
     run = Run(make_loaders(seed=8 if damage == "other run" else 7))
     walk(run, log_of(run, path), range(1, 7), every=6 if damage != "no line at the step" else 4)
-    {"missing": path.unlink, "not a log": lambda: path.write_text("hello\n")}.get(damage, lambda: None)()
+    if damage == "missing":
+        path.unlink()
+    elif damage == "not a log":
+        path.write_text("hello\n")
     run = Run(make_loaders())
     for _ in range(6):
         run.step()

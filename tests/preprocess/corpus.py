@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import soundfile
 
-from forebay.config import Config, load_config
+from forebay import load_config
+from forebay.config import Config
 
 RATE_HZ = 16_000
 

@@ -118,7 +118,8 @@ def test_a_compressed_tar_and_a_lost_manifest_cost_no_other_tar(tars: list[str],
     packed = tmp_path / "data" / "packed.tar.gz"
     packed.write_bytes(gzip.compress(Path(tars[0]).read_bytes()))
     lost = tmp_path / "lost.parquet"
-    for manifests in ([*tars, packed, lost], [tmp_path / "data", lost]):
+    asked: list[list[str | Path]] = [[*tars, packed, lost], [tmp_path / "data", lost]]
+    for manifests in asked:
         report = index_manifests(manifests, cache_root=tmp_path / "caches", num_workers=1, progress=False)
         assert (report.indexed + report.current, report.members) == (4, 10)
         reasons = dict(report.failed)

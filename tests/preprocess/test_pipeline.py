@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forebay.config import Config, load_config
+from forebay import load_config
+from forebay.config import Config
 from forebay.errors import BuildError, CacheIncompleteError, ManifestError
 from forebay.plan.make import plan_of
 from forebay.preprocess.pipeline import build

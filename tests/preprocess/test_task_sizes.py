@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from forebay.config import load_config
+from forebay import load_config
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.shard_task import ShardTask
@@ -205,8 +205,9 @@ def test_a_task_is_made_when_a_worker_is_free_for_it() -> None:
     """Two processes start: 0.3 s of CPU."""
     most = 0
     done = []
+    negated: Callable[[Any], Any] = operator.neg
     with Pool(2) as pool:
-        for task, result in pool.run(operator.neg, map(Task, range(60))):
+        for task, result in pool.run(negated, map(Task, range(60))):
             done.append((task.number, result))
             del task
             most = max(most, len(Task.alive))

@@ -12,7 +12,7 @@ from forebay.preprocess.listing import resolve
 from forebay.preprocess.report import BuildReport
 from forebay.preprocess.speech.modality import estimate_bytes
 from forebay.preprocess.speech.probe import media_probe
-from forebay.steps.recipe import recipe_of
+from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import FieldSpec, Group
 from forebay.store.lookup import find_cache
@@ -110,10 +110,12 @@ def test_the_estimate_and_the_probe_read_no_audio(folder: Path, monkeypatch: pyt
 
     monkeypatch.setattr("forebay.preprocess.speech.samples.decode_audio", refuse)
     config = text_config(folder)
-    assert len(media_probe(recipe_of(config))) == 32
-    listing = resolve(config, Memo(config.cache_root), map, recipe=recipe_of(config))
+    recipe = recipe_of(config)
+    assert isinstance(recipe, Recipe)
+    assert len(media_probe(recipe)) == 32
+    listing = resolve(config, Memo(config.cache_root), map, recipe=recipe)
     _, cache = make(folder)
-    assert 0.2 < estimate_bytes(recipe_of(config), listing.rows) / cache.metadata["size_bytes"] < 5
+    assert 0.2 < estimate_bytes(recipe, listing.rows) / cache.metadata["size_bytes"] < 5
 
 
 def test_texts_that_are_added_make_the_last_shard_and_no_other(folder: Path, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import pytest
 from forebay.config import Config
 from forebay.errors import BuildError, ConfigError, ManifestError
 from forebay.preprocess import pipeline, shard_task, unchanged
-from forebay.preprocess.sources import naming
 from forebay.preprocess.sources.media import MediaReader
 from forebay.preprocess.sources.naming import stamped
 from forebay.preprocess.speech.modality import Speech
@@ -83,14 +82,7 @@ def test_a_build_that_stopped_for_a_changed_source_goes_on_with_the_shards_of_th
     assert (report.shards_linked, report.shards_written) == (8, 2)
     assert not (corpus.root / ".building").exists()
     np.testing.assert_array_equal(open_cache(report.cache).read(10)["waveform"], tone(500, duration_s=0.1))
-    assert (
-        find_cache(
-            corpus.config(),
-            recipe_of(corpus.config()),
-            recipe_of(corpus.config()),
-        ).state
-        == "same"
-    )
+    assert find_cache(corpus.config(), recipe_of(corpus.config())).state == "same"
 
 
 def test_parts_between_which_a_source_changes_make_one_cache_of_its_last_content(corpus: Corpus) -> None:
@@ -213,12 +205,12 @@ def test_young_files_are_waited_for_together_and_old_ones_are_not(
 ) -> None:
     files = [SourceFile(file.name, file.path) for file in sources(tmp_path, b"a", b"b")]
     waits: list[float] = []
-    monkeypatch.setattr(naming.time, "sleep", waits.append)
+    monkeypatch.setattr("forebay.preprocess.sources.naming.time.sleep", waits.append)
     found = stamped([*files, SourceFile("gone", tmp_path / "gone")])
     assert [file.stat for file in found] == [stat_now(file.path) for file in files] + [None]
     assert len(waits) == 1
     assert stamped(found[:2]) == found[:2]
-    monkeypatch.setattr(naming.time, "time_ns", lambda: 2**62)
+    monkeypatch.setattr("forebay.preprocess.sources.naming.time.time_ns", lambda: 2**62)
     stamped(files)
     assert len(waits) == 1
 
@@ -234,7 +226,7 @@ def test_a_file_that_changes_in_the_tick_of_its_stamp_gets_the_later_one(
         if len(waits) == 1:
             file.path.write_bytes(b"longer")
 
-    monkeypatch.setattr(naming.time, "sleep", change_once)
+    monkeypatch.setattr("forebay.preprocess.sources.naming.time.sleep", change_once)
     (found,) = stamped([SourceFile(file.name, file.path)])
     assert found.stat == stat_now(file.path)
     assert len(waits) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,9 +19,9 @@ from forebay.config import Config
 from forebay.errors import ConfigError
 from forebay.preprocess import Options, build
 from forebay.steps import table
-from forebay.steps.batch import Allocate, computed_rows, filled, ones_mask
+from forebay.steps.batch import computed_rows, filled
 from forebay.steps.recipe import recipe_of
-from forebay.steps.step import AudioBatch, AudioStep, Fields, PaddingSide, Stored, TextBatch
+from forebay.steps.step import Allocate, AudioBatch, AudioStep, Fields, PaddingSide, Stored, TextBatch
 from forebay.steps.text.plain import PlainPrompt
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
 from forebay.steps.text.vocabulary import Vocabulary
@@ -62,17 +63,13 @@ class Energy(AudioStep):
 
 class EnergyBatch(AudioBatch):
     def collate(self, samples: Sequence[Sample], *, dtype: torch.dtype, allocate: Allocate) -> dict[str, torch.Tensor]:
-        def finish(values: Array, row: Array, index: int) -> None:
-            row[: len(values)] = values
-            row[len(values) :] = 0
+        def finish(values: Array, row: Array, mask: Array) -> None:
+            row[:], mask[:] = 0, 0
+            row[: len(values)], mask[: len(values)] = values, 1
 
         stored = self.values(samples)
-        lengths = list(map(len, stored))
-        shape = (max(lengths), 1)
-        return {
-            "energy": computed_rows("energy", stored, finish, shape=shape, dtype=dtype, allocate=allocate),
-            "energy_mask": ones_mask("energy_mask", lengths, shape[0], allocate=allocate),
-        }
+        shape, names = (max(map(len, stored)), 1), ("energy", "energy_mask")
+        return computed_rows(names, stored, finish, shape=shape, dtype=dtype, allocate=allocate)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +85,7 @@ class Echo(Transcript):
 
     @classmethod
     def batch(cls, stored: Stored) -> TextBatch:
-        return EchoText(int(stored.constant("eos_token_id")))
+        return partial(echo_text, pad_token_id=int(stored.constant("eos_token_id")))
 
 
 class EchoPrompt(PlainPrompt):
@@ -102,18 +99,14 @@ class EchoPrompt(PlainPrompt):
         return TokenSequence(ids=before + once, prefix_len=len(before), num_label_tokens=len(once))
 
 
-@dataclass(frozen=True, slots=True)
-class EchoText:
-    pad_token_id: int
-
-    def collate(
-        self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate
-    ) -> dict[str, torch.Tensor]:
-        ids = [sample["input_ids"] for sample in samples]
-        echo = filled("echo", (len(ids), max(map(len, ids))), self.pad_token_id, allocate=allocate)
-        for row, values in zip(echo.numpy(), ids, strict=True):
-            row[: len(values)] = values
-        return {"echo": echo}
+def echo_text(
+    samples: Sequence[Sample], *, pad_token_id: int, padding_side: PaddingSide, allocate: Allocate
+) -> dict[str, torch.Tensor]:
+    ids = [sample["input_ids"] for sample in samples]
+    echo = filled("echo", (len(ids), max(map(len, ids))), pad_token_id, allocate=allocate)
+    for row, values in zip(echo.numpy(), ids, strict=True):
+        row[: len(values)] = values
+    return {"echo": echo}
 
 
 @pytest.fixture

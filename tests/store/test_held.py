@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 from forebay.errors import CacheNotFoundError, CacheReplacedError
-from forebay.store import cache as cache_module
-from forebay.store import held
 from forebay.store.cache import Cache, open_cache
 from forebay.store.held import HeldFolder, is_held
+from forebay.store.metadata import read_metadata
 from forebay.store.seal import _exchange
 from tests.store_factory import make_cache
 
@@ -73,7 +72,7 @@ def test_a_folder_that_is_replaced_before_it_is_locked_is_let_go(
         _exchange(other, folder)
         shutil.rmtree(other)
 
-    monkeypatch.setattr(held.fcntl, "flock", at_the_first_call(fcntl.flock, swap))
+    monkeypatch.setattr("forebay.store.held.fcntl.flock", at_the_first_call(fcntl.flock, swap))
     cache = open_cache(folder)
     assert cache.num_shards == 2
     assert len(values(cache)) == 6
@@ -89,7 +88,7 @@ def test_a_folder_that_is_removed_while_it_is_opened_is_opened_again(
         _exchange(other, folder)
         shutil.rmtree(other)
 
-    monkeypatch.setattr(cache_module, "read_metadata", at_the_first_call(cache_module.read_metadata, swap))
+    monkeypatch.setattr("forebay.store.cache.read_metadata", at_the_first_call(read_metadata, swap))
     assert open_cache(folder).num_shards == 2
 
 
@@ -98,17 +97,16 @@ def test_metadata_and_arrays_of_one_folder_are_read_together(
 ) -> None:
     folder, other = layouts
     wanted = values(open_cache(folder))
-    real = cache_module.read_metadata
     read: list[Any] = []
 
     def then_swap(*args: Any, **kwargs: Any) -> Any:
-        document = real(*args, **kwargs)
+        document = read_metadata(*args, **kwargs)
         if not read:
             _exchange(other, folder)
         read.append(document)
         return document
 
-    monkeypatch.setattr(cache_module, "read_metadata", then_swap)
+    monkeypatch.setattr("forebay.store.cache.read_metadata", then_swap)
     cache = open_cache(folder, verify="open")
     assert (len(read), cache.num_shards) == (1, 3)
     assert values(cache) == wanted

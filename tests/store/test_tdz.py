@@ -8,7 +8,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.store import tdz
+from forebay.store.files import start_writeback
 from forebay.store.tdz import ALIGNMENT, TORCH_DTYPES, Parts, stored_checksums, write_tdz
 from tests.strategies import named_tensors, tensors
 
@@ -65,7 +65,10 @@ def test_tensordict_loads_the_same_tensors(arrays: dict[str, Array]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_tdz(Path(folder) / "a.tdz", arrays)
         loaded = TensorDict.load_memmap(Path(folder) / "a.tdz", mode="r")
-        keys = {"/".join(key) if isinstance(key, tuple) else key for key in loaded.keys(True, True)}
+        keys = {
+            "/".join(key) if isinstance(key, tuple) else key
+            for key in loaded.keys(include_nested=True, leaves_only=True)
+        }
         assert keys == set(arrays)
         for name, array in arrays.items():
             tensor = loaded[tuple(name.split("/"))]
@@ -167,9 +170,13 @@ def test_parts_are_written_as_the_whole(array: Array, cuts: list[int]) -> None:
 
 def test_the_disk_is_set_to_work_before_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
-    start = tdz.start_writeback
-    monkeypatch.setattr(tdz, "_WRITEBACK_BYTES", 4096)
-    monkeypatch.setattr(tdz, "start_writeback", lambda file: (begun.append(file.tell()), start(file)))
+
+    def start(file: BinaryIO) -> None:
+        begun.append(file.tell())
+        start_writeback(file)
+
+    monkeypatch.setattr("forebay.store.tdz._WRITEBACK_BYTES", 4096)
+    monkeypatch.setattr("forebay.store.tdz.start_writeback", start)
     parts = Parts([np.full(3000, number, np.uint8) for number in range(5)])
     written_to = tmp_path / "a.tdz"
     size = write_tdz(written_to, {"x": parts}).size_bytes

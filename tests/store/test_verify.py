@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from forebay.store import metadata
 from forebay.store.cache import open_cache
+from forebay.store.files import hash_file
 from forebay.store.held import AnyFile
 from forebay.store.layout import FORMAT_VERSION
 from forebay.store.verify import quick_problems, verify_folder
@@ -146,14 +147,12 @@ def test_all_damaged_files_are_listed_not_just_the_first(copy: Path) -> None:
 def test_a_file_that_the_disk_cannot_read_is_a_problem_and_the_rest_is_still_checked(
     copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = metadata.hash_file
-
     def failing(path: AnyFile) -> str:
         if str(path).endswith("media/00000.tdz"):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        return real(path)
+        return hash_file(path)
 
-    monkeypatch.setattr(metadata, "hash_file", failing)
+    monkeypatch.setattr("forebay.store.metadata.hash_file", failing)
     flip(copy / "text/00001.tdz", 100)
     problems = verify_folder(copy).problems
     assert problems[0] == f"{copy / 'media/00000.tdz'} cannot be read: Input/output error"

@@ -16,7 +16,7 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
-from forebay.config import load_config
+from forebay import load_config
 from forebay.errors import ConfigError
 from forebay.plan.make import Planned
 from forebay.train import CachedVLDataset, make_loader
@@ -47,7 +47,7 @@ def main(config_path: str, packs: str, out: Path) -> None:
     results["prepared"] = heads(accelerator.prepare(loader))
     sampler = PlanSampler(Planned(plan=loader.plan, key=loader.plan_key), seed=0)
     results["sampler"] = [list(batch) for batch in sampler]
-    batches: DataLoader[Any] = DataLoader(SampleDataset(loader.source), batch_sampler=sampler)  # type: ignore[arg-type]
+    batches: DataLoader[Any] = DataLoader(SampleDataset(loader.source), batch_sampler=sampler)
     try:
         accelerator.prepare(batches)
     except ConfigError as err:

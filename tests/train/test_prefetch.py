@@ -38,9 +38,19 @@ def test_slow_results_keep_their_place() -> None:
     assert list(start(square, 20, num_threads=3)) == [n * n for n in range(20)]
 
 
+def noted(seen: list[int]) -> Callable[[int], int]:
+    """Returns a function that notes what it is given and returns that."""
+
+    def make(number: int) -> int:
+        seen.append(number)
+        return number
+
+    return make
+
+
 def test_no_more_than_prefetch_is_made_ahead() -> None:
     seen: list[int] = []
-    results = start(lambda n: seen.append(n) or n, 50, num_threads=3, prefetch=4)
+    results = start(noted(seen), 50, num_threads=3, prefetch=4)
     for _ in range(5):
         next(results)
     results.close()
@@ -50,7 +60,7 @@ def test_no_more_than_prefetch_is_made_ahead() -> None:
 
 def test_inline_makes_nothing_ahead() -> None:
     seen: list[int] = []
-    results = start(lambda n: seen.append(n) or n, 50, num_threads=0)
+    results = start(noted(seen), 50, num_threads=0)
     assert seen == []
     assert next(results) == 0
     assert seen == [0]

@@ -31,12 +31,22 @@ def alone(model: Any, sample: dict[str, Any]) -> torch.Tensor:
     images = {}
     if sample["patches"]:
         images = {"pixel_values": pixel_values(sample), "image_grid_thw": torch.from_numpy(sample["image_grid_thw"])}
-    return model(input_ids=ids, mm_token_type_ids=(ids == IMAGE).int(), use_cache=False, **images).logits[0]
+    logits: torch.Tensor = model(
+        input_ids=ids, mm_token_type_ids=(ids == IMAGE).int(), use_cache=False, **images
+    ).logits
+    return logits[0]
 
 
 def packed(model: Any, batch: dict[str, Any], **changes: Any) -> torch.Tensor:
     inputs = {name: value for name, value in batch.items() if name != "labels"}
-    return model(**{**inputs, **changes}).logits[0]
+    logits: torch.Tensor = model(**{**inputs, **changes}).logits
+    return logits[0]
+
+
+def pack(samples: Sequence[dict[str, Any]], **settings: Any) -> dict[str, Any]:
+    batch = PackCollator(FakeVlSource(), **settings)(samples)
+    assert isinstance(batch, dict)
+    return batch
 
 
 def differences(model: Any, batch: dict[str, Any], samples: Sequence[dict[str, Any]], **changes: Any) -> list[float]:
@@ -53,14 +63,14 @@ def differences(model: Any, batch: dict[str, Any], samples: Sequence[dict[str, A
 @pytest.mark.parametrize("shapes", [None, SHAPES])
 @pytest.mark.parametrize("varlen", [False, True])
 def test_packed_equals_separate(model: Any, shapes: PackShapes | None, varlen: bool) -> None:
-    batch = PackCollator(FakeVlSource(), shapes=shapes, varlen=varlen)(SAMPLES)
+    batch = pack(SAMPLES, shapes=shapes, varlen=varlen)
     assert max(differences(model, batch, SAMPLES)) < 1e-5
 
 
 def test_pack_of_text_alone_equals_separate(model: Any) -> None:
     samples = [conversation(np.random.default_rng(i), []) for i in range(3)]
     for shapes in (None, SHAPES):
-        assert max(differences(model, PackCollator(FakeVlSource(), shapes=shapes)(samples), samples)) < 1e-5
+        assert max(differences(model, pack(samples, shapes=shapes), samples)) < 1e-5
 
 
 @pytest.mark.parametrize("shapes", [None, SHAPES])
@@ -71,7 +81,7 @@ def test_gradients_are_the_sum_of_those_of_the_samples(model: Any, shapes: PackS
         summed_loss(alone(model, sample)[None], labels[None], labels_are_shifted=False).backward()
     wanted = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
-    batch = PackCollator(FakeVlSource(), shapes=shapes)(SAMPLES)
+    batch = pack(SAMPLES, shapes=shapes)
     summed_loss(packed(model, batch)[None], batch["labels"], labels_are_shifted=False).backward()
     for name, parameter in model.named_parameters():
         assert torch.allclose(parameter.grad, wanted[name], rtol=1e-4, atol=1e-5 * float(wanted[name].abs().max())), (
@@ -80,7 +90,7 @@ def test_gradients_are_the_sum_of_those_of_the_samples(model: Any, shapes: PackS
 
 
 def test_the_models_own_loss_is_that_of_the_samples(model: Any) -> None:
-    batch = PackCollator(FakeVlSource(), shapes=SHAPES, varlen=True)(SAMPLES)
+    batch = pack(SAMPLES, shapes=SHAPES, varlen=True)
     with torch.no_grad():
         found = model(**to_model_inputs(batch, CONSTANTS)).loss
         total, count = torch.zeros(()), 0
@@ -93,7 +103,7 @@ def test_the_models_own_loss_is_that_of_the_samples(model: Any) -> None:
 
 @pytest.mark.parametrize("way", ["three rows", "mask", "cache"])
 def test_other_ways_to_pack_leak(model: Any, way: str) -> None:
-    batch = PackCollator(FakeVlSource())(SAMPLES)
+    batch = pack(SAMPLES)
     wrong: dict[str, Any] = {
         "three rows": {"position_ids": batch["position_ids"][1:]},
         "mask": {"attention_mask": torch.ones_like(batch["input_ids"])},
@@ -116,12 +126,11 @@ def test_fixed_shapes_are_compiled_once_each(tmp_path: Path) -> None:
 
     torch._dynamo.reset()
     model.model.language_model = torch.compile(model.model.language_model, backend=count)
-    collator = PackCollator(FakeVlSource(), shapes=SHAPES)
     after = []
     with torch.no_grad():
         for seed in range(50):
             samples = conversations(seed, 1 + seed % 5)
-            batch = collator(samples)
+            batch = pack(samples, shapes=SHAPES)
             logits = packed(model, batch)
             shapes.append((batch["input_ids"].shape[1], len(batch["pixel_values"])))
             after.append(len(graphs))

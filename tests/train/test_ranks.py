@@ -124,7 +124,7 @@ def test_the_environment_of_torchrun_is_enough(monkeypatch: pytest.MonkeyPatch, 
         PlanSampler(Planned(plan=plan, key="0"), seed=0),
         loader_of(FakeSource([50] * 12), plan, plan_key="", seed=0),
     )
-    assert [(each.cursor.rank, each.cursor.world) for each in loaders] == [(2, 3)] * 4  # type: ignore[attr-defined]
+    assert [(each.cursor.rank, each.cursor.world) for each in loaders] == [(2, 3)] * 4
 
 
 def test_torch_distributed_goes_before_the_environment(

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ import torch
 from forebay.config import BucketConfig
 from forebay.plan.bucket.make import bucket_plan
 from forebay.store.cache import Cache, open_cache
-from forebay.store.source import SourceUnion
+from forebay.store.source import SampleSource, SourceUnion
 from forebay.train import read_ahead
 from forebay.train.read_ahead import ReadAhead
 from tests.store_factory import make_cache
@@ -38,7 +39,7 @@ def test_only_after_a_wait_for_the_disk_and_for_a_while(monkeypatch: pytest.Monk
     monkeypatch.setattr(read_ahead, "_major_faults", lambda: next(faults))
     monkeypatch.setattr(read_ahead, "_BATCHES", 2)
     source = Asked()
-    ahead = ReadAhead(source)
+    ahead = ReadAhead(cast("SampleSource", source))
     with ahead.watch():
         pass
     ahead.announce([1])
@@ -53,7 +54,7 @@ def test_only_after_a_wait_for_the_disk_and_for_a_while(monkeypatch: pytest.Monk
 def test_a_source_that_cannot_read_ahead_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_ahead, "_major_faults", iter([0, 1]).__next__)
     source = FakeSource([200])
-    ahead = ReadAhead(source)
+    ahead = ReadAhead(cast("SampleSource", source))
     with ahead.watch():
         pass
     assert ahead.announce([0]) is None  # type: ignore[func-returns-value]
@@ -87,10 +88,10 @@ def test_reading_ahead_brings_pages_back_and_never_fails(tmp_path: Path) -> None
     open_cache(folder).will_need(range(6))
 
 
-def test_a_union_reads_ahead_in_the_sources_that_can() -> None:
+def test_a_union_reads_ahead_in_the_sources_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
     cached, other = FakeSource([200] * 3), FakeSource([200] * 2)
     asked: list[int] = []
-    cached.will_need = asked.extend  # type: ignore[method-assign]
+    monkeypatch.setattr(cached, "will_need", asked.extend)
     union = SourceUnion([other, cached, other], ["a", "b", "c"])
     union.will_need([0, 2, 6, 4, 3])
     assert asked == [0, 2, 1]

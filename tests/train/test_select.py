@@ -85,7 +85,7 @@ def test_a_loader_needs_a_plan(corpus: Corpus) -> None:
     without = text[: text.index("[plan]")] + text[text.index("[run]") :]
     config = corpus.config()
     path.write_text(without)
-    from forebay.config import load_config
+    from forebay import load_config
 
     with pytest.raises(ConfigError, match=r"no \[plan\] section"):
         make_loader(load_config(config.path))

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from forebay.config import Config, load_config
+from forebay import load_config
+from forebay.config import Config
 from forebay.errors import ManifestError, SampleError
 from forebay.preprocess import Options, build
 from forebay.store.cache import Cache

@@ -16,7 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.config import Config, load_config
+from forebay import load_config
+from forebay.config import Config
 from forebay.errors import ResumeError
 from forebay.plan.make import plan_of
 from forebay.plan.names import why_differ
@@ -157,10 +158,13 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> PhotoCorpus:
 
 def test_the_vision_line(photos: PhotoCorpus) -> None:
     overrides = ("plan.seq_len=120", "loader.num_threads=0")
-    cached, online = (
-        (lambda: make_loader(photos.config(*overrides))),
-        (lambda: make_loader(photos.config(*overrides, OFF))),
-    )
+
+    def cached() -> Loader:
+        return make_loader(photos.config(*overrides))
+
+    def online() -> Loader:
+        return make_loader(photos.config(*overrides, OFF))
+
     assert cached().plan_key == online().plan_key
     assert_goes_on(online(), cached(), steps=1)
     assert_goes_on(cached(), online(), steps=2)

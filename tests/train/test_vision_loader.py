@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from forebay.config import Config, load_config
+from forebay import load_config
+from forebay.config import Config
 from forebay.errors import CacheNotFoundError, ConfigError, PlanError
 from forebay.plan.pack.plan import PackPlan
 from forebay.steps.image.qwen2_vl import load_processor
@@ -59,9 +60,9 @@ def batches(config: Config, **options: Any) -> list[Batch]:
 
 
 def assert_equal(left: Batch | PatchBatch, right: Batch | PatchBatch) -> None:
-    left, right = fields_of(left), fields_of(right)
-    assert left.keys() == right.keys()
-    for name, value in left.items():
+    found, wanted = fields_of(left), fields_of(right)
+    assert found.keys() == wanted.keys()
+    for name, value in found.items():
         if isinstance(value, torch.Tensor):
             assert value.dtype == right[name].dtype
             torch.testing.assert_close(value, right[name], rtol=0, atol=0)
@@ -186,7 +187,7 @@ def test_the_dataset_and_its_states_are_those_of_the_loader(corpus: PhotoCorpus)
     loader = make_loader(config(corpus, "loader.seed=7"))
     found = CachedVLDataset(loader.source.folder, seed=7)  # type: ignore[attr-defined]
     assert found.cursor.key == loader.plan_key
-    assert_all_equal(list(found), list(loader))
+    assert_all_equal([*found], [*loader])
     assert found.state_dict() == loader.state_dict()
 
 
@@ -230,7 +231,8 @@ def test_packs_as_tensordicts(corpus: PhotoCorpus) -> None:
     plain = batches(config(corpus, "loader.varlen=true"))
     sizes = set()
     loader = make_loader(config(corpus, "loader.varlen=true"), as_tensordict=True)
-    for place, (packed, batch) in enumerate(zip(loader, plain, strict=True)):
+    packs: Iterable[Any] = loader
+    for place, (packed, batch) in enumerate(zip(packs, plain, strict=True)):
         sizes.add(len(loader.plan.order(0, 0).batch(place)))
         assert packed.batch_size == torch.Size([])
         for name, value in batch.items():

@@ -6,7 +6,7 @@ import copy
 import itertools
 import json
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ def epochs(root: Path, *numbers: int) -> list[tuple[int, ...]]:
     return names(batches)
 
 
-def same(left: Batch, right: Batch) -> bool:
+def same(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
     return left.keys() == right.keys() and all(
         torch.equal(left[name], right[name]) if isinstance(left[name], torch.Tensor) else left[name] == right[name]
         for name in left
@@ -183,7 +183,8 @@ def test_workers_together_give_the_rank_s_steps_and_go_on_from_their_states(
             return found, iter(found)
 
         def turns(workers: list[tuple[CachedVLDataset, Iterator[Any]]], first: int, count: int) -> list[Any]:
-            given_out, alive, place = [], [True] * len(workers), first
+            given_out: list[Any] = []
+            alive, place = [True] * len(workers), first
             while any(alive) and len(given_out) < count:
                 number = place % len(workers)
                 as_worker(monkeypatch, Worker(number, num_workers) if num_workers else None)
@@ -284,6 +285,7 @@ def test_uint8_patches_come_through_a_data_loader_as_no_mapping(root: Path, num_
     found = DataLoader(dataset(root, pixels="uint8"), batch_size=None, num_workers=num_workers)
     for batch, wanted in zip(found, dataset(root), strict=True):
         assert isinstance(batch, PatchBatch)
+        assert isinstance(wanted, dict)
         assert same(to_model_inputs(batch, CONSTANTS), wanted)
 
 

@@ -6,11 +6,15 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from forebay.config import Config
 from forebay.train.loader import Loader
+from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import train
 from tests.train.tiny import (
     ListLoader,
@@ -33,7 +37,7 @@ SCENARIOS = {
     "text_loader": ("qwen3_asr", 10, 2),
 }
 """Name to (model type, micro-batches in an epoch, grad_acc); the last two with forebay's own loader."""
-REAL_LOADERS = {"real_loader": real_loader, "text_loader": text_loader}
+REAL_LOADERS: dict[str, Callable[..., Loader]] = {"real_loader": real_loader, "text_loader": text_loader}
 NUM_STEPS = 5
 RESUME_AT = 3
 
@@ -48,7 +52,7 @@ def loader_of(name: str, *, dp_rank: int = 0, dp_world_size: int = 1) -> ListLoa
     return ListLoader(batches, dp_rank=dp_rank, dp_world_size=dp_world_size)
 
 
-def scenario(folder: Path, name: str, *, grad_acc: int, max_steps: int = NUM_STEPS):  # type: ignore[no-untyped-def]
+def scenario(folder: Path, name: str, *, grad_acc: int, max_steps: int = NUM_STEPS) -> Config:
     """Returns the config of a scenario, its model folder made where it is not there."""
     model_type = SCENARIOS[name][0]
     model = folder / ("real_loader_model" if name in REAL_LOADERS else f"{model_type}_model")
@@ -68,6 +72,11 @@ def scenario(folder: Path, name: str, *, grad_acc: int, max_steps: int = NUM_STE
     )
 
 
+def noting(losses: list[float]) -> Callable[[StepLog], None]:
+    """Returns a log that appends the loss of each line."""
+    return lambda line: losses.append(line.loss)
+
+
 def make_models(folder: Path) -> None:
     """Makes the model folders of all scenarios."""
     real_loader_model(folder / "real_loader_model")
@@ -79,7 +88,7 @@ def main(folder: Path) -> None:
     """Runs every scenario on this rank, the first also interrupted and resumed; writes rank_R.json."""
     torch.set_num_threads(1)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    results = {}
+    results: dict[str, Any] = {}
     for name, (_, _, grad_acc) in SCENARIOS.items():
         losses: list[float] = []
         for max_steps, resume in ((RESUME_AT, False), (NUM_STEPS, True)):
@@ -90,7 +99,7 @@ def main(folder: Path) -> None:
                 loader=loader,
                 source_kind="cache",
                 resume=resume,
-                log=lambda line, to=losses: to.append(line.loss),
+                log=noting(losses),
             )
         results[name] = {"losses": losses, "last": report.loss_last, "checkpoint": report.checkpoint}
     results["backend"] = torch.distributed.get_backend()

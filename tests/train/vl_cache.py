@@ -75,13 +75,13 @@ def make_vl_cache(
 def make_packs(root: Path, cache_key: str, samples: Sequence[Mapping[str, Any]], **settings: Any) -> Path:
     """Saves the plan of packs of a cache and returns its folder."""
     lengths = FakeVlSource(samples).lengths
-    samples = Samples(
+    columns = Samples(
         tokens=lambda: lengths["num_tokens"],
         patches=lambda: lengths["num_patches"],
         images=lambda: lengths["num_images"],
     )
     name: dict[str, Any] = {"cache_key": cache_key, "settings": PackConfig(**settings)}
-    _, folder = kept_plan(plan_folder(root, dataset="tiny", split="train", **name), samples, **name)
+    _, folder = kept_plan(plan_folder(root, dataset="tiny", split="train", **name), columns, **name)
     assert folder is not None
     return folder
 

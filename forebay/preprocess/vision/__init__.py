@@ -1,1 +1,1 @@
-"""Images and conversations to samples: the processor, the lines of a build."""
+"""Images and conversations to samples: what builds of vision have of their own."""

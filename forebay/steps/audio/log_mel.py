@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from forebay.steps.audio.ragged import CENTRE_SAMPLES, HOP_SAMPLES, Ragged
-from forebay.steps.batch import Allocate, Batch, Dtype, moved_frames
-from forebay.steps.step import AudioBatch, AudioStep, Fields, Stored
+from forebay.steps.step import Allocate, AudioBatch, AudioStep, Batch, Dtype, Fields, Stored
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.source import Sample
 
@@ -31,7 +30,9 @@ class LogMel(AudioStep):
     max_s: ClassVar[float | None] = 30.0
 
     n_mels: Literal[80, 128] = 80
+    """Bins of a frame: 128 for large-v3, 80 for the models before it."""
     dtype: Literal["float16", "float32"] = "float16"
+    """Type of the stored features."""
     version: int = 1
 
     def fields(self) -> tuple[FieldSpec, ...]:
@@ -83,18 +84,18 @@ class LogMel(AudioStep):
         Bit for bit what `WhisperFeatureExtractor` returns where the frames are; float16 frames are its to float16
         rounding.
         """
-        return LogMelBatch("input_features")
+        return _LogMelBatch("input_features")
 
 
-class LogMelBatch(AudioBatch):
+class _LogMelBatch(AudioBatch):
     """Always 30 s, so that there is no mask."""
 
     def room(self, longest: int) -> int:  # noqa: ARG002
-        """Returns 30 s of frames."""
         return MAX_FRAMES
 
     def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
-        """Returns `input_features`."""
+        from forebay.steps.batch import moved_frames
+
         pads = [sample["pad_value"].item() for sample in samples]
         frames = self.values(samples)
         return {"input_features": moved_frames(frames, pads, room=MAX_FRAMES, dtype=dtype, allocate=allocate)}

@@ -9,8 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from forebay.steps.audio.ragged import HOP_SAMPLES, Ragged
-from forebay.steps.batch import Allocate, Batch, Dtype, moved_frames, ones_mask
-from forebay.steps.step import AudioBatch, AudioStep, Fields, Stored
+from forebay.steps.step import Allocate, AudioBatch, AudioStep, Batch, Dtype, Fields, Stored
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.source import Sample
 
@@ -31,6 +30,7 @@ class Qwen3Asr(AudioStep):
     axes: ClassVar[dict[str, str | int]] = {"input_features": "frames"}
 
     dtype: Literal["float16", "float32"] = "float16"
+    """Type of the stored features."""
     version: int = 1
 
     def fields(self) -> tuple[FieldSpec, ...]:
@@ -66,18 +66,18 @@ class Qwen3Asr(AudioStep):
 
         Each row is what `Qwen3ASRFeatureExtractor` returns for the clip alone, followed by masked zeros.
         """
-        return Qwen3AsrBatch("input_features")
+        return _Qwen3AsrBatch("input_features")
 
 
-class Qwen3AsrBatch(AudioBatch):
+class _Qwen3AsrBatch(AudioBatch):
     """Frames to the end of the longest clip's last chunk, and their mask."""
 
     def room(self, longest: int) -> int:
-        """Returns the next multiple of 100."""
         return -(-longest // CHUNK_FRAMES) * CHUNK_FRAMES
 
     def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
-        """Returns `input_features` and `input_features_mask`."""
+        from forebay.steps.batch import moved_frames, ones_mask
+
         frames = self.values(samples)
         lengths = list(map(len, frames))
         room, pads = self.room(max(lengths)), [0.0] * len(samples)

@@ -10,8 +10,7 @@ from typing import ClassVar, Literal, TypeVar
 import numpy as np
 
 from forebay.steps.audio.ragged import BLOCK_ROWS, FRAME_SAMPLES, HOP_SAMPLES, Ragged, frames
-from forebay.steps.batch import PIECE, Allocate, Batch, Dtype, Rows, computed_rows, copy_values
-from forebay.steps.step import AudioBatch, AudioStep, Fields, Stored
+from forebay.steps.step import Allocate, AudioBatch, AudioStep, Batch, Dtype, Fields, Stored
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.source import Sample
 
@@ -49,6 +48,7 @@ class W2vBert(AudioStep):
     grid_samples: ClassVar[int | None] = BLOCK_ROWS * HOP_SAMPLES
 
     dtype: Literal["float16", "float32"] = "float32"
+    """Type of the stored filter banks."""
     version: int = 1
 
     def fields(self) -> tuple[FieldSpec, ...]:
@@ -106,40 +106,29 @@ class W2vBert(AudioStep):
         `feats` is [B, 1, T, 160], T half of the crop's 1 + (N - 400) // 160 frames, rounded up (an odd last frame
         stands beside zeros, as in the extractor).
         """
-        return W2vBertBatch("fbanks", stored.fields["fbanks"].shape[0])
+        return _W2vBertBatch("fbanks", stored.fields["fbanks"].shape[0])
 
 
 @dataclass(frozen=True, slots=True)
-class W2vBertBatch(AudioBatch):
+class _W2vBertBatch(AudioBatch):
     """Normalised pairs of frames. n_mels: columns of the stored filter banks."""
 
     n_mels: int
 
     def values(self, samples: Sequence[Sample]) -> list[Array]:
-        """Returns the frames that lie inside of the clip."""
         return [sample[self.field][: sample["valid_frames"].item()] for sample in samples]
 
     def room(self, longest: int) -> int:
-        """Returns whole pairs of frames."""
         return 2 * output_frames(longest)
 
     def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
-        """Returns `input_features` and `attention_mask`."""
-        import torch
+        from forebay.steps.batch import computed_rows
 
-        stored = self.values(samples)
+        stored, names = self.values(samples), ("input_features", "attention_mask")
         shape = (output_frames(max(map(len, stored))), 2 * self.n_mels)
-        mask = allocate("attention_mask", (len(samples), shape[0]), dtype=torch.int32)
-        masks = mask.numpy()
-
-        def finish(values: Array, row: Array, index: int) -> None:
-            w2v_bert_input(values, row, masks[index])
-
-        values = computed_rows("input_features", stored, finish, shape=shape, dtype=dtype, allocate=allocate)
-        return {"input_features": values, "attention_mask": mask}
+        return computed_rows(names, stored, w2v_bert_input, shape=shape, dtype=dtype, allocate=allocate)
 
     def count_crop_frames(self, samples: Sequence[Sample], *, num_samples: int) -> tuple[int, int]:
-        """Returns (filter bank frames of the clips in their crops, those of the batch)."""
         frames = valid_frames(num_samples)
         return sum(min(int(s["valid_frames"][0]), frames) for s in samples), len(samples) * frames
 
@@ -158,6 +147,8 @@ class W2vBertBatch(AudioBatch):
         silence count in mean and variance, as in `SeamlessM4TFeatureExtractor` of the padded waveform.
         """
         import torch
+
+        from forebay.steps.batch import PIECE, Rows, copy_values
 
         frames = valid_frames(num_samples)
         shape = (output_frames(frames), 2 * self.n_mels)

@@ -40,7 +40,7 @@ class Chat(TextStep):
     """`input_ids` int32 [tokens] and `label_mask` uint8 [tokens] of a conversation under the tokenizer's chat template.
 
     Image tokens are expanded; the mask is 1 where a token is a target: in what the assistant says, and in what ends its
-    turn. Batches of conversations are packs: `forebay.train.collate.packed`.
+    turn. Batches of conversations are packs.
     """
 
     name: ClassVar[str] = "chat"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
-from forebay.steps.batch import IGNORED, Allocate, Batch, filled
-from forebay.steps.step import PaddingSide, Stored, TextBatch
+from forebay.steps.step import Allocate, Batch, PaddingSide, Stored, TextBatch
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.source import Sample
@@ -28,9 +28,9 @@ class Plain(Transcript):
     def batch(cls, stored: Stored) -> TextBatch:
         """Returns `labels` [B, L]; without audio `input_ids`, `attention_mask`, `labels`, for causal models."""
         if stored.constants.get("features") != "none":
-            return LabelText()
+            return label_text
         # Masked, so any id that has an embedding is right where the tokenizer names none.
-        return CausalText(int(stored.constants.get("pad_token_id", 0)))
+        return partial(causal_text, pad_token_id=int(stored.constants.get("pad_token_id", 0)))
 
 
 class PlainPrompt(Prompt):
@@ -44,42 +44,38 @@ class PlainPrompt(Prompt):
         return TokenSequence(ids=ids, prefix_len=0, num_label_tokens=len(ids))
 
 
-@dataclass(frozen=True, slots=True)
-class LabelText:
-    """Labels alone: the text of audio whose model makes its own decoder inputs of them."""
+def label_text(samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate) -> Batch:  # noqa: ARG001
+    """Returns `labels` int64 [batch, longest], -100 on the `prefix_len` prompt tokens and on padding, right."""
+    from forebay.steps.batch import IGNORED, filled
 
-    def collate(self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate) -> Batch:  # noqa: ARG002
-        """Returns `labels` int64 [batch, longest], -100 on the `prefix_len` prompt tokens and on padding, right."""
-        sequences = [sample["input_ids"] for sample in samples]
-        labels = filled("labels", (len(samples), max(map(len, sequences))), IGNORED, allocate=allocate)
-        for ids, sample, row in zip(sequences, samples, labels.numpy(), strict=True):
-            prefix = sample["prefix_len"].item()
-            row[prefix : len(ids)] = ids[prefix:] if prefix else ids
-        return {"labels": labels}
+    sequences = [sample["input_ids"] for sample in samples]
+    labels = filled("labels", (len(samples), max(map(len, sequences))), IGNORED, allocate=allocate)
+    for ids, sample, row in zip(sequences, samples, labels.numpy(), strict=True):
+        prefix = sample["prefix_len"].item()
+        row[prefix : len(ids)] = ids[prefix:] if prefix else ids
+    return {"labels": labels}
 
 
-@dataclass(frozen=True, slots=True)
-class CausalText:
-    """Text without audio."""
+def causal_text(
+    samples: Sequence[Sample], *, pad_token_id: int, padding_side: PaddingSide, allocate: Allocate
+) -> Batch:
+    """Returns `input_ids`, `attention_mask` and `labels`, all int64 [batch, longest].
 
-    pad_token_id: int
+    Labels are the ids, -100 on padding and on the `prefix_len` prompt tokens; a causal model moves them by one
+    itself.
+    """
+    from forebay.steps.batch import IGNORED, filled
 
-    def collate(self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate) -> Batch:
-        """Returns `input_ids`, `attention_mask` and `labels`, all int64 [batch, longest].
-
-        Labels are the ids, -100 on padding and on the `prefix_len` prompt tokens; a causal model moves them by one
-        itself.
-        """
-        sequences = [sample["input_ids"] for sample in samples]
-        shape = (len(samples), max(map(len, sequences)))
-        inputs = filled("input_ids", shape, self.pad_token_id, allocate=allocate)
-        labels = filled("labels", shape, IGNORED, allocate=allocate)
-        mask = filled("attention_mask", shape, 0, allocate=allocate)
-        rows = zip(inputs.numpy(), mask.numpy(), labels.numpy(), strict=True)
-        for ids, sample, (inputs_row, mask_row, labels_row) in zip(sequences, samples, rows, strict=True):
-            start = shape[1] - len(ids) if padding_side == "left" else 0
-            prefix = int(sample["prefix_len"][0])
-            inputs_row[start : start + len(ids)] = ids
-            mask_row[start : start + len(ids)] = 1
-            labels_row[start + prefix : start + len(ids)] = ids[prefix:]
-        return {"input_ids": inputs, "attention_mask": mask, "labels": labels}
+    sequences = [sample["input_ids"] for sample in samples]
+    shape = (len(samples), max(map(len, sequences)))
+    inputs = filled("input_ids", shape, pad_token_id, allocate=allocate)
+    labels = filled("labels", shape, IGNORED, allocate=allocate)
+    mask = filled("attention_mask", shape, 0, allocate=allocate)
+    rows = zip(inputs.numpy(), mask.numpy(), labels.numpy(), strict=True)
+    for ids, sample, (inputs_row, mask_row, labels_row) in zip(sequences, samples, rows, strict=True):
+        start = shape[1] - len(ids) if padding_side == "left" else 0
+        prefix = int(sample["prefix_len"][0])
+        inputs_row[start : start + len(ids)] = ids
+        mask_row[start : start + len(ids)] = 1
+        labels_row[start + prefix : start + len(ids)] = ids[prefix:]
+    return {"input_ids": inputs, "attention_mask": mask, "labels": labels}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, TypeVar
 
 import numpy as np
 
 from forebay.errors import ConfigError, TextError
 from forebay.steps.audio.qwen3_asr import CHUNK_FRAMES
-from forebay.steps.batch import IGNORED, Allocate, Batch, filled
-from forebay.steps.step import PaddingSide, Stored, TextBatch
+from forebay.steps.step import Allocate, Batch, PaddingSide, Stored, TextBatch
 from forebay.steps.text.normalize import qwen3_asr_name
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
 from forebay.steps.text.vocabulary import Vocabulary
@@ -51,7 +51,7 @@ class Qwen3AsrChat(Transcript):
     @classmethod
     def batch(cls, stored: Stored) -> TextBatch:
         """Returns the form `input_ids`, `attention_mask`, `labels` [B, L]."""
-        return Qwen3AsrText(int(stored.constant("pad_token_id")))
+        return partial(qwen3_asr_text, pad_token_id=int(stored.constant("pad_token_id")))
 
 
 class Qwen3AsrPrompt(Prompt):
@@ -144,38 +144,35 @@ def _render(vocabulary: Vocabulary) -> tuple[str, str]:
     return head, tail
 
 
-@dataclass(frozen=True, slots=True)
-class Qwen3AsrText:
-    """The chat with as many audio tokens as the clip becomes.
+def qwen3_asr_text(
+    samples: Sequence[Sample], *, pad_token_id: int, padding_side: PaddingSide, allocate: Allocate
+) -> Batch:
+    """Returns `input_ids`, `attention_mask` and `labels`, all int64 [batch, longest].
+
+    A sample's `input_ids` hold one audio placeholder, at `audio_index`; it is repeated once for each audio token
+    that the model makes of the sample's feature frames. Labels begin behind the `prefix_len` stored tokens of the
+    prompt.
 
     Labels are masked by position, from the stored `prefix_len`, so any padding side is right.
     """
+    from forebay.steps.batch import IGNORED, filled
 
-    pad_token_id: int
-
-    def collate(self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate) -> Batch:
-        """Returns `input_ids`, `attention_mask` and `labels`, all int64 [batch, longest].
-
-        A sample's `input_ids` hold one audio placeholder, at `audio_index`; it is repeated once for each audio token
-        that the model makes of the sample's feature frames. Labels begin behind the `prefix_len` stored tokens of the
-        prompt.
-        """
-        places = [_audio_place(sample) for sample in samples]
-        shape = (len(samples), max(place.length for place in places))
-        inputs = filled("input_ids", shape, self.pad_token_id, allocate=allocate)
-        labels = filled("labels", shape, IGNORED, allocate=allocate)
-        mask = filled("attention_mask", shape, 0, allocate=allocate)
-        rows = zip(inputs.numpy(), mask.numpy(), labels.numpy(), strict=True)
-        for sample, place, (inputs_row, mask_row, labels_row) in zip(samples, places, rows, strict=True):
-            ids = sample["input_ids"]
-            start = shape[1] - place.length if padding_side == "left" else 0
-            end, audio = start + place.length, start + place.index
-            mask_row[start:end] = 1
-            inputs_row[start:audio] = ids[: place.index]
-            inputs_row[audio : audio + place.count] = ids[place.index]
-            inputs_row[audio + place.count : end] = ids[place.index + 1 :]
-            labels_row[start + place.prefix : end] = inputs_row[start + place.prefix : end]
-        return {"input_ids": inputs, "attention_mask": mask, "labels": labels}
+    places = [_audio_place(sample) for sample in samples]
+    shape = (len(samples), max(place.length for place in places))
+    inputs = filled("input_ids", shape, pad_token_id, allocate=allocate)
+    labels = filled("labels", shape, IGNORED, allocate=allocate)
+    mask = filled("attention_mask", shape, 0, allocate=allocate)
+    rows = zip(inputs.numpy(), mask.numpy(), labels.numpy(), strict=True)
+    for sample, place, (inputs_row, mask_row, labels_row) in zip(samples, places, rows, strict=True):
+        ids = sample["input_ids"]
+        start = shape[1] - place.length if padding_side == "left" else 0
+        end, audio = start + place.length, start + place.index
+        mask_row[start:end] = 1
+        inputs_row[start:audio] = ids[: place.index]
+        inputs_row[audio : audio + place.count] = ids[place.index]
+        inputs_row[audio + place.count : end] = ids[place.index + 1 :]
+        labels_row[start + place.prefix : end] = inputs_row[start + place.prefix : end]
+    return {"input_ids": inputs, "attention_mask": mask, "labels": labels}
 
 
 @dataclass(frozen=True, slots=True)

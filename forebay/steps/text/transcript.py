@@ -31,10 +31,11 @@ class Transcript(TextStep):
 
     prompt: str = field(init=False)
     language_tag_mode: Literal["auto", "always", "none"] = "auto"
+    """`auto`: the manifest's language where it has one. `always`: a row without a language fails. `none`: no language."""
     normalize: Literal["nfkc", "none"] = "nfkc"
-    """nfkc: Unicode NFKC, then runs of white space become one space, ends stripped."""
+    """`nfkc`: Unicode NFKC, and runs of white space become one space. A text of nothing else is empty, counted."""
     max_label_tokens: int | None = None
-    """Longer labels exclude the sample, reason `label_too_long`."""
+    """Longer labels exclude the sample, reason `label_too_long`. Whisper's limit is 448."""
     version: int = 2
 
     def __post_init__(self) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from forebay.errors import TextError
-from forebay.steps.batch import IGNORED, Allocate, Batch, filled
-from forebay.steps.step import PaddingSide, Stored, TextBatch
+from forebay.steps.step import Allocate, Batch, PaddingSide, Stored, TextBatch
 from forebay.steps.text.normalize import whisper_code
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
 from forebay.steps.text.vocabulary import Vocabulary
@@ -28,7 +28,7 @@ class Whisper(Transcript):
     @classmethod
     def batch(cls, stored: Stored) -> TextBatch:
         """Returns the form `decoder_input_ids`, `labels` [B, L]."""
-        return WhisperText(int(stored.constant("pad_token_id")))
+        return partial(whisper_text, pad_token_id=int(stored.constant("pad_token_id")))
 
 
 class WhisperPrompt(Prompt):
@@ -78,29 +78,28 @@ class WhisperPrompt(Prompt):
         return [found]
 
 
-@dataclass(frozen=True, slots=True)
-class WhisperText:
-    """What goes into the decoder, and what it learns.
+def whisper_text(
+    samples: Sequence[Sample],
+    *,
+    pad_token_id: int,
+    padding_side: PaddingSide,  # noqa: ARG001
+    allocate: Allocate,
+) -> Batch:
+    """Returns `decoder_input_ids` and `labels`, both int64 [batch, longest - 1].
 
-    Labels are masked by position, from the stored `prefix_len`, never by comparing ids: a pad token that is also the
-    end of text stays a target.
+    `input_ids` of a sample are fed without their last token and learnt without their first, so the labels of position i
+    are token i + 1, -100 where that is still one of the `prefix_len` prompt tokens. Padding stands right: Whisper's
+    positions count from the left. Labels are masked by position, from the stored `prefix_len`, never by comparing ids:
+    a pad token that is also the end of text stays a target.
     """
+    from forebay.steps.batch import IGNORED, filled
 
-    pad_token_id: int
-
-    def collate(self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate) -> Batch:  # noqa: ARG002
-        """Returns `decoder_input_ids` and `labels`, both int64 [batch, longest - 1].
-
-        `input_ids` of a sample are fed without their last token and learnt without their first, so the labels of
-        position i are token i + 1, -100 where that is still one of the `prefix_len` prompt tokens. Padding stands
-        right: Whisper's positions count from the left.
-        """
-        sequences = [sample["input_ids"] for sample in samples]
-        shape = (len(samples), max(map(len, sequences)) - 1)
-        inputs = filled("decoder_input_ids", shape, self.pad_token_id, allocate=allocate)
-        labels = filled("labels", shape, IGNORED, allocate=allocate)
-        for ids, sample, inputs_row, labels_row in zip(sequences, samples, inputs.numpy(), labels.numpy(), strict=True):
-            prefix = max(sample["prefix_len"].item() - 1, 0)
-            inputs_row[: len(ids) - 1] = ids[:-1]
-            labels_row[prefix : len(ids) - 1] = ids[prefix + 1 :]
-        return {"decoder_input_ids": inputs, "labels": labels}
+    sequences = [sample["input_ids"] for sample in samples]
+    shape = (len(samples), max(map(len, sequences)) - 1)
+    inputs = filled("decoder_input_ids", shape, pad_token_id, allocate=allocate)
+    labels = filled("labels", shape, IGNORED, allocate=allocate)
+    for ids, sample, inputs_row, labels_row in zip(sequences, samples, inputs.numpy(), labels.numpy(), strict=True):
+        prefix = max(sample["prefix_len"].item() - 1, 0)
+        inputs_row[: len(ids) - 1] = ids[:-1]
+        labels_row[prefix : len(ids) - 1] = ids[prefix + 1 :]
+    return {"decoder_input_ids": inputs, "labels": labels}

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import torch
 
 from forebay.errors import ConfigError
-from forebay.steps.batch import Allocate, Batch, fresh
-from forebay.steps.step import PaddingSide, Stored, TextBatch
+from forebay.steps.batch import fresh
+from forebay.steps.step import Allocate, Batch, PaddingSide, Stored, TextBatch
 from forebay.steps.table import AUDIO, TEXT, audio_step, text_step, unknown
 from forebay.steps.text.transcript import Transcript
 from forebay.store.source import Sample, SampleSource, SourceUnion
@@ -86,7 +86,7 @@ class Collator:
         batch = self._features.collate(samples, dtype=self.dtype, allocate=allocate)
         if self._text is None:
             return batch
-        return batch | self._text.collate(samples, padding_side=self.padding_side, allocate=allocate)
+        return batch | self._text(samples, padding_side=self.padding_side, allocate=allocate)
 
     def count_frames(self, samples: Sequence[Sample]) -> tuple[int, int]:
         """Returns (frames, of text tokens, of the samples; those that their batch has room for)."""

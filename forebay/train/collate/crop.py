@@ -17,9 +17,9 @@ import torch
 from forebay.errors import ConfigError
 from forebay.plan.permutation import derive_key
 from forebay.steps.audio.waveform import waveform_input
-from forebay.steps.batch import Allocate, Batch, Rows
+from forebay.steps.batch import Rows
 from forebay.steps.recipe import crop_samples
-from forebay.steps.step import AudioBatch, Stored
+from forebay.steps.step import Allocate, AudioBatch, Batch, Stored
 from forebay.steps.table import audio_step
 from forebay.store.layout import Array
 from forebay.store.source import Sample

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from forebay.errors import CacheMismatchError, ConfigError, PlanError
-from forebay.steps.batch import IGNORED, Allocate, fresh
+from forebay.steps.batch import IGNORED, fresh
+from forebay.steps.step import Allocate
 from forebay.store.layout import Array
 from forebay.store.source import SampleSource
 from forebay.train.collate.expand import HostExpansion, model_inputs, patch_table

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.config import Config, load_config
+from forebay import load_config
+from forebay.config import Config
 from forebay.errors import CacheCorruptError, CacheMismatchError, CacheNotFoundError, ConfigError, ResumeError
 from forebay.plan.mixture.plan import MixturePlan
 from forebay.plan.usage import expected_shares, population
@@ -70,9 +71,10 @@ def test_a_union_is_its_sources_one_behind_the_other(tmp_path: Path) -> None:
         assert {name: values[index] for name, values in union.lengths.items()} == {
             name: values[inside] for name, values in cache.lengths.items()
         }
-    names, codes = union.categories("language") or ([], np.zeros(0))
+    names, codes = union.categories("language") or ([], np.zeros(0, int))
     assert [names[code] for code in codes] == [cache.samples["language"][i].as_py() for cache, i in wanted]
     assert union.categories("nothing") is None
+    assert union.slots is not None
     assert len(np.unique(union.slots)) == 13
     assert union.key != SourceUnion(caches[::-1], union.names[::-1]).key
     with pytest.raises(IndexError, match=r"sample 13 of 13 samples in 3 sources"):

@@ -68,7 +68,7 @@ def mixtures(draw: st.DrawFn, *, batches: str | None = None) -> Made:
     num_samples = draw(st.integers(num_sources, 300))
     source_of = np.concatenate([np.arange(num_sources), rng.integers(0, num_sources, num_samples - num_sources)])
     edges = sorted(draw(st.sets(st.integers(1, 14), min_size=1, max_size=5)))
-    rules = {
+    rules: dict[str, Any] = {
         "edges_s": tuple(map(float, edges)),
         "batch_size": tuple(rng.integers(1, 7, len(edges)).tolist()),
         "lockstep": draw(st.integers(1, 4)),
@@ -190,15 +190,15 @@ def test_a_source_that_repeats_gives_every_sample_once_a_pass(made: Made) -> Non
             assert len(set(used.tolist())) == len(used)
             assert plan.order(3, number).repeated(len(plan.order(3, number))) == 0
         return
-    used = Counter(np.concatenate([batch for number in range(epochs) for batch in epoch(plan, number)]).tolist())
+    counted = Counter(np.concatenate([batch for number in range(epochs) for batch in epoch(plan, number)]).tolist())
     classes = made.classes()
     for source, label in np.ndindex(plan.sizes.shape):
         cell = np.flatnonzero((made.source_of == source) & (classes == label))
-        counts = [used[sample] for sample in cell.tolist()]
+        counts = [counted[sample] for sample in cell.tolist()]
         assert not counts or max(counts) - min(counts) <= 1
         assert plan.weights[source] or not any(counts)
     order = plan.order(3, epochs - 1)
-    assert order.repeated(len(order)) == sum(used.values()) - len(used)
+    assert order.repeated(len(order)) == sum(counted.values()) - len(counted)
 
 
 def test_an_ending_epoch_ends_because_a_source_is_through() -> None:

@@ -53,6 +53,7 @@ def test_a_plan_is_made_kept_and_told(tmp_path: Path, changes: dict[str, Any]) -
         f"{100 * statistics['fill']:.2f} % fill"
     )
     again = plan_of(config(tmp_path, **changes), SOURCE)
+    assert isinstance(again.plan, PackPlan)
     assert again.plan.members.tolist() == planned.plan.members.tolist()
     assert again.key == planned.key
 
@@ -64,5 +65,7 @@ def test_a_plan_that_is_not_kept_is_the_same(tmp_path: Path) -> None:
     assert loose.folder is None
     assert not (tmp_path / "b").exists()
     assert loose.key == kept.key
+    assert isinstance(loose.plan, PackPlan)
+    assert isinstance(kept.plan, PackPlan)
     assert loose.plan.members.tolist() == kept.plan.members.tolist()
     assert "not kept (the cache root cannot be written)" in loose.summary()

@@ -72,8 +72,9 @@ def test_every_sample_is_in_one_pack_or_named(lengths: Lengths, buffer_size: int
 @given(pack_lengths(), BUFFERS)
 def test_a_plan_is_a_function_of_lengths_and_settings(lengths: Lengths, buffer_size: int) -> None:
     first = made_if_any_fits(lengths, buffer_size=buffer_size)
-    tokens, patches, *rooms = lengths
-    second = made_if_any_fits((tokens.astype(np.uint64), patches.astype(np.int16), *rooms), buffer_size=buffer_size)
+    tokens, patches, seq_len, max_patches = lengths
+    other_types = (tokens.astype(np.uint64), patches.astype(np.int16), seq_len, max_patches)
+    second = made_if_any_fits(other_types, buffer_size=buffer_size)
     assert (first is None) == (second is None)
     if first is not None and second is not None:
         assert first.members.tolist() == second.members.tolist()

@@ -10,4 +10,4 @@ if os.environ.get("FOREBAY_TEST_OTHER_NUMERICS") is not None:
     def compute(step, waveforms):  # type: ignore[no-untyped-def]
         return [{name: values + 1 for name, values in fields.items()} for fields in real_compute(step, waveforms)]
 
-    AudioStep.compute = compute
+    AudioStep.compute = compute  # type: ignore[method-assign]

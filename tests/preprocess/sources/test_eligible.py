@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from forebay.store.source_files import SourceFile
 from tests.preprocess.sources.helpers import audio, described, ids, read, rejected, write_manifest, write_tar
 
 
-def manifest_of(rows: list[tuple[str, float, str | None]]) -> Manifest:
+def manifest_of(rows: Sequence[tuple[str, float, str | None]]) -> Manifest:
     names, seconds, languages = zip(*rows, strict=True) if rows else ((), (), ())
     columns: dict[str, Any] = {
         "sample_id": pa.array(names, pa.large_string()),
@@ -97,7 +98,7 @@ _rows = st.lists(
     exclude=st.sampled_from([(), ("a",), ("a", "zzz")]),
 )
 def test_filters_equal_a_plain_loop_and_lose_nothing(
-    rows: list[tuple[str, float, str | None]], minimum: float, maximum: Any, languages: Any, exclude: Any
+    rows: Sequence[tuple[str, float, str | None]], minimum: float, maximum: Any, languages: Any, exclude: Any
 ) -> None:
     overlong: Any = "keep" if maximum is None else "drop"
     source = config(

@@ -65,7 +65,7 @@ def test_files_of_bytes_are_named(tmp_path: Path) -> None:
     for name, message in wanted.items():
         for kind in ("jsonl", "text"):
             with pytest.raises(ManifestError, match=rf"{name}\.jsonl is {message}"):
-                read_manifest(SourceConfig(kind=kind, manifest=str(tmp_path / f"{name}.jsonl")))  # type: ignore[arg-type]
+                read_manifest(SourceConfig(kind=kind, manifest=str(tmp_path / f"{name}.jsonl")))
 
 
 def test_conversations_say_the_same(tmp_path: Path) -> None:

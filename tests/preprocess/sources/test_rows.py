@@ -74,7 +74,7 @@ def text(folder: Path) -> Manifest:
 
 
 def webdataset(folder: Path) -> Manifest:
-    fields = [
+    fields: list[dict[str, Any]] = [
         {"text": "a", "transcript": "A.", "speaker": 1},
         {"transcription": "b", "speaker": 2},
         {"text": "c", "id": "z"},
@@ -166,7 +166,7 @@ def test_a_field_twice_beside_a_clip_fails_that_clip(tmp_path: Path) -> None:
 def test_conversations_in_lines_and_tars(tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(picture(1))
     rows: list[Any] = [asked("x.png", id=str(n), split="a", model="m" if n else None) for n in range(3)]
-    bad = [asked("x.png", id="tools", tools=["f"]), b'{"question": "a", "question": "b", "answer": "c"}']
+    bad: list[Any] = [asked("x.png", id="tools", tools=["f"]), b'{"question": "a", "question": "b", "answer": "c"}']
     manifest = converse("jsonl", write_lines(tmp_path / "m.jsonl", [*rows, *bad]), root=tmp_path)
     assert manifest.unused == {"split": 3, "model": 2}
     assert rejected(manifest) == [("tools", "failed", "has_tools"), ("m/4", "failed", "repeated_field")]

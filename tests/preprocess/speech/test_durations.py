@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay import cli
+from forebay import cli, load_config
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.modality import Coder
 from forebay.preprocess.speech.modality import DurationLimits
-from forebay.steps.recipe import load_config, recipe_of
+from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
 from forebay.train.uncached.speech import UncachedSpeech
 from tests.preprocess.audio_files import encoded, mp3, voice, without_tag
@@ -38,7 +38,8 @@ def limits(**values: Any) -> DurationLimits:
 def reason(num_samples: int, stated_s: float, **values: Any) -> str:
     reasons = Coder()
     codes = limits(**values).refused(np.array([num_samples]), np.array([stated_s]), reasons)
-    return reasons.coded(codes).names[codes[0]]
+    name: str = reasons.coded(codes).names[codes[0]]
+    return name
 
 
 def is_longer(num_samples: int, stated_s: float, **values: Any) -> bool:
@@ -161,7 +162,7 @@ def test_every_kind_counts_by_reason(
     assert (report["num_samples"], report["longer"]) == (4, 1)
     assert "1 samples are longer than their manifest says and kept as they are; the first: ['long']" in caplog.text
     assert "sample short: 2.00 s of audio, its manifest says 3.00 s" in caplog.text
-    rejected = {row["sample_id"]: row["reason"] for row in json_lines(Path(report["cache"]) / "rejected.jsonl")}
+    rejected = {str(row["sample_id"]): row["reason"] for row in json_lines(Path(report["cache"]) / "rejected.jsonl")}
     assert rejected == {
         "short": "duration_mismatch",
         "cut": "truncated_audio",
@@ -243,4 +244,4 @@ def test_without_audio_there_is_no_tolerance(tmp_path: Path) -> None:
         '[audio]\nfeatures = "none"\n[text]\ntokenizer = "."\n'
     )
     with pytest.raises(ConfigError, match=r"source\.duration_tolerance is for audio"):
-        load_config(tmp_path / "config.toml")
+        recipe_of(load_config(tmp_path / "config.toml"))

@@ -41,7 +41,7 @@ def reason_of(data: bytes) -> str | None:
 
 
 def read(data: bytes) -> np.ndarray:
-    return soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)[0]
+    return np.asarray(soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)[0])
 
 
 @pytest.mark.parametrize("mode", ["VARIABLE", "CONSTANT", "AVERAGE"])

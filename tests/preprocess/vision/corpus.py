@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from forebay.config import Config, load_config
+from forebay import load_config
+from forebay.config import Config
 
 DEMO = Path(__file__).resolve().parents[3] / "demo" / "vision"
 

@@ -147,14 +147,14 @@ def test_fields_are_what_was_announced(step: AudioStep, clips: list[np.ndarray])
             assert fields[spec.name].shape[1:] == spec.shape
             assert fields[spec.name].flags.c_contiguous
             assert np.isfinite(fields[spec.name]).all()
-        assert len(fields[specs[0].name]) == length == step.num_frames(clip.size)
+        assert len(fields[specs[0].name]) == length == step.num_frames(np.array(clip.size))
         assert all(len(fields[spec.name]) == 1 for spec in specs[1:])
 
 
 @every_step
 def test_no_clips_give_no_fields_and_no_samples_no_frames(step: AudioStep) -> None:
     assert step.compute([]) == []
-    assert step.num_frames(0) == 0
+    assert step.num_frames(np.array(0)) == 0
     assert step.num_frames(np.array([], np.int64)).tolist() == []
 
 

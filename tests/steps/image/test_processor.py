@@ -63,7 +63,7 @@ def test_rebuilt_pixel_values_are_the_processors_bit_for_bit(folder: Path) -> No
             loaded = processor.fetch_images(base64.b64encode(data).decode())
         wanted = processor(images=[loaded], return_tensors="np")
         found = expand(patches, table, settings)
-        assert (found.dtype, found.shape) == (np.float32, wanted["pixel_values"].shape), name
+        assert (found.dtype, found.shape) == (np.dtype(np.float32), wanted["pixel_values"].shape), name
         assert np.array_equal(found.view(np.uint32), wanted["pixel_values"].view(np.uint32)), name
         assert wanted["image_grid_thw"].tolist() == [list(grid_thw(*image.size, settings))], name
         seen += 1

@@ -30,7 +30,7 @@ def test_what_is_stored_gives_the_same_patches(codec: Codec) -> None:
         stored.flags.writeable = False  # as a cache's views are
         grid = (1, pixels.shape[0] // 16, pixels.shape[1] // 16)
         found = decode(codec, stored, grid=grid, settings=SETTINGS, max_pixels=LIMIT)
-        assert (found.dtype, found.shape) == (np.uint8, patches.shape), name
+        assert (found.dtype, found.shape) == (np.dtype(np.uint8), patches.shape), name
         assert np.array_equal(found, patches), name
         assert np.shares_memory(found, stored) == (codec == "raw")
 

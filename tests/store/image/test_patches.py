@@ -29,5 +29,5 @@ def test_unpatchify_is_the_inverse(blocks: tuple[int, int], patch_size: int, mer
     height, width = (count * settings.factor for count in blocks)
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     patches = patchify(pixels, settings)
-    assert (patches.dtype, patches.shape[1]) == (np.uint8, settings.patch_bytes)
+    assert (patches.dtype, patches.shape[1]) == (np.dtype(np.uint8), settings.patch_bytes)
     assert np.array_equal(unpatchify(patches, (1, height // patch_size, width // patch_size), settings), pixels)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from forebay.errors import ConfigError
 from forebay.pretrained import from_folder
 from forebay.steps.batch import PIECE, copy_values, raw, raw_values
+from forebay.store.layout import Array
 from forebay.train.collate import Collator
 from forebay.train.ring import BufferRing
 from tests.train.fake_source import AUDIO_TOKEN_ID, PAD_TOKEN_ID, FakeSource, plain_batch
@@ -60,7 +61,7 @@ def ragged(draw: st.DrawFn, kinds: Sequence[tuple[str, str | None, str]] = KINDS
 def test_batches_are_those_of_a_plain_loop_and_share_no_memory_with_the_source(
     source: FakeSource, dtype: torch.dtype, side: bool
 ) -> None:
-    padding_side = "left" if side else "right"
+    padding_side: Literal["left", "right"] = "left" if side else "right"
     collator = Collator(source, dtype=dtype, padding_side=padding_side)
     indices = list(range(len(source)))
     batch = collator([source.read(index) for index in indices])
@@ -153,7 +154,7 @@ def test_settings_that_give_no_batch_are_refused() -> None:
 )
 @settings(max_examples=40, deadline=None)
 def test_copies_round_as_torch_does_and_take_read_only_memory(size: int, stored: type, dtype: torch.dtype) -> None:
-    values = np.random.default_rng(size).normal(size=size).astype(stored)
+    values: Array = np.random.default_rng(size).normal(size=size).astype(stored)
     expected = torch.from_numpy(values.astype(np.float32)).to(dtype)
     values.flags.writeable = False
     out = torch.empty(size + 1, dtype=dtype)

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from transformers import SeamlessM4TFeatureExtractor
 
-from forebay.config import BucketConfig, Config, load_config
+from forebay import load_config
+from forebay.config import BucketConfig, Config
 from forebay.errors import CacheCorruptError, ConfigError
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.make import Planned

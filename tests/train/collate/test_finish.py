@@ -12,12 +12,15 @@ from hypothesis.extra import numpy as hnp
 from transformers import SeamlessM4TFeatureExtractor, WhisperFeatureExtractor
 from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRFeatureExtractor
 
-from forebay.steps.audio.log_mel import LogMel, LogMelBatch
-from forebay.steps.audio.qwen3_asr import Qwen3Asr, Qwen3AsrBatch
+from forebay.steps.audio.log_mel import LogMel
+from forebay.steps.audio.qwen3_asr import Qwen3Asr
 from forebay.steps.audio.w2v_bert import W2vBert, output_frames, w2v_bert_input
 from forebay.steps.audio.waveform import Waveform, waveform_input
 from forebay.steps.batch import fresh
+from forebay.steps.step import Stored
 from tests.steps.audio.clips import nearly_30_s, recordings, waveforms
+
+NOTHING = Stored("", {}, {})
 
 HALF = 2.0**-11
 """Relative rounding of float16."""
@@ -43,18 +46,14 @@ def w2v_bert(clips: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 def finish_whisper(frames: np.ndarray, pad_value: float) -> np.ndarray:
     frames.flags.writeable = False
     sample = {"input_features": frames, "pad_value": np.array([pad_value], np.float32)}
-    return (
-        LogMelBatch("input_features")
-        .collate([sample], dtype=torch.float32, allocate=fresh)["input_features"][0]
-        .numpy()
-    )
+    return LogMel.batch(NOTHING).collate([sample], dtype=torch.float32, allocate=fresh)["input_features"][0].numpy()
 
 
 def finish_qwen3_asr(*clips: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
     for frames in clips:
         frames.flags.writeable = False
     samples = [{"input_features": frames} for frames in clips]
-    batch = Qwen3AsrBatch("input_features").collate(samples, dtype=torch.float32, allocate=fresh)
+    batch = Qwen3Asr.batch(NOTHING).collate(samples, dtype=torch.float32, allocate=fresh)
     return list(zip(batch["input_features"].numpy(), batch["input_features_mask"].numpy(), strict=True))
 
 
@@ -78,7 +77,7 @@ def silence_under(loudest: np.float32) -> np.float32:
 def test_whisper_input_from_its_own_frames_is_bit_for_bit() -> None:
     for clip in (*waveforms()[::2], *nearly_30_s()):
         want = whisper(clip)
-        frames = np.ascontiguousarray(want.T[: LogMel().num_frames(len(clip))])
+        frames = np.ascontiguousarray(want.T[: LogMel().num_frames(np.array(len(clip)))])
         np.testing.assert_array_equal(finish_whisper(frames, float(silence_under(frames.max()))), want)
         if frames.max() >= 1:
             assert silence_under(frames.max()) == max(frames.max() - np.float32(2), np.float32(-1.5))
@@ -185,7 +184,7 @@ def test_waveform_input_is_the_same_from_both_dtypes() -> None:
 
 @given(st.integers(1, 5000))
 def test_lengths(num_frames: int) -> None:
-    assert Qwen3AsrBatch("input_features").room(num_frames) == next(
+    assert Qwen3Asr.batch(NOTHING).room(num_frames) == next(
         n for n in range(num_frames, num_frames + 100) if n % 100 == 0
     )
     assert output_frames(num_frames) == len(range(0, num_frames, 2))

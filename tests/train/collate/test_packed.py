@@ -16,7 +16,7 @@ from forebay.errors import CacheMismatchError, ConfigError, PlanError
 from forebay.train.collate.expand import expand_patches
 from forebay.train.collate.mrope import mrope_positions
 from forebay.train.collate.packed import PackCollator, PackShapes
-from forebay.train.collate.patch_batch import fields_of
+from forebay.train.collate.patch_batch import PatchBatch, fields_of
 from forebay.train.loop.micro_batches import count_samples
 from forebay.train.ring import BufferRing
 from tests.train.tiny_vl import IMAGE, MERGE_SIZE, PAD, TABLE, WIDTH, FakeVlSource, conversation, conversations
@@ -32,7 +32,14 @@ def samples_of(seed: int, count: int) -> list[dict[str, Any]]:
     return samples
 
 
-def assert_samples_stand_in(batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> tuple[int, int]:
+def stored(collator: PackCollator, samples: Sequence[dict[str, Any]]) -> PatchBatch:
+    """Returns the batch of a collator without a dtype."""
+    batch = collator(samples)
+    assert isinstance(batch, PatchBatch)
+    return batch
+
+
+def assert_samples_stand_in(batch: PatchBatch, samples: Sequence[dict[str, Any]]) -> tuple[int, int]:
     """Returns where tokens and patches of the padding begin; the batch holds the samples before that, one by one."""
     token = patch = image = 0
     for sample in samples:
@@ -59,7 +66,7 @@ def assert_samples_stand_in(batch: dict[str, Any], samples: Sequence[dict[str, A
 def test_a_batch_holds_its_samples_and_padding_apart(seed: int, count: int, is_fixed: bool, varlen: bool) -> None:
     samples = samples_of(seed, count)
     collator = PackCollator(FakeVlSource(), shapes=SHAPES if is_fixed else None, dtype=None, varlen=varlen)
-    batch = collator(samples)
+    batch = stored(collator, samples)
     token, patch = assert_samples_stand_in(batch, samples)
     total = batch["input_ids"].shape[1]
     assert total == (SHAPES.num_tokens if is_fixed else token)
@@ -93,7 +100,7 @@ def test_a_batch_holds_its_samples_and_padding_apart(seed: int, count: int, is_f
 @pytest.mark.parametrize("shapes", [None, SHAPES])
 def test_a_pack_without_images_has_one_of_padding(shapes: PackShapes | None) -> None:
     samples = [conversation(np.random.default_rng(i), []) for i in range(2)]
-    batch = PackCollator(FakeVlSource(), shapes=shapes, dtype=None)(samples)
+    batch = stored(PackCollator(FakeVlSource(), shapes=shapes, dtype=None), samples)
     token, _ = assert_samples_stand_in(batch, samples)
     num_patches = 4 if shapes is None else 64
     assert batch["patches"].shape == (num_patches, WIDTH)
@@ -117,13 +124,14 @@ def test_host_expansion_gives_what_the_device_would_make(
     seed: int, dtype: torch.dtype, shapes: PackShapes | None
 ) -> None:
     samples = samples_of(seed, 3)
-    stored = PackCollator(FakeVlSource(), shapes=shapes, dtype=None)(samples).fields
+    kept = stored(PackCollator(FakeVlSource(), shapes=shapes, dtype=None), samples).fields
     expanded = PackCollator(FakeVlSource(), shapes=shapes, dtype=dtype)(samples)
-    wanted = expand_patches(stored.pop("patches"), torch.from_numpy(TABLE), dtype=dtype)
+    assert isinstance(expanded, dict)
+    wanted = expand_patches(kept.pop("patches"), torch.from_numpy(TABLE), dtype=dtype)
     assert torch.equal(expanded.pop("pixel_values"), wanted)
     assert expanded.pop("use_cache") is False
-    assert list(stored) == list(expanded)
-    assert all(torch.equal(stored[name], expanded[name]) for name in stored)
+    assert list(kept) == list(expanded)
+    assert all(torch.equal(kept[name], expanded[name]) for name in kept)
 
 
 @settings(max_examples=15)
@@ -186,7 +194,7 @@ def test_packs_that_cannot_be_batches_are_refused() -> None:
 @pytest.mark.parametrize("name", ["image_token_id", "pad_token_id", "merge_size", "patch_table"])
 def test_constants_that_are_missing_are_named(name: str) -> None:
     with pytest.raises(ConfigError, match=f"its metadata has no {name}, .* forebay preprocess"):
-        PackCollator(FakeVlSource(**{name: None}))
+        PackCollator(FakeVlSource((), **{name: None}))
 
 
 def test_settings_that_give_no_batch_are_refused() -> None:

@@ -84,7 +84,7 @@ class RecordingTrainer(LoaderMixin, Trainer):
     record: Callable[[dict[str, Any]], None]
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        loss = super().training_step(model, inputs, num_items_in_batch)
+        loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         ids = hashlib.sha256(inputs["input_ids"].numpy().tobytes()).hexdigest()
         self.record({"step": self.state.global_step, "ids": ids, "loss": loss.item()})
         return loss

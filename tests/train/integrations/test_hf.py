@@ -101,7 +101,10 @@ def test_training_again_begins_at_the_head_of_the_first_epoch(trainer: Callable[
 
 
 def test_evaluations_are_of_one_epoch_and_move_nothing_else(trainer: Callable[..., Any]) -> None:
-    data = {"train_dataset": pack_loader(), "eval_dataset": {"one": pack_loader(), "two": pack_loader(seed=9)}}
+    data: dict[str, Any] = {
+        "train_dataset": pack_loader(),
+        "eval_dataset": {"one": pack_loader(), "two": pack_loader(seed=9)},
+    }
     made = trainer(data=data)
     first, second = made.evaluate(), made.evaluate()
     assert first["eval_one_loss"] == second["eval_one_loss"] == pytest.approx(first["eval_two_loss"])
@@ -191,7 +194,7 @@ def test_packs_are_not_generated_from(trainer: Callable[..., Any]) -> None:
 
 def test_a_calibration_that_wants_other_accumulation_is_refused(trainer: Callable[..., Any]) -> None:
     loader = pack_loader()
-    loader.plan = SimpleNamespace(grad_accs=(2, 4), tail="drop", num_batches=11)  # type: ignore[assignment]
+    loader.plan = SimpleNamespace(grad_accs=(2, 4), tail="drop", num_batches=11)
     with pytest.raises(ConfigError, match=r"wants grad_acc \[2, 4\], the Trainer has gradient_accumulation_steps = 2"):
         trainer(data={"train_dataset": loader}).train()
 

@@ -1,4 +1,4 @@
-"""What a kind of recordings is: it lists rows, and finds the media of one source file a task, by headers where needed."""
+"""What a kind of recordings is: it lists rows, and finds the media and durations of one source file a task."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def _sample_ids(columns: Columns, members: Any) -> tuple[Any, Any]:
     given = columns.strings("sample_id", nullable=True)
     if given is None:
         return member_stems(members), None
-    empty = pc.fill_null(pc.equal(given, ""), False)
+    empty = pc.fill_null(pc.equal(given, ""), fill_value=False)
     if pc.any(empty).as_py():
         raise columns.wrong("sample_id", "is empty, wanted an id or null", row=first(empty))
     if not given.null_count:

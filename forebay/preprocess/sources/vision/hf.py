@@ -124,7 +124,7 @@ def _values(column: pa.Array) -> list[Any]:
         return values
     is_there = column.is_valid()
     if _is_list(column.type):
-        is_there = pc.fill_null(pc.greater(pc.list_value_length(column), 0), False)
+        is_there = pc.fill_null(pc.greater(pc.list_value_length(column), 0), fill_value=False)
     return [found or None for found in is_there.to_pylist()]
 
 

@@ -183,7 +183,7 @@ class Images:
     def absent(self) -> Array:
         """Returns the numbers of the files that are missing, or that hold a missing image."""
         known = np.flatnonzero(self.fact >= 0)
-        is_missing = pc.fill_null(pc.equal(self.facts()["reason"], "missing_file"), False).to_numpy()
+        is_missing = pc.fill_null(pc.equal(self.facts()["reason"], "missing_file"), fill_value=False).to_numpy()
         return np.unique(self.file[known[is_missing[self.fact[known]]]])
 
     def table(self, references: Array) -> pa.Table:

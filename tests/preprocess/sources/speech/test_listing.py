@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from forebay.preprocess.sources.eligible import FIRST_WAVE
 from forebay.preprocess.sources.media import MediaReader
 from forebay.preprocess.sources.rows import ROW_SCHEMA
 from forebay.preprocess.sources.speech.listing import read_manifest, read_rows
-from forebay.preprocess.sources.speech.locate import Located, LocateTask
+from forebay.preprocess.sources.speech.locate import LocateTask
 from tests.preprocess.sources.helpers import SPEECH, audio, ids, read, write_manifest, write_tar
 
 DEMO = [("tar", "train.parquet"), ("filelist", "train.tsv"), ("webdataset", "train-*.tar")]
@@ -44,8 +44,7 @@ class CountingMap:
     def __init__(self) -> None:
         self.tasks: list[LocateTask] = []
 
-    def __call__(self, function: Callable[[LocateTask], Located], tasks: Iterable[LocateTask]) -> Iterable[Located]:
-        tasks = list(tasks)
+    def __call__(self, function: Callable[[Any], Any], tasks: Sequence[Any], /) -> Iterable[Any]:
         self.tasks += tasks
         with ThreadPoolExecutor(2) as pool:
             return list(pool.map(function, tasks))

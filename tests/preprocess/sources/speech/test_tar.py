@@ -177,7 +177,7 @@ def test_a_clip_without_any_duration_fails(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seconds", [-1.0, math.inf, -math.inf])
 def test_an_impossible_duration_fails_its_row(tmp_path: Path, seconds: float) -> None:
     write_tar(tmp_path / "a.tar", {"x.flac": audio(), "y.flac": audio()})
-    rows = [{"tar_member_name": "x.flac", "duration_s": seconds}, {"tar_member_name": "y.flac"}]
+    rows: list[dict[str, Any]] = [{"tar_member_name": "x.flac", "duration_s": seconds}, {"tar_member_name": "y.flac"}]
     manifest = read("tar", write_manifest(tmp_path / "m.parquet", rows), root=tmp_path)
     assert ids(manifest) == ["y"]
     assert rejected(manifest) == [("x", "failed", "bad_metadata")]

@@ -18,7 +18,7 @@ def test_rows_files_and_places(tmp_path: Path) -> None:
     write_picture(tmp_path / "data" / "p" / "x.jpg", 1, width=10, height=4)
     write_picture(tmp_path / "other" / "y.png", 2)
     turns = [{"role": "user", "content": [{"type": "image", "image": "../other/y.png"}, {"type": "text", "text": "?"}]}]
-    rows = [
+    rows: list[Any] = [
         asked("p/x.jpg", id=7),
         "",
         asked([], question="no image"),
@@ -113,7 +113,7 @@ def test_an_image_that_cannot_be_used_fails_its_rows_by_name(tmp_path: Path) -> 
         (asked("a\0b"), "missing_file", "m.jsonl, line 2: the name of an image holds a NUL character"),
         (asked(""), "missing_file", "m.jsonl, line 2: the name of an image is empty"),
         (asked(["x.png", 3]), "bad_conversation", "m.jsonl, line 2: field images is a number"),
-        (asked("x.png", question=["q"]), "bad_conversation", "m.jsonl, line 2: field question is a list"),
+        ({**asked("x.png"), "question": ["q"]}, "bad_conversation", "m.jsonl, line 2: field question is a list"),
         ({"image": "x.png"}, "bad_conversation", "m.jsonl, line 2: has neither messages nor a question"),
         ({"image": "x.png", "question": "q"}, "bad_conversation", "m.jsonl, line 2: has no field answer"),
         (asked("x.png", id=[1]), "bad_conversation", "m.jsonl, line 2: field id is a list"),

@@ -50,7 +50,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> SourceConfig:
         pq.write_table(table, tmp_path / "d.parquet", row_group_size=3)
         return source_of("hf", tmp_path / "d.parquet")
     for tar in range(3):
-        members = {}
+        members: dict[str, bytes] = {}
         for n in range(4 * tar, 4 * tar + 4):
             members |= {
                 f"{n:02}.png": picture(n % 4),

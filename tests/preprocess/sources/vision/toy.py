@@ -14,8 +14,8 @@ from forebay.store.source_files import SourceFile
 
 def parts(source: SourceConfig, manifests: Sequence[SourceFile], cache_root: str) -> Iterator[PartTask]:
     for group, file in enumerate(manifests):
-        task = {"name": shown_name(file), "path": str(file.path), "cache_root": cache_root}
-        yield PartTask(source=source, group=group, **task)
+        name = shown_name(file)
+        yield PartTask(source=source, group=group, name=name, path=str(file.path), cache_root=cache_root)
 
 
 def read(task: PartTask) -> Part:
