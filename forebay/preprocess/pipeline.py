@@ -138,9 +138,8 @@ class _Build:
         self.cuts = list(self.modality.cuts(listing, probe=self.probe, rows_per_shard=rows_per_shard))
         # A rebuild must not take up what an ordinary run left, but may go on from an interrupted rebuild.
         suffix = "-rebuild" if options.rebuild else ""
-        origin = digest(
-            {"recipe": listing.recipe.key, "manifests": list(map(os.path.abspath, config.source.manifests))}
-        )
+        manifests = list(map(os.path.abspath, config.source.manifests))
+        origin = digest({"recipe": listing.recipe.key, "manifests": manifests})
         self.workspace = Workspace(_workspace_folder(config, listing.key, suffix), origin)
         self.counts: Counter[str] = Counter()
         self.failures = [Failure(sample_id=i, reason=r, message=m) for i, r, m in listing.manifest.failed()]
@@ -166,15 +165,9 @@ class _Build:
         for group in self.modality.groups:
             stored = standing.metadata["probe"].get(group)
             if stored != self.probe[group]:
-                logger.warning(
-                    "the %s steps give other values here than where %s was built (probe %s, stored %s): no %s shard "
-                    "of it is kept",
-                    group,
-                    standing.folder,
-                    self.probe[group],
-                    stored,
-                    group,
-                )
+                differ = "the %s steps give other values here than where %s was built (probe %s, stored %s): "
+                left = "no %s shard of it is kept"
+                logger.warning(differ + left, group, standing.folder, self.probe[group], stored, group)
 
     def dry(self, standing: Sealed | None) -> BuildReport:
         """What `run` would do, and how large the cache would be."""

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,8 @@ def corpus(folder: Path, modality: str, *, kind: str = "toy", manifest: str = "t
 
 
 def add_line(monkeypatch: pytest.MonkeyPatch, modality: str) -> None:
-    monkeypatch.setitem(SOURCE_KINDS, "toy", SourceKind(**{modality: f"tests.preprocess.sources.{modality}.toy:KIND"}))
+    line: dict[str, Any] = {modality: f"tests.preprocess.sources.{modality}.toy:KIND"}
+    monkeypatch.setitem(SOURCE_KINDS, "toy", SourceKind(**line))
 
 
 @pytest.mark.parametrize("modality", STEPS)
@@ -128,8 +130,8 @@ def test_a_column_that_is_in_no_key_has_no_other_name(
 
 @pytest.mark.parametrize("modality", STEPS)
 def test_the_line_of_a_kind_says_what_it_reads(tmp_path: Path, modality: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = f"tests.preprocess.sources.{modality}.toy:KIND"
-    monkeypatch.setitem(SOURCE_KINDS, "toy", SourceKind(files=("*.tsv",), has_columns=True, **{modality: kind}))
+    line: dict[str, Any] = {modality: f"tests.preprocess.sources.{modality}.toy:KIND"}
+    monkeypatch.setitem(SOURCE_KINDS, "toy", SourceKind(files=("*.tsv",), has_columns=True, **line))
     config = corpus(tmp_path, modality)
     config = replace(config, source=replace(config.source, manifest=str(tmp_path / "lists")))
     assert [file.name for file in listed_files(config.source)] == ["toy.tsv"]

@@ -1,4 +1,4 @@
-"""A clip that is shorter than its manifest says fails, one that is longer is kept and named: in a build, online, in reports."""
+"""A clip shorter than its manifest says fails, a longer one is kept and named: in a build, online, in reports."""
 
 from __future__ import annotations
 
