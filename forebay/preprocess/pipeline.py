@@ -163,11 +163,12 @@ class _Build:
     def compare_probe(self, standing: Sealed) -> None:
         """Reports where the steps give other values here than where a cache of the same key was built."""
         for group in self.modality.groups:
-            stored = standing.metadata["probe"].get(group)
-            if stored != self.probe[group]:
-                differ = "the %s steps give other values here than where %s was built (probe %s, stored %s): "
-                left = "no %s shard of it is kept"
-                logger.warning(differ + left, group, standing.folder, self.probe[group], stored, group)
+            if (stored := standing.metadata["probe"].get(group)) != self.probe[group]:
+                differ = (
+                    "the %s steps give other values here than where %s was built (probe %s, stored %s): no %s shard "
+                    "of it is kept"
+                )
+                logger.warning(differ, group, standing.folder, self.probe[group], stored, group)
 
     def dry(self, standing: Sealed | None) -> BuildReport:
         """What `run` would do, and how large the cache would be."""

@@ -1,4 +1,4 @@
-"""Promises 1, 2, 3 and 6 on the vision line: photos once a shard, same bytes, four codecs alike, text apart from media."""
+"""Promises 1, 2, 3 and 6 of vision: photos once a shard, same bytes, four codecs alike, text apart from media."""
 
 from __future__ import annotations
 
