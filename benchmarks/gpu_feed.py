@@ -35,11 +35,10 @@ from forebay.preprocess.pipeline import build
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.lookup import find_cache
-from forebay.train.collate import Collator
+from forebay.train.collate.collator import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
-from forebay.train.loader import Loader
+from forebay.train.loader import Loader, LoaderSettings
 from forebay.train.ring import BufferRing
-from forebay.train.settings import LoaderSettings
 from forebay.train.uncached.speech import UncachedSpeech
 
 Row = dict[str, Any]

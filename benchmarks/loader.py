@@ -31,8 +31,7 @@ from forebay.plan.bucket.plan import BucketPlan, Order
 from forebay.plan.make import Planned
 from forebay.store.layout import FieldSpec
 from forebay.store.source import SampleSource
-from forebay.train.loader import Loader
-from forebay.train.settings import LoaderSettings
+from forebay.train.loader import Loader, LoaderSettings
 
 SAMPLES_PER_FRAME = 160
 BATCH_SIZE = 32

@@ -33,7 +33,7 @@ from forebay.plan.make import Samples, make_plan
 from forebay.plan.names import plan_folder
 from forebay.plan.pack.plan import PackPlan
 from forebay.plan.permutation import Permutations, derive_key
-from forebay.plan.statistics import padding_in_line, padding_of, statistics
+from forebay.plan.statistics import batch_statistics, padding_in_line, padding_of
 from forebay.plan.window import WindowPlan
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ def padding_table(count: int, *, batch_seconds: float) -> list[dict[str, Any]]:
         samples = Samples(durations=durations, sample_rate_hz=SAMPLE_RATE_HZ, shards=lambda: shards)
         plan = _of_lengths(make_plan(samples, settings))
         build_s = time.perf_counter() - start
-        stats = statistics(plan, durations, shards=shards)
+        stats = batch_statistics(plan, durations, shards=shards)
         rows.append(
             {
                 "batches": name,
@@ -180,7 +180,7 @@ def measure(count: int, *, batch_seconds: float, seeks: int) -> dict[str, Any]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     plan, build = timed(lambda: _of_lengths(make_plan(samples, settings)))
     after_build = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    stats, counting = timed(lambda: statistics(plan, durations, frames=-(-durations // FRAME_SAMPLES)))
+    stats, counting = timed(lambda: batch_statistics(plan, durations, frames=-(-durations // FRAME_SAMPLES)))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with tempfile.TemporaryDirectory() as root:
         folder = plan_folder(Path(root), dataset="bench", split="train", cache_key=CACHE_KEY, settings=settings)

@@ -46,9 +46,8 @@ from forebay.pretrained import from_folder
 from forebay.steps.image.qwen2_vl import load_processor
 from forebay.store.cache import open_cache
 from forebay.train import make_loader
-from forebay.train.collate.expand import _gather, patch_table
-from forebay.train.collate.mrope import mrope_positions
-from forebay.train.collate.patch_batch import PatchBatch, fields_of
+from forebay.train.collate.packed import mrope_positions
+from forebay.train.collate.patches import PatchBatch, _gather, fields_of, patch_table
 from forebay.train.loader import Loader
 
 DEMO = Path(__file__).parents[1] / "demo" / "vision"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import forebay
-from forebay.train.collate.expand import expand_patches, patch_table
+from forebay.train.collate.patches import expand_patches, patch_table
 from forebay.train.models.folder import load_model
 from tests.processes import python
 

@@ -13,8 +13,7 @@ from benchmarks.peers.interface import Array, Reader, Sample, Workload
 from forebay.plan.make import Planned
 from forebay.store.layout import Ints
 from forebay.store.source import SampleSource
-from forebay.train.loader import Loader
-from forebay.train.settings import LoaderSettings
+from forebay.train.loader import Loader, LoaderSettings
 
 BATCH_SIZE = 32
 OrderName = Literal["shuffled", "buckets", "by duration", "as written"]

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,7 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
         "clipped": metadata["clipped"],
         "longer": metadata["longer"],
         "rejected": os.path.abspath(cache.folder / "rejected.jsonl"),
-        "histogram": None if durations_s is None else duration_histogram(durations_s).to_json(),
+        "histogram": None if durations_s is None else duration_histogram(durations_s),
         "lengths": token_lengths(cache.lengths["num_tokens"]) if durations_s is None else None,
         "probe": metadata["probe"],
         "made_with": metadata["made_with"],
@@ -180,37 +179,21 @@ _BODY = 0.99
 """Share of the clips that gets bins of equal width; the last bin holds the longest ones whatever their length."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Histogram:
-    """Durations in bins [edges_s[i], edges_s[i + 1]), the last one closed. Every clip is in exactly one.
+def duration_histogram(durations_s: Array) -> dict[str, list[float]]:
+    """Returns `edges_s`, `samples` and `hours`: at most 17 bins of a round width from 0 that hold all durations.
 
-    edges_s: float64 [bins + 1], rising. samples: int64 [bins]. hours: float64 [bins].
-    """
-
-    edges_s: Array
-    samples: Array
-    hours: Array
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the `histogram` part of `forebay inspect --json`."""
-        return {name: getattr(self, name).tolist() for name in ("edges_s", "samples", "hours")}
-
-
-def duration_histogram(durations_s: Array) -> Histogram:
-    """Returns at most 17 bins of a round width from 0 that hold all durations.
-
-    durations_s: float64 [num_samples], 0 or more. Bins are chosen for all but the longest hundredth of the clips, so
-    that one clip of an hour does not push all others into one bar.
+    durations_s: float64 [num_samples], 0 or more. A clip is in exactly one bin [edges_s[i], edges_s[i + 1]), the last
+    one closed. Bins are chosen for all but the longest hundredth of the clips, so that one clip of an hour does not
+    push all others into one bar.
     """
     edges_s = _edges_s(durations_s)
-    # Not np.histogram: it takes a duration on an edge of 0.1 s to either side, as the edge was rounded.
-    bins = np.clip(np.searchsorted(edges_s, durations_s, side="right") - 1, 0, len(edges_s) - 2)
-    count = len(edges_s) - 1
-    return Histogram(
-        edges_s=edges_s,
-        samples=np.bincount(bins, minlength=count),
-        hours=np.bincount(bins, weights=durations_s, minlength=count) / 3600,
-    )
+    bins, count = _bins_of(durations_s, edges_s), len(edges_s) - 1
+    hours = np.bincount(bins, weights=durations_s, minlength=count) / 3600
+    return {
+        "edges_s": edges_s.tolist(),
+        "samples": np.bincount(bins, minlength=count).tolist(),
+        "hours": hours.tolist(),
+    }
 
 
 def count_histogram(lengths: Array) -> dict[str, list[int]]:
@@ -226,8 +209,12 @@ def count_histogram(lengths: Array) -> dict[str, list[int]]:
     width = next(w for w in _round_widths() if body - low < w * _MAX_BINS)
     edges = [*range(low // width * width, body + 1, width), body // width * width + width]
     edges += [high] if high > edges[-1] else []
-    bins = np.clip(np.searchsorted(edges, lengths, side="right") - 1, 0, len(edges) - 2)
-    return {"edges": edges, "samples": np.bincount(bins, minlength=len(edges) - 1).tolist()}
+    return {"edges": edges, "samples": np.bincount(_bins_of(lengths, edges), minlength=len(edges) - 1).tolist()}
+
+
+def _bins_of(values: Array, edges: Array | list[int]) -> Array:
+    # Not np.histogram: it takes a duration on an edge of 0.1 s to either side, as the edge was rounded.
+    return np.clip(np.searchsorted(edges, values, side="right") - 1, 0, len(edges) - 2)
 
 
 def bars(counts: Array, *, width: int) -> list[str]:

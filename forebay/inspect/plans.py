@@ -145,7 +145,8 @@ def read_pack(cache: Cache, plan: Mapping[str, Any], wanted: str) -> Pack:
         raise ConfigError(
             f'--sample: {folder} is a plan of kind "{plan["kind"]}", wanted "pack"; for one sample name its cache'
         )
-    arrays = {name: _array(folder, name, plan) for name in ("members", "offsets")}
+    entries = plan["arrays"]
+    arrays = {n: load_array(folder, f"{n}.npy", entries[n], verify=True) for n in ("members", "offsets")}
     index = number_of(wanted)
     if index is None:
         index = _pack_of(sample_index(cache, wanted), wanted, folder, arrays)
@@ -171,10 +172,6 @@ def _pack_of(sample: int, wanted: str, folder: Path, arrays: Mapping[str, Array]
     if not len(places):
         raise CacheError(f"--sample {wanted}: sample {sample} is in no pack of {folder}: it is longer than one")
     return int(np.searchsorted(arrays["offsets"], places[0], side="right")) - 1
-
-
-def _array(folder: Path, name: str, plan: Mapping[str, Any]) -> Array:
-    return load_array(folder, f"{name}.npy", plan["arrays"][name], verify=True)
 
 
 def _tokens(sample: ImageSample) -> int:

@@ -15,7 +15,7 @@ steps. Where the positions left are not a multiple of W, `plan.tail` says how th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from numbers import Integral
 from typing import Any
 
@@ -54,7 +54,10 @@ class Turn:
 
 def num_steps(num_batches: int, dp_world_size: int, *, tail: Tail, start: int = 0) -> int:
     """Returns the steps of each rank from position `start` to the end of the epoch."""
-    _check(num_batches, dp_world_size, start)
+    if dp_world_size < 1:
+        raise PlanError(f"dp_world_size is {dp_world_size}, wanted 1 or more")
+    if not 0 <= start <= num_batches:
+        raise PlanError(f"position {start} is outside of the epoch's {num_batches} micro-batches")
     left = num_batches - start
     return left // dp_world_size if tail == "drop" else -(-left // dp_world_size)
 
@@ -87,13 +90,6 @@ def mixed_steps(buckets: Array, dp_world_size: int, *, tail: Tail) -> int:
     return int((taken != taken[:, :1]).any(axis=1).sum())
 
 
-def _check(num_batches: int, dp_world_size: int, start: int) -> None:
-    if dp_world_size < 1:
-        raise PlanError(f"dp_world_size is {dp_world_size}, wanted 1 or more")
-    if not 0 <= start <= num_batches:
-        raise PlanError(f"position {start} is outside of the epoch's {num_batches} micro-batches")
-
-
 STATE_VERSION = 1
 
 
@@ -116,13 +112,7 @@ class LoaderState:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the state as JSON values."""
-        return {
-            "version": STATE_VERSION,
-            "plan_key": self.plan_key,
-            "seed": self.seed,
-            "epoch": self.epoch,
-            "position": self.position,
-        }
+        return {"version": STATE_VERSION, **asdict(self)}
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any], *, plan_key: str, num_batches: int) -> LoaderState:
@@ -171,7 +161,6 @@ class Step:
 
 _WORKERS = "num_workers"
 """In the state of one of several workers: how many there are. `position` is then that of the worker's own next step."""
-
 
 _AT_ONCE = 64
 """Steps whose samples are computed at once: a fraction of the cost of one by one."""
@@ -251,9 +240,7 @@ class Cursor:
     def walk(self, *, worker: int = 0, num_workers: int = 0) -> Iterator[Step]:
         """Returns the steps from where the cursor stands to the end of the epoch, or without end.
 
-        A few steps are computed at once.
-
-        worker, num_workers: which steps of the rank are this worker's; 0 workers: the rank has none, and all are taken.
+        A few steps are computed at once. worker, num_workers: which steps of the rank are this worker's; 0 workers: the rank has none, and all are taken.
         """
         self._walk += 1
         self._num_workers = num_workers
@@ -277,23 +264,19 @@ class Cursor:
                 order, epoch = self.plan.order(place.seed, place.epoch), place.epoch
             numbers = range(0, min(left, _AT_ONCE * stride), stride)
             places = [place.at(place.position + number * self.world) for number in numbers]
-            turns = [self._turn(here) for here in places]
+            who = {"dp_rank": self.rank, "dp_world_size": self.world}
+            turns = [turn(self._num_batches, 0, **who, tail=self.plan.tail, start=here.position) for here in places]
             batches = order.batches([mine.position for mine in turns])
             place = self._after(places[-1], stride)
             for here, mine, samples, following in zip(places, turns, batches, [*places[1:], place], strict=True):
                 yield Step(here, mine, samples, following, walk)
-
-    def _turn(self, place: LoaderState) -> Turn:
-        count, start = self._num_batches, place.position
-        return turn(count, 0, dp_rank=self.rank, dp_world_size=self.world, tail=self.plan.tail, start=start)
 
     def _after(self, place: LoaderState, steps: int) -> LoaderState:
         """Returns the place `steps` steps behind `place`: at most the end of its epoch, unless it is endless."""
         while self.is_endless and steps >= (left := self.steps_left(place)):
             place, steps = place.next_epoch(), steps - left
         steps = min(steps, self.steps_left(place))
-        count = self._num_batches
-        return place.at(next_position(count, steps, dp_world_size=self.world, start=place.position))
+        return place.at(next_position(self._num_batches, steps, dp_world_size=self.world, start=place.position))
 
     def _end(self, place: LoaderState) -> None:
         """Makes the next walk the next epoch; one of several workers still says that it is at the end of this one."""
@@ -305,6 +288,38 @@ class Cursor:
         self._walk += 1  # earlier walks no longer move the cursor
         self.start = self.state = state
         self._is_own = is_own
+
+
+class Resumable:
+    """Epochs of one rank that stand at a cursor: begun where the cursor is, and gone on with from a state."""
+
+    cursor: Cursor
+
+    def __len__(self) -> int:
+        """Steps of this rank, as of every other, in a whole epoch."""
+        return len(self.cursor)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next iteration that of `epoch`, from its head; in the epoch where it stands nothing changes.
+
+        Needed before an epoch where the one before it was left early; after a whole one the next begins by itself.
+        """
+        self.cursor.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns where the next batch is, as JSON values; what was made ahead but not handed out does not count.
+
+        `position` is the next micro-batch of all ranks together: the same on every rank, and usable at any world size.
+        """
+        return self.cursor.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Makes the next iteration begin at the batch that `state` names, at once; the seed of `state` is taken over.
+
+        Raises ResumeError, naming field and both values, for another plan, a newer version, wrong types or a place
+        outside of the plan; nothing has changed then.
+        """
+        self.cursor.load_state_dict(state)
 
 
 def _integer(state: Mapping[str, Any], name: str, *, low: int | None = None) -> int:

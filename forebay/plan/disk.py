@@ -33,26 +33,19 @@ from forebay.store.temporary import sweep, temporary_name
 
 AnyPlan = BucketPlan | WindowPlan | PackPlan
 
-
 _KINDS: dict[str, type[AnyPlan]] = {"bucket": BucketPlan, "window": WindowPlan, "pack": PackPlan}
-
 
 PLAN_FORMAT_VERSION = 1
 
-
 METADATA = "metadata.json"
 
-
 STATISTICS = "packing_stats.json"
-
 
 SUMS = "members_sums"
 """Checksums of the pieces of a large `members`, which is then checked where it is touched and not when it is opened."""
 
-
 LAZY_BYTES = 2**25
 """A `members` of so many bytes has `SUMS`; hashing less at once takes 3 ms."""
-
 
 _ARRAY = record({"size_bytes": COUNT, "xxh3_128": TEXT})
 _PACKS = all_of(map_of(_ARRAY), record({"members": _ARRAY, "offsets": _ARRAY}))
@@ -68,7 +61,6 @@ def _form(counted: str, share: str, *, arrays: Check, settings: Check) -> Check:
 
 _METADATA_OF_PACKS = _form("num_packs", "fill", arrays=_PACKS, settings=_PACK_SETTINGS)
 _METADATA_OF_BATCHES = _form("num_batches", "padding", arrays=map_of(_ARRAY), settings=OBJECT)
-
 
 _AGAIN = "delete that folder and run: forebay preprocess CONFIG"
 
@@ -151,7 +143,7 @@ def _mapped(folder: Path, metadata: dict[str, Any], settings: PlanConfig) -> Any
         members = CheckedArray(path, arrays["members"], sums, chunk_items=MEMBERS_A_CHUNK, again=_AGAIN)
         check = members.require_all
     kind: Any = _KINDS[settings.kind]
-    plan: AnyPlan = kind.restored(arrays, metadata, settings, check)
+    plan: AnyPlan = kind.restored({**arrays, "check": check}, metadata=metadata, settings=settings)
     return plan
 
 

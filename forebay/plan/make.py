@@ -20,7 +20,7 @@ from forebay.plan.disk import STATISTICS, AnyPlan, load_plan, pack_settings, pla
 from forebay.plan.interface import Plan
 from forebay.plan.names import plan_folder, state_key
 from forebay.plan.pack.plan import PackPlan, pack_plan
-from forebay.plan.statistics import pack_statistics, statistics
+from forebay.plan.statistics import batch_statistics, pack_statistics
 from forebay.plan.window import WindowPlan, window_plan
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, Array
@@ -148,7 +148,7 @@ def kept_plan(
     except CacheCorruptError as err:
         logger.warning("making the plan again: %s", err)
     plan = make_plan(samples, settings)
-    figures, ids = plan_statistics(plan, samples, settings), sample_ids() if sample_ids is not None else None
+    figures, ids = plan_statistics(plan, samples), sample_ids() if sample_ids is not None else None
     try:
         save_plan(plan, folder, **name, statistics=figures, sample_ids=ids)
     except OSError as err:
@@ -177,15 +177,13 @@ def make_plan(samples: Samples, settings: PlanConfig) -> AnyPlan:
     )
 
 
-def plan_statistics(plan: AnyPlan, samples: Samples, settings: PlanConfig) -> dict[str, Any]:
+def plan_statistics(plan: AnyPlan, samples: Samples) -> dict[str, Any]:
     """Returns the document of packing_stats.json for a plan of `make_plan`."""
     shards = _asked(samples.shards)
-    if isinstance(plan, PackPlan) and isinstance(settings, PackConfig):
-        patches, images = _asked(samples.patches), _asked(samples.images)
-        return pack_statistics(plan, _tokens(samples), settings=settings, patches=patches, images=images, shards=shards)
     if isinstance(plan, PackPlan):
-        raise PlanError(f'a plan of packs is of kind "pack", not of "{settings.kind}"')
-    return statistics(plan, samples.lengths, frames=_asked(samples.frames), shards=shards)
+        patches, images = _asked(samples.patches), _asked(samples.images)
+        return pack_statistics(plan, _tokens(samples), patches=patches, images=images, shards=shards)
+    return batch_statistics(plan, samples.lengths, frames=_asked(samples.frames), shards=shards)
 
 
 def samples_of(source: SampleSource) -> Samples:

@@ -15,10 +15,8 @@ from forebay.store.key import digest
 PLANS = "plans"
 """The folder of all plans under a cache root."""
 
-
 PACKER_VERSION = 1
 """Bumped when the same lengths and settings give other packs."""
-
 
 _OPTIONAL = ("edges_s", "edges", "k", "batch_tokens", "calibration", "locality")
 """Settings of buckets that stay out of the document where they are left out."""
@@ -50,15 +48,13 @@ def plan_key(cache_key: str, settings: PlanConfig) -> str:
 
 def plan_folder(root: Path, *, dataset: str, split: str, cache_key: str, settings: PlanConfig) -> Path:
     """Returns where the plan of a cache lives under a cache root, whether it is there or not."""
-    key = digest(plan_document(cache_key, settings))
     kind: str = settings.kind
     if isinstance(settings, PackConfig):
         kind = f"seq{settings.seq_len}_buf{settings.buffer_size}"
-    return root / PLANS / f"{dataset}_{split}_{kind}_{key[:8]}"
+    return root / PLANS / f"{dataset}_{split}_{kind}_{plan_key(cache_key, settings)[:8]}"
 
 
 _EARLIER = "resume with the earlier config, or start anew without the state"
-
 
 _CHANGES = (
     f"the settings of [plan] or a mixture changed since: {_EARLIER}",
@@ -70,7 +66,6 @@ _CHANGES = (
     '"off" or with the cache',
 )
 """What it means where a part of a state key differs, in the order of the parts."""
-
 
 _PART = 16
 """Hex digits of a state key that each part has."""

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from forebay.config.plan import PackConfig
 from forebay.errors import PlanError
 from forebay.plan.bucket.plan import BucketPlan, Order
 from forebay.plan.cursor import mixed_steps, num_steps
-from forebay.plan.interface import EpochOrder, Tail
+from forebay.plan.interface import EpochOrder, Plan, Tail
 from forebay.plan.pack.plan import PackPlan
 from forebay.plan.permutation import Permutations, derive_key
 from forebay.plan.window import WindowOrder, WindowPlan
@@ -26,14 +25,12 @@ from forebay.store.schema import COUNT, NUMBER, TEXT, Check, list_of, map_of, or
 
 WORLD_SIZES = (1, 2, 4, 8)
 
-
 _PACKS_AT_ONCE = 2**12
-
 
 _BINS = 32
 
 
-def statistics(
+def batch_statistics(
     plan: BucketPlan | WindowPlan,
     durations: Array,
     *,
@@ -56,9 +53,7 @@ def statistics(
     """
     durations = np.asarray(durations)
     frames = durations if frames is None else np.asarray(frames)
-    for name, lengths in (("durations", durations), ("frames", frames), ("shards", shards)):
-        if lengths is not None and len(lengths) != len(plan.members):
-            raise PlanError(f"{name} holds {len(lengths)} samples, the plan {len(plan.members)}")
+    _require_samples(len(plan.members), durations=durations, frames=frames, shards=shards)
     order = plan.order(seed, 0)
     randomness = Randomness(len(durations), shards=shards)
     if isinstance(order, WindowOrder):
@@ -81,10 +76,7 @@ def statistics(
         "padding_random_order": padding_random_order(frames, mean_size, seed=seed).share,
         "dropped": dropped,
         "repeated": repeated,
-        "lockstep": plan.lockstep,
-        "tail": plan.tail,
-        **randomness.to_json(),
-        "worlds": worlds(order, plan.tail),
+        **_of_order(plan, order, randomness),
         "buckets": [_bucket(plan, number, durations, total, found) for number, found in enumerate(counted)]
         if isinstance(plan, BucketPlan)
         else [],
@@ -118,7 +110,6 @@ def pack_statistics(
     plan: PackPlan,
     tokens: Array,
     *,
-    settings: PackConfig,
     patches: Array | None = None,
     images: Array | None = None,
     shards: Array | None = None,
@@ -131,15 +122,13 @@ def pack_statistics(
     `fill` is the share of tokens in all packs' `seq_len`, `pad_tokens` the rest, `patch_fill` the share of patches in
     all packs' `max_patches` (null without). `samples`, `tokens`, `patches` and `images` are of a pack: mean, least,
     most and a histogram, `counts[i]` packs from `edges[i]` up to below `edges[i + 1]`, the last one included.
-    `unplaced` counts the samples in no pack by reason, `dropped` all of them. `worlds` as in `statistics`;
+    `unplaced` counts the samples in no pack by reason, `dropped` all of them. `worlds` as in `batch_statistics`;
     `mean_displacement` and `shard_spread`: see `Randomness`. O(num_samples) time.
     Raises PlanError for lengths of other samples.
     """
     given = {"tokens": tokens, "patches": patches, "images": images}
+    _require_samples(plan.num_samples, **given, shards=shards)
     lengths = {name: np.asarray(found) for name, found in given.items() if found is not None}
-    for name, found in {**lengths, **({} if shards is None else {"shards": shards})}.items():
-        if len(found) != plan.num_samples:
-            raise PlanError(f"{name} holds {len(found)} samples, the plan {plan.num_samples}")
     order = plan.order(seed, 0)
     held = {name: np.empty(len(order), dtype=np.int64) for name in lengths}
     randomness, place = Randomness(plan.num_samples, shards=shards), 0
@@ -151,9 +140,9 @@ def pack_statistics(
             held[name][start : start + len(packs)] = np.add.reduceat(found[samples], begins, dtype=np.int64)
         randomness.add(samples, np.arange(place, place + len(samples)))
         place += len(samples)
-    room = len(order) * settings.seq_len
+    room = len(order) * plan.settings.seq_len
     total = int(held["tokens"].sum())
-    patch_room = len(order) * (settings.max_patches or 0)
+    patch_room = len(order) * (plan.settings.max_patches or 0)
     unplaced = {reason: len(found) for reason, found in plan.unplaced.items()}
     return {
         "seed": seed,
@@ -166,11 +155,19 @@ def pack_statistics(
         **{name: _figures(found) for name, found in held.items()},
         "unplaced": unplaced,
         "dropped": sum(unplaced.values()),
-        "lockstep": plan.lockstep,
-        "tail": plan.tail,
-        **randomness.to_json(),
-        "worlds": worlds(order, plan.tail),
+        **_of_order(plan, order, randomness),
     }
+
+
+def _require_samples(count: int, **lengths: Array | None) -> None:
+    for name, found in lengths.items():
+        if found is not None and len(found) != count:
+            raise PlanError(f"{name} holds {len(found)} samples, the plan {count}")
+
+
+def _of_order(plan: Plan, order: EpochOrder, randomness: Randomness) -> dict[str, Any]:
+    ends = {"lockstep": plan.lockstep, "tail": plan.tail}
+    return {**ends, **randomness.to_json(), "worlds": worlds(order, plan.tail)}
 
 
 def _figures(held: Array) -> dict[str, Any]:
@@ -250,7 +247,6 @@ def _hours(samples: int, sample_rate_hz: int) -> float:
 
 CHUNK = 2**18
 """Samples looked at in one go: their temporaries stay in the CPU's cache."""
-
 
 _ENOUGH = 2**22
 """Samples of a shuffle that say what all of it would: its padding is known to a hundredth of a percent."""
@@ -378,7 +374,7 @@ _COUNTED = {"dropped": COUNT, "repeated": COUNT}
 FORM: Check = record(
     {"worlds": map_of(_WORLD)}, {**_COUNTED, "padding_random_order": NUMBER, "buckets": list_of(_BUCKET)}
 )
-"""What a reader needs in the document of `statistics`."""
+"""What a reader needs in the document of `batch_statistics`."""
 
 PACK_FORM: Check = record(
     {"worlds": map_of(_WORLD), "pad_tokens": COUNT, "unplaced": map_of(COUNT), "tokens": _PACK_FIGURES},

@@ -23,29 +23,13 @@ from forebay.errors import CacheCorruptError, CacheMismatchError
 from forebay.plan.cursor import LoaderState, num_steps
 from forebay.plan.interface import Plan
 from forebay.store.layout import ROW_BITS, Array
-from forebay.store.source import SampleSource
+from forebay.store.source import SampleSource, SourceUnion
 
 _CHUNK = 4096
 """Micro-batches whose samples are looked at in one go."""
 
-
 COLUMNS = ("part", "language", "source")
 """What samples are counted by, where it is known: the cache of `[[mixture.source]]`, and text fields."""
-
-
-@runtime_checkable
-class Parted(Protocol):
-    """A source that is made of several; a union is."""
-
-    @property
-    def names(self) -> list[str]:
-        """Of the parts."""
-        ...
-
-    @property
-    def source_of(self) -> Array:
-        """Integers [num_samples]: which part each sample is of."""
-        ...
 
 
 @runtime_checkable
@@ -85,17 +69,14 @@ def population(source: SampleSource) -> Population:
     """Returns what a source holds. Reads the text fields among `COLUMNS` once."""
     names, codes = {}, {}
     for column in COLUMNS:
-        found = _categories(source, column)
+        if column == "part":
+            found = (source.names, source.source_of) if isinstance(source, SourceUnion) else None
+        else:
+            found = source.categories(column)
         if found is not None:
             names[column], codes[column] = [name or "unknown" for name in found[0]], found[1]
     shards = None if source.slots is None else source.slots >> ROW_BITS
     return Population(num_samples=len(source), names=names, codes=codes, shards=shards)
-
-
-def _categories(source: SampleSource, column: str) -> tuple[list[str], Array] | None:
-    if column == "part":
-        return (list(source.names), source.source_of) if isinstance(source, Parted) else None
-    return source.categories(column)
 
 
 def expected_shares(population: Population, plan: Plan, column: str) -> Array:
@@ -202,7 +183,6 @@ def _samples(plan: Plan, state: LoaderState, positions: Array) -> Iterator[tuple
 
 
 USAGE_VERSION = 1
-
 
 FILE_NAME = "data_usage.jsonl"
 

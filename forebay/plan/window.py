@@ -10,22 +10,22 @@ import bisect
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from forebay.config.plan import PlanConfig, WindowConfig
 from forebay.errors import PlanError
 from forebay.plan.bucket.make import check_lengths
-from forebay.plan.interface import Tail, check_epoch
+from forebay.plan.interface import EpochOrder, KeptPlan, Tail, check_epoch, checked_positions
 from forebay.plan.permutation import Permutations, derive_key
 from forebay.store.layout import Array, Ints
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class WindowPlan:
+class WindowPlan(KeptPlan):
     """Samples by length, and the rules by which `WindowOrder` makes windows of them, and micro-batches of the windows.
 
     members: int32 (int64 from 2^31 samples on) [num_samples], sample indices from the shortest sample to the longest.
@@ -35,7 +35,6 @@ class WindowPlan:
     batch_size: samples a micro-batch; None: `budget` padded audio samples a micro-batch, which none exceeds unless it
     is one sample that does.
     last_batches: of the incomplete window at the epoch's end, under `batch_size`.
-    check: called with the places of `members` that are about to be read, where they are checked at first touch.
     """
 
     members: Array
@@ -52,15 +51,8 @@ class WindowPlan:
     check: Callable[[Ints], None] | None = None
 
     def order(self, seed: int, epoch: int) -> WindowOrder:
-        """Returns epoch `epoch` (0 or more) under `seed` (any integer)."""
+        """See `Plan`."""
         return WindowOrder(self, seed=seed, epoch=epoch)
-
-    def members_at(self, ranks: Ints) -> Ints:
-        """Returns the sample indices, int64, of ranks from the shortest sample on."""
-        if self.check is not None:
-            self.check(ranks)
-        found: Ints = self.members[ranks].astype(np.int64)
-        return found
 
     def lengths_at(self, ranks: Ints) -> Ints:
         """Returns the lengths, int64 in audio samples, of ranks from the shortest sample on."""
@@ -69,13 +61,8 @@ class WindowPlan:
 
     @property
     def num_batches(self) -> int:
-        """Micro-batches of one epoch, over all ranks."""
+        """See `Plan`."""
         return self.num_windows * self.batches_per_window + self.last_batches
-
-    @property
-    def grad_accs(self) -> None:
-        """None: windows have no calibration, `train.grad_acc` holds."""
-        return
 
     @property
     def dropped(self) -> int:
@@ -88,37 +75,24 @@ class WindowPlan:
         return -len(self.members) % self.batch_size if self.batch_size and self.tail == "pad" else 0
 
     def arrays(self) -> dict[str, Array]:
-        """Returns what a folder keeps of the plan, by file name."""
+        """See `KeptPlan`."""
         return {"members": self.members, "lengths": self.lengths, "starts": self.starts}
 
     def counts(self) -> dict[str, int]:
-        """Returns the counts that a list of plans shows."""
+        """See `KeptPlan`."""
         rate, samples = self.sample_rate_hz, len(self.members)
         return {"sample_rate_hz": rate, "num_samples": samples, "num_batches": self.num_batches}
 
     def figures(self, _settings: PlanConfig) -> dict[str, Any]:
-        """Returns what the plan is made of beside its settings and arrays, as JSON values."""
+        """See `KeptPlan`."""
         names = ("num_windows", "batches_per_window", "last_batches", "batch_size", "budget")
         return {"windows": {name: getattr(self, name) for name in names}}
 
     @classmethod
-    def restored(
-        cls,
-        arrays: Mapping[str, Any],
-        metadata: Mapping[str, Any],
-        settings: WindowConfig,
-        check: Callable[[Ints], None] | None,
-    ) -> WindowPlan:
-        """Returns the plan of `arrays` and `figures`; metadata: of the folder that keeps the plan."""
-        rate, lockstep = metadata["sample_rate_hz"], settings.lockstep
-        return cls(
-            **arrays,
-            **metadata["windows"],
-            sample_rate_hz=rate,
-            lockstep=lockstep,
-            tail=settings.tail,
-            check=check,
-        )
+    def restored(cls, kept: dict[str, Any], *, metadata: Mapping[str, Any], settings: WindowConfig) -> Self:
+        """See `KeptPlan`."""
+        figures = {"sample_rate_hz": metadata["sample_rate_hz"], **metadata["windows"]}
+        return cls(**kept, **figures, lockstep=settings.lockstep, tail=settings.tail)
 
 
 def window_plan(durations: Array, *, sample_rate_hz: int, settings: WindowConfig) -> WindowPlan:
@@ -142,11 +116,7 @@ def window_plan(durations: Array, *, sample_rate_hz: int, settings: WindowConfig
         members=members.astype(np.int32 if len(members) < 2**31 else np.int64),
         lengths=lengths.astype(np.int64),
         starts=starts,
-        num_windows=windows.num_windows,
-        batches_per_window=windows.batches_per_window,
-        last_batches=windows.last_batches,
-        batch_size=windows.batch_size,
-        budget=windows.budget,
+        **asdict(windows),
         sample_rate_hz=sample_rate_hz,
         lockstep=settings.lockstep,
         tail=settings.tail,
@@ -265,7 +235,7 @@ WINDOW_VERSION = 1
 """Bumped when the same plan, seed, epoch and position give other samples."""
 
 
-class WindowOrder:
+class WindowOrder(EpochOrder):
     """One epoch of a window plan: a function of (plan, seed, epoch, position) and nothing else.
 
     Under `batch_size` one keyed permutation of all samples is cut into windows. Under a budget the shuffle is
@@ -295,29 +265,17 @@ class WindowOrder:
     def __len__(self) -> int:
         return self.plan.num_batches
 
-    def batch(self, position: int) -> Ints:
-        """Returns the sample indices of one micro-batch, int64 [batch size]. IndexError outside 0..len-1."""
-        return self.batches([position])[0]
-
-    def bucket(self, position: int) -> int:
-        """Returns the place of one micro-batch in its sorted window, 0 the shortest. IndexError outside 0..len-1."""
-        return int(self.buckets([position])[0])
-
     def buckets(self, positions: Sequence[int] | Array) -> Ints:
         """Returns the places of several micro-batches in their sorted windows, int64 [num_positions]."""
         return np.array([place for _, place in self._locate(positions)], dtype=np.int64)
 
     def batches(self, positions: Sequence[int] | Array) -> list[Ints]:
-        """Returns several micro-batches at once; those of one group cost little more than one of them."""
+        """See `EpochOrder`; the batches of one group cost little more than one of them."""
         return [self._window(window)[place] for window, place in self._locate(positions)]
 
     def _locate(self, positions: Sequence[int] | Array) -> list[tuple[int, int]]:
         """Returns window and place inside the sorted window of each micro-batch."""
-        where = np.asarray(positions, dtype=np.int64)
-        if len(where) and not (where.min() >= 0 and where.max() < len(self)):
-            bad = int(where.min() if where.min() < 0 else where.max())
-            raise IndexError(f"position {bad} is outside of the epoch's {len(self)} micro-batches")
-        return [self._place(position) for position in where.tolist()]
+        return [self._place(position) for position in checked_positions(positions, len(self)).tolist()]
 
     def _place(self, position: int) -> tuple[int, int]:
         plan = self.plan

@@ -71,15 +71,6 @@ class Lookup:
     differs: list[dict[str, Any]] = field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Miss:
-    """A cache of the right recipe whose sources are not those that are here, and the names of those that differ."""
-
-    cache: Sealed
-    state: SourceState
-    names: list[str]
-
-
 _RANK: dict[SourceState, int] = {"unknown": 0, "changed": 1, "absent": 2, "same": 3}
 """What is said of several misses: an absent source serves only where no other cache shows that the data changed."""
 
@@ -124,19 +115,21 @@ def find_cache(config: Config, recipe: KeyedRecipe, *, may_hash: bool = True, me
         differs = differences(recipe.document, nearest.metadata["recipe"]) if nearest else []
         return Lookup(recipe=recipe, nearest=nearest, differs=differs)
     memo = Memo(config.cache_root) if memo is None else memo
-    misses: list[_Miss] = []
+    misses: list[tuple[SourceState, Sealed, list[str]]] = []
     for cache, sources in candidates:
         memo.add_file(cache.folder / MEMO_NAME)
         state, names = compare_sources(config, sources, memo, may_hash=may_hash)
         if state == "same":
             return Lookup(recipe=recipe, found=cache, state=state)
-        misses.append(_Miss(cache=cache, state=state, names=names))
+        misses.append((state, cache, names))
         logger.debug("%s: sources are %s %s", cache.folder, state, names)
-    nearest_miss = min(misses, key=lambda miss: _RANK[miss.state])
-    if nearest_miss.state == "absent":
-        return Lookup(recipe=recipe, found=nearest_miss.cache, state="absent")
-    differs = _source_differences(config, nearest_miss, memo)
-    return Lookup(recipe=recipe, nearest=nearest_miss.cache, differs=differs, state=nearest_miss.state)
+    state, cache, names = min(misses, key=lambda miss: _RANK[miss[0]])
+    if state == "absent":
+        return Lookup(recipe=recipe, found=cache, state=state)
+    differs = [{"field": "sources", "wanted": "not hashed", "stored": cache.key[:SHORT]}]
+    if state == "changed":
+        differs = source_differences(config, cache.sources(), names, memo)
+    return Lookup(recipe=recipe, nearest=cache, differs=differs, state=state)
 
 
 def not_found_message(config: Config, lookup: Lookup) -> str:
@@ -239,9 +232,3 @@ def _nearest(config: Config, recipe: KeyedRecipe, sealed: Sequence[Sealed]) -> S
         return cache.metadata["name"] != config.name, len(differences(recipe.document, cache.metadata["recipe"]))
 
     return min(sealed, key=distance, default=None)
-
-
-def _source_differences(config: Config, miss: _Miss, memo: Memo) -> list[dict[str, Any]]:
-    if miss.state == "unknown":
-        return [{"field": "sources", "wanted": "not hashed", "stored": miss.cache.key[:SHORT]}]
-    return source_differences(config, miss.cache.sources(), miss.names, memo)

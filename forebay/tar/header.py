@@ -24,7 +24,6 @@ WITHOUT_DATA = frozenset(b"123456")
 """Links, devices, directories and pipes: no data follows, whatever their size field says."""
 
 LONG_NAME, LONG_LINK, SPARSE = b"LKS"
-PAX_NEXT = frozenset(b"xX")
 PAX_GLOBAL = ord("g")
 DIRECTORY = ord("5")
 VOLUME_LABEL = ord("V")

@@ -73,11 +73,6 @@ class TarIndex:
         """Name to row, for many lookups. Of members with one name the last counts, as when tar extracts them."""
         return {name: row for row, name in enumerate(self.names)}
 
-    @property
-    def num_duplicates(self) -> int:
-        """Members that a later member of the same name hides from lookups."""
-        return len(self) - len(self.rows)
-
     def find(self, name: str) -> int | None:
         """Returns the row of a member, or None, by its name in the tar or in `names`."""
         row = self.rows.get(name.removeprefix("./"))

@@ -8,15 +8,15 @@ from forebay.face import face
 
 if TYPE_CHECKING:
     from forebay.train.collate.collator import Collator as Collator
-    from forebay.train.collate.expand import to_model_inputs as to_model_inputs
     from forebay.train.collate.packed import PackCollator as PackCollator
-    from forebay.train.collate.patch_batch import PatchBatch as PatchBatch
+    from forebay.train.collate.patches import PatchBatch as PatchBatch
+    from forebay.train.collate.patches import to_model_inputs as to_model_inputs
     from forebay.train.dataset import PlanSampler as PlanSampler
     from forebay.train.dataset import SampleDataset as SampleDataset
     from forebay.train.loader import Loader as Loader
+    from forebay.train.loader import LoaderSettings as LoaderSettings
     from forebay.train.models.folder import load_model as load_model
     from forebay.train.select import make_loader as make_loader
-    from forebay.train.settings import LoaderSettings as LoaderSettings
     from forebay.train.vl_dataset import CachedVLDataset as CachedVLDataset
     from forebay.train.vl_dataset import build_vl_dataloader as build_vl_dataloader
 
@@ -24,14 +24,12 @@ __getattr__, __dir__, __all__ = face(
     __name__,
     {
         "collate.collator": "Collator",
-        "collate.expand": "to_model_inputs",
         "collate.packed": "PackCollator",
-        "collate.patch_batch": "PatchBatch",
+        "collate.patches": "PatchBatch to_model_inputs",
         "dataset": "PlanSampler SampleDataset",
-        "loader": "Loader",
+        "loader": "Loader LoaderSettings",
         "models.folder": "load_model",
         "select": "make_loader",
-        "settings": "LoaderSettings",
         "vl_dataset": "CachedVLDataset build_vl_dataloader",
     },
 )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.data import Dataset
 
 from forebay.errors import ConfigError
-from forebay.plan.cursor import Cursor, Step
+from forebay.plan.cursor import Cursor, Resumable, Step
 from forebay.plan.make import Planned
 from forebay.store.source import SampleSource
 from forebay.train.collate.crop import CropDraws
@@ -49,12 +49,12 @@ class SampleDataset(Dataset[dict[str, torch.Tensor]]):
         return [self[index] for index in indices]
 
 
-class PlanSampler:
+class PlanSampler(Resumable):
     """The sample indices of one rank's batches, an epoch an iteration: a `batch_sampler` for torch's DataLoader.
 
     The batches are those of `Loader` under the same plan, seed and ranks, and so is the state: it goes from one to the
-    other, and to another world size. torchdata's StatefulDataLoader keeps it in its own state, whatever its workers
-    fetch ahead.
+    other, and to another world size; what a DataLoader fetched ahead counts as given. torchdata's StatefulDataLoader
+    keeps the state in its own, whatever its workers fetch ahead.
     """
 
     def __init__(
@@ -73,21 +73,6 @@ class PlanSampler:
         ranks = resolve_ranks(dp_rank, dp_world_size, device_mesh=device_mesh)
         self.cursor = Cursor(planned.plan, planned.key, seed=seed, rank=ranks.dp_rank, world=ranks.dp_world_size)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Makes the next iteration that of `epoch`, from its head; in the epoch where it stands nothing changes.
-
-        Needed before an epoch where the one before it was left early; after a whole one the next begins by itself.
-        """
-        self.cursor.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns where the next batch is, as `Loader` does; what a DataLoader fetched ahead counts as given."""
-        return self.cursor.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Makes the next iteration begin at the batch that `state` names. Raises ResumeError as `Loader` does."""
-        self.cursor.load_state_dict(state)
-
     @property
     def batch_size(self) -> None:
         """None: batches differ in size. What asks for it wants to share the batches among ranks, which is done already.
@@ -101,9 +86,6 @@ class PlanSampler:
                 "PlanSampler "
                 "with dp_rank=0, dp_world_size=1"
             )
-
-    def __len__(self) -> int:
-        return len(self.cursor)
 
     def __iter__(self) -> Iterator[list[int]]:
         return self._batches(self.cursor.walk())

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from forebay.errors import ConfigError
-from forebay.train.collate.patch_batch import PatchBatch, fields_of, moved
+from forebay.train.collate.patches import PatchBatch, fields_of, moved
 
 T = TypeVar("T")
 Batch = dict[str, Any] | PatchBatch

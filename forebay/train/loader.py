@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from forebay.plan.cursor import Cursor, LoaderState, Step
+import torch
+
+from forebay.errors import ConfigError
+from forebay.plan.cursor import Cursor, LoaderState, Resumable, Step
 from forebay.plan.make import Planned
 from forebay.steps.batch import IGNORED
-from forebay.steps.step import Batch
+from forebay.steps.step import Batch, PaddingSide
 from forebay.store.source import SampleSource, SourceUnion, parts_of
 from forebay.train.collate.collator import BatchMaker, Collator
 from forebay.train.collate.crop import CropDraws
@@ -21,10 +24,52 @@ from forebay.train.prefetch import Prefetch
 from forebay.train.ranks import resolve_ranks
 from forebay.train.read_ahead import ReadAhead
 from forebay.train.ring import BufferRing
-from forebay.train.settings import LoaderSettings
 
 
-class Loader:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderSettings:
+    """How a loader works; impossible values raise ConfigError (also ValueError)."""
+
+    seed: int = 0
+    """The seed of the order, and of crops."""
+    epochs: int | None = None
+    """Iterations from this epoch on are empty; None: no end."""
+    dtype: torch.dtype = torch.float32
+    """The dtype of floating-point fields."""
+    padding_side: PaddingSide = "right"
+    crop_s: float | None = None
+    """Batches are of random crops of so many seconds, drawn by (seed, epoch, sample id); see `collate.crop`."""
+    mask_fillers: bool = False
+    """Batches of weight 0 have all labels -100. A sum of token losses over ranks is then right by itself; a mean over
+    the batch's own tokens is NaN."""
+    as_tensordict: bool = False
+    """Batches are TensorDicts."""
+    num_threads: int = 2
+    """Threads that fill batches; 0: batches are filled in the caller's thread, when asked."""
+    prefetch: int = 4
+    """Batches filled ahead."""
+    pin_memory: bool | None = None
+    """Host memory is pinned; None: where CUDA is present."""
+    device: torch.device | str | None = None
+    """Where batches are handed out: copied to a CUDA device on a side stream; None or cpu: on the host."""
+    device_prefetch: int = 1
+    """Batches copied to the device ahead."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_threads", 0), ("prefetch", 1), ("device_prefetch", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigError(f"{name} is {value!r} (wanted {least} or more)")
+        if self.pin_memory and not torch.cuda.is_available():
+            raise ConfigError("pin_memory is true but torch sees no CUDA device; leave loader.pin_memory out")
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether host memory is pinned here."""
+        return torch.cuda.is_available() if self.pin_memory is None else self.pin_memory
+
+
+class Loader(Resumable):
     """Iterable over this rank's batches of one epoch; the next iteration is the next epoch.
 
     A batch is a dict of CPU tensors with the model's argument names (see `Collator` and `PackCollator`), right for
@@ -60,7 +105,8 @@ class Loader:
         self.source, self.plan, self.plan_key, self.settings = source, planned.plan, planned.key, settings
         self.cursor = Cursor(planned.plan, planned.key, seed=settings.seed, rank=dp_rank, world=dp_world_size)
         # One a source: a micro-batch is of one of them, or they are all alike.
-        self._collators = [collator or _collator(part, settings) for part in parts_of(source)]
+        form: dict[str, Any] = {name: getattr(settings, name) for name in ("dtype", "padding_side", "crop_s")}
+        self._collators = [collator or Collator(part, **form) for part in parts_of(source)]
         # Filled ahead, being filled, in the user's hands (one, and the one before it).
         num_buffers = settings.prefetch + settings.num_threads + 2
         self._ring = BufferRing(max_free=num_buffers, pin_memory=settings.is_pinned)
@@ -78,10 +124,6 @@ class Loader:
     def dp_world_size(self) -> int:
         """How many ranks share the epochs."""
         return self.cursor.world
-
-    def __len__(self) -> int:
-        """Steps of this rank, as of every other, in a whole epoch."""
-        return len(self.cursor)
 
     @property
     def dataset(self) -> NoReturn:
@@ -136,25 +178,6 @@ class Loader:
         place = self.cursor.state
         return self.plan.grad_accs[self.plan.order(place.seed, place.epoch).bucket(place.position)]
 
-    def set_epoch(self, epoch: int) -> None:
-        """Makes the next iteration that of `epoch`, from its head; in the epoch where it stands nothing changes."""
-        self.cursor.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns where the next batch is, as JSON values; batches filled ahead but not handed out do not count.
-
-        `position` is the next micro-batch of all ranks together: the same on every rank, and usable at any world size.
-        """
-        return self.cursor.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Makes the next iteration begin at the batch that `state` names, at once; its seed becomes the loader's.
-
-        Raises ResumeError, naming field and both values, for another plan, a newer version, wrong types or a place
-        outside of the plan; nothing has changed then.
-        """
-        self.cursor.load_state_dict(state)
-
     def report(self) -> dict[str, Any]:
         """Returns totals of the batches handed out by this object, and the epoch of the next one.
 
@@ -183,19 +206,16 @@ class Loader:
 
     def _fill(self, work: _Work) -> _Filled:
         """Returns the batch of one step; runs in a thread."""
-        with self._read_ahead.watch():
-            return self._filled(work)
-
-    def _filled(self, work: _Work) -> _Filled:
-        index = None
+        index, samples = None, []
         try:
-            samples = []
-            for index in work.indices:
-                sample = self.source.read(index)
-                samples.append(work.draws.beside(sample, self.source.sample_id(index)) if work.draws else sample)
-            index = None
-            collator = self._collator_of(work.indices[0])
-            batch = collator.collate(samples, allocate=self._ring.take)
+            with self._read_ahead.watch():
+                for index in work.indices:
+                    sample = self.source.read(index)
+                    samples.append(work.draws.beside(sample, self.source.sample_id(index)) if work.draws else sample)
+                index = None
+                part = self.source.part(work.indices[0]) if isinstance(self.source, SourceUnion) else 0
+                collator = self._collators[part]
+                batch = collator.collate(samples, allocate=self._ring.take)
         except Exception as err:
             which = f"samples {work.indices}" if index is None else f"sample {index}"
             err.add_note(
@@ -207,9 +227,6 @@ class Loader:
             batch["labels"].fill_(IGNORED)
         frames, room = collator.count_frames(samples)
         return _Filled(batch, work.step, num_samples=len(samples), frames=frames, room=room)
-
-    def _collator_of(self, index: int) -> BatchMaker:
-        return self._collators[self.source.part(index) if isinstance(self.source, SourceUnion) else 0]
 
     def _deliver(self, filled: Prefetch[_Work, _Filled], *, num_steps: int) -> Iterator[Batch]:
         items = filled if self._side_stream is None else self._on_device(filled, self._side_stream.start)
@@ -240,10 +257,6 @@ class Loader:
 
         # A pack has no dimension of samples, of a single one either.
         return TensorDict(item.batch, batch_size=[] if "position_ids" in item.batch else [item.num_samples])
-
-
-def _collator(source: SampleSource, settings: LoaderSettings) -> BatchMaker:
-    return Collator(source, dtype=settings.dtype, padding_side=settings.padding_side, crop_s=settings.crop_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,11 @@ from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lookup import Lookup, failures_of, find_cache, not_found_message
 from forebay.store.source import SampleSource, SourceUnion
-from forebay.train.collate.expand import DeviceExpansion, pixel_dtype
 from forebay.train.collate.packed import PackCollator, PackShapes
+from forebay.train.collate.patches import DeviceExpansion, pixel_dtype
 from forebay.train.device import is_host
-from forebay.train.loader import Loader
+from forebay.train.loader import Loader, LoaderSettings
 from forebay.train.ranks import resolve_ranks
-from forebay.train.settings import LoaderSettings
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

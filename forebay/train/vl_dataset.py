@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from forebay.config.loader import LoaderConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheError, CacheNotFoundError, ConfigError
-from forebay.plan.cursor import Cursor, Step
+from forebay.plan.cursor import Cursor, Resumable, Step
 from forebay.plan.disk import METADATA, STATISTICS, pack_settings
 from forebay.plan.make import opened_packs
 from forebay.plan.names import PLANS
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 logger = logging.getLogger(__name__)
-
 
 _KEPT_BUFFERS = 4
 
@@ -71,7 +70,7 @@ def build_vl_dataloader(
     )
 
 
-class CachedVLDataset(IterableDataset[Batch]):
+class CachedVLDataset(Resumable, IterableDataset[Batch]):
     """One rank's packed batches of an epoch, in the order of `Loader`; see `PackCollator` for their fields and form.
 
     For loops that must be given a DataLoader: `DataLoader(dataset, batch_size=None, num_workers=n)`. Workers take
@@ -91,8 +90,8 @@ class CachedVLDataset(IterableDataset[Batch]):
         cache_dir: str | os.PathLike[str],
         dp_rank: int | None = None,
         dp_world_size: int | None = None,
-        infinite: bool = False,
         *,
+        infinite: bool = False,
         device_mesh: DeviceMesh | None = None,
         seed: int = 0,
         pixels: Literal["uint8", "float32", "float16", "bfloat16"] = "float32",
@@ -138,10 +137,6 @@ class CachedVLDataset(IterableDataset[Batch]):
         mine = {} if worker is None else {"worker": worker.id, "num_workers": worker.num_workers}
         return self._batches(self.cursor.walk(**mine))
 
-    def set_epoch(self, epoch: int) -> None:
-        """Makes the next iteration that of `epoch`, from its head; in the epoch where it stands nothing changes."""
-        self.cursor.set_epoch(epoch)
-
     def state_dict(self) -> dict[str, Any]:
         """Returns where the next batch is, as JSON values: the state of a `Loader`, good for any number of ranks.
 
@@ -170,7 +165,7 @@ class CachedVLDataset(IterableDataset[Batch]):
         for step in steps:
             # Before the batch is handed out: whoever asks for the state then has it.
             self.cursor.hand_out(step)
-            yield self._batch(step, allocate)
+            yield self._batch(step, allocate)  # no name on it here: its buffers are free when the user drops it
 
     def _batch(self, step: Step, allocate: Allocate) -> Batch:
         samples = [self.source.read(index) for index in step.samples.tolist()]

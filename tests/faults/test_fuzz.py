@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from forebay.config import BucketConfig, Config, SourceConfig
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.disk import load_plan, save_plan
-from forebay.plan.statistics import statistics
+from forebay.plan.statistics import batch_statistics
 from forebay.preprocess.sources.speech.listing import read_rows
 from forebay.steps.recipe import load_config
 from forebay.store.cache import open_cache
@@ -146,7 +146,7 @@ def _prepare(folder: Path) -> None:
     corpus.config()
     lengths = np.random.default_rng(2).integers(500, 32_000, 40)
     made_plan = bucket_plan(lengths, sample_rate_hz=1000, settings=_plan_settings())
-    found = statistics(made_plan, lengths)
+    found = batch_statistics(made_plan, lengths)
     save_plan(made_plan, folder / "plan", cache_key="ab" * 32, settings=_plan_settings(), statistics=found)
 
 

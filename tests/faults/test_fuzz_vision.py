@@ -217,7 +217,7 @@ def _prepare(folder: Path) -> None:
     draws = np.random.default_rng(3)
     tokens, patches, counts = draws.integers(1, 64, 60), 4 * draws.integers(0, 10, 60), draws.integers(0, 2, 60)
     plan = pack_plan(tokens, patches=patches, settings=_PACKS)
-    found = pack_statistics(plan, tokens, settings=_PACKS, patches=patches, images=counts)
+    found = pack_statistics(plan, tokens, patches=patches, images=counts)
     save_plan(plan, folder / "plan", cache_key=_KEY, settings=_PACKS, statistics=found)
     _keep_listing(raw, folder / "listing")
 

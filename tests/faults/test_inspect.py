@@ -19,7 +19,7 @@ from forebay.config import BucketConfig, PackConfig, PlanConfig
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.disk import save_plan
 from forebay.plan.pack.plan import pack_plan
-from forebay.plan.statistics import pack_statistics, statistics
+from forebay.plan.statistics import batch_statistics, pack_statistics
 from forebay.store.key import canonical_json
 from forebay.store.seal import seal
 from forebay.store.shard import shard_fields, write_shard
@@ -66,11 +66,11 @@ def shelf(folder: Path) -> Iterator[Shelf]:
     speech = make_cache(folder / "speech", num_samples=5, rows_per_shard=2, max_duration_s=0.3, keep_waveform=True)
     lengths = np.array([500, 800, 900, 2000, 700])
     plan = bucket_plan(lengths, sample_rate_hz=RATE_HZ, settings=_BUCKETS)
-    _save(plan, folder / "speech", speech, _BUCKETS, statistics(plan, lengths))
+    _save(plan, folder / "speech", speech, _BUCKETS, batch_statistics(plan, lengths))
     vision = _images(folder)
     tokens, patches, counts = np.array([3, 5, 7, 9]), np.array([8, 16, 16, 0]), np.array([1, 2, 3, 0])
     packs = pack_plan(tokens, patches=patches, settings=_PACKS)
-    found = pack_statistics(packs, tokens, settings=_PACKS, patches=patches, images=counts)
+    found = pack_statistics(packs, tokens, patches=patches, images=counts)
     _save(packs, folder / "vision", vision, _PACKS, found)
     names = [str(path.relative_to(folder)) for path in sorted(folder.rglob("metadata.json"))]
     names += [str(path.relative_to(folder)) for path in sorted(folder.rglob("packing_stats.json"))]

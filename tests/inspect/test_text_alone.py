@@ -14,7 +14,7 @@ from forebay.config import BucketConfig
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.disk import save_plan
 from forebay.plan.names import plan_folder
-from forebay.plan.statistics import statistics
+from forebay.plan.statistics import batch_statistics
 from forebay.store.cache import open_cache
 from forebay.store.source import without_audio
 from tests.store_factory import make_cache
@@ -38,7 +38,7 @@ def save(folder: Path) -> None:
     tokens, durations = cache.lengths["num_tokens"], cache.lengths["num_audio_samples"]
     plan = bucket_plan(durations, sample_rate_hz=16_000, settings=SETTINGS, tokens=tokens, texts=without_audio(cache))
     target = plan_folder(folder.parent, dataset="prompts", split="train", cache_key=cache.key, settings=SETTINGS)
-    found = statistics(plan, durations, frames=tokens)
+    found = batch_statistics(plan, durations, frames=tokens)
     save_plan(plan, target, cache_key=cache.key, settings=SETTINGS, statistics=found)
 
 

@@ -16,9 +16,7 @@ from forebay.plan.window import WindowPlan
 
 RATE = 1000
 
-
 ROWS_PER_SHARD = 8
-
 
 Array = np.ndarray[Any, Any]
 

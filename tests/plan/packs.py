@@ -10,7 +10,6 @@ from forebay.plan.pack.plan import PackPlan
 
 SEQ_LEN = 8192
 
-
 Array = np.ndarray[Any, Any]
 
 
@@ -30,7 +29,7 @@ def lognormal(count: int) -> Array:
 
 
 def photos_and_text(count: int, *, text_share: float) -> tuple[Array, Array]:
-    """Tokens and patches: one to three photos of 64 to 1280 tokens, four patches each, and text; some have text alone."""
+    """Tokens and patches: one to three photos of 64 to 1280 tokens, four patches each, and text; or text alone."""
     rng = np.random.default_rng(count)
     photos = rng.choice([1, 1, 1, 2, 3], count)
     sizes = np.clip(np.exp(rng.normal(np.log(400), 0.5, (3, count))), 64, 1280).astype(np.int64)

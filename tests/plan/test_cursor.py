@@ -134,7 +134,7 @@ def test_a_state_of_some_ranks_goes_on_at_another_number(shape: tuple[int, int, 
     is_endless=st.booleans(),
 )
 def test_workers_take_turns_and_go_on_from_their_own_states(
-    shape: tuple[int, int, Tail], num_workers: int, stop: int, is_endless: bool
+    shape: tuple[int, int, Tail], num_workers: int, stop: int, *, is_endless: bool
 ) -> None:
     count, world, tail = shape
     wanted = [step for epoch in range(9) for step in plain(count, tail, epoch=epoch, rank=world - 1, world=world)]

@@ -18,27 +18,23 @@ from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.bucket.plan import BucketPlan, Order
 from forebay.plan.disk import load_plan, save_plan
 from forebay.plan.names import plan_folder, plan_key
-from forebay.plan.statistics import statistics
+from forebay.plan.statistics import batch_statistics
 from forebay.store.key import canonical_json
 
 KEY = "ab" * 32
 
-
 SETTINGS = BucketConfig(batch_seconds=60.0)
-
 
 LENGTHS = np.random.default_rng(2).integers(500, 32_000, 400)
 
-
 PLAN = bucket_plan(LENGTHS, sample_rate_hz=1000, settings=SETTINGS)
-
 
 FILES = ["metadata.json", "members.npy", "offsets.npy", "batch_sizes.npy"]
 
 
 def saved(root: Path) -> Path:
     folder = plan_folder(root, dataset="prompts", split="train", cache_key=KEY, settings=SETTINGS)
-    save_plan(PLAN, folder, cache_key=KEY, settings=SETTINGS, statistics=statistics(PLAN, LENGTHS))
+    save_plan(PLAN, folder, cache_key=KEY, settings=SETTINGS, statistics=batch_statistics(PLAN, LENGTHS))
     return folder
 
 
@@ -69,7 +65,7 @@ def test_a_loaded_plan_finds_its_calibration_by_name(tmp_path: Path) -> None:
     settings = BucketConfig(edges_s=(9, 32), calibration=str(tmp_path / "sizes.json"))
     plan = bucket_plan(LENGTHS, sample_rate_hz=1000, settings=settings)
     folder = plan_folder(tmp_path, dataset="prompts", split="train", cache_key=KEY, settings=settings)
-    save_plan(plan, folder, cache_key=KEY, settings=settings, statistics=statistics(plan, LENGTHS))
+    save_plan(plan, folder, cache_key=KEY, settings=settings, statistics=batch_statistics(plan, LENGTHS))
     loaded = load_plan(folder, cache_key=KEY, settings=settings)
     assert isinstance(loaded, BucketPlan)
     assert (loaded.grad_accs, plan.grad_accs) == ((1, 3), (1, 3))

@@ -16,7 +16,7 @@ from forebay.plan.bucket.plan import BucketPlan
 from forebay.plan.disk import load_plan, save_plan
 from forebay.plan.make import Samples, kept_plan
 from forebay.plan.names import plan_folder
-from forebay.plan.statistics import statistics
+from forebay.plan.statistics import batch_statistics
 from forebay.plan.window import WindowPlan
 from forebay.store.chunked import MEMBERS_A_CHUNK, CheckedArray, chunk_sums
 from forebay.store.layout import Array
@@ -25,7 +25,6 @@ from tests.plan.test_kinds import EVERY_KIND, some_lengths
 
 KEY = "ab" * 32
 
-
 LENGTHS = some_lengths()
 
 
@@ -33,7 +32,7 @@ def saved(root: Path, settings: LengthsConfig) -> tuple[BucketPlan | WindowPlan,
     plan = plan_of_any_kind(LENGTHS, settings)
     assert plan is not None
     folder = plan_folder(root, dataset="prompts", split="train", cache_key=KEY, settings=settings)
-    save_plan(plan, folder, cache_key=KEY, settings=settings, statistics=statistics(plan, LENGTHS))
+    save_plan(plan, folder, cache_key=KEY, settings=settings, statistics=batch_statistics(plan, LENGTHS))
     return plan, folder
 
 
@@ -50,7 +49,7 @@ def test_a_loaded_plan_has_the_same_order(
     positions = np.arange(plan.num_batches)
     for a, b in zip(plan.order(3, 7).batches(positions), loaded.order(3, 7).batches(positions), strict=True):
         assert np.array_equal(a, b)
-    assert statistics(of_lengths(loaded), LENGTHS) == statistics(plan, LENGTHS)
+    assert batch_statistics(of_lengths(loaded), LENGTHS) == batch_statistics(plan, LENGTHS)
 
 
 def test_plans_of_all_kinds_stand_beside_each_other(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from forebay.plan.names import plan_document, plan_key
 
 SETTINGS = BucketConfig(edges_s=(3.0, 5.0), batch_size=4)
 
-
 CHANGES: dict[str, dict[str, Any]] = {
     "edges_s": {"edges_s": (3.0, 5.5)},
     "edges": {"edges": (16, 32)},
@@ -26,9 +25,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "locality": {"locality": "shards:4"},
 }
 
-
 PACKS = PackConfig(seq_len=8192)
-
 
 OF_PACKS: dict[str, Any] = {
     "seq_len": 4096,

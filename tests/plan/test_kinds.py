@@ -14,15 +14,13 @@ from forebay.config import BucketConfig, WindowConfig
 from forebay.config.plan import LengthsConfig
 from forebay.errors import PlanError
 from forebay.plan.cursor import next_position, num_steps, turn
-from forebay.plan.statistics import statistics
+from forebay.plan.statistics import batch_statistics
 from tests.plan.kinds import RATE, plan_of_any_kind, shards_of, tokens_of
 from tests.strategies import durations, plan_settings_of_any_kind
 
 Array = np.ndarray[Any, Any]
 
-
 LENGTHS = durations(sample_rate_hz=RATE)
-
 
 KINDS = plan_settings_of_any_kind()
 
@@ -135,7 +133,7 @@ def test_statistics_are_those_of_the_epoch(lengths: Array, settings: LengthsConf
     plan = plan_of_any_kind(lengths, settings)
     if plan is None:
         return
-    found = statistics(plan, lengths, shards=shards_of(lengths), seed=5)
+    found = batch_statistics(plan, lengths, shards=shards_of(lengths), seed=5)
     order = plan.order(5, 0)
     batches = order.batches(np.arange(len(order)))
     padded = np.array([lengths[batch].max() * len(batch) for batch in batches], dtype=float)
@@ -179,5 +177,5 @@ def test_positions_outside_of_the_epoch_are_refused(settings: LengthsConfig, pos
 def test_world_sizes_that_divide_lockstep_mix_only_behind_the_full_groups(settings: LengthsConfig, world: int) -> None:
     plan = plan_of_any_kind(some_lengths(6000), settings)
     assert plan is not None
-    mixed = statistics(plan, some_lengths(6000))["worlds"][str(world)]["mixed_steps"]
+    mixed = batch_statistics(plan, some_lengths(6000))["worlds"][str(world)]["mixed_steps"]
     assert mixed <= 16

@@ -19,7 +19,6 @@ from tests.strategies import durations, plan_settings
 
 WORLDS = st.integers(1, 20)
 
-
 TAILS = st.sampled_from(["short", "drop", "pad"])
 
 

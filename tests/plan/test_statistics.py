@@ -12,7 +12,7 @@ from forebay.errors import PlanError
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.bucket.plan import Order
 from forebay.plan.cursor import mixed_steps
-from forebay.plan.statistics import statistics
+from forebay.plan.statistics import batch_statistics
 from tests.plan.bucket.test_plan import RATE, made
 from tests.strategies import durations, plan_settings
 
@@ -29,7 +29,7 @@ def test_padding_is_that_of_the_epoch_that_is_trained_on(lengths: np.ndarray[Any
     if plan is None:
         return
     frames = lengths // 7 + 1
-    found = statistics(plan, lengths, frames=frames, seed=5)
+    found = batch_statistics(plan, lengths, frames=frames, seed=5)
     order = Order(plan, seed=5, epoch=0)
     batches, buckets = order.batches(np.arange(len(order))), order.buckets(np.arange(len(order)))
     assert found["padding"] == pytest.approx(padding(batches, frames), abs=1e-6)
@@ -45,7 +45,7 @@ def test_totals_are_sums(lengths: np.ndarray[Any, Any], settings: BucketConfig) 
     plan = made(lengths, settings)
     if plan is None:
         return
-    found = statistics(plan, lengths)
+    found = batch_statistics(plan, lengths)
     for total, part in (("total_samples", "samples"), ("total_batches", "batches"), ("dropped", "dropped")):
         assert found[total] == sum(bucket[part] for bucket in found["buckets"])
     assert found["repeated"] == sum(bucket["repeated"] for bucket in found["buckets"])
@@ -60,7 +60,7 @@ def test_worlds_account_for_every_micro_batch(lengths: np.ndarray[Any, Any], set
     if plan is None:
         return
     order = Order(plan, seed=0, epoch=0)
-    for world, found in statistics(plan, lengths)["worlds"].items():
+    for world, found in batch_statistics(plan, lengths)["worlds"].items():
         extra = found["repeated_batches"] + found["weightless_batches"] - found["dropped_batches"]
         assert found["steps"] * int(world) == len(order) + extra
         buckets = order.buckets(np.arange(len(order)))
@@ -70,7 +70,7 @@ def test_worlds_account_for_every_micro_batch(lengths: np.ndarray[Any, Any], set
 def test_a_small_plan_by_hand() -> None:
     lengths = np.array([1, 2, 4, 6, 8, 40]) * RATE
     plan = bucket_plan(lengths, sample_rate_hz=RATE, settings=BucketConfig(edges_s=(3, 7), batch_size=2))
-    found = statistics(plan, lengths)
+    found = batch_statistics(plan, lengths)
     assert found["buckets"][0] == {
         "bucket_id": 0,
         "range": "0.0-3.0s",
@@ -94,15 +94,15 @@ def test_a_small_plan_by_hand() -> None:
 def test_chunks_do_not_change_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = np.random.default_rng(3).integers(500, 32_000, 5000)
     plan = bucket_plan(lengths, sample_rate_hz=RATE, settings=BucketConfig(batch_seconds=60, tail="pad"))
-    whole = statistics(plan, lengths, seed=2)
+    whole = batch_statistics(plan, lengths, seed=2)
     monkeypatch.setattr("forebay.plan.statistics.CHUNK", 50)
-    assert statistics(plan, lengths, seed=2) == whole
+    assert batch_statistics(plan, lengths, seed=2) == whole
 
 
 def test_buckets_pad_less_than_a_shuffle() -> None:
     lengths = np.random.default_rng(3).integers(500, 32_000, 20_000)
     plan = bucket_plan(lengths, sample_rate_hz=RATE, settings=BucketConfig(batch_seconds=240))
-    found = statistics(plan, lengths)
+    found = batch_statistics(plan, lengths)
     assert found["padding"] < 0.2 < 0.4 < found["padding_random_order"]
 
 
@@ -112,4 +112,4 @@ def test_lengths_of_another_cache_are_refused(name: str) -> None:
     plan = bucket_plan(lengths, sample_rate_hz=RATE, settings=BucketConfig(batch_size=2))
     given_lengths = {"durations": lengths, "frames": lengths, name: lengths[:9]}
     with pytest.raises(PlanError, match=f"{name} holds 9 samples, the plan 10"):
-        statistics(plan, given_lengths["durations"], frames=given_lengths["frames"])
+        batch_statistics(plan, given_lengths["durations"], frames=given_lengths["frames"])

@@ -11,7 +11,7 @@ from benchmarks.plan import SAMPLE_RATE_HZ, usual_durations
 from forebay.config import BucketConfig, WindowConfig
 from forebay.config.plan import LengthsConfig
 from forebay.plan.make import Samples, make_plan
-from forebay.plan.statistics import statistics
+from forebay.plan.statistics import batch_statistics
 from tests.plan.kinds import of_lengths
 
 COUNT = 300_000
@@ -20,7 +20,7 @@ COUNT = 300_000
 def figures(settings: LengthsConfig) -> dict[str, Any]:
     durations = usual_durations(COUNT)
     samples = Samples(durations=durations, sample_rate_hz=SAMPLE_RATE_HZ, shards=lambda: np.arange(COUNT) // 512)
-    return statistics(of_lengths(make_plan(samples, settings)), durations)
+    return batch_statistics(of_lengths(make_plan(samples, settings)), durations)
 
 
 def test_the_histogram_is_the_usual_one() -> None:

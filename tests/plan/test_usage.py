@@ -33,9 +33,7 @@ from tests.train.tiny import config_of, real_loader, real_loader_model
 
 NUM_SAMPLES = 53
 
-
 LANGUAGES = ["de", "fr", "xx"]
-
 
 SHARD_SIZE = 10
 
@@ -253,7 +251,7 @@ def test_ranks_say_together_what_they_padded(tmp_path: Path) -> None:
 def test_a_resumed_run_counts_nothing_twice(
     tmp_path_factory: pytest.TempPathFactory, stop: int, lost: int, world_size: int
 ) -> None:
-    """A run goes `lost` steps beyond its checkpoint and dies; another world size goes on, and the log is one of no crash."""
+    """A run goes `lost` steps beyond its checkpoint and dies; another world size goes on, as if without a crash."""
     path = tmp_path_factory.mktemp("usage") / "u.jsonl"
     saved = stop * 3
     run = Run(make_loaders())

@@ -7,8 +7,7 @@ from typing import Any
 from forebay.plan.interface import Plan
 from forebay.plan.make import Planned
 from forebay.store.source import SampleSource
-from forebay.train.loader import Loader
-from forebay.train.settings import LoaderSettings
+from forebay.train.loader import Loader, LoaderSettings
 
 OF_LOADER = ("dp_rank", "dp_world_size", "collator", "finish")
 """Of `Loader` itself; the others are fields of `LoaderSettings`."""

@@ -1,4 +1,4 @@
-"""What each rank of test_ranks.py runs: `python -m tests.train.ranks_worker CONFIG PACKS OUT` under torch.distributed.run.
+"""Each rank of test_ranks.py runs this: `python -m tests.train.ranks_worker CONFIG PACKS OUT` under torchrun.
 
 Nothing here names a rank: that is what is tested.
 """

@@ -15,7 +15,7 @@ from forebay.errors import ResumeError
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.bucket.plan import BucketPlan
 from forebay.plan.make import Planned
-from forebay.train.collate import Collator
+from forebay.train.collate.collator import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
 from tests.train.fake_source import FakeSource
 from tests.train.loaders import loader_of

@@ -13,9 +13,8 @@ from forebay.errors import CacheCorruptError, ConfigError
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.pack.plan import pack_plan
 from forebay.train import loader as loader_module
-from forebay.train.collate.expand import DeviceExpansion
 from forebay.train.collate.packed import PackCollator
-from forebay.train.collate.patch_batch import PatchBatch
+from forebay.train.collate.patches import DeviceExpansion, PatchBatch
 from forebay.train.device import Ahead, Batch, SideStream, side_stream
 from forebay.train.loader import Loader
 from tests.train.fake_source import FakeSource

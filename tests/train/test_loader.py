@@ -21,7 +21,8 @@ from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.bucket.plan import BucketPlan, Order
 from forebay.plan.make import Planned
 from forebay.plan.names import plan_key
-from forebay.train.collate import Batch, Collator
+from forebay.steps.step import Batch
+from forebay.train.collate.collator import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader
 from forebay.train.prefetch import THREAD_NAME

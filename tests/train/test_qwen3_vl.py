@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from forebay.train.collate.expand import to_model_inputs
 from forebay.train.collate.packed import PackCollator, PackShapes
-from forebay.train.loop.arithmetic import summed_loss
+from forebay.train.collate.patches import to_model_inputs
+from forebay.train.loop.learner import summed_loss
 from tests.train.tiny_vl import CONSTANTS, IMAGE, FakeVlSource, conversation, conversations, pixel_values, qwen3_vl
 
 SAMPLES = conversations(7, 5)
@@ -26,7 +26,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def alone(model: Any, sample: dict[str, Any]) -> torch.Tensor:
-    """Returns the logits [tokens, vocabulary] of one sample as its processor would give it to the model, mrope left to it."""
+    """Returns the logits [tokens, vocabulary] of one sample as a processor gives it to the model, without mrope."""
     ids = torch.from_numpy(sample["input_ids"]).long()[None]
     images = {}
     if sample["patches"]:
@@ -62,7 +62,7 @@ def differences(model: Any, batch: dict[str, Any], samples: Sequence[dict[str, A
 
 @pytest.mark.parametrize("shapes", [None, SHAPES])
 @pytest.mark.parametrize("varlen", [False, True])
-def test_packed_equals_separate(model: Any, shapes: PackShapes | None, varlen: bool) -> None:
+def test_packed_equals_separate(model: Any, shapes: PackShapes | None, *, varlen: bool) -> None:
     batch = pack(SAMPLES, shapes=shapes, varlen=varlen)
     assert max(differences(model, batch, SAMPLES)) < 1e-5
 
@@ -115,7 +115,7 @@ def test_other_ways_to_pack_leak(model: Any, way: str) -> None:
 
 
 def test_fixed_shapes_are_compiled_once_each(tmp_path: Path) -> None:
-    """The language model is compiled: the vision tower splits its attention by image, a graph an image size, but under flash."""
+    """The language model is compiled: the vision tower splits attention by image, a graph a size, but under flash."""
     model, plain = qwen3_vl(tmp_path), qwen3_vl(tmp_path)
     shapes: list[tuple[int, ...]] = []
     graphs: list[Any] = []

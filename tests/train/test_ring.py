@@ -122,7 +122,7 @@ def test_no_more_than_max_free_buffers_are_kept() -> None:
     addresses = {tensor.data_ptr() for tensor in tensors}
     assert len(addresses) == 6
     del tensors
-    # Both kept ones are lent first; what was given back to the system may come from there again, so look at the count only.
+    # Both kept ones are lent first; what went back to the system may come from there again, so only the count counts.
     shelf = ring._shelves["x"]
     assert len(shelf.free) == 2
     again = [ring.take("x", (1 << 20,), dtype=torch.uint8) for _ in range(2)]

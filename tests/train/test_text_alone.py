@@ -18,7 +18,7 @@ from forebay.plan.mixture.plan import MixturePlan
 from forebay.plan.usage import read_usage
 from forebay.store.cache import open_cache
 from forebay.store.source import SourceUnion, without_audio
-from forebay.train.collate import Collator
+from forebay.train.collate.collator import Collator
 from forebay.train.loader import Loader
 from forebay.train.loop.dry_run import dry_run
 from forebay.train.loop.meter import StepLog

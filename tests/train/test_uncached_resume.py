@@ -25,7 +25,7 @@ from forebay.preprocess.speech.decode import decode_audio
 from forebay.preprocess.speech.headers import parsed_header
 from forebay.steps.audio.waveform import Decode
 from forebay.train import CachedVLDataset, make_loader
-from forebay.train.collate import Collator
+from forebay.train.collate.collator import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader
 from forebay.train.select import select
@@ -88,7 +88,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Listed:
 
 
 def assert_goes_on(first: Loader, second: Any, *, steps: int) -> None:
-    """What `second` gives from the state of `first` after `steps` is what `first` gives then, to the end of the next epoch."""
+    """What `second` gives from the state of `first` after `steps` is what `first` gives, to the next epoch's end."""
     batches = iter(first)
     for _ in range(steps):
         next(batches)
@@ -110,7 +110,7 @@ def assert_goes_on(first: Loader, second: Any, *, steps: int) -> None:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_file_list_with_rounded_durations(corpus: Listed, plan: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Exact headers make the lengths those of the cache, of every rate, so the batches are the same in every kind of plan."""
+    """Exact headers make the lengths those of the cache, at every rate, so every kind of plan has the same batches."""
     config, off = corpus.config(plan=plan), corpus.config(OFF, plan=plan)
     cached, online = make_loader(config), make_loader(off)
     assert (select(config).kind, select(off).kind) == ("cache", "uncached")

@@ -19,9 +19,15 @@ from forebay.errors import CacheNotFoundError, ConfigError, PlanError
 from forebay.plan.pack.plan import PackPlan
 from forebay.steps.image.qwen2_vl import load_processor
 from forebay.train import CachedVLDataset, build_vl_dataloader, make_loader
-from forebay.train.collate.expand import DeviceExpansion, expand_patches, patch_table, to_model_inputs
 from forebay.train.collate.packed import PackShapes
-from forebay.train.collate.patch_batch import PatchBatch, fields_of
+from forebay.train.collate.patches import (
+    DeviceExpansion,
+    PatchBatch,
+    expand_patches,
+    fields_of,
+    patch_table,
+    to_model_inputs,
+)
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO, PhotoCorpus, photo_corpus
 
@@ -134,7 +140,7 @@ def test_every_codec_gives_the_same_packs(corpus: PhotoCorpus) -> None:
 
 
 def test_pixel_values_are_those_of_the_processor(corpus: PhotoCorpus) -> None:
-    """Of every pack, bit for bit: expanded by the loader, and from its uint8 patches; padding is images of zeros behind."""
+    """Every pack, bit for bit: expanded by the loader, and from its uint8 patches; padding is images of zeros."""
     processor = load_processor(DEMO / "model", "pil")
     rows = {row["id"]: row for row in corpus.rows}
     loader = make_loader(config(corpus, "loader.pixels=float32"))

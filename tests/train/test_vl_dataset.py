@@ -1,4 +1,4 @@
-"""Packs as an iterable dataset: one order whatever the workers and ranks, a cursor for a state, found by its folder alone."""
+"""Packs as an iterable dataset: one order whatever the workers and ranks, a cursor for a state, named by a folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import json
 import pickle
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,8 @@ from forebay.errors import (
 from forebay.plan.cursor import num_steps
 from forebay.store.cache import open_cache
 from forebay.train import CachedVLDataset
-from forebay.train.collate.expand import to_model_inputs
 from forebay.train.collate.packed import PackCollator
-from forebay.train.collate.patch_batch import PatchBatch
+from forebay.train.collate.patches import PatchBatch, to_model_inputs
 from tests.store_factory import make_cache
 from tests.train.loaders import loader_of
 from tests.train.tiny_vl import CONSTANTS, conversations
@@ -151,6 +150,11 @@ def test_ranks_share_one_sequence(tmp_path: Path, tail: str, world_size: int) ->
 # State
 
 
+def with_tail(dataset: CachedVLDataset, tail: str) -> None:
+    plan: Any = dataset.cursor.plan
+    dataset.cursor.plan = replace(plan, settings=replace(plan.settings, tail=tail))
+
+
 @given(
     data=st.data(),
     num_workers=st.integers(0, 5),
@@ -160,12 +164,12 @@ def test_ranks_share_one_sequence(tmp_path: Path, tail: str, world_size: int) ->
 )
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_workers_together_give_the_rank_s_steps_and_go_on_from_their_states(
-    root: Path, data: st.DataObject, num_workers: int, world: int, infinite: bool, tail: str
+    root: Path, data: st.DataObject, num_workers: int, world: int, *, infinite: bool, tail: str
 ) -> None:
     """Workers in one process, taken in turn as torch does, stopped anywhere and made anew from their own states."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         plain = dataset(root, world - 1, world, infinite=infinite)
-        object.__setattr__(plain.cursor.plan, "tail", tail)
+        with_tail(plain, tail)
         monkeypatch.setattr(
             CachedVLDataset, "_batch", lambda self, step, allocate: (step.place.epoch, step.place.position)
         )
@@ -176,7 +180,7 @@ def test_workers_together_give_the_rank_s_steps_and_go_on_from_their_states(
 
         def made(worker: int, state: dict[str, Any] | None) -> tuple[CachedVLDataset, Iterator[Any]]:
             found = copy.deepcopy(plain)
-            object.__setattr__(found.cursor.plan, "tail", tail)
+            with_tail(found, tail)
             as_worker(monkeypatch, Worker(worker, num_workers) if num_workers else None)
             if state is not None:
                 found.load_state_dict(json.loads(json.dumps(state)))
@@ -220,7 +224,7 @@ def test_workers_together_give_the_rank_s_steps_and_go_on_from_their_states(
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata 0.11 under torch 2.13
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("infinite", [False, True])
-def test_a_stateful_data_loader_goes_on_where_it_stopped(root: Path, num_workers: int, infinite: bool) -> None:
+def test_a_stateful_data_loader_goes_on_where_it_stopped(root: Path, num_workers: int, *, infinite: bool) -> None:
     wanted = epochs(root, 0, 1)
     count = len(wanted) if infinite else len(wanted) // 2
     first = StatefulDataLoader(dataset(root, infinite=infinite), batch_size=None, num_workers=num_workers)

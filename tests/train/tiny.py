@@ -156,7 +156,7 @@ def qwen3_asr_batch(seed: int, *, num_tokens: Sequence[int] = (3, 5)) -> dict[st
 
 
 def real_loader(*, dp_rank: int = 0, dp_world_size: int = 1, num_threads: int = 2) -> Loader:
-    """Returns forebay's own loader over random Qwen3-ASR samples, 7 micro-batches an epoch; `real_loader_model` fits it."""
+    """Returns forebay's loader over random Qwen3-ASR samples, 7 micro-batches an epoch; `real_loader_model` fits it."""
     source = FakeSource(list(range(20, 230, 10)), features="qwen3_asr", prompt="qwen3_asr", seed=2)
     settings = BucketConfig(edges_s=(1.0, 3.0), batch_size=3, lockstep=1)
     return loader_of(

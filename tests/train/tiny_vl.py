@@ -83,7 +83,7 @@ def qwen3_vl_folder(folder: Path, **changes: Any) -> Path:
 
 
 def qwen3_vl(folder: Path, *, attention: str = "sdpa") -> Any:
-    """Returns the model of `qwen3_vl_folder` with large random weights, so that a leak between samples is seen, in float32."""
+    """Returns the float32 model of `qwen3_vl_folder` with large random weights, so a leak between samples is seen."""
     model = load_model(qwen3_vl_folder(folder), seed=0, init="random")
     model.set_attn_implementation(attention)
     with torch.no_grad(), torch.random.fork_rng():
@@ -95,7 +95,7 @@ def qwen3_vl(folder: Path, *, attention: str = "sdpa") -> Any:
 
 
 def conversation(rng: np.random.Generator, grids: Sequence[tuple[int, int]], *, num_text: int = 6) -> dict[str, Any]:
-    """Returns a sample: a question with images of such grids (in patches), `num_text` tokens between and behind them."""
+    """Returns a sample: a question with images of such grids (in patches), `num_text` tokens between and behind."""
     ids: list[int] = []
     for height, width in grids:
         ids += [*rng.integers(2, 60, num_text), VISION_START, *[IMAGE] * (height * width // MERGE_SIZE**2), VISION_END]

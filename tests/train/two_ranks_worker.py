@@ -1,4 +1,4 @@
-"""What each rank of test_two_ranks.py runs: `python -m tests.train.two_ranks_worker FOLDER` under torch.distributed.run."""
+"""Each rank of test_two_ranks.py runs this: `python -m tests.train.two_ranks_worker FOLDER` under torchrun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small sealed vision cache of made-up conversations with its plan of packs: nothing is decoded, nothing tokenised."""
+"""A small sealed vision cache of made-up conversations with its plan of packs: nothing is decoded or tokenised."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SETTINGS = ImageSettings(
 def make_vl_cache(
     root: Path, samples: Sequence[Mapping[str, Any]], *, codec: Codec = "raw", rows_per_shard: int = 4
 ) -> Path:
-    """Makes a sealed cache of samples as in `tiny_vl` under `root` and returns its folder; the key does not know the codec."""
+    """Makes a sealed cache of samples as in `tiny_vl` under `root`, returns its folder; the key knows no codec."""
     key = digest([sample["input_ids"].tolist() for sample in samples])
     suffix = "" if codec == "raw" else f".{codec}"
     folder, scratch = root / f"tiny-train-{key[:16]}{suffix}", root / ".building" / codec

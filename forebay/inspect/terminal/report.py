@@ -71,15 +71,11 @@ def _held(facts: Mapping[str, Any]) -> str:
 def _languages(facts: Mapping[str, Any]) -> Iterator[str]:
     languages = sorted(facts["languages"].items(), key=lambda item: (-item[1]["hours"], -item[1]["samples"], item[0]))
     shown = languages[:_MAX_LANGUAGES]
-    if facts["histogram"] is None:
-        rows = [[printable(n), f"{e['samples']:,}", _share_of(e["samples"], facts["num_samples"])] for n, e in shown]
-        yield from table(["languages", "samples", "share"], rows, left=1)
-    else:
-        rows = [
-            [printable(name), f"{e['samples']:,}", human_hours(e["hours"]), _share_of(e["hours"], facts["hours"])]
-            for name, e in shown
-        ]
-        yield from table(["languages", "samples", "hours", "share"], rows, left=1)
+    is_heard = facts["histogram"] is not None
+    part, whole = ("hours", facts["hours"]) if is_heard else ("samples", facts["num_samples"])
+    hours = {name: [human_hours(found["hours"])] if is_heard else [] for name, found in shown}
+    rows = [[printable(n), f"{e['samples']:,}", *hours[n], _share_of(e[part], whole)] for n, e in shown]
+    yield from table(["languages", "samples", *(["hours"] if is_heard else []), "share"], rows, left=1)
     if len(languages) > _MAX_LANGUAGES:
         yield f"  and {len(languages) - _MAX_LANGUAGES} more (--json lists them all)"
 

@@ -22,8 +22,10 @@ _ROLE = 11
 
 def sample_lines(sample: Sample) -> Iterator[str]:
     """Yields a sample for a terminal."""
+    # These columns of the row are shown as a conversation and a list of images.
+    apart = ("text", "images") if isinstance(sample, ImageSample) else ()
     yield f"sample {sample.index}"
-    yield from _row_lines({name: value for name, value in sample.row.items() if name not in _shown_apart(sample)})
+    yield from _row_lines({name: value for name, value in sample.row.items() if name not in apart})
     yield ""
     yield from _tensor_lines(sample.tensors)
     if isinstance(sample, ImageSample):
@@ -37,11 +39,6 @@ def sample_lines(sample: Sample) -> Iterator[str]:
     elif sample.labels is not None:
         yield ""
         yield from _prefix_lines(sample.labels)
-
-
-def _shown_apart(sample: Sample) -> tuple[str, ...]:
-    """Columns of the row that are shown as a conversation and a list of images."""
-    return ("text", "images") if isinstance(sample, ImageSample) else ()
 
 
 def _row_lines(row: Mapping[str, Any]) -> Iterator[str]:

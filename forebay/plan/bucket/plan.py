@@ -12,19 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from forebay.config.plan import BucketConfig, PlanConfig
 from forebay.plan.bucket.sizes import grad_accs
-from forebay.plan.interface import Tail, check_epoch
+from forebay.plan.interface import EpochOrder, KeptPlan, Tail, check_epoch, checked_positions
 from forebay.plan.permutation import Permutations, derive_key
 from forebay.store.layout import Array, Ints
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class BucketPlan:
+class BucketPlan(KeptPlan):
     """Samples in buckets, and the rules by which `Order` makes micro-batches of them. No seed, no epoch: one for all.
 
     members: int32 (int64 from 2^31 samples on) [num_samples], sample indices bucket by bucket, rising inside one; under
@@ -36,7 +36,6 @@ class BucketPlan:
     edges: upper edges, in tokens, of the buckets of samples without audio, which come behind the others.
     shard_counts: int32 [num_shards, num_buckets], samples of each, with `locality_shards`, the shards of the moving
     window.
-    check: called with the places of `members` that are about to be read, where they are checked at first touch.
     """
 
     members: Array
@@ -53,16 +52,9 @@ class BucketPlan:
     check: Callable[[Ints], None] | None = None
 
     def order(self, seed: int, epoch: int) -> Order:
-        """Returns epoch `epoch` (0 or more) under `seed` (any integer)."""
+        """See `Plan`."""
         kind = Order if self.shard_counts is None else ShardOrder
         return kind(self, seed=seed, epoch=epoch)
-
-    def members_at(self, places: Ints) -> Ints:
-        """Returns the sample indices, int64, that stand at `places` of `members`."""
-        if self.check is not None:
-            self.check(places)
-        found: Ints = self.members[places].astype(np.int64)
-        return found
 
     @property
     def bucket_sizes(self) -> Array:
@@ -80,7 +72,7 @@ class BucketPlan:
 
     @property
     def num_batches(self) -> int:
-        """Micro-batches of one epoch, over all ranks."""
+        """See `Plan`."""
         return int(self.batch_counts.sum())
 
     @property
@@ -96,41 +88,34 @@ class BucketPlan:
         return missing if self.tail == "pad" else np.zeros_like(missing)
 
     def arrays(self) -> dict[str, Array]:
-        """Returns what a folder keeps of the plan, by file name."""
+        """See `KeptPlan`."""
         kept = {"members": self.members, "offsets": self.offsets, "batch_sizes": self.batch_sizes}
         return kept if self.shard_counts is None else {**kept, "shard_counts": self.shard_counts}
 
     def counts(self) -> dict[str, int]:
-        """Returns the counts that a list of plans shows."""
+        """See `KeptPlan`."""
         rate, samples = self.sample_rate_hz, len(self.members)
         return {"sample_rate_hz": rate, "num_samples": samples, "num_batches": self.num_batches}
 
     def figures(self, settings: PlanConfig) -> dict[str, Any]:
-        """Returns what the plan is made of beside its settings and arrays, as JSON values."""
+        """See `KeptPlan`."""
         if self.edges:
             return {"edges_s": list(self.edges_s), "edges": list(self.edges)}
         return {"edges_s": list(self.edges_s)} if isinstance(settings, BucketConfig) and settings.k is not None else {}
 
     @classmethod
-    def restored(
-        cls,
-        arrays: Mapping[str, Any],
-        metadata: Mapping[str, Any],
-        settings: BucketConfig,
-        check: Callable[[Ints], None] | None,
-    ) -> BucketPlan:
-        """Returns the plan of `arrays` and `figures`; metadata: of the folder that keeps the plan."""
+    def restored(cls, kept: dict[str, Any], *, metadata: Mapping[str, Any], settings: BucketConfig) -> Self:
+        """See `KeptPlan`."""
         edges_s = tuple(metadata["edges_s"]) if "edges_s" in metadata else settings.edges_s
         return cls(
-            **arrays,
+            **kept,
             edges_s=edges_s,
             edges=tuple(metadata.get("edges", ())),
             sample_rate_hz=metadata["sample_rate_hz"],
             lockstep=settings.lockstep,
             tail=settings.tail,
-            grad_accs=grad_accs(settings, edges_s=edges_s, num_buckets=len(arrays["batch_sizes"])),
+            grad_accs=grad_accs(settings, edges_s=edges_s, num_buckets=len(kept["batch_sizes"])),
             locality_shards=settings.locality_shards,
-            check=check,
         )
 
 
@@ -148,7 +133,7 @@ ORDER_VERSION = 1
 """Bumped when the same plan, seed, epoch and position give other samples."""
 
 
-class Order:
+class Order(EpochOrder):
     """One epoch of a plan: a function of (plan, seed, epoch, position) and nothing else. Costs O(buckets) to make.
 
     Inside a bucket a keyed permutation, another one each epoch, puts the samples in line; batch i of the bucket takes
@@ -186,20 +171,12 @@ class Order:
     def __len__(self) -> int:
         return int(self._tail_offsets[-1])
 
-    def batch(self, position: int) -> Ints:
-        """Returns the sample indices of one micro-batch, int64 [batch size]. IndexError outside 0..len-1."""
-        return self.batches([position])[0]
-
-    def bucket(self, position: int) -> int:
-        """Returns the bucket of one micro-batch. IndexError outside 0..len-1."""
-        return int(self.buckets([position])[0])
-
     def buckets(self, positions: Sequence[int] | Array) -> Ints:
-        """Returns the buckets of several micro-batches, int64 [num_positions]."""
+        """See `EpochOrder`."""
         return self.locate(positions)[0]
 
     def batches(self, positions: Sequence[int] | Array) -> list[Ints]:
-        """Returns several micro-batches at once: the same as `batch` one by one, at a fraction of the cost a batch."""
+        """See `EpochOrder`."""
         buckets, numbers = self.locate(positions)
         starts = numbers * self.plan.batch_sizes[buckets]
         sizes = self.batch_lengths(buckets, numbers)
@@ -223,10 +200,7 @@ class Order:
 
     def locate(self, positions: Sequence[int] | Array) -> tuple[Ints, Ints]:
         """Returns bucket and number inside the bucket of each micro-batch."""
-        where = np.asarray(positions, dtype=np.int64)
-        if len(where) and not (where.min() >= 0 and where.max() < len(self)):
-            bad = int(where.min() if where.min() < 0 else where.max())
-            raise IndexError(f"position {bad} is outside of the epoch's {len(self)} micro-batches")
+        where = checked_positions(positions, len(self))
         buckets, numbers = np.empty_like(where), np.empty_like(where)
         in_tail = where >= self._tail_offsets[0]
         slots, inside = np.divmod(where[~in_tail], self.plan.lockstep)

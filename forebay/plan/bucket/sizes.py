@@ -23,7 +23,6 @@ from forebay.store.layout import Array
 MAX_BINS = 1024
 """Of the histogram that edges are chosen on: 30 ms apart for 30 s. Twice as many gain 0.004 points of padding."""
 
-
 _PIECE = 2**20
 
 

@@ -88,12 +88,12 @@ class MixedDraw:
 
     def classes(self, groups: Ints) -> Ints:
         """See `Draw`."""
-        return self._ends(groups)[0]
+        return self._ends_at(groups)[0]
 
     def batches(self, groups: Ints, inside: Ints) -> Drawn:
         """See `Draw`."""
         different, back = np.unique(groups, return_inverse=True)
-        classes, numbers = (found[back] for found in self._ends(different))
+        classes, numbers, _ = (found[back] for found in self._ends_at(different))
         sizes = self._batch_sizes[classes]
         starts = numbers * self._group_sizes[classes] + inside * sizes
         first = self._cells_of(classes, starts)
@@ -132,11 +132,6 @@ class MixedDraw:
 
     def _left_before(self, place: int) -> int:
         return int((self._class_counts(np.array([place]))[0] // self._group_sizes).sum())
-
-    def _ends(self, groups: Ints) -> tuple[Ints, Ints]:
-        """Returns class and number inside the class of each group."""
-        classes, numbers, _ = self._ends_at(groups)
-        return classes, numbers
 
     def _ends_at(self, groups: Ints) -> tuple[Ints, Ints, Ints]:
         """Returns class and number inside the class of each group, and the place of the sample that completes it."""

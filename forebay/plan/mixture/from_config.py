@@ -22,10 +22,8 @@ from forebay.store.source import SampleSource, SourceUnion, has_audio, parts_of
 
 logger = logging.getLogger(__name__)
 
-
 _UNKNOWN = "unknown"
 """An empty value of a column."""
-
 
 _MAX_LOGGED = 20
 
@@ -39,7 +37,7 @@ def mix(config: Config, source: SampleSource, planned: Planned) -> Planned:
     without buckets; PlanError where weights and samples give no mixture.
     """
     plan = planned.plan
-    if not isinstance(plan, BucketPlan) or getattr(plan, "locality_shards", None) is not None:
+    if not isinstance(plan, BucketPlan) or plan.locality_shards is not None:
         raise ConfigError(
             f'{config.path}: a mixture needs a plan of buckets over all shards; set plan.kind = "bucket" (one edge for '
             'batches of any lengths) and plan.locality = "global"'

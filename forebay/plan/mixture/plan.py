@@ -9,20 +9,19 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from forebay.errors import PlanError
 from forebay.plan.bucket.plan import BucketPlan
-from forebay.plan.interface import Tail, check_epoch
+from forebay.plan.interface import EpochOrder, Tail, check_epoch, checked_positions
 from forebay.plan.mixture.assignment import PERIOD, Assignment, quantise
 from forebay.plan.mixture.draw import ClassSplit, Draw, MixedDraw, PerSourceDraw
 from forebay.plan.permutation import Permutations, derive_key
 from forebay.store.layout import Array, Ints
 
 Batches = Literal["mixed", "per_source"]
-
 
 Exhausted = Literal["repeat", "end"]
 
@@ -78,9 +77,7 @@ class MixturePlan:
 
     @property
     def bound(self) -> int:
-        """How far a source can be from its share of what was handed out.
-
-        In samples if `mixed`, in micro-batches if `per_source`.
+        """How far a source can be from its share of what was handed out: samples or, if `per_source`, micro-batches.
 
         `mixed`: less than 1 + the samples that can wait, one group less one sample for each class; with one class and
         counted at any sample inside a batch: 1. `per_source`: one group.
@@ -91,7 +88,7 @@ class MixturePlan:
         return 1 + int((self.batch_sizes[used] * self.lockstep - 1).sum()) if used.sum() > 1 else 1
 
     def order(self, seed: int, epoch: int) -> MixtureOrder:
-        """Returns epoch `epoch` (0 or more) under `seed` (any integer)."""
+        """See `Plan`."""
         return MixtureOrder(self, seed=seed, epoch=epoch)
 
     def sample_weights(self) -> Array:
@@ -109,20 +106,6 @@ class MixturePlan:
         for cell, (start, end) in enumerate(itertools.pairwise(self.offsets.tolist())):
             weights[self.members[start:end]] = each[cell % len(self.names)]
         return weights
-
-    def report(self) -> dict[str, Any]:
-        """Returns what the sources are, their quantised weights and shares, the bound and the rules, as JSON values."""
-        rows = zip(self.names, self.weights.tolist(), self.sizes.sum(1).tolist(), strict=True)
-        return {
-            "sources": [
-                {"name": name, "weight": weight, "share": weight / PERIOD, "samples": samples}
-                for name, weight, samples in rows
-            ],
-            "batches": self.batches,
-            "exhausted": self.exhausted,
-            "bound": self.bound,
-            "num_batches": self.num_batches,
-        }
 
 
 def mixture_plan(
@@ -164,7 +147,7 @@ def mixture_plan(
         tail=plan.tail,
         batches=batches,
         exhausted=exhausted,
-        grad_accs=getattr(plan, "grad_accs", None),
+        grad_accs=plan.grad_accs,
     )
     if made.num_batches == 0:
         raise PlanError(
@@ -194,12 +177,11 @@ def _cells(plan: BucketPlan, source_of: Array, num_sources: int) -> tuple[Array,
 MIXTURE_VERSION = 1
 """Bumped when the same mixture, seed, epoch and position give other samples."""
 
-
 _MAX_LINES = 256
 """Passes whose permutations are kept: a tiny source of large weight goes through many in one batch."""
 
 
-class MixtureOrder:
+class MixtureOrder(EpochOrder):
     """One epoch of a mixture: a function of (plan, seed, epoch, position) and nothing else.
 
     Each cell (source, class) has a line of its samples, put in order by a keyed permutation, another one each pass.
@@ -219,22 +201,14 @@ class MixtureOrder:
     def __len__(self) -> int:
         return self.plan.num_batches
 
-    def batch(self, position: int) -> Ints:
-        """Returns the sample indices of one micro-batch, int64 [batch size]. IndexError outside 0..len-1."""
-        return self.batches([position])[0]
-
-    def bucket(self, position: int) -> int:
-        """Returns the length class of one micro-batch. IndexError outside 0..len-1."""
-        return int(self.buckets([position])[0])
-
     def buckets(self, positions: Sequence[int] | Array) -> Ints:
-        """Returns the length classes of several micro-batches, int64 [num_positions]."""
+        """See `EpochOrder`."""
         different, back = np.unique(self._locate(positions)[0], return_inverse=True)
         found: Ints = self.plan.draw.classes(different)[back]
         return found
 
     def batches(self, positions: Sequence[int] | Array) -> list[Ints]:
-        """Returns several micro-batches at once: the same as `batch` one by one, at a fraction of the cost a batch."""
+        """See `EpochOrder`."""
         groups, inside = self._locate(positions)
         if not len(groups):
             return []
@@ -263,10 +237,7 @@ class MixtureOrder:
         return self.plan.draw.cells(self._first_group + group, inside)
 
     def _locate(self, positions: Sequence[int] | Array) -> tuple[Ints, Ints]:
-        where = np.asarray(positions, dtype=np.int64)
-        if len(where) and not (where.min() >= 0 and where.max() < len(self)):
-            bad = int(where.min() if where.min() < 0 else where.max())
-            raise IndexError(f"position {bad} is outside of the epoch's {len(self)} micro-batches")
+        where = checked_positions(positions, len(self))
         groups, inside = np.divmod(where, self.plan.lockstep)
         return groups + self._first_group, inside
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from forebay.config.plan import PackConfig, PlanConfig
 from forebay.errors import PlanError
 from forebay.plan.bucket.plan import ORDER_VERSION
-from forebay.plan.interface import Tail, check_epoch
+from forebay.plan.interface import EpochOrder, KeptPlan, Tail, check_epoch, checked_positions
 from forebay.plan.pack.fit import (
     Pattern,
     best_fit,
@@ -31,38 +31,30 @@ from forebay.store.layout import Array, Ints
 UNPLACED = ("too_long", "too_many_patches")
 """Why a sample is in no pack."""
 
-
 _SEEN_AT_ONCE = 256
 """Samples, drawn from all, that a packer under two budgets chooses from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PackPlan:
+class PackPlan(KeptPlan):
     """Samples in packs; a micro-batch is one pack. No seed, no epoch: one for all.
 
     members: int32 (int64 from 2^31 samples on) [placed samples], sample indices pack by pack, in the order in which
     they stand in the pack.
     offsets: int64 [num_packs + 1]; pack p holds members[offsets[p] : offsets[p + 1]].
     unplaced: for each reason of `UNPLACED` the indices, rising, of the samples that are in no pack.
-    check: called with the places of `members` that are about to be read, where they are checked at first touch.
+    settings: by which the packs were made.
     """
 
     members: Array
     offsets: Array
     unplaced: Mapping[str, Array]
-    tail: Tail
+    settings: PackConfig
     check: Callable[[Ints], None] | None = None
 
     def order(self, seed: int, epoch: int) -> PackOrder:
-        """Returns epoch `epoch` (0 or more) under `seed` (any integer)."""
+        """See `Plan`."""
         return PackOrder(self, seed=seed, epoch=epoch)
-
-    def members_at(self, places: Ints) -> Ints:
-        """Returns the sample indices, int64, that stand at `places` of `members`."""
-        if self.check is not None:
-            self.check(places)
-        found: Ints = self.members[places].astype(np.int64)
-        return found
 
     @property
     def num_batches(self) -> int:
@@ -75,43 +67,31 @@ class PackPlan:
         return len(self.members) + sum(len(samples) for samples in self.unplaced.values())
 
     @property
+    def tail(self) -> Tail:
+        """See `Plan`."""
+        return self.settings.tail
+
+    @property
     def lockstep(self) -> int:
         """1: packs are all of one shape class, so ranks step through equal shapes in any order."""
         return 1
 
-    @property
-    def grad_accs(self) -> None:
-        """None: packs have no calibration, `train.grad_acc` holds."""
-        return
-
     def arrays(self) -> dict[str, Array]:
-        """Returns what a folder keeps of the plan, by file name."""
+        """See `KeptPlan`."""
         return {"members": self.members, "offsets": self.offsets, **self.unplaced}
 
     def counts(self) -> dict[str, int]:
-        """Returns the counts that a list of plans shows."""
+        """See `KeptPlan`."""
         return {"num_samples": self.num_samples, "num_packs": self.num_batches}
 
     def figures(self, _settings: PlanConfig) -> dict[str, Any]:
-        """Returns what the plan is made of beside its settings and arrays: nothing."""
+        """See `KeptPlan`: packs need nothing more."""
         return {}
 
     @classmethod
-    def restored(
-        cls,
-        arrays: Mapping[str, Any],
-        metadata: Mapping[str, Any],
-        settings: PackConfig,
-        check: Callable[[Ints], None] | None,
-    ) -> PackPlan:
-        """Returns the plan of `arrays`; metadata: of the folder that keeps the plan.
-
-        Raises ValueError where the arrays are no packs of so many samples, whatever their checksums say.
-        """
-        unplaced = {reason: arrays[reason] for reason in UNPLACED}
-        plan = cls(
-            members=arrays["members"], offsets=arrays["offsets"], unplaced=unplaced, tail=settings.tail, check=check
-        )
+    def restored(cls, kept: dict[str, Any], *, metadata: Mapping[str, Any], settings: PackConfig) -> Self:
+        """See `KeptPlan`; raises ValueError where the arrays are no packs of so many samples, whatever their sums."""
+        plan = cls(unplaced={reason: kept.pop(reason) for reason in UNPLACED}, **kept, settings=settings)
         plan.require_packs(metadata["num_samples"])
         return plan
 
@@ -153,7 +133,7 @@ def pack_plan(tokens: Array, *, patches: Array | None = None, settings: PackConf
     members, offsets = _packed(tokens[placed].astype(np.int32), own_patches, settings, seq_len=seq_len)
     members = placed[members]
     shuffle_inside(members, offsets, key=derive_key("forebay packs", settings.pack_seed, "inside"))
-    return PackPlan(members=members, offsets=offsets, unplaced=unplaced, tail=settings.tail)
+    return PackPlan(members=members, offsets=offsets, unplaced=unplaced, settings=settings)
 
 
 def num_packs(patterns: list[Pattern]) -> int:
@@ -241,7 +221,7 @@ def _refuse(found: Mapping[str, Array], tokens: Array, patches: Array | None, se
             )
 
 
-class PackOrder:
+class PackOrder(EpochOrder):
     """One epoch of a pack plan: a function of (plan, seed, epoch, position) and nothing else. Costs O(1) to make.
 
     A micro-batch is one pack. The samples of a pack, and their order in it, are the same in every epoch.
@@ -258,12 +238,8 @@ class PackOrder:
     def __len__(self) -> int:
         return self.plan.num_batches
 
-    def batch(self, position: int) -> Ints:
-        """Returns the sample indices of one pack, int64 [samples of the pack]. IndexError outside 0..len-1."""
-        return self.batches([position])[0]
-
     def batches(self, positions: Sequence[int] | Array) -> list[Ints]:
-        """Returns several packs at once: the same as `batch` one by one, at a fraction of the cost a pack."""
+        """See `EpochOrder`."""
         packs = self.packs(positions)
         starts = self.plan.offsets[packs]
         sizes = self.plan.offsets[packs + 1] - starts
@@ -272,21 +248,10 @@ class PackOrder:
         samples = self.plan.members_at(places)
         return [samples[end - size : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
 
-    def bucket(self, position: int) -> int:
-        """Returns the shape class of one pack: packs have one, 0. IndexError outside 0..len-1."""
-        return int(self.buckets([position])[0])
-
     def buckets(self, positions: Sequence[int] | Array) -> Ints:
-        """Returns the shape classes of several packs, int64 [num_positions], all 0."""
-        return np.zeros_like(self._checked(positions))
+        """See `EpochOrder`; packs have one shape class, 0."""
+        return np.zeros_like(checked_positions(positions, len(self)))
 
     def packs(self, positions: Sequence[int] | Array) -> Ints:
         """Returns the numbers, int64 [num_positions], that the packs at some positions have in the plan."""
-        return self._line(self._checked(positions))
-
-    def _checked(self, positions: Sequence[int] | Array) -> Ints:
-        where = np.asarray(positions, dtype=np.int64)
-        if len(where) and not (where.min() >= 0 and where.max() < len(self)):
-            bad = int(where.min() if where.min() < 0 else where.max())
-            raise IndexError(f"position {bad} is outside of the epoch's {len(self)} micro-batches")
-        return where
+        return self._line(checked_positions(positions, len(self)))

@@ -1,6 +1,6 @@
 """`qwen2_vl`: images to the patches of a Qwen2-VL processor, by our own path or by transformers' processor itself.
 
-Below the cut they are `pixel_values` by a table of values: `forebay.train.collate.expand`.
+Below the cut they are `pixel_values` by a table of values: `forebay.train.collate.patches`.
 """
 
 from __future__ import annotations

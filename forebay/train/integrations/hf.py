@@ -51,7 +51,13 @@ class LoaderMixin:
     train_dataset: Any
     eval_dataset: Any
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+    # The signature is that of transformers' Trainer.
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,  # noqa: FBT001, RUF100
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         """Trains as the Trainer does.
 
         Raises ConfigError for settings under which batches would be shared out, scaled or scored wrongly; ResumeError

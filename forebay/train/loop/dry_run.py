@@ -17,7 +17,7 @@ from forebay.errors import ConfigError
 from forebay.plan.interface import Plan
 from forebay.plan.usage import Population, Usage, UsageCounter, expected_shares, population
 from forebay.store.source import source_kind
-from forebay.train.collate.patch_batch import fields_of
+from forebay.train.collate.patches import fields_of
 from forebay.train.device import Batch
 from forebay.train.loader import Loader
 from forebay.train.select import make_loader

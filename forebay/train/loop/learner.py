@@ -5,24 +5,27 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import random
 from collections.abc import Generator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch.nn import functional
 
+from forebay.config.train import TrainConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, ResumeError
-from forebay.train.collate.expand import pixel_dtype, to_model_inputs
-from forebay.train.collate.patch_batch import fields_of
+from forebay.steps.batch import IGNORED
+from forebay.train.collate.patches import fields_of, pixel_dtype, to_model_inputs
 from forebay.train.device import Batch
-from forebay.train.loop.arithmetic import adamw, count_targets, lr_factor, seed_step, summed_loss
 from forebay.train.loop.checkpoint import TrainState, load_optimizer, load_state, save_checkpoint
 from forebay.train.loop.meter import Meter
 from forebay.train.loop.micro_batches import BatchLoader, Group, host_sum, micro_batch_groups
-from forebay.train.models.facts import ModelFacts, check_batch
-from forebay.train.models.folder import load_model, model_facts
+from forebay.train.models.folder import check_batch, load_model, model_facts
+from forebay.train.models.table import ModelFacts
 
 _logger = logging.getLogger(__name__)
 
@@ -129,7 +132,8 @@ class Learner:
                 loss = self._loss(batch) * (weight / group.num_targets)
                 self.accelerator.backward(loss * self.accelerator.num_processes)
             total += loss.detach()
-        grad_norm = self._clip()
+        limit = self.settings.max_grad_norm if self.settings.max_grad_norm > 0 else math.inf
+        grad_norm: torch.Tensor = self.accelerator.clip_grad_norm_(self._model.parameters(), limit)
         self._optimizer.step()
         self._optimizer.zero_grad()
         return total, grad_norm
@@ -141,13 +145,6 @@ class Learner:
         labels = inputs.pop("labels")
         logits = self._model(**inputs).logits
         return summed_loss(logits, labels, labels_are_shifted=self.facts.labels_are_shifted)
-
-    def _clip(self) -> torch.Tensor:
-        limit = self.settings.max_grad_norm
-        norm: torch.Tensor = self.accelerator.clip_grad_norm_(
-            self._model.parameters(), limit if limit > 0 else math.inf
-        )
-        return norm
 
     def save(self, folder: Path, *, step: int, meter: Meter, loader: BatchLoader) -> Path | None:
         """Returns the checkpoint that rank 0 has written, None on other ranks; all ranks return when it is there."""
@@ -192,3 +189,54 @@ def _checkpoint_model(wanted: ModelFacts, checkpoint: Path) -> Any:
                 "train without --resume, or set train.model back"
             )
     return model
+
+
+def count_targets(labels: torch.Tensor, *, labels_are_shifted: bool) -> int:
+    """Returns how many positions of `labels` [batch, tokens] count in the loss."""
+    targets = labels if labels_are_shifted else labels[:, 1:]
+    return int((targets != IGNORED).sum())
+
+
+def summed_loss(logits: torch.Tensor, labels: torch.Tensor, *, labels_are_shifted: bool) -> torch.Tensor:
+    """Returns the cross-entropy summed over all targets, float32 scalar, in nats; 0 where there are none.
+
+    logits: [batch, tokens, vocab]; labels: int64 [batch, tokens]. The sum over `count_targets` is what
+    `model(**batch).loss` gives; the sum itself can be weighted by the targets of all micro-batches and ranks.
+    """
+    if not labels_are_shifted:
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    return functional.cross_entropy(
+        logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+
+
+def lr_factor(step: int, settings: TrainConfig) -> float:
+    """Returns the share of `learning_rate` that step 1, 2, ... takes: linear warm-up, then half a cosine towards 0.
+
+    Step `warmup_steps` is the first at the full rate, and no step is spent at a rate of 0 (transformers'
+    `get_cosine_schedule_with_warmup` spends the first). A function of the step, so it needs no state.
+    """
+    if step <= settings.warmup_steps:
+        return step / settings.warmup_steps
+    done = (step - 1 - settings.warmup_steps) / max(settings.max_steps - settings.warmup_steps, 1)
+    return 0.5 * (1.0 + math.cos(math.pi * min(done, 1.0)))
+
+
+def adamw(model: torch.nn.Module, settings: TrainConfig) -> torch.optim.AdamW:
+    """Returns AdamW over the model's trainable parameters; biases and norm weights (one axis) are not decayed."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(
+        [
+            {"params": [p for p in trainable if p.ndim > 1], "weight_decay": settings.weight_decay},
+            {"params": [p for p in trainable if p.ndim <= 1], "weight_decay": 0.0},
+        ],
+        lr=settings.learning_rate,
+    )
+
+
+def seed_step(seed: int, *, step: int, rank: int) -> None:
+    """Makes the random states those of (seed, step, rank), so dropout and SpecAugment need no state in a checkpoint."""
+    words = np.random.SeedSequence([seed & (2**64 - 1), step, rank]).generate_state(2)
+    random.seed(int(words[0]))
+    np.random.seed(words[0])
+    torch.manual_seed(int(words[0]) | int(words[1]) << 32)

@@ -63,11 +63,10 @@ class Meter:
     def add(self, *, loss: torch.Tensor, grad_norm: torch.Tensor, group: Group) -> None:
         """Counts one step. loss: this rank's part of the step's loss, a scalar; the ranks' parts add up to it."""
         self._pending.append(torch.stack([loss.detach().float(), grad_norm.detach().float()]))
-        for_total, for_window = group.num_samples, group.wait_s
-        self.num_samples += for_total
-        self._window_samples += for_total
-        self.wait_s += for_window
-        self._window_wait_s += for_window
+        self.num_samples += group.num_samples
+        self._window_samples += group.num_samples
+        self.wait_s += group.wait_s
+        self._window_wait_s += group.wait_s
 
     def settle(self) -> None:
         """Reads the pending steps from the device.

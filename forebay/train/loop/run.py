@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -27,21 +27,17 @@ from forebay.errors import ConfigError, MissingExtraError
 from forebay.plan.usage import FILE_NAME
 from forebay.store.source import parts_of, source_kind, without_audio
 from forebay.train.loader import Loader
-from forebay.train.loop.arithmetic import lr_factor
 from forebay.train.loop.checkpoint import find_checkpoint, run_folder
-from forebay.train.loop.learner import Learner
-from forebay.train.loop.meter import Meter, StepLog
+from forebay.train.loop.learner import Learner, lr_factor
+from forebay.train.loop.meter import StepLog
 from forebay.train.loop.micro_batches import BatchLoader, host_sum
 from forebay.train.loop.usage_log import UsageLog
-from forebay.train.models.facts import ModelFacts, check_config, check_constants
-from forebay.train.models.folder import check_weights, model_facts
-from forebay.train.models.table import FAMILIES
-from forebay.train.select import make_loader
+from forebay.train.models.folder import check_config, check_constants, check_weights, model_facts
+from forebay.train.models.table import FAMILIES, ModelFacts
+from forebay.train.select import SourceKind, make_loader
 from forebay.visible import from_here
 
 _logger = logging.getLogger(__name__)
-
-SourceKind = Literal["cache", "uncached"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,13 +123,13 @@ def train(
     ForebayError (a loss that is not finite, a checkpoint that cannot be written).
     """
     settings, folder = config.train, run_folder(config)
+    facts = _check_settings(config)
+    # Micro-batches without audio give the audio encoder no gradient.
+    has_text_alone = isinstance(loader, Loader) and without_audio(loader.source) is not None
     learner = Learner(
-        config,
-        facts=_check_settings(config),
-        accelerator=_accelerator(settings, has_text_alone=_has_text_alone(loader)),
-        constants=constants,
+        config, facts=facts, accelerator=_accelerator(settings, has_text_alone=has_text_alone), constants=constants
     )
-    checkpoint = _resume_from(resume, folder)
+    checkpoint = _resume_from(folder, resume=resume)
     state = learner.start(checkpoint, loader=loader)
     meter, first = learner.meter(state), state.step if state else 0
     usage = _usage_log(config, loader, step=first, num_ranks=learner.accelerator.num_processes)
@@ -145,28 +141,15 @@ def train(
                 rate = settings.learning_rate * lr_factor(step, settings)
                 line = meter.line(learning_rate=rate, padding=float(loader.report()["padding"]))
                 if learner.accelerator.is_main_process:
-                    (log or _log_line)(line)
+                    _logger.info("%s", line) if log is None else log(line)
             is_saved = _is_due(step, settings.checkpoint_every, last=settings.max_steps)
             if usage is not None and (is_saved or step % settings.usage_every == 0):
                 usage.record(step)  # before the checkpoint: whoever goes on from it finds a line that leads there
             if is_saved:
                 checkpoint = learner.save(folder, step=step, meter=meter, loader=loader)
-    return _report(
-        meter, steps=max(first, settings.max_steps), loader=loader, source_kind=source_kind, checkpoint=checkpoint
-    )
-
-
-def _is_due(step: int, every: int, *, last: int) -> bool:
-    """Returns whether something happens after `step`: every so many steps (0: never), and after the last step."""
-    return step == last or (every > 0 and step % every == 0)
-
-
-def _report(
-    meter: Meter, *, steps: int, loader: BatchLoader, source_kind: SourceKind, checkpoint: Path | None
-) -> TrainReport:
     loss_first, loss_last = meter.losses
     return TrainReport(
-        steps=steps,
+        steps=max(first, settings.max_steps),
         loss_first=loss_first,
         loss_last=loss_last,
         samples_per_s=meter.num_samples / meter.elapsed_s,
@@ -180,6 +163,11 @@ def _report(
 def _as_stored(config: Config) -> Config:
     """Returns a config whose packs keep their uint8 patches: the learner expands the patches on the device."""
     return dataclasses.replace(config, loader=dataclasses.replace(config.loader, pixels="uint8"))
+
+
+def _is_due(step: int, every: int, *, last: int) -> bool:
+    """Returns whether something happens after `step`: every so many steps (0: never), and after the last step."""
+    return step == last or (every > 0 and step % every == 0)
 
 
 def _usage_log(config: Config, loader: BatchLoader, *, step: int, num_ranks: int) -> UsageLog | None:
@@ -207,7 +195,7 @@ def _check_settings(config: Config) -> ModelFacts:
     return facts
 
 
-def _resume_from(resume: bool | Path, folder: Path) -> Path | None:
+def _resume_from(folder: Path, *, resume: bool | Path) -> Path | None:
     if isinstance(resume, Path):
         return resume
     checkpoint = find_checkpoint(folder) if resume else None
@@ -237,11 +225,6 @@ def _is_on_cpu() -> bool:
     return not torch.accelerator.is_available()
 
 
-def _has_text_alone(loader: BatchLoader) -> bool:
-    """Returns whether some micro-batches have no audio, so that the audio encoder gets no gradient from them."""
-    return isinstance(loader, Loader) and without_audio(loader.source) is not None
-
-
 def _accelerator(settings: TrainConfig, *, has_text_alone: bool) -> Any:
     state = _process_state()
     if settings.mixed_precision == "fp16" and state.device.type == "cpu":
@@ -262,7 +245,3 @@ def _accelerator(settings: TrainConfig, *, has_text_alone: bool) -> Any:
         )
     except ValueError as err:
         raise ConfigError(f'train.mixed_precision = "{settings.mixed_precision}" is not possible here: {err}') from err
-
-
-def _log_line(line: StepLog) -> None:
-    _logger.info("%s", line)

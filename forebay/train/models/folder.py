@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from forebay.config.digest import hub_advice
-from forebay.errors import ConfigError
+from forebay.config.tree import Config
+from forebay.errors import CacheMismatchError, ConfigError
 from forebay.pretrained import from_folder
-from forebay.train.models.facts import ModelFacts
-from forebay.train.models.table import family_of
+from forebay.steps.batch import IGNORED
+from forebay.steps.table import audio_step, made
+from forebay.train.models.table import ModelFacts, family_of
 
 _logger = logging.getLogger(__name__)
 
@@ -163,3 +165,109 @@ def _freeze_as_made(model: Any, model_class: Any, config: Any) -> None:
         made = dict(model_class(config).named_parameters())
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(made[name].requires_grad)
+
+
+def check_config(facts: ModelFacts, config: Config) -> None:
+    """Returns when the model takes what the config makes, else raises ConfigError with both values; reads no data."""
+    if facts.takes_packs != (config.modality == "vision"):
+        takes, has = ("packs of images and text", "no") if facts.takes_packs else ("audio", "a")
+        raise ConfigError(
+            f"train.model: {facts.folder} is a {facts.model_type} model and takes {takes}, but {config.path} has {has} "
+            "[vision] section; name another train.model or change the config"
+        )
+    if facts.takes_packs or (facts.takes_text_alone and config.audio.features == "none"):
+        return
+    wanted = facts.constants["features"]
+    if config.audio.features != wanted:
+        raise ConfigError(
+            f'audio.features is "{config.audio.features}", but {facts.folder} is a {facts.model_type} model and takes '
+            f'"{wanted}"; set audio.features = "{wanted}" or another train.model'
+        )
+    n_mels = made(audio_step(wanted), config.audio.settings).fields()[0].shape[0]
+    if n_mels != facts.constants.get("n_mels"):
+        wanted = facts.constants.get("n_mels")
+        raise ConfigError(
+            f"audio.n_mels is {n_mels}, but the model in {facts.folder} takes {wanted} mel bins; "
+            f"set audio.n_mels = {wanted} and run: forebay preprocess {config.path}"
+        )
+    prompt = None if config.text is None else config.text.prompt
+    if prompt != facts.constants["prompt"]:
+        raise ConfigError(
+            f"text.prompt is {prompt!r}, but {facts.folder} is a {facts.model_type} model; "
+            f'set text.prompt = "{facts.constants["prompt"]}"'
+        )
+
+
+def check_constants(facts: ModelFacts, constants: Mapping[str, Any]) -> None:
+    """Returns when a source's constants are the model's, else raises CacheMismatchError with both values."""
+    if constants.get("features") == "none":
+        if not facts.takes_text_alone:
+            raise CacheMismatchError(
+                f"features: the {facts.model_type} model in {facts.folder} takes no text without audio, and the cache "
+                'has "none"; leave that cache out of mixture.source, or name a model that is trained on text alone, too'
+            )
+        return
+    for name, wanted in facts.constants.items():
+        stored = constants.get(name)
+        if stored is not None and stored != wanted:
+            raise CacheMismatchError(
+                f"{name}: the model in {facts.folder} wants {wanted!r}, the cache has {stored!r}; "
+                "name another train.model, or change the config and run forebay preprocess"
+            )
+
+
+def check_batch(facts: ModelFacts, batch: Mapping[str, torch.Tensor]) -> None:
+    """Returns when the model can take this batch (on the host), else raises CacheMismatchError with both values.
+
+    A token id beyond the embedding is an index error without a name on the CPU and a device-side assertion on CUDA. A
+    rare token can come late, so every batch is looked at: two reductions over a few thousand integers.
+    """
+    _check_fields(facts, batch)
+    n_mels = facts.constants.get("n_mels")
+    if "input_features" in batch and (stored := batch["input_features"].shape[1]) != n_mels:
+        raise CacheMismatchError(
+            f"model in {facts.folder} wants {n_mels} mel bins, the cache has {stored}; "
+            f"set audio.n_mels = {n_mels} and run forebay preprocess, or name another train.model"
+        )
+    audio_token_id = facts.constants.get("audio_token_id")
+    if audio_token_id is not None and "input_features" not in batch and audio_token_id in batch[facts.ids_field]:
+        raise CacheMismatchError(
+            f"batch has audio tokens (id {audio_token_id}) in {facts.ids_field} and no field input_features; "
+            f'set audio.features = "{facts.constants["features"]}", then run forebay preprocess'
+        )
+    for name in (facts.ids_field, "labels"):
+        _check_ids(facts, name, batch[name])
+
+
+def _check_fields(facts: ModelFacts, batch: Mapping[str, torch.Tensor]) -> None:
+    # Packs have their images in one of two forms: uint8 patches, and what the model takes.
+    names = {*batch, "patches"} if "pixel_values" in batch else set(batch)
+    of_media = {field for name in facts.value_fields for field in (name, f"{name}_mask")}
+    is_text = facts.takes_text_alone and not of_media & names
+    for name in (*(() if is_text else facts.value_fields), facts.ids_field, "labels"):
+        if name not in names:
+            wanted = (
+                'give the config a [vision] section and plan.kind = "pack"'
+                if facts.takes_packs
+                else 'set audio.features = "{features}" and text.prompt = "{prompt}"'.format_map(facts.constants)
+            )
+            raise CacheMismatchError(
+                f"batch has no field {name} (it has {', '.join(sorted(batch))}), which a {facts.model_type} model "
+                f"needs; {wanted}, then run forebay preprocess"
+            )
+
+
+def _check_ids(facts: ModelFacts, name: str, ids: torch.Tensor) -> None:
+    if not ids.numel():
+        return
+    low, high = (int(value) for value in torch.aminmax(ids))
+    if high >= facts.vocab_size or low < (IGNORED if name == "labels" else 0):
+        raise CacheMismatchError(
+            f"{name} holds token ids {low} to {high}, the model in {facts.folder} has ids 0 to {facts.vocab_size - 1}; "
+            "its text.tokenizer is not the model's: name the model's folder there and run forebay preprocess"
+        )
+    if facts.max_label_tokens is not None and ids.shape[1] > facts.max_label_tokens:
+        raise CacheMismatchError(
+            f"{name} has {ids.shape[1]} tokens, the model in {facts.folder} takes {facts.max_label_tokens}; "
+            f"set text.max_label_tokens = {facts.max_label_tokens} and run forebay preprocess"
+        )

@@ -4,10 +4,46 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from forebay.errors import ConfigError
-from forebay.train.models.facts import Family
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFacts:
+    """What a model's config.json says about the batches that the model takes."""
+
+    folder: Path
+    model_type: str
+    model_class: str
+    """Name of the model's class in transformers."""
+    constants: Mapping[str, Any]
+    """What the constants of a cache have to be, `features` and `prompt` among them; a cache may lack some."""
+    vocab_size: int
+    labels_are_shifted: bool
+    """True: `labels[:, t]` is the target of position t (Whisper). False: of position t - 1 (causal models)."""
+    ids_field: str = "input_ids"
+    """Batch field of the token ids that the model reads."""
+    value_fields: tuple[str, ...] = ()
+    """Batch fields that the model needs beside token ids and labels."""
+    takes_packs: bool = False
+    """True: the model is trained on packs of images and text."""
+    takes_text_alone: bool = False
+    """True: the model is trained on batches without `value_fields`, too."""
+    max_label_tokens: int | None = None
+    """Positions of the decoder; None where the model sets no such limit."""
+
+
+class Family(Protocol):
+    """What the module of a family has."""
+
+    def facts(self, folder: Path, config: Any) -> ModelFacts:
+        """Returns the facts of the model in `folder`. config: what transformers read of its config.json."""
+        ...
+
 
 FAMILIES = {
     "qwen3_asr": "forebay.train.models.qwen3_asr",

@@ -36,13 +36,10 @@ from forebay.train.uncached.source import UncachedSource
 
 logger = logging.getLogger(__name__)
 
-
 UNKNOWN = -1
-
 
 _HEADERS_A_PIECE = 512
 """Rows that a thread does at once."""
-
 
 _THREADS = 8
 """Most of them wait if the files lie on a network."""
@@ -178,16 +175,13 @@ def exact_lengths(rows: pa.Table, files: Sequence[SourceFile], step: Decode) -> 
         for start in range(0, len(rows), _HEADERS_A_PIECE)
     ]
     found = np.full(len(rows), UNKNOWN, np.int64)
-    with ThreadPoolExecutor(_THREADS) as threads, _bar(len(rows)) as bar:
+    bar = tqdm(total=len(rows), desc="audio headers", file=sys.stderr, disable=None)
+    with ThreadPoolExecutor(_THREADS) as threads, bar:
         made = threads.map(lambda piece: list(_lengths(piece, files, step)), pieces)
         for number, lengths in enumerate(made):
             found[number * _HEADERS_A_PIECE : number * _HEADERS_A_PIECE + len(lengths)] = lengths
             bar.update(len(lengths))
     return found
-
-
-def _bar(count: int) -> Any:
-    return tqdm(total=count, desc="audio headers", file=sys.stderr, disable=None)
 
 
 def _lengths(piece: list[list[int]], files: Sequence[SourceFile], step: Decode) -> Iterator[int]:

@@ -44,24 +44,18 @@ logger = logging.getLogger(__name__)
 
 FOLDER = ".listings"
 
-
 _TABLES = ("rows", "images")
-
 
 _KEPT = ("sample_id", "text", "group", "images")
 
-
 _LENGTHS = ("num_tokens", "num_patches", "num_images")
-
 
 _SCHEMAS = (
     pa.schema([*map(CONVERSATION_SCHEMA.field, _KEPT), *(pa.field(name, pa.int32()) for name in _LENGTHS)]),
     pa.schema([*IMAGE_SCHEMA, *(pa.field(name, pa.int32()) for name in ("grid_h", "grid_w"))]),
 )
 
-
 _VERSION = 1
-
 
 _PIECE = 4096
 """Rows tokenised at once."""
@@ -227,7 +221,7 @@ def _load(folder: Path) -> Conversations | None:
     """Returns what was kept; None where nothing was, it is damaged, or a file has changed since."""
     try:
         document = json.loads((folder / "listing.json").read_bytes())
-        files = tuple(_file(*values) for values in document["files"])
+        files = tuple(map(_file, document["files"]))
         if any(stat_now(file.path) != file.stat for file in files):
             return None
         if any(hash_file(folder / name) != document["sums"][name] for name in _TABLES):
@@ -238,14 +232,8 @@ def _load(folder: Path) -> Conversations | None:
         _require_places(images["file"], len(files))
         failed = Counter({str(reason): int(count) for reason, count in document["failed"].items()})
         return Conversations(files=files, rows=rows, images=images, failed=failed)
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-    ) as err:  # pyarrow's errors are ValueErrors
+    # pyarrow's errors are ValueErrors.
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as err:
         if folder.exists():
             logger.warning("listing again: %s cannot be used: %s", folder, err)
         return None
@@ -274,8 +262,9 @@ def _require_places(places: pa.ChunkedArray, count: int) -> None:
         raise ValueError(f"places of {ends} in a list of {count}")
 
 
-def _file(name: str, path: str, entry: int, listed: bool, stat: list[int] | None) -> SourceFile:
-    if stat is None:
-        return SourceFile(name, Path(path), entry, listed)
-    device, inode, size_bytes, mtime_ns, ctime_ns = stat
-    return SourceFile(name, Path(path), entry, listed, (device, inode, size_bytes, mtime_ns, ctime_ns))
+def _file(values: list[Any]) -> SourceFile:
+    name, path, entry, listed, stat = values
+    if stat is not None:
+        device, inode, size_bytes, mtime_ns, ctime_ns = stat
+        stat = device, inode, size_bytes, mtime_ns, ctime_ns
+    return SourceFile(name, Path(path), entry, listed, stat)

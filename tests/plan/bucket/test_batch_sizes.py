@@ -14,13 +14,11 @@ from forebay.errors import ConfigError, PlanError
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.bucket.sizes import Limit, batch_sizes
 from forebay.plan.make import Samples, make_plan
-from forebay.plan.statistics import statistics
+from forebay.plan.statistics import batch_statistics
 
 RATE = 10
 
-
 LENGTHS = np.array([10, 12, 25, 29, 41, 44])  # seconds / 10
-
 
 TOKENS = np.array([3, 9, 2, 5, 1, 1])
 
@@ -41,13 +39,13 @@ def test_a_calibration_gives_sizes_and_steps(tmp_path: Path) -> None:
     plan = bucket_plan(LENGTHS, sample_rate_hz=RATE, settings=settings)
     assert plan.batch_sizes.tolist() == [8, 4, 1]
     assert plan.grad_accs == (1, 2, 5)
-    assert [bucket["grad_acc"] for bucket in statistics(plan, LENGTHS)["buckets"]] == [1, 2, 5]
+    assert [bucket["grad_acc"] for bucket in batch_statistics(plan, LENGTHS)["buckets"]] == [1, 2, 5]
 
 
 def test_without_a_calibration_the_plan_says_nothing_about_steps() -> None:
     plan = bucket_plan(LENGTHS, sample_rate_hz=RATE, settings=BucketConfig(batch_size=2))
     assert plan.grad_accs is None
-    assert "grad_acc" not in statistics(plan, LENGTHS)["buckets"][0]
+    assert "grad_acc" not in batch_statistics(plan, LENGTHS)["buckets"][0]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from forebay.config import BucketConfig
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.bucket.sizes import bucket_edges, optimal_cuts
-from forebay.plan.statistics import statistics
+from forebay.plan.statistics import batch_statistics
 
 
 def cost(cuts: tuple[int, ...] | list[int], counts: list[int], tops: list[int]) -> int:
@@ -57,7 +57,7 @@ def test_few_lengths_have_a_bucket_each() -> None:
     durations = np.array([5, 5, 9, 9, 9, 30])
     plan = bucket_plan(durations, sample_rate_hz=10, settings=BucketConfig(k=64, batch_size=2))
     assert plan.bucket_sizes.tolist() == [2, 3, 1]
-    assert statistics(plan, durations)["padding"] == 0.0
+    assert batch_statistics(plan, durations)["padding"] == 0.0
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint16])
@@ -72,7 +72,9 @@ def test_pieces_and_dtypes_do_not_change_the_edges(dtype: Any, monkeypatch: pyte
 def test_more_edges_pad_less() -> None:
     durations = np.random.default_rng(1).integers(500, 30_000, 20_000)
     found = [
-        statistics(bucket_plan(durations, sample_rate_hz=1000, settings=BucketConfig(k=k, batch_seconds=60)), durations)
+        batch_statistics(
+            bucket_plan(durations, sample_rate_hz=1000, settings=BucketConfig(k=k, batch_seconds=60)), durations
+        )
         for k in (1, 4, 16, 64)
     ]
     padding = [document["padding"] for document in found]

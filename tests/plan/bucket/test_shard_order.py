@@ -11,7 +11,7 @@ from forebay.config import BucketConfig
 from forebay.errors import PlanError
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.bucket.plan import BucketPlan
-from forebay.plan.statistics import statistics
+from forebay.plan.statistics import batch_statistics
 from tests.plan.kinds import RATE
 from tests.strategies import durations
 
@@ -79,7 +79,7 @@ def test_locality_and_randomness_are_reported() -> None:
     lengths = np.random.default_rng(3).integers(1000, 30_000, 20_000)
     shards = np.arange(20_000) // 100
     found = {
-        window: statistics(local_plan(lengths, shards, window=window), lengths, shards=shards)
+        window: batch_statistics(local_plan(lengths, shards, window=window), lengths, shards=shards)
         for window in (2, 20, 400)
     }
     spreads = [found[window]["shard_spread"] for window in (2, 20, 400)]
@@ -87,7 +87,7 @@ def test_locality_and_randomness_are_reported() -> None:
     assert spreads[1] < 0.1
     for locality in (
         found[400],
-        statistics(
+        batch_statistics(
             bucket_plan(lengths, sample_rate_hz=RATE, settings=BucketConfig(batch_size=4)), lengths, shards=shards
         ),
     ):

@@ -18,14 +18,12 @@ from forebay.plan.bucket.plan import BucketPlan
 from forebay.plan.disk import load_plan, save_plan
 from forebay.plan.make import Samples, kept_plan, make_plan
 from forebay.plan.names import plan_folder, plan_key
-from forebay.plan.statistics import statistics
+from forebay.plan.statistics import batch_statistics
 from forebay.plan.window import WindowPlan
 
 RATE = 1000
 
-
 SETTINGS = BucketConfig(edges_s=(1.0, 2.0), edges=(8, 16, 32), batch_seconds=4.0, batch_tokens=64, lockstep=1)
-
 
 Array = np.ndarray[Any, Any]
 
@@ -82,7 +80,7 @@ def test_audio_is_planned_as_it_is_alone(lengths: tuple[Array, Array, Array]) ->
 def test_figures_are_those_of_tokens_and_of_seconds_by_bucket() -> None:
     lengths = (np.array([500, 1500, 0, 0]), np.array([5, 9, 10, 12]), np.array([False, False, True, True]))
     plan = plan_of(lengths)
-    found = statistics(plan, lengths[0], frames=np.array([50, 150, 10, 12]))
+    found = batch_statistics(plan, lengths[0], frames=np.array([50, 150, 10, 12]))
     names = [bucket["range"] for bucket in found["buckets"]]
     assert names == ["0.0-1.0s", "1.0-2.0s", "0-8 tokens", "8-16 tokens", "16-32 tokens"]
     assert [bucket["samples"] for bucket in found["buckets"]] == [1, 1, 0, 2, 0]
@@ -96,7 +94,7 @@ def test_a_plan_comes_back_from_disk_as_it_was(tmp_path: Path, settings: BucketC
     durations = np.concatenate([rng.integers(1, 3000, count), np.zeros(30, np.int64)])
     plan = plan_of((durations, rng.integers(1, 60, count + 30), durations == 0), settings)
     folder = tmp_path / "plan"
-    save_plan(plan, folder, cache_key="a" * 64, settings=settings, statistics=statistics(plan, durations))
+    save_plan(plan, folder, cache_key="a" * 64, settings=settings, statistics=batch_statistics(plan, durations))
     again = load_plan(folder, cache_key="a" * 64, settings=settings)
     assert isinstance(again, BucketPlan)
     assert (again.edges_s, again.edges) == (plan.edges_s, plan.edges)

@@ -29,7 +29,7 @@ TWELVE = {
 
 
 def deviation(assignment: Assignment) -> float:
-    """The largest distance of a source from its share over every prefix of one period, counted without the class's help."""
+    """The largest distance of a source from its share over every prefix of one period, counted without the class."""
     period, weights = assignment.period, assignment.weights
     sources = assignment.locate(np.arange(period))[0]
     lengths, worst = np.arange(1, period + 1), 0

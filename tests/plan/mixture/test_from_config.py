@@ -25,7 +25,6 @@ from tests.store_factory import make_cache
 
 HEAD = 'name = "both"\n[source]\nkind = "tar"\nmanifest = "none.parquet"\n[audio]\nfeatures = "waveform"\n'
 
-
 PLAN = (
     '[plan]\nbatch_size = 4\nlockstep = 1\nedges_s = [30.0]\n[run]\ncache_root = "caches"\n[loader]\nnum_threads = 0\n'
 )

@@ -22,7 +22,6 @@ from tests.plan.mixture.test_assignment import TWELVE, random_weights
 
 RATE = 1000
 
-
 Array = np.ndarray[Any, Any]
 
 
@@ -75,7 +74,7 @@ def mixtures(draw: st.DrawFn, *, batches: str | None = None) -> Made:
         "tail": draw(st.sampled_from(["short", "drop", "pad"])),
         "batches": batches or draw(st.sampled_from(["mixed", "per_source"])),
     }
-    # Of a sum that divides the period, so that they are exact and one period is short: the period's own sum takes 0.1 s.
+    # Their sum divides the period, so they are exact and one period is short: the period's own sum takes 0.1 s.
     weights = rng.multinomial(2 ** draw(st.integers(0, 8)), rng.dirichlet(np.full(num_sources, 0.7)))
     lengths = rng.integers(0, 15 * RATE, num_samples)
     if draw(st.booleans()):
@@ -298,10 +297,15 @@ def test_seed_and_epoch_change_the_samples() -> None:
 
 def test_the_plan_says_what_it_mixes() -> None:
     made = make(np.zeros(30, int), np.arange(30) % 3, [2, 1, 0], lockstep=2)
-    report = made.plan.report()
-    assert report["sources"][0] == {"name": "source 0", "weight": 43691, "share": 43691 / 65536, "samples": 10}
-    assert (report["bound"], report["batches"], report["exhausted"]) == (1, "mixed", "repeat")
-    assert report["num_batches"] == 20 // 8 * 2
+    plan = made.plan
+    assert (plan.names[0], plan.weights[0], plan.shares[0], plan.sizes[0].sum()) == (
+        "source 0",
+        43691,
+        43691 / 65536,
+        10,
+    )
+    assert (plan.bound, plan.batches, plan.exhausted) == (1, "mixed", "repeat")
+    assert plan.num_batches == 20 // 8 * 2
     assert make(np.arange(30) * 400, np.arange(30) % 3, [2, 1, 0], edges_s=(5.0, 15.0)).plan.bound == 1 + 2 * 3
     weights = made.plan.sample_weights()
     assert np.bincount(made.source_of, weights=weights).tolist() == pytest.approx(made.plan.shares.tolist())

@@ -24,25 +24,20 @@ from tests.plan.packs import packs_of, photos_and_text
 
 KEY = "ab" * 32
 
-
 SETTINGS = PackConfig(seq_len=2048, max_patches=6000, buffer_size=32)
-
 
 TOKENS, PATCHES = photos_and_text(800, text_share=0.2)
 
-
 IMAGES = (PATCHES > 0).astype(np.int32)
 
-
 PLAN = pack_plan(TOKENS, patches=PATCHES, settings=SETTINGS)
-
 
 FILES = ["metadata.json", "members.npy", "offsets.npy", "too_long.npy", "too_many_patches.npy"]
 
 
 def figures(plan: PackPlan, settings: PackConfig = SETTINGS, **changes: Any) -> dict[str, Any]:
     lengths: dict[str, Any] = {"patches": PATCHES, "images": IMAGES}
-    return pack_statistics(plan, TOKENS, settings=settings, **{**lengths, **changes})
+    return pack_statistics(plan, TOKENS, **{**lengths, **changes})
 
 
 def saved(root: Path) -> Path:
@@ -183,11 +178,11 @@ def test_statistics_are_those_of_the_packs() -> None:
 def test_statistics_without_images_or_patches() -> None:
     settings = PackConfig(seq_len=8192)
     plan = pack_plan(TOKENS, settings=settings)
-    found = pack_statistics(plan, TOKENS, settings=settings)
+    found = pack_statistics(plan, TOKENS)
     assert found["patch_fill"] is None
     assert "patches" not in found
     assert found["shard_spread"] is None
-    one = pack_statistics(pack_plan(np.array([5]), settings=settings), np.array([5]), settings=settings)
+    one = pack_statistics(pack_plan(np.array([5]), settings=settings), np.array([5]))
     assert one["samples"]["histogram"] == {"edges": [1, 1], "counts": [1]}
 
 

@@ -17,7 +17,6 @@ from tests.plan.packs import photos_and_text
 
 TOKENS, PATCHES = photos_and_text(300, text_share=0.2)
 
-
 SOURCE: Any = SimpleNamespace(
     constants={},
     key="cd" * 32,

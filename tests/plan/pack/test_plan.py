@@ -19,9 +19,7 @@ from tests.strategies import pack_lengths
 
 Array = np.ndarray[Any, Any]
 
-
 Lengths = tuple[Array, Array, int, int]
-
 
 BUFFERS = st.sampled_from([0, 1, 2, 7, 64])
 

@@ -15,12 +15,11 @@ from forebay.errors import ConfigError
 from forebay.pretrained import from_folder
 from forebay.steps.batch import PIECE, copy_values, raw, raw_values
 from forebay.store.layout import Array
-from forebay.train.collate import Collator
+from forebay.train.collate.collator import Collator
 from forebay.train.ring import BufferRing
 from tests.train.fake_source import AUDIO_TOKEN_ID, PAD_TOKEN_ID, FakeSource, plain_batch
 
 DEMO = Path(__file__).parents[3] / "demo" / "speech"
-
 
 KINDS = [
     ("log_mel", "whisper", "float16"),
@@ -59,7 +58,7 @@ def ragged(draw: st.DrawFn, kinds: Sequence[tuple[str, str | None, str]] = KINDS
 @settings(max_examples=60, deadline=None)
 @given(source=ragged(), dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]), side=st.booleans())
 def test_batches_are_those_of_a_plain_loop_and_share_no_memory_with_the_source(
-    source: FakeSource, dtype: torch.dtype, side: bool
+    source: FakeSource, dtype: torch.dtype, *, side: bool
 ) -> None:
     padding_side: Literal["left", "right"] = "left" if side else "right"
     collator = Collator(source, dtype=dtype, padding_side=padding_side)
@@ -71,7 +70,8 @@ def test_batches_are_those_of_a_plain_loop_and_share_no_memory_with_the_source(
         raw = tensor.view(torch.int16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
         for sample in source.samples:
             assert not any(np.shares_memory(raw, stored) for stored in sample.values())
-        tensor.zero_()  # a write through an alias of a mapping would be a SIGSEGV; here it would raise or change the source
+        # A write through an alias of a mapping would be a SIGSEGV; here it would raise or change the source.
+        tensor.zero_()
 
 
 @settings(max_examples=25, deadline=None)

@@ -1,4 +1,4 @@
-"""Random crops: drawn by (seed, epoch, sample id) alone, and bit for bit what the cropped waveform by itself would give."""
+"""Random crops: drawn by (seed, epoch, sample id) alone, bit for bit what the cropped waveform by itself would give."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from forebay.plan.names import plan_key
 from forebay.preprocess import Options, build
 from forebay.steps.audio.ragged import BLOCK_ROWS, HOP_SAMPLES
 from forebay.steps.audio.w2v_bert import W2vBert, output_frames, w2v_bert_input
+from forebay.steps.step import Batch
 from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import FieldSpec
 from forebay.store.source import SampleSource
-from forebay.train.collate import Batch, Collator
+from forebay.train.collate.collator import Collator
 from forebay.train.collate.crop import Crop, CropDraws
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader
@@ -40,21 +41,15 @@ from tests.train.loaders import loader_of as plan_loader
 
 ROOT = Path(__file__).parents[3]
 
-
 CROP_S = 6.0
-
 
 CROP_SAMPLES = 96_000
 
-
 GRID_SAMPLES = W2vBert.grid_samples or 0
-
 
 Array = np.ndarray[Any, Any]
 
-
 crops = st.builds(Crop, num_samples=st.integers(1, 10**7), grid_samples=st.integers(1, 10**5))
-
 
 draws = st.integers(0, 2**63 - 1)
 
@@ -189,7 +184,7 @@ def test_a_crop_is_bit_for_bit_the_cropped_waveforms_own(data: st.DataObject) ->
 
 
 def assert_slices_are_exact() -> None:
-    """Crops of recordings at places all over the grid equal their own features bit for bit. Also run in other processes."""
+    """Crops of recordings all over the grid equal their own features bit for bit. Also run in other processes."""
     clips = {str(i): (clip * 32768).astype(np.int16) for i, (_, clip) in enumerate(recordings()) if len(clip) > 64_000}
     source = CropSource(clips)
     collate = Collator(source, crop_s=2.0)

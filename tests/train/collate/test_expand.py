@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
-from forebay.train.collate.expand import HostExpansion, _gather, expand_patches, patch_table, to_model_inputs
+from forebay.train.collate.patches import HostExpansion, _gather, expand_patches, patch_table, to_model_inputs
 from tests.train.tiny_vl import CONSTANTS, TABLE, conversation, pixel_values
 
 

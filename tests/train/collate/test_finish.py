@@ -127,7 +127,7 @@ def test_w2v_bert_input_from_a_cache() -> None:
         assert mask.dtype == want_mask.dtype
         differences.append(np.abs(out - want).ravel())
         out, mask = finish_w2v_bert(rounded["fbanks"][:rows])
-        # values up to 26 in 32 steps a unit of 16: half a step is 2^-7, and no bin that varies has a deviation below 0.2
+        # Values up to 26 in 32 steps a unit of 16: half a step is 2^-7, and bins that vary deviate by 0.2 or more.
         assert np.quantile(np.abs(out - want), 0.999) < 2.0**-7 / 0.2
     assert np.quantile(np.concatenate(differences), 0.999) <= 5e-6
 

@@ -13,10 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import CacheMismatchError, ConfigError, PlanError
-from forebay.train.collate.expand import expand_patches
-from forebay.train.collate.mrope import mrope_positions
-from forebay.train.collate.packed import PackCollator, PackShapes
-from forebay.train.collate.patch_batch import PatchBatch, fields_of
+from forebay.train.collate.packed import PackCollator, PackShapes, mrope_positions
+from forebay.train.collate.patches import PatchBatch, expand_patches, fields_of
 from forebay.train.loop.micro_batches import count_samples
 from forebay.train.ring import BufferRing
 from tests.train.tiny_vl import IMAGE, MERGE_SIZE, PAD, TABLE, WIDTH, FakeVlSource, conversation, conversations
@@ -63,7 +61,7 @@ def assert_samples_stand_in(batch: PatchBatch, samples: Sequence[dict[str, Any]]
 
 @settings(max_examples=40)
 @given(seed=st.integers(0, 999), count=st.integers(1, 5), is_fixed=st.booleans(), varlen=st.booleans())
-def test_a_batch_holds_its_samples_and_padding_apart(seed: int, count: int, is_fixed: bool, varlen: bool) -> None:
+def test_a_batch_holds_its_samples_and_padding_apart(seed: int, count: int, *, is_fixed: bool, varlen: bool) -> None:
     samples = samples_of(seed, count)
     collator = PackCollator(FakeVlSource(), shapes=SHAPES if is_fixed else None, dtype=None, varlen=varlen)
     batch = stored(collator, samples)

@@ -1,4 +1,4 @@
-"""The mixin for transformers' Trainer: what it hands over, evaluates on and refuses; see test_hf_resume.py for runs that end."""
+"""The mixin for transformers' Trainer: what it hands over, evaluates on and refuses. Whole runs: test_hf_resume.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""transformers' Trainer on forebay's loaders, killed and resumed: on one rank, and on two under torch.distributed.run."""
+"""transformers' Trainer on forebay's loaders, killed and resumed: on one rank, on two under torch.distributed.run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def launch(part: str, folder: Path, *, world_size: int) -> subprocess.CompletedP
 
 @pytest.fixture(scope="module", params=[1, 2])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Lines]:
-    """What every rank wrote: two launches for all scenarios (8 s CPU a rank), since starting processes is most of the time."""
+    """What every rank wrote: two launches for all scenarios (8 s CPU a rank): starting processes takes most of it."""
     folder, world_size = tmp_path_factory.mktemp("hf"), request.param
     first = launch("first", folder, world_size=world_size)
     assert first.returncode != 0

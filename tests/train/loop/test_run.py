@@ -20,8 +20,8 @@ from accelerate.state import AcceleratorState, GradientState
 from forebay.config import TrainConfig
 from forebay.errors import CacheMismatchError, ConfigError, ForebayError, MissingExtraError, PlanError, ResumeError
 from forebay.train.loop import run as module
-from forebay.train.loop.arithmetic import adamw, lr_factor, summed_loss
 from forebay.train.loop.checkpoint import find_checkpoint, run_folder
+from forebay.train.loop.learner import adamw, lr_factor, summed_loss
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import run, train
 from forebay.train.models.folder import load_model
@@ -334,7 +334,7 @@ def test_run_checks_the_model_and_makes_the_loader_of_its_rank(
     def make_loader(config: Any, **ranks: int) -> ListLoader:
         calls.append(ranks)
         loader = ListLoader([whisper_batch(0)])
-        loader.source = SimpleNamespace(constants=constants)  # type: ignore[attr-defined]
+        loader.source = SimpleNamespace(constants=constants, slots=None)  # type: ignore[attr-defined]
         return loader
 
     monkeypatch.setattr(module, "make_loader", make_loader)

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import CacheMismatchError, ConfigError
-from forebay.train.models.facts import check_batch, check_config, check_constants
-from forebay.train.models.folder import model_facts
+from forebay.train.models.folder import check_batch, check_config, check_constants, model_facts
 from tests.train.tiny import config_of, qwen3_asr_batch, qwen3_asr_folder, whisper_batch, whisper_folder
 
 

@@ -3,20 +3,19 @@
 A stored row is (channel, y, x), one temporal copy; a row of `pixel_values` is (channel, time, y, x), the copies equal.
 The table is the definition. Arithmetic is no faster on the host: the processor's order of steps takes three passes over
 float32 for one look into a table of 1 KB (4,096 patches on one core: 5.2 ms against 5.6 in float32, 4.2 against 4.2 in
-bfloat16).
+bfloat16). A batch whose patches are still as stored is a `PatchBatch`, which is no mapping: a model would not notice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from forebay.errors import ConfigError
 from forebay.steps.batch import raw
 from forebay.store.layout import Array
-from forebay.train.collate.patch_batch import PatchBatch, fields_of, moved
 
 _HOST_ROWS = 64
 """Patches at a time: their values stay in the cache."""
@@ -132,3 +131,73 @@ class HostExpansion:
             for channel, values in enumerate(self._table):
                 # Every index is in range; "clip" only keeps numpy from buffering the result to say otherwise.
                 copies[start:stop, channel] = values.take(rows[start:stop, channel], mode="clip")[:, None]
+
+
+_REMEDY = (
+    "a batch of uint8 patches is not what a model takes: pass model(**forebay.train.to_model_inputs(batch, "
+    'constants)), or set loader.pixels = "float32"'
+)
+
+
+class PatchBatch:
+    """The fields of a batch with uint8 `patches`: `batch["labels"]`, `"labels" in batch`, `batch.fields`.
+
+    transformers' models take any keyword: given `patches` they would pass over them and train on no image. So `**batch`
+    raises TypeError and names `to_model_inputs`. accelerate and Lightning move the batch to a device by `to`;
+    transformers' Trainer leaves it where it is, and stops at the model's call.
+    """
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        """Keeps `fields`, tensors and numbers by name."""
+        self.fields = dict(fields)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.fields[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.fields
+
+    __iter__ = None  # with `__getitem__` alone Python would try batch[0], batch[1], ...
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
+    def __repr__(self) -> str:
+        return f"PatchBatch({', '.join(self.fields)})"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # `get`, `items`, `pop`: whoever asks for them takes the batch for a dict.
+        raise AttributeError(f"PatchBatch has no attribute {name!r}: {_REMEDY}")
+
+    def keys(self) -> NoReturn:
+        """Raises TypeError: Python asks for it in `**batch` and `dict(batch)`."""
+        raise TypeError(_REMEDY)
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> PatchBatch:
+        """Returns the batch with its tensors on `device`; the patches stay uint8."""
+        return PatchBatch(moved(self.fields, device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> PatchBatch:
+        """Returns the batch with its tensors in pinned memory, as torch's DataLoader asks for."""
+        return PatchBatch(
+            {name: v.pin_memory() if isinstance(v, torch.Tensor) else v for name, v in self.fields.items()}
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.fields
+
+    def __setstate__(self, fields: dict[str, Any]) -> None:
+        self.fields = fields
+
+
+def fields_of(batch: PatchBatch | Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a batch of any form as a mapping."""
+    return batch.fields if isinstance(batch, PatchBatch) else batch
+
+
+def moved(fields: Mapping[str, Any], device: torch.device | str, *, non_blocking: bool) -> dict[str, Any]:
+    """Returns `fields` with the tensors on `device`; numbers stay as they are."""
+    return {
+        name: value.to(device, non_blocking=non_blocking) if isinstance(value, torch.Tensor) else value
+        for name, value in fields.items()
+    }
