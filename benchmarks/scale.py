@@ -39,8 +39,9 @@ from benchmarks.data import BENCH_DATA, SPEECH, shard_tasks
 from benchmarks.report import Cost, arguments, machine, median, show, timed
 from forebay import load_config
 from forebay.preprocess.modality import MODALITIES, Read, Values
-from forebay.preprocess.pipeline import BuildReport, Options, build
+from forebay.preprocess.pipeline import build
 from forebay.preprocess.pool import Pool
+from forebay.preprocess.report import BuildReport, Options
 from forebay.preprocess.shard_task import ShardTask, make_shard
 from forebay.preprocess.speech.modality import Speech
 from forebay.store.layout import Group

@@ -190,7 +190,8 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def _preprocess(options: argparse.Namespace) -> int:
-    from forebay.preprocess.pipeline import Options, build
+    from forebay.preprocess.pipeline import build
+    from forebay.preprocess.report import Options
 
     config = _load(options)
     asked = {name: getattr(options, name) for name in ("rebuild", "verify", "dry_run")}

@@ -12,6 +12,36 @@ STRICT = {"extra": "forbid", "strict": True}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SourceKind:
+    """What is known of a kind of source before any data is read. speech, vision: what lists it.
+
+    files: those of a folder that are manifests. has_columns: it reads `[source.columns]`, which are then in the key.
+    """
+
+    speech: str = ""
+    vision: str = ""
+    files: tuple[str, ...] = ("*",)
+    has_columns: bool = False
+
+
+_SPEECH, _VISION = "forebay.preprocess.sources.speech", "forebay.preprocess.sources.vision"
+_HF_FILES = ("state.json", "dataset_info.json", "*.arrow", "*.parquet")
+
+SOURCE_KINDS = {
+    "tar": SourceKind(speech=f"{_SPEECH}.tar:KIND", files=("*.parquet",)),
+    "filelist": SourceKind(speech=f"{_SPEECH}.filelist:KIND", files=("*.tsv",)),
+    "webdataset": SourceKind(
+        speech=f"{_SPEECH}.webdataset:KIND", vision=f"{_VISION}.webdataset:KIND", files=("*.tar",)
+    ),
+    "jsonl": SourceKind(speech=f"{_SPEECH}.jsonl:KIND", vision=f"{_VISION}.jsonl:KIND", files=("*.jsonl",)),
+    "hf": SourceKind(speech=f"{_SPEECH}.hf:KIND", vision=f"{_VISION}.hf:KIND", files=_HF_FILES, has_columns=True),
+    "ljspeech": SourceKind(speech=f"{_SPEECH}.ljspeech:KIND", files=("metadata.csv",)),
+    "text": SourceKind(speech=f"{_SPEECH}.jsonl:TEXT", files=("*.jsonl",)),
+}
+"""By `source.kind`. What lists a kind is imported when that is asked for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SourceColumns:
     """What the columns of a source of kind `hf` are called. A column by another name than its default must be there."""
 

@@ -22,7 +22,6 @@ from forebay.version import __version__
 EXCLUDING = frozenset({"empty_text", "label_too_long", "too_long", "too_short"})
 """Reasons that say that a good sample is not wanted; all others say that a sample is bad."""
 
-
 Rejection = tuple[str, str, str]
 """One row that is no sample: its id, whether it was filtered (`excluded`) or bad (`failed`), and why."""
 

@@ -24,7 +24,6 @@ from forebay.store.source_files import SourceFile
 
 logger = logging.getLogger(__name__)
 
-
 _LISTINGS = 3
 """Times that sources are listed where they change meanwhile."""
 

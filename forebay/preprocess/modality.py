@@ -22,9 +22,9 @@ from forebay.preprocess.pool import Map
 from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.workspace import Failure
 from forebay.steps.recipe import AnyRecipe
-from forebay.store.layout import Array, FieldSpec, Group
+from forebay.store.layout import ROW_BITS, Array, FieldSpec, Group
 from forebay.store.memo import SIZE
-from forebay.store.shard import Shard, ShardEntry
+from forebay.store.shard import Shard, ShardEntry, shard_fields
 from forebay.store.source_files import SourceFile, StoredSource
 
 MODALITIES = {
@@ -242,6 +242,37 @@ class Coder:
     def coded(self, codes: Array) -> Coded:
         """Returns a column of numbers that were given here."""
         return Coded(tuple(self._numbers), codes)
+
+
+def gathered(
+    fields: Sequence[FieldSpec],
+    finished: Finished,
+    *,
+    reasons: Callable[[Shard | None, Shard, Coder], Array],
+    lengths: Callable[[Shard | None, Shard], Array],
+) -> tuple[Rows, Coder]:
+    """Returns every row of finished shards, and what numbers their reasons.
+
+    reasons: (media shard if there is one, text shard, what numbers reasons) -> why each of their rows is no sample,
+    0 where it is one: int32 [rows]. lengths: (media, text) -> int64 [names, rows].
+    """
+    why, spoken = Coder(), Coder()
+    slots, codes = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
+    languages, counts = [np.zeros(0, np.int32)], [np.zeros((3, 0), np.int32)]
+    for index, (path, entry) in enumerate(finished["text"]):
+        text = Shard(path, entry, shard_fields(fields, "text"))
+        media = Shard(*finished["media"][index], shard_fields(fields, "media")) if "media" in finished else None
+        slots.append((np.int64(index) << ROW_BITS) | np.arange(entry.rows, dtype=np.int64))
+        codes.append(reasons(media, text, why))
+        has_language = any(field.name == "language" for field in text.fields)
+        languages.append(spoken.column(text, "language") if has_language else np.zeros(entry.rows, np.int32))
+        counts.append(as_int32(lengths(media, text)))
+    return Rows(
+        slots=np.concatenate(slots),
+        reasons=why.coded(np.concatenate(codes)),
+        languages=spoken.coded(np.concatenate(languages)),
+        lengths=np.concatenate(counts, axis=1),
+    ), why
 
 
 def values_digest(samples: Iterable[Mapping[str, Any]]) -> str:

@@ -6,8 +6,8 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from forebay.preprocess.cut import Cut
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.modality import Finished, Listing, Modality
 from forebay.preprocess.pool import Pool, WorkerDied
+from forebay.preprocess.report import COUNTS, BuildReport, Options
 from forebay.preprocess.shard_task import Progress, ShardTask, make_shard
 from forebay.preprocess.sources.naming import manifest_files
 from forebay.preprocess.sources.rows import described
@@ -29,12 +30,12 @@ from forebay.store.cache import open_cache
 from forebay.store.files import require_writable
 from forebay.store.key import SHORT, codec_of, differences, digest, folder_name
 from forebay.store.layout import Group
-from forebay.store.lookup import Sealed, failures_of, find_cache
+from forebay.store.lookup import Lookup, Sealed, failures_of, find_cache
 from forebay.store.memo import Memo
 from forebay.store.seal import seal
 from forebay.store.temporary import sweep
 from forebay.store.verify import quick_problems, verify_folder
-from forebay.visible import from_here, human_bytes
+from forebay.visible import from_here
 
 logger = logging.getLogger(__name__)
 
@@ -43,78 +44,6 @@ _WRITTEN_FOLDERS = ("", "plans", "tar_index", ".building")
 
 Unit = tuple[Cut, Group]
 """One shard of one group: the unit of work, commit and resume."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildReport:
-    """What a build did; its fields are those of `forebay preprocess --json`.
-
-    excluded, failed: rows left out, by reason. longer: samples that are longer than their manifest says, kept.
-    plan: one line on the plan of a sealed cache; plan_folder: where the plan is kept, None where it is not.
-    """
-
-    key: str
-    cache: str
-    num_samples: int = 0
-    excluded: dict[str, int] = field(default_factory=dict)
-    failed: dict[str, int] = field(default_factory=dict)
-    longer: int = 0
-    unused_fields: dict[str, int] = field(default_factory=dict)
-    shards_written: int = 0
-    shards_linked: int = 0
-    shards_kept: int = 0
-    seconds: float = 0.0
-    sealed: bool = True
-    already_sealed: bool = False
-    estimated_bytes: int | None = None
-    plan: str | None = None
-    plan_folder: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the JSON document."""
-        return asdict(self)
-
-    def lines(self) -> Iterator[str]:
-        """Yields what `forebay preprocess` prints of a build, or of a dry run, which alone has an estimate."""
-        cache = from_here(self.cache)
-        if self.estimated_bytes is not None:
-            yield (
-                f"would make {cache}: {self.num_samples} samples, about {human_bytes(self.estimated_bytes)}; shards: "
-                f"{self.shards_written} to make, {self.shards_linked} to link, {self.shards_kept} finished"
-            )
-            return
-        if not self.sealed:
-            made = f"{self.shards_written} shards made, {self.shards_kept} were there"
-            yield f"not sealed yet: {made}; run the other parts"
-            return
-        state = "already sealed" if self.already_sealed else "sealed"
-        yield f"{state}: {cache} ({self.num_samples} samples, {self.seconds:.1f} s)"
-        if not self.already_sealed:
-            yield f"shards: {self.shards_written} made, {self.shards_linked} linked, {self.shards_kept} kept"
-        for kind, counts in (("excluded", self.excluded), ("failed", self.failed)):
-            if counts:
-                yield f"{kind}: " + ", ".join(f"{reason} {n}" for reason, n in counts.items())
-        if self.longer:
-            yield f"longer: {self.longer} kept, of more audio than their manifest says"
-        if not self.num_samples:
-            yield "no sample is left: mend what was excluded or failed, or change the filters of [source]"
-        if self.plan:
-            yield self.plan + (f": {from_here(self.plan_folder)}" if self.plan_folder else "")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How to build; none of it changes a byte of the result.
-
-    verify: re-hash a sealed cache and make its damaged shards again. rebuild: make every shard again and swap the
-    cache. part: (i, n), only every n-th shard from the i-th on, and no seal before all are there. progress: show bars.
-    """
-
-    rebuild: bool = False
-    verify: bool = False
-    dry_run: bool = False
-    part: tuple[int, int] | None = None
-    progress: bool = True
 
 
 def build(config: Config, options: Options | None = None) -> BuildReport:
@@ -151,22 +80,13 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
     config = replace(config, loader=replace(config.loader, cache_dir=None))
     recipe = recipe_of(config)
     lookup = find_cache(config, recipe, memo=memo)
-    standing = lookup.found
-    if standing is not None and standing.metadata.get("codec") != codec_of(config):
-        logger.info("%s has the same values in another codec", standing.folder)
-        standing = None
-    if lookup.state == "absent":
-        # A mistyped manifest must not pass for raw data that was taken away.
-        manifest_files(config.source)
-        logger.warning(
-            "%s is not compared: some of its raw data is not here", lookup.found.folder if lookup.found else ""
-        )
+    standing = _standing(config, lookup)
     if standing is not None and _usable(standing, options):
         if (failures := failures_of(config, standing)) is not None:
             raise BuildError(failures)
         if not options.dry_run:  # a builder that was killed after it had sealed left its folder
             Workspace(_workspace_folder(config, standing.key)).remove()
-        return _standing_report(standing, started_s)
+        return BuildReport.of_standing(standing, seconds=time.monotonic() - started_s)
     if not options.dry_run:
         require_writable(config.cache_root, setting="run.cache_root")
     with Pool(config.run.num_workers or os.cpu_count() or 1) as pool:
@@ -181,8 +101,21 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
             if other is None or not _usable(other, options):
                 raise
             run.workspace.remove()
-            return _standing_report(other, started_s)
-    return BuildReport(**{**report.to_json(), "seconds": time.monotonic() - started_s})
+            return BuildReport.of_standing(other, seconds=time.monotonic() - started_s)
+    return replace(report, seconds=time.monotonic() - started_s)
+
+
+def _standing(config: Config, lookup: Lookup) -> Sealed | None:
+    """Returns the sealed cache that was found, if it is in the codec of the config."""
+    found = lookup.found
+    if lookup.state == "absent":
+        # A mistyped manifest must not pass for raw data that was taken away.
+        manifest_files(config.source)
+        logger.warning("%s is not compared: some of its raw data is not here", found.folder if found else "")
+    if found is not None and found.metadata.get("codec") != codec_of(config):
+        logger.info("%s has the same values in another codec", found.folder)
+        return None
+    return found
 
 
 class _Build:
@@ -205,9 +138,8 @@ class _Build:
         self.cuts = list(self.modality.cuts(listing, probe=self.probe, rows_per_shard=rows_per_shard))
         # A rebuild must not take up what an ordinary run left, but may go on from an interrupted rebuild.
         suffix = "-rebuild" if options.rebuild else ""
-        origin = digest(
-            {"recipe": listing.recipe.key, "manifests": list(map(os.path.abspath, config.source.manifests))}
-        )
+        manifests = list(map(os.path.abspath, config.source.manifests))
+        origin = digest({"recipe": listing.recipe.key, "manifests": manifests})
         self.workspace = Workspace(_workspace_folder(config, listing.key, suffix), origin)
         self.counts: Counter[str] = Counter()
         self.failures = [Failure(sample_id=i, reason=r, message=m) for i, r, m in listing.manifest.failed()]
@@ -231,17 +163,12 @@ class _Build:
     def compare_probe(self, standing: Sealed) -> None:
         """Reports where the steps give other values here than where a cache of the same key was built."""
         for group in self.modality.groups:
-            stored = standing.metadata["probe"].get(group)
-            if stored != self.probe[group]:
-                logger.warning(
+            if (stored := standing.metadata["probe"].get(group)) != self.probe[group]:
+                differ = (
                     "the %s steps give other values here than where %s was built (probe %s, stored %s): no %s shard "
-                    "of it is kept",
-                    group,
-                    standing.folder,
-                    self.probe[group],
-                    stored,
-                    group,
+                    "of it is kept"
                 )
+                logger.warning(differ, group, standing.folder, self.probe[group], stored, group)
 
     def dry(self, standing: Sealed | None) -> BuildReport:
         """What `run` would do, and how large the cache would be."""
@@ -372,9 +299,7 @@ class _Build:
         target = self._target(standing)
         sealed_here = seal(target, contents, scratch=self.workspace.folder, replace=standing is not None)
         logger.info("%s %s", "sealed" if sealed_here else "another builder sealed", target)
-        document = contents.document
-        counts = {name: document[name] for name in ("num_samples", "excluded", "failed", "longer", "unused_fields")}
-        return self._report(target, **counts)
+        return self._report(target, **{name: contents.document[name] for name in COUNTS})
 
     def _unsealed(self) -> BuildReport:
         if self.options.part is None:
@@ -418,26 +343,8 @@ def _usable(standing: Sealed, options: Options) -> bool:
     """Whether a sealed cache is left alone: all files are there and of the right size, and right by hash if asked."""
     if options.rebuild:
         return False
-    if options.verify:
-        problems = verify_folder(standing.folder, progress=options.progress).problems
-    else:
-        problems = quick_problems(standing.folder)
+    folder = standing.folder
+    problems = verify_folder(folder, progress=options.progress).problems if options.verify else quick_problems(folder)
     for problem in problems:
         logger.warning("mending %s", problem)
     return not problems
-
-
-def _standing_report(standing: Sealed, started_s: float) -> BuildReport:
-    metadata = standing.metadata
-    return BuildReport(
-        key=standing.key,
-        cache=str(standing.folder),
-        num_samples=metadata["num_samples"],
-        excluded=metadata["excluded"],
-        failed=metadata["failed"],
-        longer=metadata["longer"],
-        unused_fields=metadata["unused_fields"],
-        shards_kept=len(metadata["probe"]) * metadata["num_shards"],
-        seconds=time.monotonic() - started_s,
-        already_sealed=True,
-    )

@@ -24,9 +24,7 @@ from forebay.store.temporary import temporary_name
 Donors = dict[str, list[tuple[Path, ShardEntry]]]
 """Where the shards of these keys stand, in sealed caches and in folders of builds."""
 
-
 logger = logging.getLogger(__name__)
-
 
 _ORIGIN = "origin"
 

@@ -5,6 +5,7 @@ Everything that changes values is in the document, by content; `[layout]`, `[pla
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from forebay.config.data import AudioConfig, SourceConfig, TextConfig, VisionConfig
+from forebay.config.data import SOURCE_KINDS, AudioConfig, SourceColumns, SourceConfig, TextConfig, VisionConfig
 from forebay.config.digest import processor_digest, tokenizer_digest
 from forebay.config.load import read_config
 from forebay.config.tree import Config
@@ -158,7 +159,9 @@ _SECTIONS: dict[str, tuple[type, Table, str, str]] = {
 
 
 def contradictions(config: Config) -> list[str]:
-    """Returns what sections say that their steps cannot do together."""
+    """Returns what is wrong with `[source]`, or else what sections say that their steps cannot do together."""
+    if found := _source_problems(config):
+        return found
     if config.vision is not None:
         return _vision_contradictions(config, config.vision)
     step, text = audio_step(config.audio.features), config.text
@@ -170,6 +173,23 @@ def contradictions(config: Config) -> list[str]:
             'kind = "text" and features = "none"'
         ]
     return _audio_contradictions(config, step) if step.has_audio else _text_alone_contradictions(config)
+
+
+def _source_problems(config: Config) -> list[str]:
+    source, modality = config.source, config.modality
+    kinds = [name for name, kind in SOURCE_KINDS.items() if getattr(kind, modality)]
+    if source.kind not in kinds:
+        near = difflib.get_close_matches(source.kind, kinds, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return [f'source.kind is "{source.kind}", for {modality} wanted one of {", ".join(kinds)}{hint}']
+    # What is not in the key must not be read either: a column that is in no key has its default name.
+    known = _columns(config)
+    return [
+        f'source.columns.{name} is "{column}", and source.kind = "{source.kind}" for {modality} reads '
+        f"{'only the columns ' + ', '.join(known) if known else 'no columns by name'}; leave it out"
+        for name, column in asdict(source.columns).items()
+        if name not in known and column != getattr(SourceColumns(), name)
+    ]
 
 
 def _audio_contradictions(config: Config, step: type[AudioStep]) -> list[str]:
@@ -290,7 +310,7 @@ def _vision_recipe(config: Config, vision: VisionConfig) -> VisionRecipe:
             max_sample_bytes=config.source.max_sample_bytes,
         ),
         chat=made(Chat, config.text.settings, tokenizer=tokenizer_digest(Path(config.text.tokenizer))),
-        source={**_source_document(config.source, _VISION_FIELDS, _VISION_COLUMNS), "version": LISTING_VERSION},
+        source={**_source_document(config, _VISION_FIELDS), "version": LISTING_VERSION},
     )
 
 
@@ -305,7 +325,7 @@ def _speech_recipe(config: Config) -> Recipe:
         features=features,
         waveform=Waveform() if config.audio.keep_waveform else None,
         tokens=_tokens(config.text),
-        source={**_source_document(config.source, _SPEECH_FIELDS, _SPEECH_COLUMNS), "version": LISTING_VERSION},
+        source={**_source_document(config, _SPEECH_FIELDS), "version": LISTING_VERSION},
     )
 
 
@@ -319,17 +339,25 @@ _SPEECH_FIELDS = (
     "exclude",
     "max_sample_bytes",
 )
-_SPEECH_COLUMNS = ("audio_column", "text_column", "language_column")
 _VISION_FIELDS = ("rows", "max_samples", "exclude", "max_sample_bytes", "max_pixels")
-_VISION_COLUMNS = ("image_column", "question_column", "answer_column", "messages_column")
+_COLUMNS = {
+    "speech": ("audio", "text", "language", "id"),
+    "vision": ("image", "question", "answer", "messages", "id"),
+}
+"""Columns that kinds of source read by name, in the key as `audio_column`; an id's where it is given."""
 
 
-def _source_document(source: SourceConfig, fields: tuple[str, ...], columns: tuple[str, ...]) -> dict[str, Any]:
+def _columns(config: Config) -> tuple[str, ...]:
+    return _COLUMNS[config.modality] if SOURCE_KINDS[config.source.kind].has_columns else ()
+
+
+def _source_document(config: Config, fields: tuple[str, ...]) -> dict[str, Any]:
     """The settings of `[source]` that decide which rows are samples, in their one form."""
-    names = ("kind", "split", *fields, *(columns if source.kind == "hf" else ()))
-    called = {f"{name}_column": value for name, value in asdict(source.columns).items()}
-    settings = {**asdict(source), **called, **_plain_filters(source)}
-    return {name: settings[name] for name in names}
+    source = config.source
+    settings = {**asdict(source), **_plain_filters(source)}
+    columns = {f"{name}_column": getattr(source.columns, name) for name in _columns(config)}
+    named = {name: column for name, column in columns.items() if column is not None}
+    return {**{name: settings[name] for name in ("kind", "split", *fields)}, **named}
 
 
 def _plain_filters(source: SourceConfig) -> dict[str, Any]:

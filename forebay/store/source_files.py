@@ -14,21 +14,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from forebay.config.data import SourceConfig
+from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError
 from forebay.store.memo import Memo, Stat
-
-_PATTERNS: dict[str, tuple[str, ...]] = {
-    "tar": ("*.parquet",),
-    "filelist": ("*.tsv",),
-    "webdataset": ("*.tar",),
-    "jsonl": ("*.jsonl",),
-    "hf": ("state.json", "dataset_info.json", "*.arrow", "*.parquet"),
-    "ljspeech": ("metadata.csv",),
-    "text": ("*.jsonl",),
-}
-"""Files of a folder that are manifests, by kind; of a kind that is not here all are."""
 
 COMPRESSED_TARS = (".tgz", ".tbz2", ".txz", *(f".tar.{kind}" for kind in ("gz", "bz2", "xz", "zst", "lz4")))
 """How names of compressed tars end; their members cannot be read by place."""
@@ -109,7 +98,7 @@ def listed_files(source: SourceConfig) -> list[SourceFile]:
 def _expand(source: SourceConfig, path: Path) -> list[Path]:
     if path.is_dir():
         folder = path / source.split if source.kind == "hf" and (path / _DICT).exists() else path
-        found = [p for pattern in _PATTERNS.get(source.kind, ("*",)) for p in sorted(folder.glob(pattern))]
+        found = [p for pattern in SOURCE_KINDS[source.kind].files for p in sorted(folder.glob(pattern))]
         # `datasets` leaves results of map() in a dataset's folder as cache-*.arrow; they are not the dataset.
         found = [p for p in found if p.is_file() and not p.match("cache-*.arrow")]
         return _of_split(found, source.split) if source.kind == "hf" else found

@@ -224,7 +224,7 @@ def test_relative_paths_are_relative_to_the_file_and_become_absolute(
     ],
 )
 def test_overrides_are_toml_or_text(tmp_path: Path, override: str, path: str, value: Any) -> None:
-    found: Any = load(tmp_path, "", override)
+    found: Any = load(tmp_path, "", 'source.kind="hf"', override)
     for part in path.split("."):
         found = getattr(found, part)
     assert (type(found), found) == (type(value), value)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from forebay.preprocess.pipeline import BuildReport, Options, build
+from forebay.preprocess.pipeline import build
+from forebay.preprocess.report import BuildReport, Options
 
 
 class HerePool:

@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from forebay.preprocess.pipeline import Options, build
+from forebay.preprocess.pipeline import build
+from forebay.preprocess.report import Options
 from forebay.preprocess.shard_task import Progress
 from forebay.visible import visible_output
 from tests.text_corpus import demo_texts, text_config

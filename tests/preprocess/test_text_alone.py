@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from forebay.preprocess.listing import resolve
-from forebay.preprocess.pipeline import BuildReport
+from forebay.preprocess.report import BuildReport
 from forebay.preprocess.speech.modality import estimate_bytes
 from forebay.preprocess.speech.probe import media_probe
 from forebay.steps.recipe import Recipe, recipe_of

@@ -65,7 +65,7 @@ def sources(folder: Path, *contents: bytes) -> list[SourceFile]:
     for number, content in enumerate(contents):
         path = folder / f"{number}.bin"
         path.write_bytes(content)
-        files.append(SourceFile(path.name, path, 0, False, stat_now(path), hash_file(path)))
+        files.append(SourceFile(path.name, path, 0, listed=False, stat=stat_now(path), xxh3_128=hash_file(path)))
     return files
 
 
@@ -261,7 +261,7 @@ def test_uncached_samples_of_a_file_that_got_another_name_or_rights_are_read(cor
 
 def test_rows_of_a_table_that_changed_are_refused(tmp_path: Path) -> None:
     (file,) = sources(tmp_path, b"no parquet")
-    listed = SourceFile(file.name, file.path, 0, True, file.stat)
+    listed = SourceFile(file.name, file.path, 0, listed=True, stat=file.stat)
     file.path.write_bytes(b"another one")
     with (
         MediaReader([listed], max_open=1, as_listed=True) as read,

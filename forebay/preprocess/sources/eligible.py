@@ -98,7 +98,7 @@ def take_first(manifest: Manifest, max_samples: int | None) -> Manifest:
 def _reject(
     manifest: Manifest, out: Any, reason: str, message: Callable[[pa.Table], Any] | str, *, kind: Kind = "excluded"
 ) -> Manifest:
-    out = pc.fill_null(out, False)
+    out = pc.fill_null(out, fill_value=False)
     if not pc.any(out).as_py():
         return manifest
     gone = manifest.rows.filter(out)

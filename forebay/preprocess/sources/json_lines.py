@@ -77,6 +77,17 @@ def string_of(fields: Mapping[str, Any], names: Sequence[str], *, required: bool
     return None
 
 
+def id_of(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """Returns the first of several fields that is there and not null, a number as its digits; None where none is.
+
+    Raises JsonError for other types.
+    """
+    value = next((fields[name] for name in names if fields.get(name) is not None), None)
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**30:
+        return str(value)
+    return string_of({"id": value}, ("id",))
+
+
 def seconds_of(fields: Mapping[str, Any], names: Sequence[str]) -> float:
     """Returns the first of several fields that is there and not null as float; NaN where none is.
 
@@ -110,7 +121,6 @@ def _refuse_constant(name: str) -> Any:
 
 # `json.loads` would make a decoder a call, which costs as much as decoding a line.
 _flat = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_object_of_pairs)
-
 
 _nested = json.JSONDecoder(object_pairs_hook=_object_of_pairs)
 
@@ -148,9 +158,7 @@ def decoded(line: bytes, path: Path, number: int) -> str:
 
 _HEAD_BYTES = 64 * 1024
 
-
 _BOM = b"\xef\xbb\xbf"
-
 
 _TABLE_SUFFIXES = frozenset((".csv", ".tsv"))
 
@@ -184,15 +192,11 @@ _MAGICS = {
     b"\x28\xb5\x2f\xfd": _unpacked("zstd"),
 }
 
-
 _TAR = _Form("a tar", 'set source.kind = "webdataset"')
-
 
 _ARRAY = _rewritten("a JSON array", "json.load(sys.stdin)")
 
-
 _OBJECT = _rewritten("one JSON object over several lines", "[json.load(sys.stdin)]")
-
 
 _TABLES = {
     "\t": _rewritten(

@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 
 from forebay.errors import DecodeError, ManifestError, SampleError, TarError
 from forebay.preprocess.sources.hf_file import HfFile, place_row
@@ -66,9 +65,7 @@ class MediaReader:
     def __enter__(self) -> MediaReader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -159,7 +156,7 @@ class MediaFiles:
                 )
             if offset + wanted > file.size_bytes:  # before a wrong size makes pread allocate it
                 raise self._short(path, offset, wanted, max(0, file.size_bytes - offset))
-            data = _read_fully(file.descriptor, wanted, offset)
+            data = read_fully(file.descriptor, wanted, offset)
         if len(data) < wanted:
             raise self._short(path, offset, wanted, len(data))
         return data
@@ -173,9 +170,7 @@ class MediaFiles:
     def __enter__(self) -> MediaFiles:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -253,7 +248,8 @@ def _missing(path: str, why: str, *, is_whole: bool) -> SampleError | TarError:
     return TarError(f"cannot read {path!r}: {why}; check the path in the manifest and its permissions")
 
 
-def _read_fully(descriptor: int, size: int, offset: int) -> bytes:
+def read_fully(descriptor: int, size: int, offset: int) -> bytes:
+    """Returns the bytes of a range, fewer only where the file ends."""
     data = os.pread(descriptor, size, offset)
     if len(data) == size or not data:
         return data

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import TarError
-from forebay.preprocess.sources.media import is_gone
+from forebay.preprocess.sources.json_lines import JsonError
+from forebay.preprocess.sources.media import is_gone, read_fully
 from forebay.preprocess.sources.rows import storable
 from forebay.store.layout import Array
 from forebay.tar.index import load_index
@@ -83,12 +84,15 @@ def refusal(refused: Refused, tar_name: str) -> str:
     return f"{where} is refused: {refused.reason}; write the tar again"
 
 
-def read_member(descriptor: int, index: TarIndex, row: int) -> bytes:
-    """Returns the bytes of a member. Raises TarError where the tar ends before it does."""
+def read_sidecar(descriptor: int, index: TarIndex, row: int) -> bytes:
+    """Returns the bytes of a member that describes another one.
+
+    Raises JsonError where it is larger than any description, TarError where the tar ends before it does.
+    """
     size, offset = int(index.sizes[row]), int(index.offsets[row])
-    data = os.pread(descriptor, size, offset)
-    while len(data) < size and (more := os.pread(descriptor, size - len(data), offset + len(data))):
-        data += more
+    if size > MAX_SIDECAR_BYTES:
+        raise JsonError(f"has {size} bytes, wanted at most {MAX_SIDECAR_BYTES}")
+    data = read_fully(descriptor, size, offset)
     if len(data) < size:
         raise TarError(
             f"{index.path}: member at offset {offset} ends after {len(data)} of {size} bytes; write the tar again"

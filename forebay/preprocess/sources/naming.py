@@ -44,7 +44,7 @@ class NamedFiles:
         known = self._numbers.get(str(path))
         if known is None:
             name = self._name(path, written, self._anchors[manifest.entry])
-            file = SourceFile(name, path, manifest.entry, False)
+            file = SourceFile(name, path, manifest.entry, listed=False)
             require_confined([file], self._source, named_in=manifest.path)
             known = self._numbers[str(path)] = len(self.files)
             self.files.append(file)

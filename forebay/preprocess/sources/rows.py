@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["excluded", "failed"]
 
-
 ROW_SCHEMA = pa.schema(
     [
         pa.field("row", pa.int64(), nullable=False),
@@ -39,7 +38,6 @@ ROW_SCHEMA = pa.schema(
 )
 """Columns of `Manifest.rows`; strings have 64-bit offsets, so that 75 million rows fit one chunk."""
 
-
 REJECTED_SCHEMA = pa.schema(
     [
         pa.field("row", pa.int64(), nullable=False),
@@ -50,7 +48,6 @@ REJECTED_SCHEMA = pa.schema(
     ]
 )
 """Columns of `Manifest.rejected`."""
-
 
 CONVERSATION_SCHEMA = pa.schema(
     [
@@ -67,7 +64,6 @@ CONVERSATION_SCHEMA = pa.schema(
 each image part, in order), `image_group` (rows of one number share images; they are consecutive, numbers rise). Because
 of that order `row`, the place in the listing, does not rise."""
 
-
 IMAGE_SCHEMA = pa.schema(
     [
         pa.field("file", pa.int32(), nullable=False),
@@ -82,10 +78,8 @@ IMAGE_SCHEMA = pa.schema(
 """Columns of `Manifest.images`, each content once: a place that `MediaReader` takes (that of its first use), the
 xxh3-128 of the encoded bytes as 32 hex digits, width and height in pixels as displayed."""
 
-
 WHOLE_FILE = -1
 """`size` of a row whose media is a file of its own (offset 0), or a row of an `hf` file (offset: the row number)."""
-
 
 UNLOCATED = -2
 """`size` of a row of a tar whose member has not been looked up yet."""
@@ -114,11 +108,6 @@ class Manifest:
     images: pa.Table | None = None
     unused: Mapping[str, int] = field(default_factory=dict)
 
-    @property
-    def num_failed(self) -> int:
-        """Rejected samples whose data is to blame."""
-        return sum(self.counts()["failed"].values())
-
     def failed(self) -> Iterator[tuple[str, str, str]]:
         """Yields (sample id, reason, message) of every sample that failed, in the order of the listing."""
         failed = self.rejected.filter(pc.equal(self.rejected["kind"], "failed"))
@@ -136,33 +125,32 @@ class Manifest:
 def row_table(columns: Mapping[str, Any], *, num_rows: int) -> pa.Table:
     """Returns `columns` as a table of ROW_SCHEMA; a column left out gets its "not known" value in every row.
 
-    A `duration_s` is what the manifest says, so it is `stated_s` too.
-
-    An empty `language` is none: a TSV cannot say it otherwise.
+    A `duration_s` is what the manifest says, so it is `stated_s` too. An empty `language` is none: a TSV cannot say it
+    otherwise.
     """
     given_s = columns.get("duration_s")
     if given_s is not None:
         columns = {**columns, "stated_s": pc.if_else(pc.is_nan(given_s), pa.scalar(None, pa.float64()), given_s)}
-    defaults = {
-        "row": lambda: pa.array(np.arange(num_rows)),
-        "explicit_id": lambda: constant(False, num_rows, pa.bool_()),
-        "member": lambda: constant("", num_rows, pa.large_string()),
-        "offset": lambda: constant(0, num_rows, pa.int64()),
-        "size": lambda: constant(WHOLE_FILE, num_rows, pa.int64()),
-        "duration_s": lambda: constant(float("nan"), num_rows, pa.float64()),
-        "stated_s": lambda: pa.nulls(num_rows, pa.float64()),
-        "language": lambda: pa.nulls(num_rows, pa.large_string()),
-        "prompt": lambda: pa.nulls(num_rows, pa.large_string()),
-        "text": lambda: pa.nulls(num_rows, pa.large_string()),
-    }
     language = columns.get("language")
     if language is not None:
         named = pc.if_else(pc.equal(language, ""), pa.scalar(None, pa.large_string()), language)
         columns = {**columns, "language": named}
+    known = {"row": pa.array(np.arange(num_rows)), **{name: c for name, c in columns.items() if c is not None}}
     arrays = [
-        _typed(columns[f.name], f.type) if columns.get(f.name) is not None else defaults[f.name]() for f in ROW_SCHEMA
+        _typed(known[f.name], f.type) if f.name in known else constant(_UNKNOWN.get(f.name), num_rows, f.type)
+        for f in ROW_SCHEMA
     ]
     return pa.table(arrays, schema=ROW_SCHEMA)
+
+
+_UNKNOWN = {"explicit_id": False, "member": "", "offset": 0, "size": WHOLE_FILE, "duration_s": float("nan")}
+"""The value of a column that is left out, null of any other."""
+
+
+def table_of(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
+    """Returns rows as a table of a schema, their values in the order of its fields."""
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
 
 
 def rejections(rows: Any, sample_ids: Any, *, kind: Kind, reason: str | Sequence[str], message: Any) -> pa.Table:

@@ -12,24 +12,18 @@ from forebay.preprocess.speech.containers import id3_bytes, measured
 Read = Callable[[int, int], bytes]
 """(offset, size) -> bytes of the encoded sample; fewer only at its end."""
 
-
 MAX_WHOLE_BYTES = 256 * 1024 * 1024
 """The largest file that is read as a whole, for a format whose length takes all of its bytes to tell."""
 
-
 _PREFIX_BYTES = 4096
-
 
 _MAX_CHUNKS = 4096
 """RIFF chunks before the audio; more is a damaged file, and a read each."""
 
-
 _UNKNOWN_SIZES = frozenset((0x7FFFF000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF))
 """What sox, arecord and ffmpeg write as the size of a stream whose length they do not know yet."""
 
-
 _PCM, _FLOAT, _ALAW, _MULAW, _EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
-
 
 _AIFF_PLAIN = frozenset((b"", b"NONE", b"sowt", b"twos", b"in24", b"in32", b"fl32", b"FL32", b"fl64", b"FL64"))
 """Compressions under which a frame is a sample of each channel."""

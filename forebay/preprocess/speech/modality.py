@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import pyarrow as pa
 from forebay.config.data import SourceConfig
 from forebay.config.tree import Config
 from forebay.preprocess.cut import Cut, name_cuts
-from forebay.preprocess.modality import Coder, Finished, Listing, Read, Rows, Values, as_int32, narrow
+from forebay.preprocess.modality import Coder, Finished, Listing, Read, Rows, Values, gathered, narrow
 from forebay.preprocess.pool import Map
 from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.sources.speech.listing import read_rows
@@ -28,27 +28,23 @@ from forebay.preprocess.speech.samples import (
 from forebay.preprocess.workspace import Failure
 from forebay.steps.audio.waveform import Decode
 from forebay.steps.recipe import Recipe
-from forebay.store.layout import GROUPS, ROW_BITS, Array, FieldSpec, Group
-from forebay.store.shard import Shard, shard_fields
+from forebay.store.layout import GROUPS, Array, FieldSpec, Group
+from forebay.store.shard import Shard
 from forebay.store.source_files import SourceFile
 
 logger = logging.getLogger(__name__)
 
-
 _NAMED = 5
 """Ids that a warning lists."""
 
-
 TEXT_SHARD_ROWS = 16
 """How many times `layout.rows_per_shard` a shard of texts without audio holds; part of where shards begin."""
-
 
 _NOT_OF: Mapping[Group, frozenset[str]] = {
     "media": frozenset(("text", "language", "prompt", "stated_s")),
     "text": frozenset(("member", "offset", "size", "duration_s", "stated_s")),
 }
 """Columns of a listing that a group's task has no use for."""
-
 
 _SLACK_S = 0.1
 """A manifest's rounded duration passed the filter once; only a real difference is one."""
@@ -128,7 +124,7 @@ class DurationLimits:
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """A config's steps over audio; see `Modality`. tokenizer: its folder; None for a recipe without text."""
+    """A config's steps over audio: a `Modality`. tokenizer: its folder; None for a recipe without text."""
 
     recipe: Recipe
     tokenizer: str | None
@@ -145,7 +141,6 @@ class Speech:
 
     @property
     def max_sample_bytes(self) -> int:
-        """See `Modality`."""
         return self.recipe.decode.max_sample_bytes
 
     @property
@@ -159,19 +154,16 @@ class Speech:
         return ("num_audio_samples", "num_frames", "num_tokens")
 
     def manifest(self, config: Config, *, map_: Map = map) -> Manifest:
-        """See `Modality`."""
         return read_rows(config.source, cache_root=config.cache_root, map_=map_)
 
     def fields(self) -> tuple[FieldSpec, ...]:
-        """See `Modality`."""
         return sample_fields(self.recipe)
 
     def shard_rows(self, rows_per_shard: int) -> int:
-        """See `Modality`: tokens are small, so shards of texts alone hold TEXT_SHARD_ROWS times as many."""
+        # Tokens are small.
         return rows_per_shard if self.recipe.has_audio else rows_per_shard * TEXT_SHARD_ROWS
 
     def cuts(self, listing: Listing, *, probe: Mapping[Group, str], rows_per_shard: int) -> Iterator[Cut]:
-        """See `Modality`."""
         return name_cuts(
             self.recipe,
             listing.rows,
@@ -183,67 +175,47 @@ class Speech:
         )
 
     def task_rows(self, listing: Listing, cut: Cut, group: Group) -> tuple[tuple[SourceFile, ...], pa.Table]:
-        """See `Modality`: both groups have the same rows."""
         columns = [name for name in listing.rows.column_names if name not in _NOT_OF[group]]
         return narrow(listing.rows.select(columns).slice(cut.start, cut.stop - cut.start), listing.files)
 
     def media_samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
-        """See `Modality`."""
         return media_samples(self.recipe, rows, read)
 
     def text_samples(self, rows: pa.Table, names: Sequence[str]) -> Iterator[Values]:
-        """See `Modality`. Without audio no other group holds the ids."""
         made = text_samples(rows, names, loaded_encoder(self.recipe, self.tokenizer))
         if self.recipe.has_audio:
             return made
+        # No other group holds the ids.
         return ({"sample_id": i, **values} for i, values in zip(rows["sample_id"].to_pylist(), made, strict=True))
 
     def used_by(self, listing: Listing, rows: pa.Table, *, group: Group, position: int) -> tuple[str, list[str]]:  # noqa: ARG002
-        """See `Modality`: a row is a sample."""
         sample_id = rows["sample_id"][position].as_py()
         return f"sample {sample_id!r}", [sample_id]
 
     def constants(self) -> dict[str, Any]:
-        """See `Modality`."""
         return constants(self.recipe, loaded_encoder(self.recipe, self.tokenizer))
 
     def probe(self, group: Group) -> str:
-        """See `Modality`."""
         if group == "media":
             return media_probe(self.recipe)
         return text_probe(loaded_encoder(self.recipe, self.tokenizer))
 
     def estimate_bytes(self, listing: Listing) -> int:
-        """See `Modality`."""
         return estimate_bytes(self.recipe, listing.rows)
 
     def read_rows(self, finished: Finished, listing: Listing) -> Rows:
-        """See `Modality`; what was decoded is held against the manifest and the duration filters."""
-        slots, reasons, languages, lengths = [], [], [], []
-        why, spoken = Coder(), Coder()
-        fields = self.fields()
-        for index, (path, entry) in enumerate(finished["text"]):
-            text = Shard(path, entry, shard_fields(fields, "text"))
-            media = Shard(*finished["media"][index], shard_fields(fields, "media")) if "media" in finished else None
-            slots.append((np.int64(index) << ROW_BITS) | np.arange(entry.rows, dtype=np.int64))
-            languages.append(spoken.column(text, "language"))
-            failed = why.column(text, "failure")
-            if media is not None:
-                unheard = why.column(media, "failure")
-                failed = np.where(unheard, unheard, failed)
-            reasons.append(failed)
-            lengths.append(as_int32(self._lengths(media, text)))
-        table = np.concatenate([np.zeros((3, 0), np.int32), *lengths], axis=1)
-        codes = np.concatenate([np.zeros(0, np.int32), *reasons])
-        late = self.limits.refused(table[0], listing.rows["stated_s"].to_numpy(), why)
-        codes = np.where(codes, codes, late)
-        return Rows(
-            slots=np.concatenate([np.zeros(0, np.int64), *slots]),
-            reasons=why.coded(codes),
-            languages=spoken.coded(np.concatenate([np.zeros(0, np.int32), *languages])),
-            lengths=table,
-            failures=self._mismatches(listing, table[0], codes == why.number("duration_mismatch")),
-        )
+        rows, why = gathered(self.fields(), finished, reasons=self._reasons, lengths=self._lengths)
+        # What was decoded is held against the manifest and the duration filters.
+        late = self.limits.refused(rows.lengths[0], listing.rows["stated_s"].to_numpy(), why)
+        codes = np.where(rows.reasons.codes, rows.reasons.codes, late)
+        failures = self._mismatches(listing, rows.lengths[0], codes == why.number("duration_mismatch"))
+        return replace(rows, reasons=why.coded(codes), failures=failures)
+
+    @staticmethod
+    def _reasons(media: Shard | None, text: Shard, why: Coder) -> Array:
+        failed = why.column(text, "failure")
+        unheard = failed if media is None else why.column(media, "failure")
+        return np.where(unheard, unheard, failed)
 
     def _mismatches(self, listing: Listing, num_samples: Array, found: Array) -> tuple[Failure, ...]:
         rows = np.flatnonzero(found)
@@ -258,7 +230,6 @@ class Speech:
         )
 
     def summary(self, listing: Listing, rows: Rows, keep: Array) -> dict[str, Any]:
-        """See `Modality`."""
         return {
             "clipped": self._num_clipped(listing, rows, keep),
             "longer": self._num_longer(listing, rows, keep),

@@ -24,7 +24,6 @@ _BLOCK_SAMPLES = 16_000 * 300
 
 _ID = FieldSpec(name="sample_id", dtype="str", role="table")
 
-
 _NUM_SAMPLES = FieldSpec(name="num_audio_samples", dtype="int64", role="table")
 
 _TEXT_TABLE = tuple(

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from forebay.config.tree import Config
 from forebay.preprocess.cut import Cut
-from forebay.preprocess.modality import Coder, Finished, Listing, Read, Rows, Values, as_int32
+from forebay.preprocess.modality import Coder, Finished, Listing, Read, Rows, Values, gathered
 from forebay.preprocess.pool import Map
 from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.sources.vision.listing import read_conversations
@@ -34,13 +34,12 @@ from forebay.steps.recipe import VisionRecipe
 from forebay.steps.text.chat import ChatEncoder
 from forebay.store.image.codec import Codec
 from forebay.store.image.settings import ImageSettings, image_settings
-from forebay.store.layout import GROUPS, ROW_BITS, Array, FieldSpec, Group
-from forebay.store.shard import Shard, shard_fields
+from forebay.store.layout import GROUPS, Array, FieldSpec, Group
+from forebay.store.shard import Shard
 from forebay.store.source_files import SourceFile
 
 _STORED_SHARE: Mapping[Codec, float] = {"raw": 1.0, "zstd": 0.6, "webp": 0.3, "source": 0.1}
 """Bytes of a stored photo over its raw patches, about."""
-
 
 _BYTES_PER_TOKEN = 5
 """The size of an id and its mask."""
@@ -48,7 +47,7 @@ _BYTES_PER_TOKEN = 5
 
 @dataclass(frozen=True, slots=True)
 class Vision:
-    """A config's steps over images and conversations; see `Modality`. processor, tokenizer: folders."""
+    """A config's steps over images and conversations: a `Modality`. processor, tokenizer: folders."""
 
     recipe: VisionRecipe
     processor: str
@@ -74,7 +73,6 @@ class Vision:
 
     @property
     def max_sample_bytes(self) -> int:
-        """See `Modality`."""
         return self.recipe.patches.max_sample_bytes
 
     @property
@@ -88,19 +86,16 @@ class Vision:
         return ("num_tokens", "num_patches", "num_images")
 
     def manifest(self, config: Config, *, map_: Map = map) -> Manifest:
-        """See `Modality`; `images` has `grid_h` and `grid_w`, in patches after the resize."""
+        # `images` gets `grid_h` and `grid_w`, in patches after the resize.
         return with_grids(read_conversations(config.source, cache_root=config.cache_root, map_=map_), self.settings)
 
     def fields(self) -> tuple[FieldSpec, ...]:
-        """See `Modality`."""
         return vision_fields(self.recipe, self.codec, patch_bytes=self.settings.patch_bytes)
 
     def shard_rows(self, rows_per_shard: int) -> int:
-        """See `Modality`."""
         return rows_per_shard
 
     def cuts(self, listing: Listing, *, probe: Mapping[Group, str], rows_per_shard: int) -> Iterator[Cut]:
-        """See `Modality`."""
         return name_image_cuts(
             self.recipe,
             listing,
@@ -111,20 +106,17 @@ class Vision:
         )
 
     def task_rows(self, listing: Listing, cut: Cut, group: Group) -> tuple[tuple[SourceFile, ...], pa.Table]:
-        """See `Modality`: a media row is an image, a text row a conversation."""
+        # A media row is an image, a text row a conversation.
         make = media_task_rows if group == "media" else text_task_rows
         return make(listing, cut.start, cut.stop)
 
     def media_samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
-        """See `Modality`."""
         return image_samples(self._steps(), rows, read, codec=self.codec)
 
     def text_samples(self, rows: pa.Table, names: Sequence[str]) -> Iterator[Values]:
-        """See `Modality`."""
         return conversation_samples(rows, names, self._encoder())
 
     def used_by(self, listing: Listing, rows: pa.Table, *, group: Group, position: int) -> tuple[str, list[str]]:
-        """See `Modality`: an image may be of several samples."""
         name = rows["sample_id"][position].as_py()
         if group == "text":
             return f"sample {name!r}", [name]
@@ -135,7 +127,7 @@ class Vision:
         return f"image {name!r}", listing.rows["sample_id"].take(pa.array(owners)).to_pylist()
 
     def constants(self) -> dict[str, Any]:
-        """See `Modality`. `patch_table` [3][256]: the processor's float32 for each uint8 value, by channel."""
+        # `patch_table` [3][256]: the processor's float32 for each uint8 value, by channel.
         return {
             "features": "patches",
             "patch_size": self.settings.patch_size,
@@ -149,11 +141,10 @@ class Vision:
         }
 
     def probe(self, group: Group) -> str:
-        """See `Modality`."""
         return image_probe(self._steps()) if group == "media" else chat_probe(self._encoder())
 
     def estimate_bytes(self, listing: Listing) -> int:
-        """See `Modality`: exact for raw patches unless images stand in several shards, about right for the rest."""
+        # Exact for raw patches unless images stand in several shards, about right for the rest.
         images = images_of(listing.manifest)
         patches = int(np.sum(images["grid_h"].to_numpy().astype(np.int64) * images["grid_w"].to_numpy()))
         text: int = sum(chunk.nbytes for chunk in listing.rows["text"].chunks)
@@ -162,27 +153,10 @@ class Vision:
         return stored + text + _BYTES_PER_TOKEN * tokens
 
     def read_rows(self, finished: Finished, listing: Listing) -> Rows:  # noqa: ARG002
-        """See `Modality`; a row fails with the first of its images that failed."""
-        slots, reasons, lengths = [], [], []
-        why = Coder()
-        fields = self.fields()
-        pairs = zip(finished["media"], finished["text"], strict=True)
-        for index, ((media_path, media_entry), (text_path, text_entry)) in enumerate(pairs):
-            media = Shard(media_path, media_entry, shard_fields(fields, "media"))
-            text = Shard(text_path, text_entry, shard_fields(fields, "text"))
-            slots.append((np.int64(index) << ROW_BITS) | np.arange(text_entry.rows, dtype=np.int64))
-            reasons.append(_reasons(media, text, why))
-            lengths.append(as_int32(_lengths(media, text)))
-        codes = np.concatenate([np.zeros(0, np.int32), *reasons])
-        return Rows(
-            slots=np.concatenate([np.zeros(0, np.int64), *slots]),
-            reasons=why.coded(codes),
-            languages=Coder().coded(np.zeros_like(codes)),
-            lengths=np.concatenate([np.zeros((3, 0), np.int32), *lengths], axis=1),
-        )
+        return gathered(self.fields(), finished, reasons=_reasons, lengths=_lengths)[0]
 
     def summary(self, listing: Listing, rows: Rows, keep: Array) -> dict[str, Any]:  # noqa: ARG002
-        """See `Modality`. `media_rows`: the text field that names a sample's media rows."""
+        # `media_rows`: the text field that names a sample's media rows.
         return {
             "clipped": 0,
             "longer": 0,
@@ -199,8 +173,9 @@ class Vision:
         return loaded_chat(self.recipe.chat, self.tokenizer, self.settings.merge_size)
 
 
-def _reasons(media: Shard, text: Shard, why: Coder) -> Array:
-    """Why each row of a shard is no sample, as numbers of `why`, 0 where it is one: int32 [rows]."""
+def _reasons(media: Shard | None, text: Shard, why: Coder) -> Array:
+    """Returns why rows are no samples: for the first of their images that failed, else for their text."""
+    assert media is not None
     failed = why.column(media, "failure")
     reasons = why.column(text, "failure")
     if failed.any():
@@ -212,8 +187,9 @@ def _reasons(media: Shard, text: Shard, why: Coder) -> Array:
     return reasons
 
 
-def _lengths(media: Shard, text: Shard) -> Array:
-    """int64 [3, rows]: tokens, patches, images."""
+def _lengths(media: Shard | None, text: Shard) -> Array:
+    """Returns tokens, patches and images."""
+    assert media is not None
     grids, grid_offsets = media.column("image_grid_thw")
     patches = np.zeros(media.entry.rows, np.int64)
     present = np.diff(grid_offsets) > 0

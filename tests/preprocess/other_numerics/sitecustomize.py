@@ -1,4 +1,4 @@
-"""Loaded by Python at the start of a worker whose PYTHONPATH names this folder: its features come out a little different."""
+"""Python loads this in a worker whose PYTHONPATH names this folder: its features come out a little different."""
 
 import os
 

@@ -11,7 +11,8 @@ import pytest
 from forebay import cli
 from forebay.config import SourceConfig
 from forebay.errors import BuildError, CacheMismatchError, CacheNotFoundError, ManifestError
-from forebay.preprocess.pipeline import Options, build
+from forebay.preprocess.pipeline import build
+from forebay.preprocess.report import Options
 from forebay.preprocess.sources.speech.listing import read_rows
 from forebay.preprocess.sources.vision.listing import read_conversations
 from forebay.steps.recipe import recipe_of
@@ -146,7 +147,7 @@ def test_a_cache_whose_sources_lay_inside_answers_both(corpus: Corpus) -> None:
 
 @pytest.mark.parametrize("confined", [True, False])
 def test_without_its_raw_data_only_the_mark_of_its_build_tells(
-    corpus: Corpus, confined: bool, caplog: pytest.LogCaptureFixture
+    corpus: Corpus, *, confined: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     build(corpus.config(*([CONFINED] if confined else [])), QUIET)
     (corpus.folder / "a.tar").unlink()

@@ -27,7 +27,7 @@ def manifest_of(rows: Sequence[tuple[str, float, str | None]]) -> Manifest:
         "duration_s": pa.array(seconds, pa.float64()),
         "language": pa.array(languages, pa.large_string()),
     }
-    files = (SourceFile("m", Path("m")), SourceFile("a.tar", Path("a.tar"), 0, False))
+    files = (SourceFile("m", Path("m")), SourceFile("a.tar", Path("a.tar"), 0, listed=False))
     return Manifest(files=files, rows=row_table(columns, num_rows=len(rows)))
 
 
@@ -58,7 +58,7 @@ def test_each_filter_counts_what_it_takes() -> None:
 
 
 @pytest.mark.parametrize(("overlong", "kept"), [("keep", True), ("clip", True), ("drop", False)])
-def test_only_drop_takes_overlong_clips(overlong: Any, kept: bool) -> None:
+def test_only_drop_takes_overlong_clips(overlong: Any, *, kept: bool) -> None:
     manifest = apply_filters(manifest_of([("a", 31.0, None)]), config(max_duration_s=30.0, overlong=overlong))
     assert ids(manifest) == (["a"] if kept else [])
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
 
 import numpy as np
 import pytest
 
 from forebay import load_config
+from forebay.cli import BAD_CONFIG, main
 from forebay.config import Config
+from forebay.config.data import SOURCE_KINDS, SourceColumns, SourceKind
 from forebay.errors import ConfigError
-from forebay.preprocess.sources.kinds import KINDS, kind_of
-from forebay.preprocess.sources.speech.task import SpeechKind
+from forebay.preprocess.sources.speech.locate import SpeechKind
 from forebay.preprocess.sources.vision.part import VisionKind
+from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
+from forebay.store.source_files import listed_files
 from forebay.train.select import select
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.sources.helpers import audio
@@ -39,10 +46,11 @@ def corpus(folder: Path, modality: str, *, kind: str = "toy", manifest: str = "t
 
 
 def add_line(monkeypatch: pytest.MonkeyPatch, modality: str) -> None:
-    monkeypatch.setitem(KINDS[modality], "toy", f"tests.preprocess.sources.{modality}.toy")
+    line: dict[str, Any] = {modality: f"tests.preprocess.sources.{modality}.toy:KIND"}
+    monkeypatch.setitem(SOURCE_KINDS, "toy", SourceKind(**line))
 
 
-@pytest.mark.parametrize("modality", KINDS)
+@pytest.mark.parametrize("modality", STEPS)
 def test_a_new_kind_is_one_file_and_one_line(tmp_path: Path, modality: str, monkeypatch: pytest.MonkeyPatch) -> None:
     add_line(monkeypatch, modality)
     config = corpus(tmp_path, modality)
@@ -62,31 +70,71 @@ def test_a_new_kind_is_one_file_and_one_line(tmp_path: Path, modality: str, monk
                 np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("modality", KINDS)
+@pytest.mark.parametrize("modality", STEPS)
 def test_every_kind_is_found_in_its_module(modality: str) -> None:
     wanted = {"speech": SpeechKind, "vision": VisionKind}[modality]
-    for name in KINDS[modality]:
-        assert isinstance(kind_of(modality, name), wanted)
+    names = [name for kind in SOURCE_KINDS.values() if (name := getattr(kind, modality))]
+    assert len(names) == {"speech": 7, "vision": 3}[modality]
+    for name in names:
+        assert isinstance(resolve_name(name), wanted)
 
 
-@pytest.mark.parametrize(
-    ("modality", "kind", "message"),
-    [
-        (
-            "speech",
-            "jsonll",
-            r'source\.kind is "jsonll", for speech wanted one of tar, .*, text; did you mean jsonl\?$',
-        ),
-        ("speech", "xyz", r'source\.kind is "xyz", for speech wanted one of tar, .*, text$'),
-        ("vision", "tar", r'source\.kind is "tar", for vision wanted one of jsonl, hf, webdataset$'),
-        ("vision", "webdatasets", r"wanted one of jsonl, hf, webdataset; did you mean webdataset\?$"),
-    ],
-)
+UNKNOWN = [
+    ("speech", "jsonll", r'source\.kind is "jsonll", for speech wanted one of tar, .*, text; did you mean jsonl\?$'),
+    ("speech", "xyz", r'source\.kind is "xyz", for speech wanted one of tar, .*, text$'),
+    ("vision", "tar", r'source\.kind is "tar", for vision wanted one of webdataset, jsonl, hf$'),
+    ("vision", "webdatasets", r"wanted one of webdataset, jsonl, hf; did you mean webdataset\?$"),
+]
+COMMANDS = ["key", "inspect", "train", "train --dry-run", "preprocess", "preprocess --dry-run"]
+
+
+@pytest.mark.parametrize(("modality", "kind", "message"), UNKNOWN)
 def test_an_unknown_kind_is_refused_with_the_nearest_and_all_others(
     tmp_path: Path, modality: str, kind: str, message: str
 ) -> None:
-    config = corpus(tmp_path, modality, kind=kind)
+    config = corpus(tmp_path, modality, kind="jsonl")
     with pytest.raises(ConfigError, match=message):
-        build_here(config)
+        load_config(tmp_path / "c.toml", overrides=[f"source.kind={kind}"])
+    made_in_code = replace(config, source=replace(config.source, kind=kind))
     with pytest.raises(ConfigError, match=message):
-        select(config)
+        build_here(made_in_code)
+    with pytest.raises(ConfigError, match=message):
+        select(made_in_code)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_says_at_once_that_a_kind_is_unknown(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus(tmp_path, "speech", kind="jsonl", manifest="is_not_here.jsonl")
+    assert main([*command.split(), str(tmp_path / "c.toml"), "--set", "source.kind=jsonll"]) == BAD_CONFIG
+    assert re.search(r'source\.kind is "jsonll".*did you mean jsonl\?\n$', capsys.readouterr().err)
+    assert not (tmp_path / "caches").exists()
+
+
+@pytest.mark.parametrize(
+    ("modality", "kind", "column", "message"),
+    [
+        ("speech", "jsonl", "text", r'columns\.text is "x", and .*"jsonl" for speech reads no columns by name'),
+        ("speech", "hf", "image", r'columns\.image is "x", .*only the columns audio, text, language, id; leave'),
+        ("vision", "hf", "audio", r'columns\.audio is "x", .*"hf" for vision reads only the columns image, question'),
+    ],
+)
+def test_a_column_that_is_in_no_key_has_no_other_name(
+    tmp_path: Path, modality: str, kind: str, column: str, message: str
+) -> None:
+    corpus(tmp_path, modality, kind=kind)
+    with pytest.raises(ConfigError, match=message):
+        load_config(tmp_path / "c.toml", overrides=[f"source.columns.{column}=x"])
+
+
+@pytest.mark.parametrize("modality", STEPS)
+def test_the_line_of_a_kind_says_what_it_reads(tmp_path: Path, modality: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    line: dict[str, Any] = {modality: f"tests.preprocess.sources.{modality}.toy:KIND"}
+    monkeypatch.setitem(SOURCE_KINDS, "toy", SourceKind(files=("*.tsv",), has_columns=True, **line))
+    config = corpus(tmp_path, modality)
+    config = replace(config, source=replace(config.source, manifest=str(tmp_path / "lists")))
+    assert [file.name for file in listed_files(config.source)] == ["toy.tsv"]
+    other = replace(config, source=replace(config.source, columns=SourceColumns(id="x")))
+    assert recipe_of(other).key != recipe_of(config).key
+    assert recipe_of(other).document["source"]["id_column"] == "x"

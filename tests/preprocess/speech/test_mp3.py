@@ -20,7 +20,6 @@ from tests.preprocess.audio_files import encoded, id3, mp3, voice, without_tag
 
 RATES_HZ = (8_000, 16_000, 24_000, 44_100)
 
-
 DELAY = 529
 """Of mpg123's decoder, which a tag takes away."""
 
@@ -105,7 +104,7 @@ def test_files_glued_together_are_chained(rate_hz: int) -> None:
 
 
 @pytest.mark.parametrize("is_zero", [False, True])
-def test_a_tag_that_counts_no_frames_is_replaced(is_zero: bool) -> None:
+def test_a_tag_that_counts_no_frames_is_replaced(*, is_zero: bool) -> None:
     data = bytearray(tagged())
     at = data.index(b"Xing")
     if is_zero:
@@ -124,7 +123,7 @@ def test_a_tag_that_counts_no_frames_is_replaced(is_zero: bool) -> None:
     cut=st.integers(0, 9_000),
 )
 @settings(max_examples=60, deadline=None)
-def test_damage_gives_a_reason_or_a_finite_waveform(flips: list[tuple[int, int]], is_tagged: bool, cut: int) -> None:
+def test_damage_gives_a_reason_or_a_finite_waveform(flips: list[tuple[int, int]], *, is_tagged: bool, cut: int) -> None:
     data = bytearray(tagged() if is_tagged else without_tag(tagged()))
     for position, flip in flips:
         data[position % len(data)] ^= flip

@@ -16,7 +16,6 @@ from tests.preprocess.audio_files import encoded, ogg_flac, ogg_page, ogg_pages,
 
 VOICE = voice(4_096 * 8)
 
-
 KINDS = ("VORBIS", "OPUS", "FLAC")
 
 
@@ -48,7 +47,7 @@ def test_a_whole_stream_passes(kind: str) -> None:
 @example(kind="VORBIS", cut=0.0, is_between_pages=False)
 @example(kind="OPUS", cut=0.3, is_between_pages=True)
 @settings(max_examples=60, deadline=None)
-def test_a_stream_cut_anywhere_is_truncated(kind: str, cut: float, is_between_pages: bool) -> None:
+def test_a_stream_cut_anywhere_is_truncated(kind: str, cut: float, *, is_between_pages: bool) -> None:
     data = ogg(kind)
     if is_between_pages:
         pages = ogg_pages(data)
@@ -88,7 +87,7 @@ def test_waste_behind_the_end_is_none_of_the_stream(tail: bytes) -> None:
 
 @pytest.mark.parametrize("kind", ["VORBIS", "OPUS"])
 @pytest.mark.parametrize("is_flipped", [False, True])
-def test_a_page_lost_in_the_middle_is_never_a_shorter_sample(kind: str, is_flipped: bool) -> None:
+def test_a_page_lost_in_the_middle_is_never_a_shorter_sample(kind: str, *, is_flipped: bool) -> None:
     pages = ogg_pages(ogg(kind))
     page = bytearray(pages[3])
     page[-1] ^= 1

@@ -51,6 +51,7 @@ def test_plain_files_are_what_libsndfile_gives(
     clip_s: float | None,
     max_bytes: int | None,
     want: Literal["float32", "int16"],
+    *,
     extremes: bool,
 ) -> None:
     audio = voice(samples, channels=channels, seed=samples)

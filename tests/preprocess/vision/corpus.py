@@ -56,7 +56,8 @@ class PhotoCorpus:
         path.write_text(
             'name = "photos"\n[source]\nkind = "jsonl"\nmanifest = "train.jsonl"\n'
             f'[vision]\nprocessor = "{DEMO / "model"}"\n[layout]\nrows_per_shard = 4\n'
-            '[plan]\nkind = "pack"\nseq_len = 400\n[run]\ncache_root = "caches"\nnum_workers = 2\nmax_failed_share = 1.0\n'
+            '[plan]\nkind = "pack"\nseq_len = 400\n'
+            '[run]\ncache_root = "caches"\nnum_workers = 2\nmax_failed_share = 1.0\n'
         )
         return load_config(path, overrides=overrides)
 

@@ -1,4 +1,4 @@
-"""Promises 1, 2, 3 and 6 on the vision line: photos once a shard, same bytes, four codecs alike, text apart from media."""
+"""Promises 1, 2, 3 and 6 of vision: photos once a shard, same bytes, four codecs alike, text apart from media."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from PIL import Image
 from forebay.config import Config
 from forebay.errors import BuildError
 from forebay.preprocess.listing import resolve
-from forebay.preprocess.pipeline import BuildReport, Options, build
+from forebay.preprocess.pipeline import build
+from forebay.preprocess.report import BuildReport, Options
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import GROUPS

@@ -28,9 +28,16 @@ from forebay.preprocess.sources.rows import (
     row_table,
     storable,
 )
-from forebay.preprocess.sources.speech.durations import no_duration
-from forebay.preprocess.sources.speech.task import Failures, Located, LocateTask, SpeechKind, all_failed, located
-from forebay.preprocess.sources.speech.webdataset import Members, Sidecar, clip_duration_s, members_of, read_sidecar
+from forebay.preprocess.sources.speech.locate import (
+    Failures,
+    Located,
+    LocateTask,
+    SpeechKind,
+    all_failed,
+    located,
+    no_duration,
+)
+from forebay.preprocess.sources.speech.webdataset import Members, Sidecar, clip_duration_s, members_of, sidecar_of
 from forebay.store.source_files import SourceFile
 from forebay.tar.members import TarIndex
 
@@ -105,7 +112,7 @@ def _values(
     descriptor: int, index: TarIndex, members: Members, stem: str, duration_s: float, unused: Unused
 ) -> tuple[Any, ...]:
     row, _ = clip = members.audio[stem]
-    sidecar: Sidecar = read_sidecar(descriptor, index, members, (stem,))
+    sidecar: Sidecar = sidecar_of(descriptor, index, members, (stem,))
     stated_s = sidecar.duration_s if math.isnan(duration_s) else duration_s
     unused.add(sidecar.unused)
     if math.isnan(duration_s):

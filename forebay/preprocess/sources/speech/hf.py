@@ -20,15 +20,19 @@ from forebay.preprocess.sources.hf_file import DEFAULTS, HfFile, data_files, hol
 from forebay.preprocess.sources.members import member_stems
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files, path_stem, usable_name
 from forebay.preprocess.sources.rows import Manifest, Unused, joined, rejections, require_rows, row_table
-from forebay.preprocess.sources.speech.durations import duration_of, locate_loose, no_duration
-from forebay.preprocess.sources.speech.task import Failures, Located, LocateTask, SpeechKind, located
+from forebay.preprocess.sources.speech.locate import (
+    DURATIONS,
+    IDS,
+    Failures,
+    Located,
+    LocateTask,
+    SpeechKind,
+    duration_of,
+    locate_loose,
+    located,
+    no_duration,
+)
 from forebay.store.source_files import SourceFile
-
-_IDS = ("sample_id", "id")
-"""Columns that hold ids where `source.columns.id` names none, the first of them that is there."""
-
-
-_DURATIONS = ("duration_s", "duration")
 
 
 def list_hf(source: SourceConfig) -> Manifest:
@@ -93,7 +97,7 @@ class _File:
                 "file": pa.array(numbers),
                 "member": pc.fill_null(paths, ""),
                 "offset": pa.array(np.where(inside, np.arange(count), 0)),
-                "duration_s": next((c for n in _DURATIONS if (c := columns.seconds(n)) is not None), None),
+                "duration_s": next((c for n in DURATIONS if (c := columns.seconds(n)) is not None), None),
                 "language": self._language(columns),
                 "prompt": columns.strings("prompt", nullable=True),
                 "text": columns.strings(self._source.columns.text, nullable=True),
@@ -157,11 +161,11 @@ class _File:
         return numbers, problems
 
     def _taken(self) -> set[str]:
-        return {self._source.columns.text, self._source.columns.language, "prompt", *self._id_names(), *_DURATIONS}
+        return {self._source.columns.text, self._source.columns.language, "prompt", *self._id_names(), *DURATIONS}
 
     def _id_names(self) -> tuple[str, ...]:
         named = self._source.columns.id
-        return _IDS if named is None else (named,)
+        return IDS if named is None else (named,)
 
     def _plain_columns(self) -> pa.Table:
         wanted = self._taken()

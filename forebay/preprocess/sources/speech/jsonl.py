@@ -1,7 +1,8 @@
-"""`kind = "jsonl"`: one JSON object a line, one audio file a sample."""
+"""`kind = "jsonl"`: one JSON object a line, one audio file a sample; `kind = "text"`: the same lines without audio."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -17,83 +18,91 @@ from forebay.preprocess.sources.json_lines import (
 )
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files, path_stem, usable_name
 from forebay.preprocess.sources.rows import Manifest, Unused, require_rows, row_table, storable
-from forebay.preprocess.sources.speech.durations import locate_loose
-from forebay.preprocess.sources.speech.task import Failures, SpeechKind
-from forebay.store.source_files import SourceFile
+from forebay.preprocess.sources.speech.locate import (
+    DURATIONS,
+    IDS,
+    Failures,
+    Located,
+    LocateTask,
+    SpeechKind,
+    locate_loose,
+    located,
+)
 
-_COLUMNS = ("row", "group", "sample_id", "explicit_id", "file", "duration_s", "language", "prompt", "text")
+_TYPES = {
+    "row": pa.int64(),
+    "group": pa.int32(),
+    "sample_id": pa.large_string(),
+    "explicit_id": pa.bool_(),
+    "file": pa.int32(),
+    "duration_s": pa.float64(),
+    **dict.fromkeys(("language", "prompt", "text"), pa.large_string()),
+}
+
+_OF_TEXT = frozenset({"text", "language", "prompt", *IDS})
+_OF_AUDIO = frozenset({"audio", *_OF_TEXT, *DURATIONS})
 
 
-_ID = ("sample_id", "id")
-
-
-_DURATION = ("duration_s", "duration")
-
-
-_FIELDS = frozenset({"audio", "text", "language", "prompt", *_ID, *_DURATION})
-
-
-def list_jsonl(source: SourceConfig) -> Manifest:
+def list_jsonl(source: SourceConfig, *, has_audio: bool = True) -> Manifest:
     """Returns the rows of JSON lines `{"audio", "text", "language"?, "prompt"?, "sample_id"?, "duration_s"?}`.
 
     `audio` is relative to the manifest; an id left out is `audio` without its extension. `id` and `duration` are taken
     for `sample_id` and `duration_s`; other fields are counted by name. A text is taken as it is, with
     `language English<asr_text>` in front or not; null where there is none. A line with a field twice fails.
+    Without audio a manifest is its own source file, an id left out is the manifest's name without its extension and the
+    line, `texts/17`, and `audio` and durations are fields like any other.
     Raises ManifestError, with the line, for what is no such object; blank lines are passed over.
     """
     manifests = manifest_files(source)
     files = NamedFiles(manifests, source)
-    columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+    rows: list[tuple[Any, ...]] = []
     unused, failures, count = Unused(), Failures(), 0
     for group, manifest in enumerate(manifests):
+        stem = storable(path_stem(manifest.name))
         for number, line in manifest_lines(manifest.path):
             try:
-                values = _row(line, manifest, files, unused)
+                fields = parse_object(line)
+                unused.add_of(fields, _OF_AUDIO if has_audio else _OF_TEXT)
+                audio = _audio(fields) if has_audio else None
+                given, *texts = _texts(fields)
+                seconds = 0.0 if audio is None else seconds_of(fields, DURATIONS)
+                file = group if audio is None else files.number(audio, manifest=manifest)
+                sample_id = given or (f"{stem}/{number}" if audio is None else path_stem(audio))
+                rows.append((count, group, sample_id, given is not None, file, seconds, *texts))
             except JsonError as err:
                 if err.reason is None:
                     raise not_lines(manifest.path, number, str(err)) from err
                 message = f"{manifest.path}, line {number}: {err}; correct the manifest"
-                failures.add(count, f"{storable(path_stem(manifest.name))}/{number}", err.reason, message)
-            else:
-                for column, value in zip(columns.values(), (count, group, *values), strict=True):
-                    column.append(value)
+                failures.add(count, f"{stem}/{number}", err.reason, message)
             count += 1
     require_rows(count, manifests)
-    arrays = {name: pa.array(values, _TYPES.get(name)) for name, values in columns.items()}
-    rows = row_table(arrays, num_rows=len(columns["row"]))
-    return Manifest(files=tuple(files.files), rows=rows, rejected=failures.table(), unused=unused.counts)
+    values = zip(*rows, strict=True) if rows else [()] * len(_TYPES)
+    columns = {name: pa.array(c, kind) for c, (name, kind) in zip(values, _TYPES.items(), strict=True)}
+    table = row_table(columns, num_rows=len(rows))
+    return Manifest(files=tuple(files.files), rows=table, rejected=failures.table(), unused=unused.counts)
 
 
-_TYPES = {
-    **dict.fromkeys(("sample_id", "language", "prompt", "text"), pa.large_string()),
-    **dict.fromkeys(("group", "file"), pa.int32()),
-    "row": pa.int64(),
-    "explicit_id": pa.bool_(),
-    "duration_s": pa.float64(),
-}
-
-
-def _row(line: bytes, manifest: SourceFile, files: NamedFiles, unused: Unused) -> tuple[Any, ...]:
-    fields = parse_object(line)
-    unused.add_of(fields, _FIELDS)
+def _audio(fields: dict[str, Any]) -> str:
     audio = string_of(fields, ("audio",), required=True) or ""
-    problem = usable_name(audio)
-    if problem:
+    if problem := usable_name(audio):
         raise JsonError(f"field audio {problem}")
+    return audio
+
+
+def _texts(fields: dict[str, Any]) -> tuple[str | None, ...]:
+    """Returns id, language, prompt and text of a line."""
     if "text" not in fields:
         raise JsonError("has no field text, wanted a string or null")
-    given = string_of(fields, _ID)
+    given = string_of(fields, IDS)
     if given == "":
-        raise JsonError(f"field {_ID[0]} is empty, wanted an id")
-    return (
-        given or path_stem(audio),
-        given is not None,
-        files.number(audio, manifest=manifest),
-        seconds_of(fields, _DURATION),
-        string_of(fields, ("language",)),
-        string_of(fields, ("prompt",)),
-        string_of(fields, ("text",)),
-    )
+        raise JsonError(f"field {IDS[0]} is empty, wanted an id")
+    return given, *(string_of(fields, (name,)) for name in ("language", "prompt", "text"))
+
+
+def _as_listed(task: LocateTask) -> Located:
+    """Returns the rows as they are: there is nothing to find."""
+    return located(task, {}, Failures())
 
 
 KIND = SpeechKind(list=list_jsonl, locate=locate_loose)
+TEXT = SpeechKind(list=partial(list_jsonl, has_audio=False), locate=_as_listed)

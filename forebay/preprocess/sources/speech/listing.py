@@ -6,13 +6,14 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Iterator, Sequence
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.config.data import SourceConfig
+from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.config.tree import Config
 from forebay.errors import ManifestError
 from forebay.preprocess.pool import Map
@@ -24,13 +25,11 @@ from forebay.preprocess.sources.eligible import (
     take_first,
     unique_ids,
 )
-from forebay.preprocess.sources.kinds import kind_of
 from forebay.preprocess.sources.naming import shown_name, stamped
 from forebay.preprocess.sources.rows import ROW_SCHEMA, Manifest, merged
-from forebay.preprocess.sources.speech.task import Located, LocateTask, SpeechKind
+from forebay.preprocess.sources.speech.locate import Located, LocateTask, SpeechKind
 
 ROWS_PER_TASK = 4096
-
 
 _TASK_COLUMNS = ("row", "sample_id", "file", "member", "offset", "duration_s", "language")
 
@@ -99,7 +98,7 @@ def read_rows(source: SourceConfig, *, cache_root: str | os.PathLike[str], map_:
 
 
 def _kind(source: SourceConfig) -> SpeechKind:
-    kind: SpeechKind = kind_of("speech", source.kind)
+    kind: SpeechKind = resolve_name(SOURCE_KINDS[source.kind].speech)
     return kind
 
 

@@ -13,12 +13,10 @@ from forebay.errors import ManifestError
 from forebay.preprocess.sources.json_lines import decoded, manifest_lines
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files
 from forebay.preprocess.sources.rows import Manifest, require_rows, row_table
-from forebay.preprocess.sources.speech.durations import locate_loose
-from forebay.preprocess.sources.speech.task import SpeechKind
+from forebay.preprocess.sources.speech.locate import SpeechKind, locate_loose
 from forebay.store.source_files import SourceFile
 
 AUDIO_FOLDER = "wavs"
-
 
 _EXTENSIONS = (".wav", ".flac")
 

@@ -26,15 +26,22 @@ from forebay.preprocess.sources.members import (
 )
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files, usable_name
 from forebay.preprocess.sources.rows import UNLOCATED, Manifest, Unused, constant, grouped, require_rows, row_table
-from forebay.preprocess.sources.speech.durations import header_duration_s, no_duration
 from forebay.preprocess.sources.speech.hf import Columns, first, require_columns
-from forebay.preprocess.sources.speech.task import Failures, Located, LocateTask, SpeechKind, all_failed, located
+from forebay.preprocess.sources.speech.locate import (
+    Failures,
+    Located,
+    LocateTask,
+    SpeechKind,
+    all_failed,
+    header_duration_s,
+    located,
+    no_duration,
+)
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 from forebay.tar.members import TarIndex
 
 REQUIRED = ("tar_path", "tar_member_name", "transcript", "language", "duration_s")
-
 
 OPTIONAL = ("prompt", "sample_id")
 
@@ -140,7 +147,7 @@ def _sample_ids(columns: Columns, members: Any) -> tuple[Any, Any]:
     given = columns.strings("sample_id", nullable=True)
     if given is None:
         return member_stems(members), None
-    empty = pc.fill_null(pc.equal(given, ""), False)
+    empty = pc.fill_null(pc.equal(given, ""), fill_value=False)
     if pc.any(empty).as_py():
         raise columns.wrong("sample_id", "is empty, wanted an id or null", row=first(empty))
     if not given.null_count:

@@ -14,25 +14,29 @@ import pyarrow as pa
 
 from forebay.config.data import SourceConfig
 from forebay.errors import DecodeError
-from forebay.preprocess.sources.json_lines import JsonError, parse_object, seconds_of, string_of
+from forebay.preprocess.sources.json_lines import JsonError, id_of, parse_object, seconds_of, string_of
 from forebay.preprocess.sources.media import opened
 from forebay.preprocess.sources.members import (
-    MAX_SIDECAR_BYTES,
     NAMELESS,
     UnreadableTar,
-    read_member,
+    read_sidecar,
     refusal,
     split_name,
 )
 from forebay.preprocess.sources.naming import manifest_files
 from forebay.preprocess.sources.rows import ROW_SCHEMA, Manifest, Unused, storable
-from forebay.preprocess.sources.speech.durations import header_duration_s, no_duration
-from forebay.preprocess.sources.speech.task import Failures, Located, LocateTask, SpeechKind
+from forebay.preprocess.sources.speech.locate import (
+    Failures,
+    Located,
+    LocateTask,
+    SpeechKind,
+    header_duration_s,
+    no_duration,
+)
 from forebay.store.source_files import COMPRESSED_TARS
 from forebay.tar.members import Refused, TarIndex
 
 logger = logging.getLogger(__name__)
-
 
 _POSITION_BITS = 32
 """`row` is `file number << _POSITION_BITS | position in the tar`."""
@@ -108,7 +112,7 @@ def _first_dot(stem: str) -> str:
 def _values(descriptor: int, index: TarIndex, members: Members, stem: str, key: str, unused: Unused) -> tuple[Any, ...]:
     """Every value of a clip but its duration, the one that its metadata states last."""
     row = members.audio[stem][0]
-    sidecar = read_sidecar(descriptor, index, members, (stem, _first_dot(stem)))
+    sidecar = sidecar_of(descriptor, index, members, (stem, _first_dot(stem)))
     unused.add(sidecar.unused)
     sample_id = storable(key) if sidecar.sample_id is None else sidecar.sample_id
     explicit = sidecar.sample_id is not None
@@ -154,16 +158,12 @@ def _row(task: LocateTask, position: int) -> int:
 
 AUDIO = frozenset((".wav", ".flac", ".ogg", ".mp3", ".opus"))
 
-
 _EXACT = frozenset((".wav", ".flac"))
 """Formats whose header gives the exact number of samples, read from a few bytes."""
 
-
 TEXT_FIELDS = ("transcription", "text", "transcript")
 
-
 _DURATIONS = ("duration", "duration_s")
-
 
 _TAKEN = frozenset({"id", "language", "prompt", *_DURATIONS})
 
@@ -215,7 +215,7 @@ def members_of(index: TarIndex) -> Members:
     return members
 
 
-def read_sidecar(descriptor: int, index: TarIndex, members: Members, stems: tuple[str, ...]) -> Sidecar:
+def sidecar_of(descriptor: int, index: TarIndex, members: Members, stems: tuple[str, ...]) -> Sidecar:
     """Returns the metadata of a clip from the first of `{stem}.json`, `{stem}.txt` that is there; empty where none is.
 
     JSON fields: `id`, `language`, `prompt`, `duration`, and the first of `transcription`, `text` and `transcript`.
@@ -226,7 +226,7 @@ def read_sidecar(descriptor: int, index: TarIndex, members: Members, stems: tupl
         for extension, rows in ((".json", members.json), (".txt", members.txt)):
             if (row := rows.get(stem)) is not None:
                 try:
-                    data = _small_member(descriptor, index, row)
+                    data = read_sidecar(descriptor, index, row)
                     return _json_sidecar(data) if extension == ".json" else Sidecar(text=_plain_text(data))
                 except JsonError as err:
                     raise JsonError(f"member {stem}{extension} {err}", reason=err.reason) from err
@@ -258,11 +258,8 @@ def _json_sidecar(data: bytes) -> Sidecar:
         duration_s = seconds_of(fields, _DURATIONS)
     except JsonError:
         duration_s = math.nan
-    identifier = fields.get("id")
-    if isinstance(identifier, int) and not isinstance(identifier, bool) and abs(identifier) < 10**30:
-        identifier = str(identifier)
     return Sidecar(
-        sample_id=string_of({"id": identifier}, ("id",)) or None,
+        sample_id=id_of(fields, ("id",)) or None,
         language=string_of(fields, ("language",)) or None,
         prompt=string_of(fields, ("prompt",)),
         text=string_of(fields, TEXT_FIELDS),
@@ -282,13 +279,6 @@ def _plain_text(data: bytes) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as err:
         raise JsonError(f"is not UTF-8: {err}") from err
-
-
-def _small_member(descriptor: int, index: TarIndex, row: int) -> bytes:
-    size_bytes = int(index.sizes[row])
-    if size_bytes > MAX_SIDECAR_BYTES:
-        raise JsonError(f"has {size_bytes} bytes, wanted at most {MAX_SIDECAR_BYTES}")
-    return read_member(descriptor, index, row)
 
 
 KIND = SpeechKind(list=list_webdataset, locate=locate_webdataset, in_tars=True, lists_tars=True)

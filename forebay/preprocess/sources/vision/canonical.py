@@ -11,22 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from forebay.errors import TextError
-from forebay.preprocess.sources.json_lines import JsonError, string_of
+from forebay.preprocess.sources.json_lines import JsonError, id_of, string_of
 
 Image = TypeVar("Image")
 
-
 _ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
-
 
 _TAG = re.compile(r"\n?<image>\n?")
 
-
 MESSAGES = ("messages", "conversations")
 
-
 IMAGES = ("images", "image")
-
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -54,7 +49,7 @@ def canonical(
     try:
         conversation = _conversation(fields, num_images=len(images), unknown=unknown)
     except JsonError as err:
-        raise _text_error(err) from err
+        raise text_error(err) from err
     parts = [part for message in conversation for part in message["content"] if part["type"] == "image"]
     tags = sum("image" not in part for part in parts)
     if tags != len(images):
@@ -79,7 +74,7 @@ def image_names(fields: Mapping[str, Any]) -> list[str]:
     try:
         return [string_of({name: value}, (name,), required=True) or "" for value in values]
     except JsonError as err:
-        raise _text_error(err) from err
+        raise text_error(err) from err
 
 
 def identifier(fields: Mapping[str, Any]) -> str | None:
@@ -87,19 +82,17 @@ def identifier(fields: Mapping[str, Any]) -> str | None:
 
     Raises TextError `bad_conversation` for an empty one and other types.
     """
-    value = next((fields[name] for name in ("sample_id", "id") if fields.get(name) is not None), None)
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**30:
-        return str(value)
     try:
-        given = string_of({"id": value}, ("id",))
+        given = id_of(fields, ("sample_id", "id"))
     except JsonError as err:
-        raise _text_error(err) from err
+        raise text_error(err) from err
     if given == "":
         raise TextError("bad_conversation", "field id is empty, wanted an id")
     return given
 
 
-def _text_error(err: JsonError) -> TextError:
+def text_error(err: JsonError) -> TextError:
+    """Returns the error of a conversation for what is wrong with its JSON."""
     return TextError(err.reason or "bad_conversation", str(err))
 
 
@@ -230,9 +223,7 @@ def _text(text: str) -> Iterator[dict[str, Any]]:
 
 TOOLS, REASONING, VIDEO, AUDIO = "has_tools", "has_reasoning", "has_video", "has_audio"
 
-
 BOXES, PREFERENCES, PIXEL_LIMITS = "has_boxes", "preference_data", "image_pixel_limits"
-
 
 _WHAT = {
     TOOLS: "tools and their calls",
@@ -244,27 +235,19 @@ _WHAT = {
     PIXEL_LIMITS: "a size of one image, other than that of the processor",
 }
 
-
 IDS = frozenset({"sample_id", "id"})
-
 
 _COMMON = IDS | {"system", "images", "image"}
 
-
 WITH_MESSAGES = _COMMON | {"messages", "conversations"}
-
 
 WITH_QUESTION = _COMMON | {"question", "answer"}
 
-
 MESSAGE = frozenset({"role", "from", "content", "value", "loss", "weight"})
-
 
 TEXT_PART = frozenset({"type", "text"})
 
-
 IMAGE_PART = frozenset({"type", "image"})
-
 
 REFUSED_OF_ROW: Mapping[str, str] = {
     **dict.fromkeys(("tools", "functions", "tool_calls", "function_call"), TOOLS),
@@ -275,26 +258,21 @@ REFUSED_OF_ROW: Mapping[str, str] = {
     **dict.fromkeys(("rejected_response", "rejected", "chosen", "rejected_messages", "rejected_images"), PREFERENCES),
 }
 
-
 REFUSED_OF_MESSAGE: Mapping[str, str] = {
     **REFUSED_OF_ROW,
     "tool_call_id": TOOLS,
 }
-
 
 REFUSED_OF_PART: Mapping[str, str] = {
     **REFUSED_OF_ROW,
     **dict.fromkeys(("max_pixels", "min_pixels", "resized_height", "resized_width"), PIXEL_LIMITS),
 }
 
-
 REFUSED_ROLES: Mapping[str, str] = dict.fromkeys(
     ("tool", "function", "tool_call", "tool_response", "function_call", "observation"), TOOLS
 )
 
-
 _REFUSED_TAGS = {"video": VIDEO, "audio": AUDIO, "bbox": BOXES, "ref-object": BOXES}
-
 
 _REFUSED_TAG = re.compile(rf"<({'|'.join(_REFUSED_TAGS)})>")
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.config.data import SourceConfig
-from forebay.errors import ManifestError, SampleError, TextError
+from forebay.errors import ManifestError, SampleError
 from forebay.preprocess.sources.hf_file import (
     DEFAULTS,
     HfFile,
@@ -23,51 +23,40 @@ from forebay.preprocess.sources.hf_file import (
     list_place,
 )
 from forebay.preprocess.sources.json_lines import JsonError, parse_nested
-from forebay.preprocess.sources.naming import shown_name
 from forebay.preprocess.sources.rows import WHOLE_FILE
-from forebay.preprocess.sources.vision.canonical import IDS, MESSAGES, REFUSED_OF_ROW, identifier
-from forebay.preprocess.sources.vision.part import Part, PartRows, PartTask, Place, VisionKind, file_place
+from forebay.preprocess.sources.vision.canonical import IDS, MESSAGES, REFUSED_OF_ROW, identifier, text_error
+from forebay.preprocess.sources.vision.part import Part, PartRows, PartTask, Place, VisionKind, file_place, part_tasks
 from forebay.store.source_files import SourceFile
 
 _ROWS_PER_PART = 16_384
 
-
 _ROWS_PER_BATCH = 4096
-
 
 _IMAGES_PER_BATCH = 32
 """Rows that are held at once where their images are read with them."""
 
-
 _IDS = tuple(sorted(IDS, reverse=True))
-
 
 _HELD = {"system", *REFUSED_OF_ROW}
 """Columns that are looked at for whether a row has a value, beside those of texts."""
 
 
 def hf_parts(source: SourceConfig, manifests: Sequence[SourceFile], cache_root: str) -> Iterator[PartTask]:
-    """Yields the data files in runs of row groups or record batches; a run of several has up to 16384 rows.
+    """Returns the data files in runs of row groups or record batches; a run of several has up to 16384 rows.
 
     Raises MissingExtraError without the `datasets` library, ManifestError where there is no data file.
     """
-    for group, file in data_files(source, manifests):
-        starts = HfFile(file.path).part_starts()
-        start = 0
-        while start < len(starts) - 1:
-            last = int(np.searchsorted(starts, starts[start] + _ROWS_PER_PART, side="right")) - 1
-            stop = max(start + 1, last)
-            yield PartTask(
-                source=source,
-                group=group,
-                name=shown_name(file),
-                path=str(file.path),
-                cache_root=cache_root,
-                start=start,
-                stop=stop,
-                first=starts[start],
-            )
-            start = stop
+    return part_tasks(source, data_files(source, manifests), cache_root, _runs)
+
+
+def _runs(path: Path) -> Iterator[tuple[int, int, int]]:
+    starts = HfFile(path).part_starts()
+    start = 0
+    while start < len(starts) - 1:
+        last = int(np.searchsorted(starts, starts[start] + _ROWS_PER_PART, side="right")) - 1
+        stop = max(start + 1, last)
+        yield start, stop, starts[start]
+        start = stop
 
 
 def read_hf_part(task: PartTask) -> Part:
@@ -125,7 +114,7 @@ def _decoded(messages: Any) -> Any:
     try:
         return parse_nested(messages)
     except JsonError as err:
-        raise TextError(err.reason or "bad_conversation", f"field messages: {err}") from err
+        raise text_error(JsonError(f"field messages: {err}", reason=err.reason)) from err
 
 
 def _values(column: pa.Array) -> list[Any]:
@@ -135,7 +124,7 @@ def _values(column: pa.Array) -> list[Any]:
         return values
     is_there = column.is_valid()
     if _is_list(column.type):
-        is_there = pc.fill_null(pc.greater(pc.list_value_length(column), 0), False)
+        is_there = pc.fill_null(pc.greater(pc.list_value_length(column), 0), fill_value=False)
     return [found or None for found in is_there.to_pylist()]
 
 

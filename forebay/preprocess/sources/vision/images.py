@@ -16,7 +16,7 @@ from forebay.preprocess.pool import Map
 from forebay.preprocess.sources.hf_file import damaged, place_row
 from forebay.preprocess.sources.media import MediaReader, is_gone
 from forebay.preprocess.sources.naming import NamedFiles, shown_name
-from forebay.preprocess.sources.rows import IMAGE_SCHEMA, storable
+from forebay.preprocess.sources.rows import IMAGE_SCHEMA, storable, table_of
 from forebay.preprocess.sources.vision.part import Part
 from forebay.preprocess.worker import mark
 from forebay.store.image.formats import image_size
@@ -25,9 +25,7 @@ from forebay.store.source_files import SourceFile
 
 IMAGES_PER_TASK = 512
 
-
 _MAX_OPEN = 4
-
 
 _FACTS = pa.schema(
     [
@@ -38,7 +36,6 @@ _FACTS = pa.schema(
         pa.field("message", pa.large_string()),
     ]
 )
-
 
 _PLACE = ("file", "member", "offset", "size")
 
@@ -85,8 +82,7 @@ def look_at(task: ImageTask) -> pa.Table:
                 facts.append((xxhash.xxh3_128_hexdigest(data), width, height, None, None))
             except SampleError as err:
                 facts.append(("", 0, 0, err.reason, storable(f"image {name}: {err}")))
-    columns = list(zip(*facts, strict=True))
-    return pa.table([pa.array(c, f.type) for c, f in zip(columns, _FACTS, strict=True)], schema=_FACTS)
+    return table_of(facts, _FACTS)
 
 
 def _read(read: MediaReader, task: ImageTask, file: int, offset: int, size: int) -> bytes:
@@ -187,7 +183,7 @@ class Images:
     def absent(self) -> Array:
         """Returns the numbers of the files that are missing, or that hold a missing image."""
         known = np.flatnonzero(self.fact >= 0)
-        is_missing = pc.fill_null(pc.equal(self.facts()["reason"], "missing_file"), False).to_numpy()
+        is_missing = pc.fill_null(pc.equal(self.facts()["reason"], "missing_file"), fill_value=False).to_numpy()
         return np.unique(self.file[known[is_missing[self.fact[known]]]])
 
     def table(self, references: Array) -> pa.Table:

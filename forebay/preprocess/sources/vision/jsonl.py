@@ -8,34 +8,20 @@ from pathlib import Path
 from forebay.config.data import SourceConfig
 from forebay.errors import ManifestError, SampleError
 from forebay.preprocess.sources.json_lines import JsonError, not_lines, parse_object
-from forebay.preprocess.sources.naming import shown_name
 from forebay.preprocess.sources.vision.canonical import identifier, image_names
-from forebay.preprocess.sources.vision.part import Part, PartRows, PartTask, VisionKind, file_place
+from forebay.preprocess.sources.vision.part import Part, PartRows, PartTask, VisionKind, file_place, part_tasks
 from forebay.store.source_files import SourceFile
 
 BLOCK_BYTES = 8 * 1024 * 1024
 
-
 MAX_LINE_BYTES = 16 * 1024 * 1024
-
 
 _BOM = b"\xef\xbb\xbf"
 
 
 def jsonl_parts(source: SourceConfig, manifests: Sequence[SourceFile], cache_root: str) -> Iterator[PartTask]:
-    """Yields the manifests in runs of lines of about 8 MiB."""
-    for group, file in enumerate(manifests):
-        for start, stop, first in line_blocks(file.path):
-            yield PartTask(
-                source=source,
-                group=group,
-                name=shown_name(file),
-                path=str(file.path),
-                cache_root=cache_root,
-                start=start,
-                stop=stop,
-                first=first,
-            )
+    """Returns the manifests in runs of lines of about 8 MiB."""
+    return part_tasks(source, enumerate(manifests), cache_root, line_blocks)
 
 
 def line_blocks(path: Path) -> Iterator[tuple[int, int, int]]:

@@ -6,16 +6,16 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Sequence
+from pkgutil import resolve_name
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.config.data import SourceConfig, row_slice
+from forebay.config.data import SOURCE_KINDS, SourceConfig, row_slice
 from forebay.errors import BuildError, ManifestError
 from forebay.preprocess.pool import Map, WorkerDied
 from forebay.preprocess.sources.eligible import FIRST_WAVE
-from forebay.preprocess.sources.kinds import kind_of
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files
 from forebay.preprocess.sources.rows import CONVERSATION_SCHEMA, Manifest, merged, rejections
 from forebay.preprocess.sources.vision.images import Images
@@ -46,7 +46,7 @@ def read_conversations(source: SourceConfig, *, cache_root: str | os.PathLike[st
     read as it takes, and a bit more. Raises ManifestError where a manifest as a whole cannot be used, BuildError where
     an image kills the processes of `map_`, OSError or TarError where the machine fails.
     """
-    kind: VisionKind = kind_of("vision", source.kind)
+    kind: VisionKind = resolve_name(SOURCE_KINDS[source.kind].vision)
     manifests = manifest_files(source)
     tasks = kind.parts(source, manifests, os.fspath(cache_root))
     selected = row_slice(source.rows) if source.rows is not None else slice(None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,13 +28,13 @@ from forebay.preprocess.sources.rows import (
     rejections,
     row_table,
     storable,
+    table_of,
 )
 from forebay.preprocess.sources.vision.canonical import canonical
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 
 _ROWS_PER_BATCH = 4096
-
 
 PART_ROWS = pa.schema(
     [
@@ -48,7 +49,6 @@ PART_ROWS = pa.schema(
 )
 """One entry a row of the manifest, in order: `sample_id` null where it is `<file>/<row>`; `images` point into the
 part's images; `kind`, `reason` and `message` of a row that cannot be used, else null."""
-
 
 PART_IMAGES = pa.schema(
     [
@@ -115,6 +115,27 @@ class VisionKind:
     holds_images: bool = False
 
 
+def part_tasks(
+    source: SourceConfig,
+    files: Iterable[tuple[int, SourceFile]],
+    cache_root: str,
+    runs: Callable[[Path], Iterable[tuple[int, int, int]]] = lambda _: [(0, 0, 0)],
+) -> Iterator[PartTask]:
+    """Yields the parts of some numbered files. runs: `start`, `stop` and `first` of each part of one; a whole file."""
+    for group, file in files:
+        for start, stop, first in runs(file.path):
+            yield PartTask(
+                source=source,
+                group=group,
+                name=shown_name(file),
+                path=str(file.path),
+                cache_root=cache_root,
+                start=start,
+                stop=stop,
+                first=first,
+            )
+
+
 @dataclass(slots=True)
 class PartRows:
     """The rows of a part, gathered one by one; Python objects are held of at most 4096 rows, and of different places.
@@ -123,7 +144,7 @@ class PartRows:
     """
 
     unused: Unused = field(default_factory=Unused)
-    _batches: list[pa.RecordBatch] = field(default_factory=list)
+    _tables: list[pa.Table] = field(default_factory=list)
     _rows: list[tuple[Any, ...]] = field(default_factory=list)
     _places: dict[Place, int] = field(default_factory=dict)
 
@@ -144,15 +165,8 @@ class PartRows:
     def part(self, group: int, *, absent: bool = False) -> Part:
         """Returns what was gathered."""
         self._flush()
-        columns: list[Any] = list(zip(*self._places, strict=True)) or [()] * len(PART_IMAGES)
-        images = pa.table([pa.array(c, f.type) for c, f in zip(columns, PART_IMAGES, strict=True)], PART_IMAGES)
-        return Part(
-            group=group,
-            rows=pa.Table.from_batches(self._batches, PART_ROWS),
-            images=images,
-            absent=absent,
-            unused=self.unused.counts,
-        )
+        rows, images = pa.concat_tables(self._tables), table_of([*self._places], PART_IMAGES)
+        return Part(group=group, rows=rows, images=images, absent=absent, unused=self.unused.counts)
 
     def _append(self, row: tuple[Any, ...]) -> None:
         self._rows.append(row)
@@ -160,9 +174,7 @@ class PartRows:
             self._flush()
 
     def _flush(self) -> None:
-        columns: list[Any] = list(zip(*self._rows, strict=True)) or [()] * len(PART_ROWS)
-        arrays = [pa.array(c, f.type) for c, f in zip(columns, PART_ROWS, strict=True)]
-        self._batches.append(pa.RecordBatch.from_arrays(arrays, schema=PART_ROWS))
+        self._tables.append(table_of(self._rows, PART_ROWS))
         self._rows.clear()
 
 

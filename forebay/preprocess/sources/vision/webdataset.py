@@ -11,23 +11,20 @@ from forebay.errors import SampleError, TextError
 from forebay.preprocess.sources.json_lines import JsonError, parse_object
 from forebay.preprocess.sources.media import opened
 from forebay.preprocess.sources.members import (
-    MAX_SIDECAR_BYTES,
     NAMELESS,
     UnreadableTar,
-    read_member,
+    read_sidecar,
     refusal,
     split_name,
     tar_index,
 )
-from forebay.preprocess.sources.naming import shown_name
 from forebay.preprocess.sources.rows import storable
-from forebay.preprocess.sources.vision.canonical import identifier, image_names
-from forebay.preprocess.sources.vision.part import Part, PartRows, PartTask, Place, VisionKind
+from forebay.preprocess.sources.vision.canonical import identifier, image_names, text_error
+from forebay.preprocess.sources.vision.part import Part, PartRows, PartTask, Place, VisionKind, part_tasks
 from forebay.store.source_files import SourceFile
 from forebay.tar.members import Refused, TarIndex
 
 IMAGE_EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".webp"))
-
 
 _MEMBERS_PER_RUN = 256
 
@@ -43,9 +40,8 @@ class _Samples:
 
 
 def tar_parts(source: SourceConfig, manifests: Sequence[SourceFile], cache_root: str) -> Iterator[PartTask]:
-    """Yields the tars."""
-    for group, file in enumerate(manifests):
-        yield PartTask(source=source, group=group, name=shown_name(file), path=str(file.path), cache_root=cache_root)
+    """Returns the tars."""
+    return part_tasks(source, enumerate(manifests), cache_root)
 
 
 def read_tar_part(task: PartTask) -> Part:
@@ -98,13 +94,10 @@ def _add(rows: PartRows, descriptor: int, index: TarIndex, samples: _Samples, st
 
 
 def _json(descriptor: int, index: TarIndex, row: int) -> dict[str, Any]:
-    size_bytes = int(index.sizes[row])
-    if size_bytes > MAX_SIDECAR_BYTES:
-        raise TextError("bad_conversation", f"has {size_bytes} bytes, wanted at most {MAX_SIDECAR_BYTES}")
     try:
-        return parse_object(read_member(descriptor, index, row))
+        return parse_object(read_sidecar(descriptor, index, row))
     except JsonError as err:
-        raise TextError(err.reason or "bad_conversation", str(err)) from err
+        raise text_error(err) from err
 
 
 def _samples(index: TarIndex) -> _Samples:

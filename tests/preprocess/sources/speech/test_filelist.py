@@ -143,7 +143,6 @@ def test_bytes_that_are_not_utf8_are_named(tmp_path: Path) -> None:
 
 _cell = st.text(st.characters(codec="utf-8", exclude_characters="\n\r\0\t"), max_size=6)
 
-
 _seconds = st.one_of(
     st.sampled_from(["", "x", "1,5", " 1", "1 ", "0x1"]),
     st.floats(allow_nan=False).map(repr),

@@ -149,7 +149,6 @@ _json = st.recursive(
     max_leaves=4,
 )
 
-
 _fields = st.sampled_from(["audio", "text", "language", "prompt", "id", "sample_id", "duration", "duration_s", "more"])
 
 

@@ -14,7 +14,7 @@ from forebay.preprocess.sources.eligible import FIRST_WAVE
 from forebay.preprocess.sources.media import MediaReader
 from forebay.preprocess.sources.rows import ROW_SCHEMA
 from forebay.preprocess.sources.speech.listing import read_manifest, read_rows
-from forebay.preprocess.sources.speech.task import LocateTask
+from forebay.preprocess.sources.speech.locate import LocateTask
 from tests.preprocess.sources.helpers import SPEECH, audio, ids, read, write_manifest, write_tar
 
 DEMO = [("tar", "train.parquet"), ("filelist", "train.tsv"), ("webdataset", "train-*.tar")]

@@ -10,8 +10,7 @@ from forebay.config.data import SourceConfig
 from forebay.preprocess.sources.json_lines import manifest_lines
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files
 from forebay.preprocess.sources.rows import Manifest, row_table
-from forebay.preprocess.sources.speech.durations import locate_loose
-from forebay.preprocess.sources.speech.task import SpeechKind
+from forebay.preprocess.sources.speech.locate import SpeechKind, locate_loose
 
 
 def list_clips(source: SourceConfig) -> Manifest:

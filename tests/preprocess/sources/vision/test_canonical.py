@@ -134,9 +134,7 @@ _json = st.recursive(
     max_leaves=6,
 )
 
-
 _NAMES = ["messages", "question", "answer", "id", "image", "images", "system", "tools", "videos", "objects", "split"]
-
 
 _REASONS = {
     *("bad_conversation", "image_count_mismatch", "two_conversations", "two_system_messages", "loss_weight"),

@@ -21,7 +21,6 @@ from tests.preprocess.sources.vision.pictures import converse, images_of, pictur
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
-
 FIVE = [0, 1, 0, 2, 1]
 
 
@@ -49,7 +48,9 @@ def questions(manifest: Any) -> list[str]:
 
 @pytest.mark.parametrize("row_group_size", [1, 2, 100])
 @pytest.mark.parametrize("statistics", [True, False])
-def test_an_image_in_five_rows_of_parquet_is_one_entry(tmp_path: Path, row_group_size: int, statistics: bool) -> None:
+def test_an_image_in_five_rows_of_parquet_is_one_entry(
+    tmp_path: Path, row_group_size: int, *, statistics: bool
+) -> None:
     path = tmp_path / "vqa.parquet"
     pq.write_table(table_of(inside(FIVE)), path, row_group_size=row_group_size, write_statistics=statistics)
     manifest = converse("hf", path, root=tmp_path)
@@ -148,7 +149,7 @@ def messages_of(count: int, **fields: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_messages_beside_a_question_are_refused_row_by_row(tmp_path: Path, as_json: bool) -> None:
+def test_messages_beside_a_question_are_refused_row_by_row(tmp_path: Path, *, as_json: bool) -> None:
     column = [json.dumps(m) for m in messages_of(2)] if as_json else messages_of(2)
     table = table_of(inside([1, 2]), conversations=pa.array(column))
     pq.write_table(table, tmp_path / "both.parquet")

@@ -30,9 +30,7 @@ from tests.preprocess.sources.vision.pictures import (
 
 DEMO = Path(__file__).parents[4] / "demo" / "vision"
 
-
 T = TypeVar("T")
-
 
 R = TypeVar("R")
 

@@ -1,0 +1,98 @@
+"""What a build is asked to do, and what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from forebay.store.lookup import Sealed
+from forebay.visible import from_here, human_bytes
+
+COUNTS = ("num_samples", "excluded", "failed", "longer", "unused_fields")
+"""What a report says as a cache's metadata does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to build; none of it changes a byte of the result.
+
+    verify: re-hash a sealed cache and make its damaged shards again. rebuild: make every shard again and swap the
+    cache. part: (i, n), only every n-th shard from the i-th on, and no seal before all are there. progress: show bars.
+    """
+
+    rebuild: bool = False
+    verify: bool = False
+    dry_run: bool = False
+    part: tuple[int, int] | None = None
+    progress: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildReport:
+    """What a build did; its fields are those of `forebay preprocess --json`.
+
+    excluded, failed: rows left out, by reason. longer: samples that are longer than their manifest says, kept.
+    plan: one line on the plan of a sealed cache; plan_folder: where the plan is kept, None where it is not.
+    """
+
+    key: str
+    cache: str
+    num_samples: int = 0
+    excluded: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, int] = field(default_factory=dict)
+    longer: int = 0
+    unused_fields: dict[str, int] = field(default_factory=dict)
+    shards_written: int = 0
+    shards_linked: int = 0
+    shards_kept: int = 0
+    seconds: float = 0.0
+    sealed: bool = True
+    already_sealed: bool = False
+    estimated_bytes: int | None = None
+    plan: str | None = None
+    plan_folder: str | None = None
+
+    @classmethod
+    def of_standing(cls, standing: Sealed, *, seconds: float) -> BuildReport:
+        """Returns the report of a cache that was sealed already; seconds: what looking at it took."""
+        metadata = standing.metadata
+        return cls(
+            key=standing.key,
+            cache=str(standing.folder),
+            **{name: metadata[name] for name in COUNTS},
+            shards_kept=len(metadata["probe"]) * metadata["num_shards"],
+            seconds=seconds,
+            already_sealed=True,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the JSON document."""
+        return asdict(self)
+
+    def lines(self) -> Iterator[str]:
+        """Yields what `forebay preprocess` prints of a build, or of a dry run, which alone has an estimate."""
+        cache = from_here(self.cache)
+        if self.estimated_bytes is not None:
+            yield (
+                f"would make {cache}: {self.num_samples} samples, about {human_bytes(self.estimated_bytes)}; shards: "
+                f"{self.shards_written} to make, {self.shards_linked} to link, {self.shards_kept} finished"
+            )
+            return
+        if not self.sealed:
+            made = f"{self.shards_written} shards made, {self.shards_kept} were there"
+            yield f"not sealed yet: {made}; run the other parts"
+            return
+        state = "already sealed" if self.already_sealed else "sealed"
+        yield f"{state}: {cache} ({self.num_samples} samples, {self.seconds:.1f} s)"
+        if not self.already_sealed:
+            yield f"shards: {self.shards_written} made, {self.shards_linked} linked, {self.shards_kept} kept"
+        for kind, counts in (("excluded", self.excluded), ("failed", self.failed)):
+            if counts:
+                yield f"{kind}: " + ", ".join(f"{reason} {n}" for reason, n in counts.items())
+        if self.longer:
+            yield f"longer: {self.longer} kept, of more audio than their manifest says"
+        if not self.num_samples:
+            yield "no sample is left: mend what was excluded or failed, or change the filters of [source]"
+        if self.plan:
+            yield self.plan + (f": {from_here(self.plan_folder)}" if self.plan_folder else "")
