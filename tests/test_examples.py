@@ -91,7 +91,7 @@ def test_packs_under_torch_s_dataloader_are_those_of_the_loader(folder: Path) ->
 
 
 def losses_one_by_one(config: forebay.Config, *, num_packs: int) -> list[float]:
-    """The mean loss over the learnt tokens of each pack, of forward passes of single samples as their processor gives them."""
+    """Returns the mean loss over the learnt tokens of each pack, by forward passes of single samples."""
     model = load_model(Path(str(config.train.model)), seed=config.loader.seed, init=config.train.init)
     loader = forebay.train.make_loader(config)
     table, image_token_id = patch_table(loader.source.constants), loader.source.constants["image_token_id"]
@@ -151,7 +151,7 @@ def run_here(example: str, folder: Path, *, max_steps: int, **options: bool) -> 
 def test_packs_have_the_loss_of_their_samples_in_every_framework(
     folder: Path, one_by_one: list[float], example: str, max_steps: int
 ) -> None:
-    """At a learning rate of 0 every step is one of the first model. The whole takes 30 s of CPU: six frameworks are loaded."""
+    """At a learning rate of 0 every step is one of the first model. All take 30 s of CPU: six frameworks are loaded."""
     losses = run_here(example, folder, max_steps=max_steps)
     assert losses == pytest.approx(one_by_one[:2], abs=1e-5)
     if example == "hf_trainer":
