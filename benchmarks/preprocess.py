@@ -256,7 +256,7 @@ def command(data: Corpus) -> list[dict[str, Any]]:
         arguments_ = [str(data.folder / "bench.toml"), "--set", f"run.cache_root={root}", "--json"]
         for name in ("to a sealed cache", "over the sealed cache"):
             process = subprocess.Popen(
-                [sys.executable, "-m", "forebay.cli", "preprocess", *arguments_],
+                [sys.executable, "-m", "forebay", "preprocess", *arguments_],
                 cwd=ROOT,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -11,41 +11,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forebay.errors import ForebayError
 from forebay.face import face
-from forebay.version import __version__
 
 if TYPE_CHECKING:
-    from forebay import config, errors, inspect, plan, preprocess, store, train
-    from forebay.config.tree import Config
-    from forebay.steps.recipe import load_config
-    from forebay.store.cache import Cache, open_cache
+    from forebay import config as config
+    from forebay import errors as errors
+    from forebay import inspect as inspect
+    from forebay import plan as plan
+    from forebay import preprocess as preprocess
+    from forebay import store as store
+    from forebay import train as train
+    from forebay.config.tree import Config as Config
+    from forebay.errors import ForebayError as ForebayError
+    from forebay.steps.recipe import load_config as load_config
+    from forebay.store.cache import Cache as Cache
+    from forebay.store.cache import open_cache as open_cache
+    from forebay.version import __version__ as __version__
 
-__all__ = [
-    "Cache",
-    "Config",
-    "ForebayError",
-    "__version__",
-    "config",
-    "errors",
-    "inspect",
-    "load_config",
-    "open_cache",
-    "plan",
-    "preprocess",
-    "store",
-    "train",
-]
-
-_ROOMS = ("config", "errors", "inspect", "plan", "preprocess", "store", "train")
-__getattr__, __dir__ = face(
+__getattr__, __dir__, __all__ = face(
     __name__,
     {
-        "Cache": "forebay.store.cache",
-        "Config": "forebay.config.tree",
-        "ForebayError": "forebay.errors",
-        "load_config": "forebay.steps.recipe",
-        "open_cache": "forebay.store.cache",
-        **{room: f"forebay.{room}" for room in _ROOMS},
+        "": "config errors inspect plan preprocess store train",
+        "config.tree": "Config",
+        "errors": "ForebayError",
+        "steps.recipe": "load_config",
+        "store.cache": "Cache open_cache",
+        "version": "__version__",
     },
 )

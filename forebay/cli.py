@@ -322,7 +322,3 @@ def _index(options: argparse.Namespace) -> int:
         for _, reason in report.failed:
             print(f"  {reason}", file=sys.stderr)
     return FAILED if report.failed else DONE
-
-
-if __name__ == "__main__":
-    sys.exit(main())

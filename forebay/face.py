@@ -8,21 +8,24 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def face(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns the `__getattr__` and the `__dir__` of a package whose names are loaded at their first use.
+def face(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Returns the `__getattr__`, `__dir__` and `__all__` of a package whose names are loaded at their first use.
 
-    A package that loaded them when it is imported would load torch, which takes a second.
-    homes: each name's module; a subpackage of that name is its own home.
+    A package that loaded them when it is imported would load torch, which takes a second. A type checker does not see
+    these names: the package imports each of them for it, `as` itself, under TYPE_CHECKING.
+    names: by module of the package its public names, separated by spaces; by "" the modules that are public themselves.
     """
+    homes = {name: module for module, public in names.items() for name in public.split()}
 
     def load(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = importlib.import_module(homes[name])
-        return module if homes[name] == f"{package}.{name}" else getattr(module, name)
+        if not homes[name]:
+            return importlib.import_module(f"{package}.{name}")
+        return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
 
-    def names() -> list[str]:
+    def listed() -> list[str]:
         # Loaded or not: completion and `dir` know nothing of `__getattr__`.
         return sorted({*homes, *(name for name in vars(sys.modules[package]) if name.startswith("__"))})
 
-    return load, names
+    return load, listed, sorted(homes)

@@ -80,7 +80,7 @@ import sys
 from pathlib import Path
 from forebay.config.digest import tokenizer_digest
 from forebay.errors import ForebayError
-from forebay.inspect.labels import _load
+from forebay.inspect.sample import load_tokenizer
 from forebay.steps.text.chat import find_turn_marks
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.steps.image.qwen2_vl import load_processor
@@ -90,7 +90,7 @@ for given in sys.argv[1:]:
     for load in (
         lambda: load_processor(folder, "pil"),
         lambda: find_turn_marks(Vocabulary(folder, digest=tokenizer_digest(folder))),
-        lambda: _load(folder),
+        lambda: load_tokenizer(folder),
         lambda: model_facts(folder),
         lambda: load_model(folder, seed=0, init="random"),
     ):

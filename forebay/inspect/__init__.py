@@ -10,33 +10,22 @@ from typing import TYPE_CHECKING
 from forebay.face import face
 
 if TYPE_CHECKING:
-    from forebay.inspect.command import InspectOptions, show
-    from forebay.inspect.export import write_table
-    from forebay.inspect.facts import cache_facts
-    from forebay.inspect.sample import ImageSample, Sample, read_sample
-    from forebay.inspect.usage import usage_facts
+    from forebay.inspect.command import InspectOptions as InspectOptions
+    from forebay.inspect.command import show as show
+    from forebay.inspect.export import write_table as write_table
+    from forebay.inspect.facts import cache_facts as cache_facts
+    from forebay.inspect.sample import ImageSample as ImageSample
+    from forebay.inspect.sample import Sample as Sample
+    from forebay.inspect.sample import read_sample as read_sample
+    from forebay.inspect.usage import usage_facts as usage_facts
 
-__all__ = [
-    "ImageSample",
-    "InspectOptions",
-    "Sample",
-    "cache_facts",
-    "read_sample",
-    "show",
-    "usage_facts",
-    "write_table",
-]
-
-__getattr__, __dir__ = face(
+__getattr__, __dir__, __all__ = face(
     __name__,
     {
-        "ImageSample": "forebay.inspect.sample",
-        "InspectOptions": "forebay.inspect.command",
-        "Sample": "forebay.inspect.sample",
-        "cache_facts": "forebay.inspect.facts",
-        "read_sample": "forebay.inspect.sample",
-        "show": "forebay.inspect.command",
-        "usage_facts": "forebay.inspect.usage",
-        "write_table": "forebay.inspect.export",
+        "command": "InspectOptions show",
+        "export": "write_table",
+        "facts": "cache_facts",
+        "sample": "ImageSample Sample read_sample",
+        "usage": "usage_facts",
     },
 )

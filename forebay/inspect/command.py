@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,9 @@ from typing import Any
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, CacheError, CacheNotFoundError, ConfigError
 from forebay.inspect.export import CONFIG_NAME, Places, bucket_manifests, check_target, write_table, write_wav
-from forebay.inspect.facts import cache_facts, holds_images, pack_bytes, unreadable_facts
-from forebay.inspect.pack import Pack, read_pack
-from forebay.inspect.plans import read_plan
-from forebay.inspect.sample import ImageSample, Sample, read_sample, sample_index
+from forebay.inspect.facts import cache_facts, unreadable_facts
+from forebay.inspect.plans import Pack, pack_bytes, read_pack, read_plan
+from forebay.inspect.sample import ImageSample, Sample, holds_images, read_sample, sample_index
 from forebay.inspect.terminal.layout import print_json, print_lines
 from forebay.inspect.terminal.plan import plan_report_lines
 from forebay.inspect.terminal.report import report_lines, verify_lines
@@ -23,7 +23,8 @@ from forebay.plan.disk import is_plan
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lookup import find_cache, require, sealed_caches
-from forebay.store.metadata import check_description, check_file, foreign_values
+from forebay.store.metadata import check_description, foreign_values
+from forebay.store.source import has_audio
 from forebay.store.verify import VerifyReport, verify_folder
 
 DONE, FAILED = 0, 1
@@ -76,25 +77,20 @@ def _show_cache(folder: Path, config: Config | None, options: InspectOptions) ->
     A damaged cache is reported as far as it can be read, and nothing is written from it.
     """
     _check_outputs(folder, options)
-    verified = verify_folder(folder, progress=options.progress).to_json() if options.verify else None
-    if verified is not None and not verified["ok"]:
-        damaged = _damaged(folder, _plan_roots(folder, config, options))
-        _print(options, {**damaged, "verify": verified}, None, [])
-        return FAILED
+    named = options.cache_root if config is None else config.cache_root
+    plan_roots = _roots(Path(os.path.abspath(folder)).parent, named)
+    verified: dict[str, Any] = {}
+    if options.verify:
+        verified = {"verify": verify_folder(folder, progress=options.progress).to_json()}
+        if not verified["verify"]["ok"]:
+            facts = {**_damaged(folder, plan_roots), **verified}
+            return _print(options, facts, _cache_lines(facts, None))
     cache = open_cache(folder)
     sample = None if options.sample is None else _read(cache, options.sample, config)
     written = _write(cache, sample, options)
-    facts: dict[str, Any] = {} if verified is None else {"verify": verified}
-    if options.as_json or options.verify or not (sample or written):
-        facts = {**cache_facts(cache, plan_roots=_plan_roots(folder, config, options)), **facts}
-    _print(options, facts, sample, written)
-    return DONE
-
-
-def _read(cache: Cache, wanted: str, config: Config | None) -> Sample | ImageSample:
-    check_description(cache.folder, cache.metadata)
-    with foreign_values(cache.folder):
-        return read_sample(cache, sample_index(cache, wanted), config=config)
+    is_report = options.as_json or options.verify or not (sample or written)
+    facts = {**(cache_facts(cache, plan_roots=plan_roots) if is_report else {}), **verified}
+    return _print(options, facts, _cache_lines(facts, sample), sample=sample and sample.to_json(), written=written)
 
 
 def _check_outputs(folder: Path, options: InspectOptions) -> None:
@@ -112,13 +108,9 @@ def _check_outputs(folder: Path, options: InspectOptions) -> None:
         )
 
 
-def _plan_roots(folder: Path, config: Config | None, options: InspectOptions) -> list[Path]:
-    """Where plans of a cache may lie: beside it, and under the root that was named (a cache may be named outright)."""
-    named = config.cache_root if config is not None else options.cache_root
-    roots = [Path(os.path.abspath(folder)).parent]
-    if named is not None and named.absolute() != roots[0]:
-        roots.append(named)
-    return roots
+def _roots(own: Path, named: Path | None) -> list[Path]:
+    """Returns where caches and their plans may lie: under their own root, and under the one that was named."""
+    return list(dict.fromkeys([own, own if named is None else named.absolute()]))
 
 
 def _damaged(folder: Path, plan_roots: list[Path]) -> dict[str, Any]:
@@ -128,7 +120,13 @@ def _damaged(folder: Path, plan_roots: list[Path]) -> dict[str, Any]:
         return unreadable_facts(folder)  # why is among the problems that verifying found
 
 
-def _write(cache: Cache, sample: Sample | ImageSample | None, outputs: InspectOptions) -> list[str]:
+def _read(cache: Cache, wanted: str, config: Config | None) -> Sample:
+    check_description(cache.folder, cache.metadata)
+    with foreign_values(cache.folder):
+        return read_sample(cache, sample_index(cache, wanted), config=config)
+
+
+def _write(cache: Cache, sample: Sample | None, outputs: InspectOptions) -> list[str]:
     if sample is not None and outputs.wav is not None:
         write_wav(cache, sample.tensors, outputs.wav)
     if sample is not None and outputs.png is not None:
@@ -138,37 +136,37 @@ def _write(cache: Cache, sample: Sample | ImageSample | None, outputs: InspectOp
     return [str(path) for path in (outputs.wav, outputs.png, outputs.export) if path is not None]
 
 
-def _write_png(cache: Cache, sample: Sample | ImageSample, path: Path) -> None:
+def _write_png(cache: Cache, sample: Sample, path: Path) -> None:
+    from forebay.inspect.picture import draw, draw_tiles, sample_tiles, sample_title, write_figure
+
     if isinstance(sample, ImageSample):
-        from forebay.inspect.picture import sample_tiles, sample_title, write_tiles
-
-        write_tiles(sample_tiles(sample), path, title=sample_title(sample))
-        return
-    from forebay.inspect.picture import write_picture
-
-    if cache.constants["features"] == "none":
+        write_figure(draw_tiles(sample_tiles(sample), title=sample_title(sample)), path)
+    elif has_audio(cache):
+        write_figure(draw(sample.tensors, sample.row, sample_rate_hz=cache.constants["sample_rate_hz"]), path)
+    else:
         raise ConfigError(f"--png: {cache.folder} has no audio to draw; leave --png out")
-    write_picture(sample.tensors, sample.row, path, sample_rate_hz=cache.constants["sample_rate_hz"])
+
+
+def _cache_lines(facts: dict[str, Any], sample: Sample | None) -> Iterator[str]:
+    if facts.get("sealed"):
+        yield from report_lines(facts)
+        if "verify" in facts:
+            yield ""
+    if sample is not None:
+        yield from sample_lines(sample)
 
 
 def _print(
-    options: InspectOptions, facts: dict[str, Any], sample: Sample | ImageSample | None, written: list[str]
-) -> None:
+    options: InspectOptions, facts: dict[str, Any], lines: Iterable[str], *, written: Sequence[str] = (), **parts: Any
+) -> int:
+    """Prints facts and parts as one document, or as lines; returns the exit code, 1 where verifying found damage."""
     if options.as_json:
-        document = {
-            **facts,
-            **({"sample": sample.to_json()} if sample else {}),
-            **({"written": written} if written else {}),
-        }
-        print_json(document)
-        return
-    if facts.get("sealed"):
-        print_lines([*report_lines(facts), ""] if "verify" in facts else report_lines(facts))
-    if sample is not None:
-        print_lines(sample_lines(sample))
-    if "verify" in facts:
-        print_lines(verify_lines(facts["verify"]))
-    print_lines(f"wrote {path}" for path in written)
+        print_json({**facts, **{name: part for name, part in {**parts, "written": written}.items() if part}})
+    else:
+        print_lines(lines)
+        print_lines(verify_lines(facts["verify"]) if "verify" in facts else [])
+        print_lines(f"wrote {path}" for path in written)
+    return DONE if "verify" not in facts or facts["verify"]["ok"] else FAILED
 
 
 def _show_plan(folder: Path, options: InspectOptions) -> int:
@@ -180,17 +178,19 @@ def _show_plan(folder: Path, options: InspectOptions) -> int:
         raise CacheCorruptError(f"{err}; delete {folder} and run: forebay preprocess CONFIG") from err
     facts: dict[str, Any] = {**plan, "verify": _verified(folder, plan).to_json()} if options.verify else plan
     if options.verify and not facts["verify"]["ok"]:
-        _print_plan(options, facts, None, [])
-        return FAILED
-    cache = _cache(folder, plan, options)
+        return _print(options, facts, [])
+    roots = _roots(folder.parent.parent, options.cache_root)
+    # The newest one: every layout has the same samples.
+    caches = (cache for root in roots for cache in sealed_caches(root) if cache.key in plan["cache_keys"])
+    cache = next((open_cache(sealed.folder) for sealed in caches), None)
     facts = {**facts, "cache": None if cache is None else str(cache.folder)}
     if cache is not None:
         check_description(cache.folder, cache.metadata)
         facts = pack_bytes(cache, facts) if holds_images(cache) else facts
-    pack = None if options.sample is None else _pack(cache, plan, options.sample, options)
+    pack = None if options.sample is None else _pack(cache, plan, options.sample, roots)
     written = [] if pack is None or options.png is None else [_draw(pack, folder, options.png)]
-    _print_plan(options, facts, pack, written)
-    return DONE
+    lines = [*(plan_report_lines(facts) if pack is None else pack_lines(pack)), *([""] if options.verify else [])]
+    return _print(options, facts, lines, pack=pack and pack.to_json(), written=written)
 
 
 def _check_plan_outputs(folder: Path, options: InspectOptions) -> None:
@@ -207,29 +207,14 @@ def _verified(folder: Path, plan: dict[str, Any]) -> VerifyReport:
     """Metadata and statistics were compared when the plan was read."""
     report = VerifyReport()
     for name, entry in plan["arrays"].items():
-        try:
-            check_file(folder / f"{name}.npy", entry, verify=True)
-            report.checked_bytes += int(entry["size_bytes"])
-        except CacheCorruptError as err:
-            report.problems.append(str(err))
+        report.check(folder / f"{name}.npy", entry)
     return report
 
 
-def _roots(folder: Path, options: InspectOptions) -> list[Path]:
-    named = [] if options.cache_root is None else [options.cache_root.absolute()]
-    return list(dict.fromkeys([folder.parent.parent, *named]))
-
-
-def _cache(folder: Path, plan: dict[str, Any], options: InspectOptions) -> Cache | None:
-    """The newest cache of the plan's key: every layout has the same samples."""
-    caches = (cache for root in _roots(folder, options) for cache in sealed_caches(root))
-    return next((open_cache(cache.folder) for cache in caches if cache.key in plan["cache_keys"]), None)
-
-
-def _pack(cache: Cache | None, plan: dict[str, Any], wanted: str, options: InspectOptions) -> Pack:
+def _pack(cache: Cache | None, plan: dict[str, Any], wanted: str, roots: Sequence[Path]) -> Pack:
     folder = Path(plan["folder"])
     if cache is None:
-        key, searched = plan["cache_keys"][0][:16], ", ".join(map(str, _roots(folder, options)))
+        key, searched = plan["cache_keys"][0][:16], ", ".join(map(str, roots))
         raise CacheNotFoundError(
             f"{folder} packs the cache with key {key}, which is not in {searched}; "
             f"run: forebay inspect {folder} --sample {wanted} --cache-root DIR"
@@ -239,22 +224,8 @@ def _pack(cache: Cache | None, plan: dict[str, Any], wanted: str, options: Inspe
 
 
 def _draw(pack: Pack, folder: Path, path: Path) -> str:
-    from forebay.inspect.picture import pack_title, sample_tiles, write_tiles
+    from forebay.inspect.picture import draw_tiles, pack_title, sample_tiles, write_figure
 
     tiles = [tile for i, sample in enumerate(pack.segments) for tile in sample_tiles(sample, mark=f"#{i} ")]
-    write_tiles(tiles, path, title=pack_title(pack, folder.name))
+    write_figure(draw_tiles(tiles, title=pack_title(pack, folder.name)), path)
     return str(path)
-
-
-def _print_plan(options: InspectOptions, facts: dict[str, Any], pack: Pack | None, written: list[str]) -> None:
-    if options.as_json:
-        document = {**facts, **({"pack": pack.to_json()} if pack else {}), **({"written": written} if written else {})}
-        print_json(document)
-        return
-    if pack is not None:
-        print_lines(pack_lines(pack))
-    elif "cache" in facts:
-        print_lines(plan_report_lines(facts))
-    if "verify" in facts:
-        print_lines(["", *verify_lines(facts["verify"])] if "cache" in facts else verify_lines(facts["verify"]))
-    print_lines(f"wrote {path}" for path in written)

@@ -14,19 +14,17 @@ from typing import Any
 import numpy as np
 
 from forebay.errors import CacheError
-from forebay.inspect.plans import plans_of
+from forebay.inspect.plans import pack_bytes, plans_of
+from forebay.inspect.sample import float32_bytes, holds_images, image_settings_of
 from forebay.steps.table import axis_names
 from forebay.store.cache import Cache
 from forebay.store.image.codec import FIELDS
-from forebay.store.image.settings import ImageSettings
 from forebay.store.layout import Array, FieldSpec, Group
 from forebay.store.metadata import check_description
 from forebay.store.shard import shard_fields
+from forebay.store.source import has_audio
 
 logger = logging.getLogger(__name__)
-
-_FLOAT32_BYTES = 4
-
 
 INTERFACE = (
     "key",
@@ -96,19 +94,18 @@ def unreadable_facts(folder: Path) -> dict[str, Any]:
     return {**dict.fromkeys(INTERFACE), "folder": os.path.abspath(folder), "sealed": False}
 
 
-def token_lengths(tokens: np.ndarray[Any, Any]) -> dict[str, float]:
+def token_lengths(tokens: Array) -> dict[str, float]:
     """Returns `min`, `mean` and `max` of the tokens a sample (integers [num_samples]), all 0 where there are none."""
     if not len(tokens):
         return {"min": 0, "mean": 0.0, "max": 0}
     return {"min": int(tokens.min()), "mean": float(tokens.mean()), "max": int(tokens.max())}
 
 
-def _durations_s(cache: Cache) -> np.ndarray[Any, Any] | None:
+def _durations_s(cache: Cache) -> Array | None:
     """Returns float64 [num_samples]; None for a cache without audio."""
-    if cache.constants["features"] in ("none", "patches"):
+    if holds_images(cache) or not has_audio(cache):
         return None
-    durations_s: np.ndarray[Any, Any] = cache.lengths["num_audio_samples"] / cache.constants["sample_rate_hz"]
-    return durations_s
+    return np.asarray(cache.lengths["num_audio_samples"] / cache.constants["sample_rate_hz"])
 
 
 def axes(spec: FieldSpec, names: Mapping[str, str | int]) -> list[str | int]:
@@ -127,11 +124,6 @@ def _group(cache: Cache, group: Group) -> dict[str, int]:
         "rows": sum(entry.rows for entry in entries),
         "size_bytes": sum(entry.size_bytes for entry in entries),
     }
-
-
-def holds_images(cache: Cache) -> bool:
-    """Whether a cache's media rows are images."""
-    return "media_rows" in cache.metadata
 
 
 def image_facts(cache: Cache) -> dict[str, Any]:
@@ -155,31 +147,6 @@ def image_facts(cache: Cache) -> dict[str, Any]:
         "float32_bytes_per_image": as_float32 / stored if stored and as_float32 is not None else None,
         "histograms": {name: count_histogram(cache.lengths[f"num_{name}"]) for name in ("tokens", "patches")},
     }
-
-
-def pack_bytes(cache: Cache, plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a plan, with `bytes_per_pack` (of the cache) and `float32_bytes_per_pack` if it is one of packs.
-
-    `float32_bytes_per_pack` is what one pack's `pixel_values` take: its images as often as its samples use them.
-    """
-    patches = plan["statistics"].get("patches")
-    if plan["kind"] != "pack" or not plan["num_packs"] or patches is None:
-        return dict(plan)
-    return {
-        **plan,
-        "bytes_per_pack": int(cache.metadata["size_bytes"]) / plan["num_packs"],
-        "float32_bytes_per_pack": float32_bytes(patches["mean"], image_settings_of(cache)),
-    }
-
-
-def image_settings_of(cache: Cache) -> ImageSettings:
-    """Returns the processor's settings that a cache of images was made with."""
-    return ImageSettings.from_json(cache.constants["image"])
-
-
-def float32_bytes(num_patches: float, settings: ImageSettings) -> float:
-    """Returns the bytes of float32 `pixel_values` [num_patches, temporal_patch_size * 3 * patch_size^2]."""
-    return num_patches * settings.temporal_patch_size * settings.patch_bytes * _FLOAT32_BYTES
 
 
 def _stored_images(cache: Cache) -> tuple[int, int]:
@@ -207,10 +174,7 @@ def _count(cache: Cache, name: str) -> int:
 
 
 _WIDTHS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0)
-
-
 _MAX_BINS = 16
-
 
 _BODY = 0.99
 """Share of the clips that gets bins of equal width; the last bin holds the longest ones whatever their length."""

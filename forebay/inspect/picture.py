@@ -8,12 +8,12 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from forebay.errors import MissingExtraError
-from forebay.inspect.pack import Pack
+from forebay.inspect.plans import Pack
 from forebay.inspect.sample import ImageSample, spoken
 from forebay.store.files import write_bytes
 from forebay.store.layout import Array
@@ -26,43 +26,25 @@ if TYPE_CHECKING:
 HOP_S = 0.01
 """Between two frames, for every kind of features: 160 samples at 16 kHz."""
 
-
 _TITLE_COLUMNS = 105
-
-
 _TITLE_LINES = 4
-
-
 _MAX_POINTS = 2000
-
-
 _DPI = 120
-
-
 _MAX_PIXELS_HIGH = 30_000
-
-
 _LABELS = {"input_features": ("mel bin", "log-mel"), "fbanks": ("mel bin", "log filter bank energy")}
 
 
-def write_picture(tensors: Mapping[str, Array], row: Mapping[str, Any], path: Path, *, sample_rate_hz: int) -> None:
-    """Makes `path` a PNG of a sample: features over time in seconds, its waveform where it is kept, id and text above.
+def draw(tensors: Mapping[str, Array], row: Mapping[str, Any], *, sample_rate_hz: int) -> Figure:
+    """Returns a sample's features over time in seconds, its waveform where it is kept, its id and text above.
 
     tensors: features [frames, bins] and `waveform` [num_samples], whichever are there. row: `sample_id`, `language`,
     `text`.
     Raises MissingExtraError where matplotlib is not installed.
     """
-    _write(draw(tensors, row, sample_rate_hz=sample_rate_hz), path)
-
-
-def draw(tensors: Mapping[str, Array], row: Mapping[str, Any], *, sample_rate_hz: int) -> Figure:
-    """Returns the figure, one panel a field, on matplotlib's Agg canvas: no display is needed, no global state left."""
-    figure_type, canvas_type = load_matplotlib()
     waveform = tensors.get("waveform")
     banks = [name for name in _LABELS if name in tensors]
     heights = [1.0] * (waveform is not None) + [2.0] * len(banks)
-    figure: Figure = figure_type(figsize=(12, 1.2 + 1.9 * sum(heights)), layout="constrained")
-    canvas_type(figure)
+    figure = _new_figure(1.2 + 1.9 * sum(heights), layout="constrained")
     panels = list(figure.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0])
     panels[-1].set_xlabel("time (s)")
     if waveform is not None:
@@ -75,20 +57,23 @@ def draw(tensors: Mapping[str, Array], row: Mapping[str, Any], *, sample_rate_hz
     return figure
 
 
-def _write(figure: Figure, path: Path) -> None:
+def write_figure(figure: Figure, path: Path) -> None:
+    """Makes `path` a PNG of a figure."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=min(_DPI, _MAX_PIXELS_HIGH / figure.get_figheight()))
     write_bytes(path, buffer.getbuffer())
 
 
-def load_matplotlib() -> tuple[Any, Any]:
-    """Returns matplotlib's figure and its Agg canvas; MissingExtraError where it is not installed."""
+def _new_figure(height_in: float, *, layout: Literal["constrained"] | None = None) -> Figure:
+    """Returns an empty figure on matplotlib's Agg canvas: no display is needed, no global state left."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as err:
         raise MissingExtraError(f"--png needs matplotlib ({err}); run: pip install 'forebay[report]'") from err
-    return Figure, FigureCanvasAgg
+    figure = Figure(figsize=(_WIDTH_IN, height_in), layout=layout)
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def _draw_bank(figure: Figure, axes: Axes, name: str, values: Array) -> None:
@@ -129,44 +114,31 @@ def _draw_waveform(axes: Axes, waveform: Array, *, sample_rate_hz: int) -> None:
 def _title(row: Mapping[str, Any]) -> str:
     head = " · ".join(printable(str(row[name])) for name in ("sample_id", "language") if row.get(name))
     lines = textwrap.wrap(printable(row.get("text") or ""), _TITLE_COLUMNS)
-    if len(lines) > _TITLE_LINES:
-        lines = [*lines[: _TITLE_LINES - 1], f"{lines[_TITLE_LINES - 1]} ..."]
-    return "\n".join([head, *lines])
+    return "\n".join([head, *_shortened(lines, _TITLE_LINES)])
+
+
+def _shortened(lines: list[str], count: int) -> list[str]:
+    return lines if len(lines) <= count else [*lines[: count - 1], f"{lines[count - 1]} ..."]
 
 
 _WIDTH_IN = 12.0
-
-
 _MARGIN_IN = 0.15
-
-
 _GAP_IN = 0.12
-
-
 _CAPTION_IN = 0.56
-
-
 _LINE_IN = 0.2
-
 
 _LETTER_IN = 0.068
 """Width of a letter of a caption, about."""
 
-
 _HEIGHTS_IN = (0.9, 4.6)
-
 
 _AREA_SQ_IN = 90.0
 """What all images together take, as far as the heights of a row allow it."""
 
-
 _MIN_TILE_IN = 1.3
 """Width of a tile at least: of a narrow image its caption's."""
 
-
 _CONVERSATION_COLUMNS = 125
-
-
 _CONVERSATION_LINES = 6
 
 
@@ -203,9 +175,7 @@ def sample_title(sample: ImageSample) -> str:
     lines = [f"sample {sample.index} · {printable(sample.row['sample_id'])}"]
     for role, text in spoken(sample.conversation):
         lines += textwrap.wrap(f"{role}: {printable(text)}", _CONVERSATION_COLUMNS)
-    if len(lines) > _CONVERSATION_LINES:
-        lines = [*lines[: _CONVERSATION_LINES - 1], f"{lines[_CONVERSATION_LINES - 1]} ..."]
-    return "\n".join(lines)
+    return "\n".join(_shortened(lines, _CONVERSATION_LINES))
 
 
 def pack_title(pack: Pack, plan_name: str) -> str:
@@ -216,22 +186,15 @@ def pack_title(pack: Pack, plan_name: str) -> str:
     )
 
 
-def write_tiles(tiles: Sequence[Tile], path: Path, *, title: str) -> None:
-    """Makes `path` a PNG of the tiles in rows, each row one height, under a title.
+def draw_tiles(tiles: Sequence[Tile], *, title: str) -> Figure:
+    """Returns the tiles in rows, each row one height, under a title; the axes are those of the images in their order.
 
     Raises MissingExtraError where matplotlib is not installed.
     """
-    _write(draw_tiles(tiles, title=title), path)
-
-
-def draw_tiles(tiles: Sequence[Tile], *, title: str) -> Figure:
-    """Returns the figure, one axes an image in their order, on matplotlib's Agg canvas."""
-    figure_type, canvas_type = load_matplotlib()
     rows = rows_of([tile.aspect for tile in tiles])
     top_in = 0.3 + _LINE_IN * (title.count("\n") + 1)
     height_in = top_in + sum(height + _CAPTION_IN + _GAP_IN for _, height in rows) + (0.0 if rows else _CAPTION_IN)
-    figure: Figure = figure_type(figsize=(_WIDTH_IN, height_in))
-    canvas_type(figure)
+    figure = _new_figure(height_in)
     families, shown = fonts_for("\n".join([*(tile.name for tile in tiles), title]))
     *names, title = shown.split("\n", len(tiles))
     # parse_math: a dollar sign of a question is money, not a formula.
@@ -296,7 +259,6 @@ def _caption(tile: Tile, name: str, room_in: float) -> str:
 
 _FIRST = "DejaVu Sans"
 """Comes with matplotlib: Latin, Greek, Cyrillic, Arabic, but no Indic scripts and no CJK."""
-
 
 _NO_FONT = "Last Resort"
 """Also comes with matplotlib, and has a box for every character instead of a letter."""

@@ -1,15 +1,31 @@
-"""The plans of a cache: what stands under `plans/` of its root, as documents."""
+"""The plans of a cache, as they stand under `plans/` of its root: each as a document, and a pack of one."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay.errors import CacheError
+import numpy as np
+
+from forebay.errors import CacheCorruptError, CacheError, ConfigError
+from forebay.inspect.sample import (
+    ImageSample,
+    StoredImage,
+    check_index,
+    float32_bytes,
+    image_settings_of,
+    number_of,
+    read_image_sample,
+    sample_index,
+)
 from forebay.plan.disk import METADATA, read_metadata, read_statistics
 from forebay.plan.names import PLANS
+from forebay.store.cache import Cache
+from forebay.store.layout import Array
+from forebay.store.metadata import load_array
 
 logger = logging.getLogger(__name__)
 
@@ -57,3 +73,109 @@ def _described(folder: Path, metadata: dict[str, Any]) -> dict[str, Any]:
         "settings": metadata["plan"]["settings"],
         "statistics": read_statistics(folder, metadata),
     }
+
+
+def pack_bytes(cache: Cache, plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a plan, with `bytes_per_pack` (of the cache) and `float32_bytes_per_pack` if it is one of packs.
+
+    `float32_bytes_per_pack` is what one pack's `pixel_values` take: its images as often as its samples use them.
+    """
+    patches = plan["statistics"].get("patches")
+    if plan["kind"] != "pack" or not plan["num_packs"] or patches is None:
+        return dict(plan)
+    return {
+        **plan,
+        "bytes_per_pack": int(cache.metadata["size_bytes"]) / plan["num_packs"],
+        "float32_bytes_per_pack": float32_bytes(patches["mean"], image_settings_of(cache)),
+    }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pack:
+    """One pack as a plan lists it, before any shuffling of packs. segments: its samples, in the order of the row."""
+
+    index: int
+    num_packs: int
+    seq_len: int
+    max_patches: int | None
+    segments: tuple[ImageSample, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all segments; the rest of `seq_len` is padding, where it is padded."""
+        return sum(_tokens(sample) for sample in self.segments)
+
+    @property
+    def images(self) -> list[StoredImage]:
+        """The images of all segments; one that two segments use is there twice."""
+        return [image for sample in self.segments for image in sample.images]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the `pack` part of `forebay inspect PLAN --sample I --json`."""
+        ends = np.cumsum([_tokens(sample) for sample in self.segments]).tolist()
+        segments = [
+            {"start": start, "end": end, "num_learnt": sample.num_learnt, **sample.to_json()}
+            for start, end, sample in zip([0, *ends], ends, self.segments, strict=False)
+        ]
+        return {
+            "index": self.index,
+            "num_tokens": self.num_tokens,
+            "num_learnt": sum(sample.num_learnt for sample in self.segments),
+            "seq_len": self.seq_len,
+            "fill": self.num_tokens / self.seq_len,
+            "pad_tokens": self.seq_len - self.num_tokens,
+            "num_patches": sum(image.num_patches for image in self.images),
+            "max_patches": self.max_patches,
+            "num_images": len(self.images),
+            "stored_bytes": sum(image.stored_bytes for image in self.images),
+            "float32_bytes": sum(image.float32_bytes for image in self.images),
+            "segments": segments,
+        }
+
+
+def read_pack(cache: Cache, plan: Mapping[str, Any], wanted: str) -> Pack:
+    """Returns one pack of a plan over its cache, with every byte of its samples checked.
+
+    plan: of `read_plan`. wanted: the pack's number, or the id of a sample that it holds. Raises ConfigError where the
+    plan is none of packs, CacheError for a pack that it does not have, CacheCorruptError where bytes are not those that
+    were written.
+    """
+    folder = Path(plan["folder"])
+    if plan["kind"] != "pack":
+        raise ConfigError(
+            f'--sample: {folder} is a plan of kind "{plan["kind"]}", wanted "pack"; for one sample name its cache'
+        )
+    arrays = {name: _array(folder, name, plan) for name in ("members", "offsets")}
+    index = number_of(wanted)
+    if index is None:
+        index = _pack_of(sample_index(cache, wanted), wanted, folder, arrays)
+    check_index(index, plan["num_packs"], what=f"{folder} has {plan['num_packs']} packs")
+    start, end = arrays["offsets"][index : index + 2].tolist()
+    members = arrays["members"][start:end].tolist()
+    if not members or not all(0 <= member < len(cache) for member in members):
+        raise CacheCorruptError(
+            f"{folder}: pack {index} holds samples {members}, its cache has {len(cache)}; "
+            "delete that folder and run: forebay preprocess CONFIG"
+        )
+    return Pack(
+        index=index,
+        num_packs=plan["num_packs"],
+        seq_len=plan["settings"]["seq_len"],
+        max_patches=plan["settings"]["max_patches"],
+        segments=tuple(read_image_sample(cache, member, config=None) for member in members),
+    )
+
+
+def _pack_of(sample: int, wanted: str, folder: Path, arrays: Mapping[str, Array]) -> int:
+    places = np.flatnonzero(arrays["members"] == sample)
+    if not len(places):
+        raise CacheError(f"--sample {wanted}: sample {sample} is in no pack of {folder}: it is longer than one")
+    return int(np.searchsorted(arrays["offsets"], places[0], side="right")) - 1
+
+
+def _array(folder: Path, name: str, plan: Mapping[str, Any]) -> Array:
+    return load_array(folder, f"{name}.npy", plan["arrays"][name], verify=True)
+
+
+def _tokens(sample: ImageSample) -> int:
+    return len(sample.tensors["input_ids"])

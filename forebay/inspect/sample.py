@@ -1,4 +1,7 @@
-"""One sample of a cache: its row, tensors and labels; of a cache of images its conversation and images too."""
+"""One sample of a cache: its row, tensors and labels, which the tokenizer of a config turns into text again.
+
+A sample of a cache of images has its conversation and images, too.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,41 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from forebay.config.digest import tokenizer_digest
 from forebay.config.tree import Config
-from forebay.errors import CacheError
-from forebay.inspect.facts import float32_bytes, holds_images, image_settings_of
-from forebay.inspect.labels import labels_of, learnt_of
+from forebay.errors import CacheError, ConfigError
+from forebay.pretrained import from_folder
 from forebay.store.cache import Cache
 from forebay.store.image.codec import FIELDS
 from forebay.store.image.pixels import unpatchify
+from forebay.store.image.settings import ImageSettings
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array, FieldSpec
 from forebay.store.schema import TEXT, list_of, record
 from forebay.store.shard import Shard
+from forebay.store.source import has_audio
+
+_FLOAT32_BYTES = 4
+_CONVERSATION = list_of(record({"role": TEXT, "content": list_of(record({"type": TEXT}, {"text": TEXT}))}))
+
+
+def holds_images(cache: Cache) -> bool:
+    """Whether a cache's media rows are images."""
+    return "media_rows" in cache.metadata
+
+
+def image_settings_of(cache: Cache) -> ImageSettings:
+    """Returns the processor's settings that a cache of images was made with."""
+    return ImageSettings.from_json(cache.constants["image"])
+
+
+def float32_bytes(num_patches: float, settings: ImageSettings) -> float:
+    """Returns the bytes of float32 `pixel_values` [num_patches, temporal_patch_size * 3 * patch_size^2]."""
+    return num_patches * settings.temporal_patch_size * settings.patch_bytes * _FLOAT32_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +64,7 @@ class Sample:
         return {"index": self.index, "row": dict(self.row), "fields": _fields(self.tensors), "labels": self.labels}
 
 
-def read_sample(cache: Cache, index: int, *, config: Config | None) -> Sample | ImageSample:
+def read_sample(cache: Cache, index: int, *, config: Config | None) -> Sample:
     """Returns one sample, its bytes checked against their hash; of a cache of images with its images rebuilt.
 
     config: names the tokenizer by which labels are decoded.
@@ -120,7 +144,7 @@ def _row(cache: Cache, index: int) -> dict[str, Any]:
     }
     if holds_images(cache):
         row |= {name: int(values[index]) for name, values in cache.lengths.items()}
-    elif cache.constants["features"] != "none":
+    elif has_audio(cache):
         row["duration_s"] = int(cache.lengths["num_audio_samples"][index]) / cache.constants["sample_rate_hz"]
     return {**row, "shard": number, "shard_row": position}
 
@@ -148,9 +172,6 @@ def _fields(tensors: Mapping[str, Array]) -> dict[str, Any]:
 
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-_CONVERSATION = list_of(record({"role": TEXT, "content": list_of(record({"type": TEXT}, {"text": TEXT}))}))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,20 +215,16 @@ class StoredImage:
         }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImageSample:
+@dataclass(frozen=True, kw_only=True)
+class ImageSample(Sample):
     """One sample of a cache of images as it is stored.
 
-    row: table fields, lengths, `shard` and `shard_row`. conversation: messages in canonical form. tensors: input_ids
-    int32 [n], label_mask uint8 [n], image_grid_thw int32 [k, 3], patches uint8 [all, 3 * patch_size^2]. labels: of
-    `learnt_of`.
+    row: has lengths instead of `duration_s`. conversation: messages in canonical form. tensors: input_ids int32 [n],
+    label_mask uint8 [n], image_grid_thw int32 [k, 3], patches uint8 [all, 3 * patch_size^2]. labels: of `learnt_of`.
     """
 
-    index: int
-    row: Mapping[str, Any]
     conversation: list[dict[str, Any]]
     images: tuple[StoredImage, ...]
-    tensors: Mapping[str, Array]
     labels: Mapping[str, Any]
 
     @property
@@ -217,14 +234,8 @@ class ImageSample:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the `sample` part of `forebay inspect --json`."""
-        return {
-            "index": self.index,
-            "row": dict(self.row),
-            "fields": _fields(self.tensors),
-            "conversation": self.conversation,
-            "images": [image.to_json() for image in self.images],
-            "labels": self.labels,
-        }
+        images = [image.to_json() for image in self.images]
+        return {**super().to_json(), "conversation": self.conversation, "images": images}
 
 
 def read_image_sample(cache: Cache, index: int, *, config: Config | None) -> ImageSample:
@@ -279,3 +290,68 @@ def _images(cache: Cache, row: Mapping[str, Any], tensors: Mapping[str, Any]) ->
         )
         for name, place, grid, patches in zip(names, used, grids, tensors["patches"], strict=True)
     )
+
+
+def labels_of(cache: Cache, config: Config | None, sample: Mapping[str, Array]) -> dict[str, Any] | None:
+    """Returns a sample's ids and, where the recipe's tokenizer is at hand, their text; None for a recipe without text.
+
+    `ids` and `prefix_len` are as stored; `text` is what follows the prefix, without special tokens;
+    `with_special_tokens` is all of it. Where they are None, `note` says why.
+    """
+    if "input_ids" not in sample:
+        return None
+    ids, prefix_len = sample["input_ids"].tolist(), int(sample["prefix_len"][0])
+    tokenizer, note = _tokenizer_of(cache, config)
+    labels: dict[str, Any] = {"ids": ids, "prefix_len": prefix_len, "text": None, "with_special_tokens": None}
+    if tokenizer is not None:
+        labels["text"] = tokenizer.decode(ids[prefix_len:], skip_special_tokens=True)
+        labels["with_special_tokens"] = tokenizer.decode(ids, skip_special_tokens=False)
+    return {**labels, "note": note}
+
+
+def learnt_of(cache: Cache, config: Config | None, sample: Mapping[str, Array]) -> dict[str, Any]:
+    """Returns a conversation's ids and what is learnt of it, as text where the recipe's tokenizer is at hand.
+
+    `ids` as stored; `learnt`: for every run of targets its `start`, `end` and `text`, control tokens shown;
+    `with_special_tokens` is all of it. Where texts are None, `note` says why.
+    """
+    ids = sample["input_ids"].tolist()
+    tokenizer, note = _tokenizer_of(cache, config)
+
+    def text(start: int, end: int) -> str | None:
+        return None if tokenizer is None else str(tokenizer.decode(ids[start:end], skip_special_tokens=False))
+
+    # The places before the first and after the last value of every run of values that are not 0.
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], sample["label_mask"] != 0, [0])).astype(np.int8)))
+    runs = edges.reshape(-1, 2).tolist()
+    learnt = [{"start": start, "end": end, "text": text(start, end)} for start, end in runs]
+    return {"ids": ids, "learnt": learnt, "with_special_tokens": text(0, len(ids)), "note": note}
+
+
+def _tokenizer_of(cache: Cache, config: Config | None) -> tuple[Any, str | None]:
+    """Returns the tokenizer that a cache was made with, where the config names it; else None, and a note that says why.
+
+    Another tokenizer would give other text without a word.
+    """
+    if config is None or config.text is None:
+        return None, "not decoded: a cache does not hold its tokenizer; run: forebay inspect CONFIG --sample I"
+    folder = Path(config.text.tokenizer)
+    found = tokenizer_digest(folder)
+    if found == cache.tokenizer:
+        return load_tokenizer(folder), None
+    return None, (
+        f"not decoded: text.tokenizer {folder} has digest {found[:16]}, the cache was made with "
+        f"{str(cache.tokenizer)[:16]}; name the folder that the cache was made with"
+    )
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Returns the tokenizer in a model's folder. Raises ConfigError where transformers cannot load it."""
+    from transformers import AutoTokenizer  # not at import: it takes seconds, and only this needs it
+
+    try:
+        tokenizer = from_folder(AutoTokenizer, folder)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as err:
+        raise ConfigError(f"text.tokenizer: transformers cannot load {folder}: {err}") from err
+    # The tokenizer itself, where there is one: Whisper's class drops time stamps and tidies spaces on its way.
+    return getattr(tokenizer, "backend_tokenizer", None) or tokenizer

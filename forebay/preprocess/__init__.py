@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from forebay.face import face
 
 if TYPE_CHECKING:
-    from forebay.preprocess.pipeline import BuildReport, Options, build
+    from forebay.preprocess.pipeline import BuildReport as BuildReport
+    from forebay.preprocess.pipeline import Options as Options
+    from forebay.preprocess.pipeline import build as build
 
-__all__ = ["BuildReport", "Options", "build"]
-
-__getattr__, __dir__ = face(__name__, dict.fromkeys(__all__, "forebay.preprocess.pipeline"))
+__getattr__, __dir__, __all__ = face(__name__, {"pipeline": "BuildReport Options build"})

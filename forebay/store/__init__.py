@@ -11,34 +11,22 @@ from typing import TYPE_CHECKING
 from forebay.face import face
 
 if TYPE_CHECKING:
-    from forebay.store.cache import Cache, open_cache
-    from forebay.store.lookup import Lookup, find_cache, sealed_caches
-    from forebay.store.source import SampleSource, SourceUnion
-    from forebay.store.verify import VerifyReport, verify_folder
+    from forebay.store.cache import Cache as Cache
+    from forebay.store.cache import open_cache as open_cache
+    from forebay.store.lookup import Lookup as Lookup
+    from forebay.store.lookup import find_cache as find_cache
+    from forebay.store.lookup import sealed_caches as sealed_caches
+    from forebay.store.source import SampleSource as SampleSource
+    from forebay.store.source import SourceUnion as SourceUnion
+    from forebay.store.verify import VerifyReport as VerifyReport
+    from forebay.store.verify import verify_folder as verify_folder
 
-__all__ = [
-    "Cache",
-    "Lookup",
-    "SampleSource",
-    "SourceUnion",
-    "VerifyReport",
-    "find_cache",
-    "open_cache",
-    "sealed_caches",
-    "verify_folder",
-]
-
-__getattr__, __dir__ = face(
+__getattr__, __dir__, __all__ = face(
     __name__,
     {
-        "Cache": "forebay.store.cache",
-        "Lookup": "forebay.store.lookup",
-        "SampleSource": "forebay.store.source",
-        "SourceUnion": "forebay.store.source",
-        "VerifyReport": "forebay.store.verify",
-        "find_cache": "forebay.store.lookup",
-        "open_cache": "forebay.store.cache",
-        "sealed_caches": "forebay.store.lookup",
-        "verify_folder": "forebay.store.verify",
+        "cache": "Cache open_cache",
+        "lookup": "Lookup find_cache sealed_caches",
+        "source": "SampleSource SourceUnion",
+        "verify": "VerifyReport verify_folder",
     },
 )

@@ -31,7 +31,7 @@ from forebay.store.shard import (
     shard_name,
     table_dtype,
 )
-from forebay.store.source import SampleSource
+from forebay.store.source import SampleSource, has_audio
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,10 +40,7 @@ if TYPE_CHECKING:
     from forebay.store.row_table import SampleColumns
 
 logger = logging.getLogger(__name__)
-
-
 Verify = Literal["touch", "open", "never"]
-
 
 _MAX_OPEN_SHARDS = 1_000
 """In one process: the kernel limits mappings (`vm.max_map_count`, 65,530), and other libraries map too."""
@@ -335,7 +332,7 @@ class Cache(SampleSource):
         from forebay.store.row_table import rate_of, row_table
 
         lengths, rate_hz = dict(self.lengths), None
-        if self.constants.get("features") == "none" and "num_tokens" in lengths:
+        if not has_audio(self) and "num_tokens" in lengths:
             lengths = {"num_tokens": lengths["num_tokens"]}
         elif self._images is None:
             rate_hz = rate_of(self.folder, self.constants, lengths)

@@ -20,21 +20,16 @@ from forebay.store.metadata import check_file
 MEMBERS_A_CHUNK = 2**13
 """Members of a plan that are hashed together: 32 KiB, 3 us. A first batch of 40 samples touches 40 chunks."""
 
-
 SLOTS_A_CHUNK = 2**16
 """Slots that are hashed together: 512 KiB, 20 us."""
 
-
 SLOTS = "slots.npy"
-
 
 SUMS = "chunks_xxh3_64"
 """Where the entry of `slots.npy` has the sums; slots of one chunk have none and are checked when opened."""
 
-
 _HEADER_BYTES = 128
 """Size of a .npy header of one axis; never parsed, since what it says follows from the number of samples."""
-
 
 _AGAIN = "run: forebay preprocess CONFIG --rebuild"
 

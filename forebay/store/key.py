@@ -25,12 +25,10 @@ class KeyedRecipe(Protocol):
     @property
     def document(self) -> dict[str, Any]:
         """Everything that changes values, by content."""
-        ...
 
     @property
     def key(self) -> str:
         """`recipe_key` of the document."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
@@ -53,8 +51,8 @@ def cache_key(recipe: str, sources: Sequence[SourceDigest]) -> str:
 
 def folder_name(config: Config, key: str) -> str:
     """Returns the name of a cache's folder; the codec of images ends it, where it is not raw."""
-    suffix = "" if codec_of(config) in (None, "raw") else f".{codec_of(config)}"
-    return f"{config.name}-{config.source.split}-{key[:SHORT]}{suffix}"
+    codec = codec_of(config)
+    return f"{config.name}-{config.source.split}-{key[:SHORT]}" + ("" if codec in (None, "raw") else f".{codec}")
 
 
 def codec_of(config: Config) -> str | None:

@@ -11,10 +11,7 @@ import numpy as np
 FORMAT_VERSION = 2
 """The newest form of the bytes on disk. A change is breaking: it brings a new golden cache under tests/golden."""
 
-
 Group = Literal["media", "text"]
-
-
 GROUPS: tuple[Group, ...] = ("media", "text")
 
 
@@ -53,13 +50,9 @@ class FieldSpec:
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
 Ints = np.ndarray[Any, np.dtype[np.int64]]
-
 
 ROW_BITS = 32
 """A slot is `shard << ROW_BITS | row`."""
-
 
 ROW_MASK = (1 << ROW_BITS) - 1

@@ -32,9 +32,16 @@ SIZE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class Hashed:
+    """The content hash of a file, with the stat that it had when it was read."""
+
+    stat: Stat
     hashed_at_ns: int
     xxh3_128: str
+
+
+Hashing = Callable[[Callable[[Path], Hashed], Sequence[Path]], Iterable[Hashed]]
+"""Applies a function to every path, as `map` does."""
 
 
 class Memo:
@@ -42,7 +49,7 @@ class Memo:
 
     def __init__(self, root: Path) -> None:
         self.path = root / FILE_NAME
-        self._entries: dict[Stat, _Entry] = {}
+        self._entries: dict[Stat, Hashed] = {}
         self.add_file(self.path)
 
     def add_file(self, path: Path) -> None:
@@ -60,38 +67,27 @@ class Memo:
         for number, (stat, hashed_at_ns) in enumerate(columns):
             known = self._entries.get(stat)
             if known is None or known.hashed_at_ns < hashed_at_ns:
-                self._entries[stat] = _Entry(hashed_at_ns, digests[32 * number : 32 * number + 32])
+                self._entries[stat] = Hashed(stat, hashed_at_ns, digests[32 * number : 32 * number + 32])
 
     def known(self, path: Path) -> str | None:
         """Returns the hash of a file as it is now; None where it has to be read, OSError where it is absent."""
         found = self._known(path)
         return None if found is None else found.xxh3_128
 
-    def hashes(
-        self,
-        paths: Sequence[Path],
-        *,
-        map_: Callable[[Callable[[Path], Hashed], Sequence[Path]], Iterable[Hashed]] = map,
-    ) -> list[str]:
+    def hashes(self, paths: Sequence[Path], *, map_: Hashing = map) -> list[str]:
         """Returns the hash of every file, reading only those that are not known, by `map_(hash_now, paths)`.
 
         What was learned is kept under the root where that is writable. Raises OSError for a file that is absent.
         """
         return [hashed.xxh3_128 for hashed in self.hashed(paths, map_=map_)]
 
-    def hashed(
-        self,
-        paths: Sequence[Path],
-        *,
-        map_: Callable[[Callable[[Path], Hashed], Sequence[Path]], Iterable[Hashed]] = map,
-    ) -> list[Hashed]:
+    def hashed(self, paths: Sequence[Path], *, map_: Hashing = map) -> list[Hashed]:
         """Returns the hash of every file with the stat that it is the hash of, as `hashes` does."""
         results = [self._known(path) for path in paths]
         missing = [i for i, result in enumerate(results) if result is None]
         if missing:
             for i, hashed in zip(missing, map_(hash_now, [paths[i] for i in missing]), strict=True):
-                self._entries[hashed.stat] = _Entry(hashed.hashed_at_ns, hashed.xxh3_128)
-                results[i] = hashed
+                self._entries[hashed.stat] = results[i] = hashed
             self._save()
         return [result for result in results if result is not None]
 
@@ -109,11 +105,8 @@ class Memo:
         return _checksum(body) + body
 
     def _known(self, path: Path) -> Hashed | None:
-        stat = stat_of(os.stat(path))
-        entry = self._entries.get(stat)
-        if entry is None or max(stat[-2:]) > entry.hashed_at_ns - _RACY_NS:
-            return None
-        return Hashed(stat, entry.hashed_at_ns, entry.xxh3_128)
+        entry = self._entries.get(stat_of(os.stat(path)))
+        return None if entry is None or max(entry.stat[-2:]) > entry.hashed_at_ns - _RACY_NS else entry
 
     def _save(self) -> None:
         # Another builder may have saved since: take its entries in. What two writers lose to each other is hashed
@@ -124,15 +117,6 @@ class Memo:
             write_bytes(self.path, self.dump())
         except OSError as err:
             logger.info("hashes are not kept: %s: %s", self.path, err.strerror)
-
-
-@dataclass(frozen=True, slots=True)
-class Hashed:
-    """The content hash of a file, with the stat that it had when it was read."""
-
-    stat: Stat
-    hashed_at_ns: int
-    xxh3_128: str
 
 
 def hash_now(path: Path) -> Hashed:

@@ -35,8 +35,6 @@ from forebay.store.schema import COUNT, NUMBER, OBJECT, POSITIVE, TEXT, Check, m
 from forebay.store.tdz import TORCH_DTYPES
 
 FILE_NAME = "metadata.json"
-
-
 _MAX_BYTES = 64 * 1024 * 1024
 
 
@@ -196,7 +194,6 @@ _TYPES: Mapping[str, type] = {
     "recipe_key": str,
 }
 
-
 _DESCRIPTION: Mapping[str, Check] = {
     "clipped": COUNT,
     "excluded": map_of(COUNT),
@@ -215,22 +212,19 @@ _DESCRIPTION: Mapping[str, Check] = {
 }
 """What a report shows, and opening does not need."""
 
-
 _AUDIO = record({"sample_rate_hz": POSITIVE})
-
-
 _CLIPPED = record({}, {"audio": or_null(record({}, {"clip_s": or_null(NUMBER)}))})
-
 
 _FOUND = record(
     {"key": TEXT, "recipe_key": TEXT, "files": OBJECT, "name": TEXT, "recipe": _DESCRIPTION["recipe"]},
     {name: _DESCRIPTION[name] for name in ("excluded", "failed")} | {"num_samples": COUNT, "codec": TEXT},
 )
 
-
 _ARRAYS = ("slots.npy", "lengths.npy")
+_LENGTHS = {"none": ("num_tokens",), "patches": ("num_images", "num_patches", "num_tokens")}
+"""What every cache has the lengths of, by its features."""
 
-
+_AUDIO_LENGTHS = ("num_audio_samples", "num_tokens")
 _MAX_SHARDS = 1 << 31
 
 
@@ -250,6 +244,10 @@ def checked_fields(folder: Path, metadata: Mapping[str, Any]) -> list[FieldSpec]
             raise _foreign(folder, f"{name} is {metadata[name]}, wanted 0 to {_MAX_SHARDS - 1}")
     if not all(isinstance(name, str) for name in metadata["length_names"]):
         raise _foreign(folder, "length_names holds what is no name")
+    features, found = metadata["constants"].get("features"), metadata["length_names"]
+    wanted_lengths = _LENGTHS.get(features, _AUDIO_LENGTHS) if isinstance(features, str) else ()
+    if missing := [name for name in wanted_lengths if name not in found]:
+        raise _foreign(folder, f"length_names has no {', '.join(missing)}, it has {', '.join(found)}")
     fields = [_field(folder, document) for document in metadata["fields"]]
     _check_files(folder, metadata["files"], groups_of(fields))
     return fields
@@ -269,18 +267,14 @@ def check_description(folder: Path, metadata: Mapping[str, Any]) -> None:
     """Raises CacheCorruptError where a cache's metadata does not describe it wholly, as a report needs it."""
     _require_form(record(_DESCRIPTION), folder, metadata)
     _require_form(_CLIPPED, folder, metadata["recipe"])
-    constants, lengths = metadata["constants"], {"num_tokens"}
+    constants = metadata["constants"]
     _require_form(record({"features": TEXT}), folder, constants)
     if "media_rows" in metadata:
         _require_form(record({"codec": TEXT, "num_images": COUNT}), folder, metadata)
-        lengths |= {"num_images", "num_patches"}
     elif constants["features"] != "none":
         _require_form(_AUDIO, folder, constants)
-        lengths |= {"num_audio_samples"}
     if ("media_rows" in metadata) != (constants["features"] == "patches"):
         raise _foreign(folder, f"features is {constants['features']!r:.60}, which its media rows are not")
-    if missing := sorted(lengths - set(metadata["length_names"])):
-        raise _foreign(folder, f"length_names has no {', '.join(missing)}")
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ from typing import Any
 Check = Callable[[Any, str], None]
 """Raises ValueError where a value, which stands at this place, is of another kind."""
 
-
 _MAX_NUMBER = 1e300
 """JSON holds integers that no float can."""
 
@@ -26,23 +25,11 @@ def _is_number(value: Any) -> bool:
 
 
 TEXT = _kind("a text", lambda value: isinstance(value, str))
-
-
 COUNT = _kind("a count", lambda value: type(value) is int and 0 <= value < 1 << 63)
-
-
 POSITIVE = _kind("a count of 1 or more", lambda value: type(value) is int and 0 < value < 1 << 63)
-
-
 NUMBER = _kind("a number", _is_number)
-
-
 OBJECT = _kind("an object", lambda value: isinstance(value, dict))
-
-
 _LIST = _kind("a list", lambda value: isinstance(value, list))
-
-
 _FULL_LIST = _kind("a list that is not empty", lambda value: isinstance(value, list) and bool(value))
 
 

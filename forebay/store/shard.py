@@ -36,7 +36,6 @@ TensorColumns = tuple[tuple[str, Array, memoryview], ...]
 _STREAMED_BYTES = 16 * 1024
 """Rows of a field that are as large as this on average are written one by one."""
 
-
 OUT_OF_HANDLES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """What the machine says when there are no more descriptors or mappings to be had."""
 

@@ -10,7 +10,7 @@ import io
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,17 +30,11 @@ _PATTERNS: dict[str, tuple[str, ...]] = {
 }
 """Files of a folder that are manifests, by kind; of a kind that is not here all are."""
 
-
 COMPRESSED_TARS = (".tgz", ".tbz2", ".txz", *(f".tar.{kind}" for kind in ("gz", "bz2", "xz", "zst", "lz4")))
 """How names of compressed tars end; their members cannot be read by place."""
 
-
 _DICT = "dataset_dict.json"
-
-
 _OURS = re.compile(r"logs/data_usage\.jsonl|tar_index/[0-9a-f]{32}\.parquet")
-
-
 _SPLIT_FILE = re.compile(r"(.+)-\d{5}-of-\d{5}\.parquet")
 
 
@@ -106,7 +100,7 @@ def listed_files(source: SourceConfig) -> list[SourceFile]:
     for number, entry in enumerate(source.manifests):
         base = anchor(entry)
         files += [
-            SourceFile(Path(os.path.relpath(path, base)).as_posix(), path, number, True)
+            SourceFile(Path(os.path.relpath(path, base)).as_posix(), path, entry=number)
             for path in _expand(source, Path(entry))
         ]
     return files
@@ -182,17 +176,8 @@ def load_sources(path: Path) -> list[StoredSource]:
 
     try:
         columns = pq.read_table(path).to_pydict()
-        return [
-            StoredSource(os.fsdecode(name), entry, listed, xxh3_128, size_bytes)
-            for name, entry, listed, xxh3_128, size_bytes in zip(
-                columns["name"],
-                columns["entry"],
-                columns["listed"],
-                columns["xxh3_128"],
-                columns["size_bytes"],
-                strict=True,
-            )
-        ]
+        rows = zip(*(columns[field.name] for field in fields(StoredSource)), strict=True)
+        return [StoredSource(os.fsdecode(name), *others) for name, *others in rows]
     except (OSError, KeyError, TypeError, UnicodeDecodeError, pa.ArrowException) as err:
         raise CacheCorruptError(
             f"{path} is not the sources of a cache: {err}; run: forebay preprocess CONFIG --rebuild"
@@ -213,28 +198,23 @@ def compare_sources(
     expected = [(s.entry, s.name) for s in stored if s.listed]
     if listed and listed != expected:
         return "changed", sorted({name for _, name in set(listed) ^ set(expected)} or {name for _, name in listed})
-    if not listed and (there := [s.name for s in stored if s.listed and _is_there(config, s)]):
+    if not listed and (there := [s.name for s in stored if s.listed and _file_of(config, s)]):
         # The cache's manifest is there and the config's is not: it names another one.
         return "changed", there
-    present: list[tuple[StoredSource, Path | None]] = []
-    absent: list[tuple[StoredSource, Path | None]] = []
-    for source in stored:
-        path = path_of(config, source)
-        if source.xxh3_128 == ABSENT and (path is None or not path.is_file()):
-            continue  # it was not there when the cache was built either
-        (present if path is not None and path.is_file() else absent).append((source, path))
+    found = [(source, _file_of(config, source)) for source in stored]
+    present = [(source, path) for source, path in found if path is not None]
     # Sizes first: a file of another size is another file, and costs no reading.
-    changed = [s.name for s, path in present if path and path.stat().st_size != s.size_bytes]
-    if changed:
+    if changed := [s.name for s, path in present if path.stat().st_size != s.size_bytes]:
         return "changed", changed
-    paths = [path for _, path in present if path]
+    paths = [path for _, path in present]
     if not may_hash and any(memo.known(path) is None for path in paths):
         return "unknown", []
     hashes = memo.hashes(paths)
-    changed = [s.name for (s, _), now in zip(present, hashes, strict=True) if s.xxh3_128 != now]
-    if changed:
+    if changed := [s.name for (s, _), now in zip(present, hashes, strict=True) if s.xxh3_128 != now]:
         return "changed", changed
-    return ("absent", [s.name for s, _ in absent]) if absent else ("same", [])
+    # A file that was not there when the cache was built is missed by nobody.
+    absent = [s.name for s, path in found if path is None and s.xxh3_128 != ABSENT]
+    return "absent" if absent else "same", absent
 
 
 def source_differences(
@@ -246,18 +226,14 @@ def source_differences(
 
 
 def _source_difference(config: Config, stored: StoredSource | None, name: str, memo: Memo) -> dict[str, Any]:
-    path = (
-        path_of(config, stored)
-        if stored
-        else next((f.path for f in listed_files(config.source) if f.name == name), None)
-    )
-    wanted = memo.known(path) if path is not None and path.is_file() else None
-    if wanted is None and path is not None and path.is_file():
-        wanted = f"{path.stat().st_size} bytes"
     if stored is None:
-        kept: str | None = None
+        path = next((f.path for f in listed_files(config.source) if f.name == name and f.path.is_file()), None)
     else:
-        kept = stored.xxh3_128 if wanted is None or "bytes" not in wanted else f"{stored.size_bytes} bytes"
+        path = _file_of(config, stored)
+    wanted = None if path is None else memo.known(path)
+    kept = stored and stored.xxh3_128
+    if path is not None and wanted is None:
+        wanted, kept = f"{path.stat().st_size} bytes", stored and f"{stored.size_bytes} bytes"
     return {"field": f"sources.{name}", "wanted": wanted, "stored": kept}
 
 
@@ -267,6 +243,7 @@ def path_of(config: Config, source: StoredSource) -> Path | None:
     return anchor(entries[source.entry]) / source.name if source.entry < len(entries) else None
 
 
-def _is_there(config: Config, source: StoredSource) -> bool:
+def _file_of(config: Config, source: StoredSource) -> Path | None:
+    """Returns where a source of a cache is by the config's manifests; None where no such file is there."""
     path = path_of(config, source)
-    return path is not None and path.is_file()
+    return path if path is not None and path.is_file() else None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from forebay.errors import CacheCorruptError, CacheError
 from forebay.store.cache import Cache, open_cache
+from forebay.store.held import AnyFile
 from forebay.store.metadata import check_file
 
 
@@ -23,6 +25,16 @@ class VerifyReport:
     def ok(self) -> bool:
         """Whether nothing is wrong."""
         return not self.problems
+
+    def check(self, path: AnyFile, entry: Mapping[str, Any], *, hashing: bool = True) -> None:
+        """Adds a file's bytes, or the problem where it is not what its entry says; without `hashing` by its size."""
+        try:
+            check_file(path, entry, verify=hashing)
+            self.checked_bytes += int(entry["size_bytes"])
+        except CacheCorruptError as err:
+            self.problems.append(str(err))
+        except OSError as err:  # a disk that cannot read a file is what verifying is for
+            self.problems.append(f"{path} cannot be read: {err.strerror}")
 
     def to_json(self) -> dict[str, Any]:
         """Returns the `verify` part of `forebay inspect --json`."""
@@ -56,13 +68,7 @@ def _check_all(folder: Path, *, hashing: bool, progress: bool) -> VerifyReport:
     total = sum(int(entry["size_bytes"]) for _, entry in files)
     with tqdm(total=total, unit="B", unit_scale=True, desc="verify", disable=not progress, file=sys.stderr) as bar:
         for file, entry in files:
-            try:
-                check_file(file, entry, verify=hashing)
-                report.checked_bytes += int(entry["size_bytes"])
-            except CacheCorruptError as err:
-                report.problems.append(str(err))
-            except OSError as err:  # a disk that cannot read a file is what verifying is for
-                report.problems.append(f"{file} cannot be read: {err.strerror}")
+            report.check(file, entry, hashing=hashing)
             bar.update(int(entry["size_bytes"]))
     return report
 

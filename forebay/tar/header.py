@@ -12,49 +12,26 @@ import numpy.typing as npt
 
 BLOCK = 512
 
-
 TYPE = 156
 """Position of the type flag; an `int`, since indexing bytes gives one."""
 
-
 SIZE_FIELD = slice(124, 136)
-
 
 REGULAR = frozenset(b"0\x007")
 """Regular files: '0', the NUL of v7, and '7' (contiguous, stored like a regular file)."""
 
-
 WITHOUT_DATA = frozenset(b"123456")
 """Links, devices, directories and pipes: no data follows, whatever their size field says."""
 
-
 LONG_NAME, LONG_LINK, SPARSE = b"LKS"
-
-
 PAX_NEXT = frozenset(b"xX")
-
-
 PAX_GLOBAL = ord("g")
-
-
 DIRECTORY = ord("5")
-
-
 VOLUME_LABEL = ord("V")
-
-
 EXTENDED = frozenset(b"LKxXg")
-
-
 _CHECKSUM_FIELD = slice(148, 156)
-
-
 _DIGIT_WEIGHTS = 8 ** np.arange(5, -1, -1, dtype=np.int32)
-
-
 _NUMBER_STARTS = np.zeros(256, bool)
-
-
 _NUMBER_STARTS[np.frombuffer(b"01234567 \0\x80", np.uint8)] = True
 
 
@@ -113,7 +90,6 @@ def _stored_checksums(field: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
 
 MAX_EXTENDED_BYTES = 1024 * 1024
 """Larger extended headers are refused unread: a flipped bit in a size must not fill memory."""
-
 
 MAX_NAME_BYTES = 64 * 1024
 

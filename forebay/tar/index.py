@@ -22,13 +22,8 @@ from forebay.tar.members import FileStamp, Refused, TarIndex
 from forebay.tar.scan import scan_tar
 
 _log = logging.getLogger(__name__)
-
-
 _METADATA = b"forebay.tar_index"
-
-
 _VERSION = 1
-
 
 _TICK_NS = 20_000_000
 """Change times move in ticks of the kernel's clock, 10 ms at most; two of them."""

@@ -16,11 +16,7 @@ from forebay.tar.header import BLOCK, SIZE_FIELD, header_name, parse_number, val
 from forebay.tar.members import CURRENT_DIRECTORY, FileStamp, TarIndex, flat_names
 
 _log = logging.getLogger(__name__)
-
-
 _SPOT_CHECKS = 16
-
-
 _MAX_OCTAL_SIZE = 8**11 - 1
 
 

@@ -19,16 +19,9 @@ from forebay.tar.members import CURRENT_DIRECTORY, FileStamp, Refused, TarIndex,
 from forebay.tar.walk import Run, walk
 
 _SEARCH_BYTES = 1024 * 1024
-
-
 _PAX = ord("x")
-
-
 _NO_FILES = frozenset((header.DIRECTORY, header.VOLUME_LABEL)) | header.EXTENDED
-
-
 _REASONS = {ord("1"): "hard_link", ord("2"): "symlink", header.SPARSE: "sparse"} | dict.fromkeys(b"346", "special_file")
-
 
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",

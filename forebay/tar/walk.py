@@ -9,29 +9,13 @@ from forebay.tar import header
 from forebay.tar.header import BLOCK, MAX_EXTENDED_BYTES, Extension
 
 _RUN_HEADERS = 1024
-
-
 _NEAR_BYTES = 4 * 1024
-
-
 _MAX_WINDOW_BYTES = 64 * 1024
-
-
 _ZERO_BLOCK = bytes(BLOCK)
-
-
 _TYPE = header.TYPE
-
-
 _PLAIN_FILE, _PAX = b"0x"
-
-
 _SIZE_DIGITS = slice(124, 135)
-
-
 _PLAIN_ENDS = frozenset(b"\0 ")
-
-
 _IS_EXTENDED_HEADER, _IS_EXTENDED_BLOCK = 482, 504
 
 

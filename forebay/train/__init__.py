@@ -7,46 +7,31 @@ from typing import TYPE_CHECKING
 from forebay.face import face
 
 if TYPE_CHECKING:
-    from forebay.train.collate.collator import Collator
-    from forebay.train.collate.expand import to_model_inputs
-    from forebay.train.collate.packed import PackCollator
-    from forebay.train.collate.patch_batch import PatchBatch
-    from forebay.train.dataset import PlanSampler, SampleDataset
-    from forebay.train.loader import Loader
-    from forebay.train.models.folder import load_model
-    from forebay.train.select import make_loader
-    from forebay.train.settings import LoaderSettings
-    from forebay.train.vl_dataset import CachedVLDataset, build_vl_dataloader
+    from forebay.train.collate.collator import Collator as Collator
+    from forebay.train.collate.expand import to_model_inputs as to_model_inputs
+    from forebay.train.collate.packed import PackCollator as PackCollator
+    from forebay.train.collate.patch_batch import PatchBatch as PatchBatch
+    from forebay.train.dataset import PlanSampler as PlanSampler
+    from forebay.train.dataset import SampleDataset as SampleDataset
+    from forebay.train.loader import Loader as Loader
+    from forebay.train.models.folder import load_model as load_model
+    from forebay.train.select import make_loader as make_loader
+    from forebay.train.settings import LoaderSettings as LoaderSettings
+    from forebay.train.vl_dataset import CachedVLDataset as CachedVLDataset
+    from forebay.train.vl_dataset import build_vl_dataloader as build_vl_dataloader
 
-__all__ = [
-    "CachedVLDataset",
-    "Collator",
-    "Loader",
-    "LoaderSettings",
-    "PackCollator",
-    "PatchBatch",
-    "PlanSampler",
-    "SampleDataset",
-    "build_vl_dataloader",
-    "load_model",
-    "make_loader",
-    "to_model_inputs",
-]
-
-__getattr__, __dir__ = face(
+__getattr__, __dir__, __all__ = face(
     __name__,
     {
-        "CachedVLDataset": "forebay.train.vl_dataset",
-        "Collator": "forebay.train.collate.collator",
-        "Loader": "forebay.train.loader",
-        "LoaderSettings": "forebay.train.settings",
-        "PackCollator": "forebay.train.collate.packed",
-        "PatchBatch": "forebay.train.collate.patch_batch",
-        "PlanSampler": "forebay.train.dataset",
-        "SampleDataset": "forebay.train.dataset",
-        "build_vl_dataloader": "forebay.train.vl_dataset",
-        "load_model": "forebay.train.models.folder",
-        "make_loader": "forebay.train.select",
-        "to_model_inputs": "forebay.train.collate.expand",
+        "collate.collator": "Collator",
+        "collate.expand": "to_model_inputs",
+        "collate.packed": "PackCollator",
+        "collate.patch_batch": "PatchBatch",
+        "dataset": "PlanSampler SampleDataset",
+        "loader": "Loader",
+        "models.folder": "load_model",
+        "select": "make_loader",
+        "settings": "LoaderSettings",
+        "vl_dataset": "CachedVLDataset build_vl_dataloader",
     },
 )

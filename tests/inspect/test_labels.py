@@ -8,8 +8,7 @@ import pytest
 from forebay.config import Config, SourceConfig, TextConfig
 from forebay.config.digest import tokenizer_digest
 from forebay.errors import ConfigError
-from forebay.inspect.labels import labels_of
-from forebay.inspect.sample import read_sample
+from forebay.inspect.sample import labels_of, read_sample
 from forebay.inspect.terminal.sample import sample_lines
 from forebay.pretrained import from_folder
 from forebay.store.cache import open_cache

@@ -63,7 +63,7 @@ def test_an_error_in_the_block_leaves_the_old_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("has_old", [False, True])
-def test_each_call_that_fails_leaves_old_or_new_and_no_temporary(tmp_path: Path, has_old: bool, code: int) -> None:
+def test_each_call_that_fails_leaves_old_or_new_and_no_temporary(tmp_path: Path, *, has_old: bool, code: int) -> None:
     target = tmp_path / "a"
 
     def write(fail_at: int) -> Faults:
@@ -109,7 +109,7 @@ def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path: Path, size: int) -> N
 @pytest.mark.parametrize("old", ["none", "other", "same inode"])
 @pytest.mark.parametrize("links", [True, False])
 def test_link_or_copy_gives_the_same_bytes_and_leaves_no_temporary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, links: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, old: str, links: bool
 ) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(b"bytes" * 1000)

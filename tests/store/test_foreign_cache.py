@@ -115,9 +115,18 @@ def test_a_linked_group_is_refused(folder: Path) -> None:
         open_cache(folder)
 
 
-@pytest.mark.parametrize("changes", [{"length_names": ["a", "b", "c"]}, {"constants": {}}])
-def test_a_row_table_that_lacks_its_lengths_or_rate_is_refused(folder: Path, changes: dict[str, Any]) -> None:
-    signed(folder, **changes)
+def test_lengths_of_another_forebay_are_named_when_the_cache_is_opened(folder: Path) -> None:
+    signed(folder, length_names=["num_samples", "num_frames", "num_tokens"])
+    wanted = (
+        r"length_names has no num_audio_samples, it has num_samples, num_frames, num_tokens; "
+        r"run: forebay preprocess CONFIG --rebuild"
+    )
+    with pytest.raises(CacheCorruptError, match=wanted):
+        open_cache(folder)
+
+
+def test_a_row_table_that_lacks_its_rate_is_refused(folder: Path) -> None:
+    signed(folder, constants={})
     cache = open_cache(folder)
     with pytest.raises(CacheCorruptError, match=r"none that forebay writes: sample_rate_hz is"):
         assert cache.samples

@@ -510,7 +510,7 @@ def test_columns_of_an_hf_source_are_in_the_key_of_images(tmp_path: Path) -> Non
 
 
 def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
-    """A field that is new in the config tree or in a step has to be added to the lists above, or to those that change no value."""
+    """A new field of the config tree or of a step is added to the lists above, or to those that change no value."""
     tried = {(section, field) for section, field, _ in KEY_CHANGES}
     tried |= {("source", "overlong"), ("audio", "n_mels"), ("audio", "keep_waveform"), ("text", "tokenizer")}
     tried |= {("columns", name) for name in ("audio", "text", "language", "id")}

@@ -150,7 +150,7 @@ def test_what_json_cannot_hold_is_not_written(tmp_path: Path, value: Any) -> Non
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (4,), (2, 3)])
 @pytest.mark.parametrize("verify", [True, False])
-def test_arrays_come_back_read_only(tmp_path: Path, shape: tuple[int, ...], verify: bool) -> None:
+def test_arrays_come_back_read_only(tmp_path: Path, *, shape: tuple[int, ...], verify: bool) -> None:
     array = np.arange(np.prod(shape), dtype="<i8").reshape(shape)
     entry = save_array(tmp_path, "a.npy", array)
     loaded = load_array(tmp_path, "a.npy", entry, verify=verify)

@@ -65,7 +65,7 @@ def test_the_same_contents_give_the_same_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("links", [True, False])
 def test_a_crash_at_any_step_leaves_a_whole_cache_or_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, links: bool
 ) -> None:
     scratch, folder = tmp_path / "scratch", tmp_path / "caches" / "a"
     contents = contents_of(scratch, num_samples=2, files={"rejected.jsonl": b"{}\n"})
@@ -169,7 +169,7 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("has_exchange", [True, False])
 def test_replacing_leaves_readers_on_what_they_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_exchange: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_exchange: bool
 ) -> None:
     if not has_exchange:
         no_exchange(monkeypatch)

@@ -136,7 +136,7 @@ def test_what_is_no_list_of_sources_is_corrupt(tmp_path: Path) -> None:
     path = tmp_path / "sources.parquet"
     with pytest.raises(CacheCorruptError, match=r"sources\.parquet is not the sources of a cache: .*; run: forebay"):
         load_sources(path)
-    path.write_bytes(dump_sources([StoredSource("a", 0, True, "ab" * 16, 3)]))
+    path.write_bytes(dump_sources([StoredSource("a", 0, listed=True, xxh3_128="ab" * 16, size_bytes=3)]))
     flip(path, path.stat().st_size - 6)
     with pytest.raises(CacheCorruptError, match=r"sources\.parquet is not the sources of a cache"):
         load_sources(path)

@@ -65,7 +65,10 @@ def test_tensordict_loads_the_same_tensors(arrays: dict[str, Array]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_tdz(Path(folder) / "a.tdz", arrays)
         loaded = TensorDict.load_memmap(Path(folder) / "a.tdz", mode="r")
-        keys = {"/".join(key) if isinstance(key, tuple) else key for key in loaded.keys(True, True)}
+        keys = {
+            "/".join(key) if isinstance(key, tuple) else key
+            for key in loaded.keys(include_nested=True, leaves_only=True)
+        }
         assert keys == set(arrays)
         for name, array in arrays.items():
             tensor = loaded[tuple(name.split("/"))]

@@ -51,7 +51,7 @@ def test_what_is_being_written_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("age_s", "is_removed"), [(0, False), (DAY_S - 60, False), (DAY_S + 60, True)])
 def test_what_another_machine_writes_is_removed_after_a_day_of_the_file_systems_clock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age_s: int, is_removed: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, age_s: int, is_removed: bool
 ) -> None:
     path = left_by(tmp_path, "a", pid=1, place="ffffffff")
     changed = path.stat().st_mtime - age_s

@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
-
-
 END = bytes(1024)
 
 

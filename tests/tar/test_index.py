@@ -125,7 +125,7 @@ def test_the_same_tar_by_another_path_has_one_index(tar: Path, root: Path) -> No
 @given(position=st.integers(0, 10_000), flip=st.integers(1, 255), cut=st.booleans())
 @settings(max_examples=150)
 def test_a_damaged_index_is_made_again(
-    tmp_path_factory: pytest.TempPathFactory, position: int, flip: int, cut: bool
+    tmp_path_factory: pytest.TempPathFactory, *, position: int, flip: int, cut: bool
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "damaged"
     folder.mkdir(exist_ok=True)

@@ -12,10 +12,8 @@ from forebay.visible import json_text, printable
 
 COLUMNS = 100
 
-
 LABEL = 14
 """Where what is said of a label begins."""
-
 
 _HELD = "\x00"
 """A space at which no line is broken, until it is printed."""

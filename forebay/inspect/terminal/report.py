@@ -23,8 +23,6 @@ from forebay.inspect.terminal.layout import (
 from forebay.visible import human_bytes, printable
 
 _BAR = 50
-
-
 _MAX_LANGUAGES = 24
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from forebay.inspect.pack import Pack
+from forebay.inspect.plans import Pack
 from forebay.inspect.sample import ImageSample, Sample, StoredImage, spoken, summary
 from forebay.inspect.terminal.layout import entry, human_number, human_share, paragraph, table
 from forebay.inspect.terminal.report import beside_float32
@@ -16,15 +16,11 @@ from forebay.store.layout import Array
 from forebay.visible import human_bytes, printable
 
 _SHOWN_IDS = 64
-
-
 _REPEATED = re.compile(r"(<\|[^|<>]+\|>)\1{3,}")
-
-
 _ROLE = 11
 
 
-def sample_lines(sample: Sample | ImageSample) -> Iterator[str]:
+def sample_lines(sample: Sample) -> Iterator[str]:
     """Yields a sample for a terminal."""
     yield f"sample {sample.index}"
     yield from _row_lines({name: value for name, value in sample.row.items() if name not in _shown_apart(sample)})
@@ -43,7 +39,7 @@ def sample_lines(sample: Sample | ImageSample) -> Iterator[str]:
         yield from _prefix_lines(sample.labels)
 
 
-def _shown_apart(sample: Sample | ImageSample) -> tuple[str, ...]:
+def _shown_apart(sample: Sample) -> tuple[str, ...]:
     """Columns of the row that are shown as a conversation and a list of images."""
     return ("text", "images") if isinstance(sample, ImageSample) else ()
 

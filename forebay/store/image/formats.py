@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
 
 _HEAD_BYTES = 30
-
-
 _GIF, _PNG, _RIFF = (b"GIF87a", b"GIF89a"), b"\x89PNG\r\n\x1a\n", b"RIFF"
 
 
@@ -165,7 +163,6 @@ def _too_many_pixels(found: str, max_pixels: int, sample_id: str) -> DecodeError
 
 
 _ORIENTATION = 0x0112
-
 
 _PNG_KEYWORDS = (b"XML:com.adobe.xmp\0", b"Raw profile type exif\0", b"exif\0", b"xmp\0")
 """Names of PNG text chunks from which Pillow takes an orientation."""
