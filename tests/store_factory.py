@@ -43,8 +43,8 @@ def make_cache(
     """Makes a sealed cache under `root` and returns its folder; the same arguments give the same bytes.
 
     failed_rows: rows (of num_samples + len(failed_rows)) that keep their place in the shards and are no samples.
-    input_ids: of every row, in turn; left out: a few numbers, ended by 2; the prefix is their first. tokenizer: its digest in the
-    recipe; None: a recipe without text. metadata: entries of metadata.json to add or replace.
+    input_ids: of every row, in turn; left out: a few numbers, ended by 2; the prefix is their first. tokenizer: its
+    digest in the recipe; None: a recipe without text. metadata: entries of metadata.json to add or replace.
     """
     fields = _fields(features, keep_waveform=keep_waveform, tokens=tokenizer is not None)
     rng = np.random.default_rng(seed)

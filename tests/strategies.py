@@ -59,7 +59,7 @@ def transcripts() -> st.SearchStrategy[str]:
 
 
 def tar_names() -> st.SearchStrategy[str]:
-    """Names of regular tar members: any script, bytes that are not UTF-8, long ones, folders, leading dots, newlines."""
+    """Names of regular tar members: any script, bytes that are no UTF-8, long ones, folders, leading dots, newlines."""
     character = st.one_of(
         st.sampled_from("aZ9 .-_\n\u00e9\u0928\u4e2d\U0001f600"),
         st.characters(exclude_characters="\0", exclude_categories=["Cs"]),
@@ -82,7 +82,7 @@ def tar_contents() -> st.SearchStrategy[list[tuple[str, bytes]]]:
 
 @st.composite
 def waveform_lists(draw: st.DrawFn) -> list[np.ndarray[Any, Any]]:
-    """1 to 6 clips of float32 noise at 16 kHz: 1 sample to half a second, many at the edges of frames; some silent in part."""
+    """1 to 6 clips of float32 noise at 16 kHz: 1 sample to 0.5 s, many at the edges of frames; some partly silent."""
     edges = st.sampled_from([1, 2, 40, 41, 199, 200, 201, 399, 400, 401, 559, 560, 561, 5079, 5080, 5081, 7999, 8000])
     sizes = draw(st.lists(st.one_of(edges, st.integers(1, 8200)), min_size=1, max_size=6))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -249,7 +249,7 @@ def pack_lengths(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], np.ndarray[Any,
 
 @st.composite
 def changed_bytes(draw: st.DrawFn, data: bytes, *alien: bytes) -> bytes:
-    """`data` with one to four pieces flipped, cut out, doubled, overwritten, or with `alien` bytes put in; at times all alien."""
+    """`data` with one to four pieces flipped, cut out, doubled, overwritten or `alien`; at times all alien."""
     result = bytearray(data)
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(result)))
@@ -308,7 +308,7 @@ def _with_changes(document: Any, changes: list[tuple[tuple[Any, ...], Any, bool]
 
 
 def wicked_texts() -> st.SearchStrategy[str]:
-    """Names as a stranger writes them: terminal escapes, controls of C0 and C1, line ends, turned direction, lost bytes."""
+    """Names as a stranger writes them: terminal escapes, controls, line ends, turned direction, lost bytes."""
     pieces = st.sampled_from(
         [
             "\x1b[2J",

@@ -6,11 +6,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from forebay import cli
+from tests.commands import run, run_json
 from tests.preprocess.corpus import Corpus, speech_corpus
 from tests.preprocess.here_pool import HerePool
 
@@ -28,18 +28,7 @@ def corpus(tmp_path: Path) -> Corpus:
     return made
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    code = cli.main([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def run_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
-    code, out, err = run(capsys, *arguments, "--json")
-    assert code == 0, err
-    return json.loads(out)
-
-
+@pytest.mark.usefixtures("_here")
 def test_preprocess_then_key_then_preprocess_again(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
     config = corpus.folder / "config.toml"
     before = run_json(capsys, "key", config)

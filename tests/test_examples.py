@@ -24,11 +24,32 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("examples")
 
 
-def output_of(example: str, folder: Path, *, max_steps: int = 2, config: str = "demo_speech") -> str:
+_SEVERAL = """
+import runpy, sys
+for example in sys.argv.pop(1).split():
+    print("==", example, flush=True)
+    runpy.run_path(f"examples/{example}.py", run_name="__main__")
+"""
+"""One process that runs several examples, each as its file says: most of an example's time is its imports."""
+
+
+def outputs_of(examples: str, folder: Path, *, max_steps: int = 2, config: str = "demo_speech") -> dict[str, str]:
+    """Returns what each of the examples prints."""
     overrides = [f"run.cache_root={folder}/caches", f"train.output_dir={folder}/runs", f"train.max_steps={max_steps}"]
-    outcome = python(f"examples/{example}.py", f"configs/{config}.toml", *overrides)
+    outcome = python("-c", _SEVERAL, examples, f"configs/{config}.toml", *overrides)
     assert outcome.returncode == 0, outcome.stderr[-4000:]
-    return outcome.stdout
+    parts = re.split(r"^== (\w+)\n", outcome.stdout, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def output_of(example: str, folder: Path, *, max_steps: int = 2, config: str = "demo_speech") -> str:
+    return outputs_of(example, folder, max_steps=max_steps, config=config)[example]
+
+
+@pytest.fixture(scope="module")
+def of_dataloaders(folder: Path) -> dict[str, str]:
+    """What the examples of speech under other dataloaders print."""
+    return outputs_of("torch_dataloader stateful_dataloader torchtitan_dataloader", folder)
 
 
 @pytest.fixture(scope="module")
@@ -65,20 +86,20 @@ def test_lightning_goes_on_in_the_epoch_with_the_losses_of_a_loop_that_never_sto
     assert "4 steps; the next batch is micro-batch 4" in output
 
 
-def test_torch_dataloader_gives_the_batches_of_the_loader(folder: Path) -> None:
-    output = output_of("torch_dataloader", folder)
+def test_torch_dataloader_gives_the_batches_of_the_loader(of_dataloaders: dict[str, str]) -> None:
+    output = of_dataloaders["torch_dataloader"]
     assert_equal_batches(output, num_batches=11)
     assert sum(map(int, re.findall(r": (\d+) samples", output))) == 52
 
 
-def test_stateful_dataloader_stops_and_goes_on_within_the_epoch(folder: Path) -> None:
-    output = output_of("stateful_dataloader", folder)
+def test_stateful_dataloader_stops_and_goes_on_within_the_epoch(of_dataloaders: dict[str, str]) -> None:
+    output = of_dataloaders["stateful_dataloader"]
     assert_equal_batches(output, num_batches=11)
     assert sum(map(int, re.findall(r": (\d+) samples", output))) == 52
 
 
-def test_a_torchtitan_dataloader_of_two_ranks_goes_on_with_one(folder: Path) -> None:
-    assert_equal_batches(output_of("torchtitan_dataloader", folder), num_batches=8)
+def test_a_torchtitan_dataloader_of_two_ranks_goes_on_with_one(of_dataloaders: dict[str, str]) -> None:
+    assert_equal_batches(of_dataloaders["torchtitan_dataloader"], num_batches=8)
 
 
 def test_packs_under_torch_s_dataloader_are_those_of_the_loader(folder: Path) -> None:
@@ -91,7 +112,7 @@ def test_packs_under_torch_s_dataloader_are_those_of_the_loader(folder: Path) ->
 
 
 def losses_one_by_one(config: forebay.Config, *, num_packs: int) -> list[float]:
-    """The mean loss over the learnt tokens of each pack, of forward passes of single samples as their processor gives them."""
+    """Returns the mean loss over the learnt tokens of each pack, by forward passes of single samples."""
     model = load_model(Path(str(config.train.model)), seed=config.loader.seed, init=config.train.init)
     loader = forebay.train.make_loader(config)
     table, image_token_id = patch_table(loader.source.constants), loader.source.constants["image_token_id"]
@@ -151,7 +172,7 @@ def run_here(example: str, folder: Path, *, max_steps: int, **options: bool) -> 
 def test_packs_have_the_loss_of_their_samples_in_every_framework(
     folder: Path, one_by_one: list[float], example: str, max_steps: int
 ) -> None:
-    """At a learning rate of 0 every step is one of the first model. The whole takes 30 s of CPU: six frameworks are loaded."""
+    """At a learning rate of 0 every step is one of the first model. All take 30 s of CPU: six frameworks are loaded."""
     losses = run_here(example, folder, max_steps=max_steps)
     assert losses == pytest.approx(one_by_one[:2], abs=1e-5)
     if example == "hf_trainer":

@@ -20,6 +20,7 @@ import pytest
 from forebay import cli, load_config, open_cache
 from forebay.errors import ConfigError
 from forebay.version import __version__
+from tests.commands import run
 from tests.preprocess.corpus import flac, tone
 
 IDS = ("a", "007", "12", "1")
@@ -55,12 +56,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cache_of(config: Path) -> Path:
     (found,) = (config.parent / "caches").glob("mine-*")
     return found
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    code = cli.main([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 def test_caches_lie_beside_the_config_wherever_the_command_runs(built: Path) -> None:
@@ -227,7 +222,7 @@ def test_names_of_the_hub_are_told_to_save_a_folder_there(built: Path, capsys: p
 
 @pytest.mark.parametrize("is_dict", [True, False])
 def test_a_split_that_is_not_there_names_those_that_are(
-    built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], is_dict: bool
+    built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_dict: bool
 ) -> None:
     for split in ("train", "test"):
         table = pa.table({"audio": [flac(tone(1, duration_s=0.1))], "text": [split]})

@@ -28,7 +28,7 @@ def _python_files() -> Iterator[Path]:
 
 
 def _bare_loads(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yields line and name of everything that loads by transformers, whether called, handed on or asked for by its name."""
+    """Yields line and name of all that loads by transformers, whether called, handed on or asked for by its name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in _LOADING:
             yield node.lineno, node.attr
@@ -102,7 +102,7 @@ for given in sys.argv[1:]:
 
 
 def _evil(folder: Path, marker: Path, **config: Any) -> Path:
-    """The demo's model folder in which every JSON names code, that code, and a chat template that climbs out of its sandbox."""
+    """The demo's model folder: every JSON names code, that code, and a chat template that climbs out of its sandbox."""
     shutil.copytree(ROOT / "demo" / "vision" / "model", folder)
     for path in folder.glob("*.json"):
         document = json.loads(path.read_bytes())

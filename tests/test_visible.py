@@ -24,7 +24,7 @@ ANY_TEXT = st.text(st.characters(exclude_categories=()))
 
 
 def is_harmless(shown: str) -> bool:
-    """Whether a text has no control characters but line ends, nothing that turns writing round, and no lone surrogate."""
+    """Whether a text has no control characters but line ends, nothing that turns writing round, no lone surrogate."""
     forbidden = [c for c in shown if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") and c != "\n"]
     return not forbidden and not any(unicodedata.bidirectional(c) in ("LRE", "RLE", "LRO", "RLO", "PDF") for c in shown)
 

@@ -1,4 +1,4 @@
-"""Names of the Hub where a folder is wanted: the message ends with a line that saves the folder that the config names."""
+"""Names of the Hub where a folder is wanted: the message ends with a line that saves the folder named."""
 
 from __future__ import annotations
 

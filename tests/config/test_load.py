@@ -156,7 +156,8 @@ def test_impossible_values_are_named(tmp_path: Path, text: str, problem: str) ->
 
 
 def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
-    text = 'max_samples = "many"\nsplti = "x"\n[audio]\nfeatures = "mfcc"\n[layout]\nrows_per_shard = 0\n[run]\ncache_root = 3\n'
+    text = 'max_samples = "many"\nsplti = "x"\n[audio]\nfeatures = "mfcc"\n'
+    text += "[layout]\nrows_per_shard = 0\n[run]\ncache_root = 3\n"
     found = problems(tmp_path, text)
     assert [line.split(":")[0] for line in found] == [
         *("source.max_samples", "source.splti"),

@@ -20,8 +20,8 @@ def present_keys() -> dict[str, str]:
 def test_recipe_keys_are_the_recorded_ones() -> None:
     recorded = json.loads(RECORDED.read_bytes())
     assert present_keys() == recorded, (
-        "recipe keys moved, so caches of these configs will be built again; if that is meant, bump the version of the step "
-        "that changed, and record them: python -m tests.config.test_recipe_keys"
+        "recipe keys moved, so caches of these configs will be built again; if that is meant, bump the version of the "
+        "step that changed, and record them: python -m tests.config.test_recipe_keys"
     )
 
 

@@ -1,4 +1,4 @@
-"""Builds of a small corpus with a fault in them, in a forked child; and what must be true of their folder at any time."""
+"""Builds of a small corpus with a fault in them, in a forked child; and what is true of their folder at any time."""
 
 from __future__ import annotations
 

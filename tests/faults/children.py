@@ -1,7 +1,7 @@
 """Children that start in milliseconds: a server process has everything loaded, runs nothing itself, and forks.
 
-It has one thread, so that its children inherit no lock; it adopts what a killed child leaves running, and waits until that
-has ended too.
+It has one thread, so that its children inherit no lock; it adopts what a killed child leaves running, and waits until
+that has ended too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Call = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a child ended: what it returned or raised, the signal that killed it or 0, and its highest resident memory."""
+    """How a child ended: what it returned or raised, the signal that killed it or 0, its highest resident memory."""
 
     signal: int
     value: Any

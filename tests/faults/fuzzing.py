@@ -43,7 +43,10 @@ WICKED = pickle.dumps(Wicked())
 
 @dataclass(frozen=True)
 class Fuzz:
-    """What is fuzzed. prepare: makes what is right in a folder. targets: readers, and the part of that folder that each changes."""
+    """What is fuzzed.
+
+    prepare: makes what is right in a folder. targets: readers, and the part of that folder that each changes.
+    """
 
     prepare: Callable[[Path], None]
     targets: Mapping[Read, str]

@@ -1,6 +1,7 @@
-"""Pictures that claim more than they hold or hold more than they claim, each with the reason that it must be left out for.
+"""Pictures that claim more than they hold or hold more than they claim, each with the reason to leave it out for.
 
-All of them are a few MB at most. What `tests.store.image.variants` has for the reader alone comes here before a whole build.
+All of them are a few MB at most. What `tests.store.image.variants` has for the reader alone comes here before a
+whole build.
 """
 
 from __future__ import annotations

@@ -29,10 +29,10 @@ class Tally:
 class Row(Generic[T]):
     """A fault and what must come of it.
 
-    prepared: what all trials share, made in a folder of its own. trial: makes one fault, in an empty folder, and returns a
-    word for what came of it; raises AssertionError, or lets an error through, where that is wrong. The number of a trial
-    decides all that it does. short, long: trials in `make test` and in `make faults`, where what is prepared may say how many
-    there are; a `long` of None runs `short` of them, which are all.
+    prepared: what all trials share, made in a folder of its own. trial: makes one fault, in an empty folder, and
+    returns a word for what came of it; raises AssertionError, or lets an error through, where that is wrong. The number
+    of a trial decides all that it does. short, long: trials in `make test` and in `make faults`, where what is prepared
+    may say how many there are; a `long` of None runs `short` of them, which are all.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Row(Generic[T]):
         return self.long(shared) if callable(self.long) else self.long
 
     def check(self, folder: Path) -> Counter[str]:
-        """Runs the short count, spread over the numbers of the long one, and returns the outcomes; raises what is wrong."""
+        """Returns the outcomes of the short count, spread over the numbers of the long one; raises what is wrong."""
         outcomes: Counter[str] = Counter()
         with self.prepared(made(folder / "prepared")) as shared:
             step = max(1, self.long_count(shared) // self.short)

@@ -1,4 +1,4 @@
-"""What a process may not do while it reads foreign input: run other programs or code, unpickle, write, or read outside."""
+"""What a process may not do while it reads foreign input: run programs or code, unpickle, write, read outside."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _MEMORY_BYTES = 1 << 30
 def confine(folder: Path, outside: Path) -> list[str]:
     """Returns a list that grows by what this process does against the rules, from now on to its end.
 
-    folder: where it may read and write. outside: a folder whose name must come up in no file that is opened. Its memory is
-    bounded to 1 GiB more than it has.
+    folder: where it may read and write. outside: a folder whose name must come up in no file that is opened. Its memory
+    is bounded to 1 GiB more than it has.
     """
     seen: list[str] = []
     allowed = os.path.realpath(folder)

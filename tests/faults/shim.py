@@ -1,4 +1,4 @@
-"""The Nth call of a process that changes files: it fails, or the process ends there, or something else happens meanwhile."""
+"""The Nth call of a process that changes files: it fails, the process ends there, or something else happens."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _MORE = ("unlink", "rmdir")
 class Fault:
     """What happens at the `at`-th call (from 0) of a builder, or of the first of its workers.
 
-    what: an error's name, a signal's name, or `meanwhile`: a function that is called there. SIGINT goes to the whole group of
-    processes, as a terminal sends it.
+    what: an error's name, a signal's name, or `meanwhile`: a function that is called there. SIGINT goes to the whole
+    group of processes, as a terminal sends it.
     """
 
     at: int = -1

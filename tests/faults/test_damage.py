@@ -28,7 +28,7 @@ _KINDS = ("truncated", "missing", "empty", "longer", "swapped", "of another cach
 
 @dataclass(frozen=True)
 class Shelf:
-    """A cache of 5 samples and a failed row in two shards a group, about 30 kB; its samples; another cache of its shape."""
+    """A cache of 5 samples and a failed row in two shards a group, 30 kB; its samples; another cache of its shape."""
 
     cache: Path
     other: Path

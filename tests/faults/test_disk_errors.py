@@ -1,4 +1,4 @@
-"""Every call that changes a file fails once, with a full disk or a bad one; and a file system of 2 MB fills up for real."""
+"""Every call that changes a file fails once, with a full disk or a bad one; a file system of 2 MB fills up for real."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _stops(config: Path, root: Path) -> bool:
 
 
 def _mount(folder: Path) -> bool:
-    """Mounts an empty file system of 2 MB that this process and its children alone see; says whether that is allowed here."""
+    """Mounts an empty file system of 2 MB that this process and its children see; says whether that is allowed here."""
     libc = ctypes.CDLL(None, use_errno=True)
     user, group = os.getuid(), os.getgid()
     if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNS):

@@ -1,4 +1,4 @@
-"""Foreign bytes in every form that is read: hypothesis changes what was right, and signs it again where it has a checksum."""
+"""Foreign bytes in every form that is read: hypothesis changes what was right and renews its checksum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents of a stranger, signed: every value of a cache's or plan's metadata in every other type, then `forebay inspect`."""
+"""Documents of a stranger, signed: every value of the metadata in every other type, then `forebay inspect`."""
 
 from __future__ import annotations
 

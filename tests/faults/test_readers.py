@@ -1,4 +1,4 @@
-"""Many readers at once: processes that were forked, before and after the cache was opened, or spawned, while the parent reads."""
+"""Many readers at once: forked before and after the cache was opened, or spawned, while the parent reads."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def interrupted(place: Site, number: int, folder: Path) -> str:
 
 
 def _on_a_terminal(config: Path, root: Path, fault: Fault) -> tuple[int, bytes, bool]:
-    """Returns exit status, what was written, and whether the terminal is set as before. No process is left when it returns."""
+    """Returns exit status, what was written, and whether the terminal is set as before. No process is left then."""
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(theirs)
     process = os.fork()

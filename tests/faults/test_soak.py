@@ -22,7 +22,7 @@ NUM_EPOCHS = 200
 _NUM_SAMPLES = 24
 _FIRST_ID = 10
 _GROWTH_BYTES = 4_000_000
-"""What the last two thirds of a run may add by their slope: a leak of one small batch an epoch is more in 200 epochs."""
+"""What the last two thirds of a run may add by their slope: a leak of a small batch an epoch is more in 200."""
 
 
 def soaked(children: Children, number: int, folder: Path, *, num_epochs: int = NUM_EPOCHS) -> str:

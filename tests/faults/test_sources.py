@@ -36,8 +36,8 @@ WINDOWS: dict[str, tuple[Any, str, bool]] = {
     "reading": (shard_task, "_rows", False),
     "made": (pipeline, "require_unchanged", False),
 }
-"""Between listing and hash; between hash and shards; in the first shard, before its first byte; between shards and seal: a
-function, and whether the change comes behind it."""
+"""Between listing and hash; between hash and shards; in the first shard, before its first byte; between shards and
+seal: a function, and whether the change comes behind it."""
 
 CHANGES = ("write", "same stat", "replace", "vanish", "touch")
 
@@ -273,7 +273,8 @@ def image_shelf(folder: Path) -> Iterator[Shelf]:
 ROWS: list[Row[Any]] = [
     Row(
         name="sources",
-        fault="a manifest, tar, sidecar, loose clip or parquet is rewritten, replaced, removed or touched during a build",
+        fault="a manifest, tar, sidecar, loose clip or parquet is rewritten, replaced, removed or touched "
+        "during a build",
         outcome="the build stops and names it, or is of the new content; touched, the same cache; never old values",
         prepared=speech_shelf,
         trial=changed,

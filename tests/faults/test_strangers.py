@@ -1,4 +1,4 @@
-"""What a stranger hands over: names that are terminal escapes, links that lead out, pipes for files, TOML without an end."""
+"""What a stranger hands over: terminal escapes for names, links that lead out, pipes for files, endless TOML."""
 
 from __future__ import annotations
 

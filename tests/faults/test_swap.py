@@ -123,7 +123,7 @@ def _lay_out(source: Path, cache: Path, scratch: Path, has_locks: bool) -> None:
 
 
 def _swap(source: Path, cache: Path, scratch: Path, damaged: tuple[Group, int] | None) -> None:
-    """Damages a shard, where one is named, and puts a new folder with the same shards in new files in the cache's place."""
+    """Damages a shard, where one is named, and puts a new folder of the same shards in the cache's place."""
     if damaged is not None:
         path = cache / shard_name(*damaged)
         data = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Two builders of one cache at the same time, none, one or both of them killed; also where locks do nothing and clocks are off."""
+"""Two builders of one cache at once, none, one or both killed; also where locks do nothing and clocks are off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vision line where it is code of its own: killed builds, and images that crash what looks at them or decodes them."""
+"""The vision line where it is code of its own: killed builds, images that crash what looks at or decodes them."""
 
 from __future__ import annotations
 

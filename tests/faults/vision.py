@@ -27,7 +27,7 @@ _LOADED = (
 
 @dataclass(frozen=True)
 class VisionSite:
-    """4 photos and 13 questions, which are 4 shards a group; what an uninterrupted build of them gives, and its calls."""
+    """4 photos and 13 questions, which are 4 shards a group; what an unbroken build of them gives, and its calls."""
 
     config: Path
     children: Children

@@ -1,4 +1,4 @@
-"""Made the golden cache of format version 1: `python -m tests.golden.make_v1`. It is kept for ever and never made again.
+"""Made the golden cache of format version 1: `python -m tests.golden.make_v1`. It is kept and never made again.
 
 The values are synthetic and exact in every dtype, so that no library decides them.
 """

@@ -1,4 +1,4 @@
-"""Made the golden vision caches of format version 1: `python -m tests.golden.make_v1_vision`. Kept for ever, never made again.
+"""Made the golden vision caches of format version 1: `python -m tests.golden.make_v1_vision`. Never made again.
 
 One a codec that is read without decoding a photo: raw and zstd. The pixels are made of integers.
 """

@@ -1,4 +1,4 @@
-"""Made the golden cache of format version 2, texts without audio: `python -m tests.golden.make_v2_text`. It is kept for ever."""
+"""Made the golden cache of format version 2, texts without audio: `python -m tests.golden.make_v2_text`. It is kept."""
 
 from __future__ import annotations
 

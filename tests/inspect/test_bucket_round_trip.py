@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from forebay import cli
 from forebay.store.cache import Cache, open_cache
+from tests.commands import run_json
 from tests.preprocess.corpus import Corpus, flac, tone, write_tar
 
 CONFIG = (
@@ -34,15 +34,8 @@ def write_raw(folder: Path) -> None:
     (folder / "config.toml").write_text(CONFIG.format(kind="tar", manifest="data/train.parquet"))
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert cli.main([*arguments, "--json"]) == 0
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return document
-
-
 def made(capsys: pytest.CaptureFixture[str], config: str) -> Cache:
-    return open_cache(run(capsys, "preprocess", config, "--no-progress")["cache"])
+    return open_cache(run_json(capsys, "preprocess", config, "--no-progress")["cache"])
 
 
 def samples(cache: Cache) -> dict[str, tuple[bytes, Any]]:
@@ -61,8 +54,8 @@ def test_buckets_build_the_same_samples_also_where_folders_moved(
     monkeypatch.chdir(tmp_path / "here")
     wanted = samples(made(capsys, "config.toml"))
     assert len(wanted) == 9
-    assert run(capsys, "index", "data/train.parquet", "--export-json", "--cache-root", "caches")["failed"] == []
-    written = run(capsys, "inspect", "config.toml", "--bucket-manifests", "buckets")["written"]
+    assert run_json(capsys, "index", "data/train.parquet", "--export-json", "--cache-root", "caches")["failed"] == []
+    written = run_json(capsys, "inspect", "config.toml", "--bucket-manifests", "buckets")["written"]
     assert [Path(path).name for path in written] == ["b_0_0.2.parquet", "b_0.2_1.parquet", "bucket_config.json"]
     rows = [row for path in written[:2] for row in pq.read_table(path).to_pylist()]
     assert {row["tar_path"] for row in rows} == {str(tmp_path / "here" / "data" / name) for name in ("a.tar", "b.tar")}
@@ -77,7 +70,7 @@ def test_buckets_build_the_same_samples_also_where_folders_moved(
     # All of it moved: the cache still answers, and the tables that are written now name the new place.
     shutil.move(tmp_path / "here", tmp_path / "there")
     monkeypatch.chdir(tmp_path / "there")
-    written = run(capsys, "inspect", "config.toml", "--bucket-manifests", "buckets")["written"]
+    written = run_json(capsys, "inspect", "config.toml", "--bucket-manifests", "buckets")["written"]
     Path("again.toml").write_text(CONFIG.format(kind="tar", manifest="buckets"))
     assert samples(made(capsys, "again.toml")) == wanted
 
@@ -96,7 +89,7 @@ def test_other_kinds_over_tars_become_manifests_too(
     manifest = "list.tsv" if kind == "filelist" else "a.tar"
     Path("config.toml").write_text(CONFIG.format(kind=kind, manifest=manifest))
     wanted = samples(made(capsys, "config.toml"))
-    run(capsys, "inspect", "config.toml", "--bucket-manifests", "buckets")
+    run_json(capsys, "inspect", "config.toml", "--bucket-manifests", "buckets")
     Path("again.toml").write_text(CONFIG.format(kind="tar", manifest="buckets"))
     assert samples(made(capsys, "again.toml")) == wanted
     assert len(wanted) == (3 if kind == "filelist" else 4)

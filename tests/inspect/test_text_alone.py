@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from forebay import cli
 from forebay.config import BucketConfig
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.disk import save_plan
@@ -17,6 +16,7 @@ from forebay.plan.names import plan_folder
 from forebay.plan.statistics import batch_statistics
 from forebay.store.cache import open_cache
 from forebay.store.source import without_audio
+from tests.commands import inspect
 from tests.store_factory import make_cache
 
 SETTINGS = BucketConfig(edges=(6, 12), batch_tokens=24, lockstep=1)
@@ -25,12 +25,6 @@ SETTINGS = BucketConfig(edges=(6, 12), batch_tokens=24, lockstep=1)
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return make_cache(tmp_path / "caches", features="none", num_samples=9, failed_rows=[2])
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    code = cli.main(["inspect", *map(str, arguments)])
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 def save(folder: Path) -> None:
@@ -44,7 +38,7 @@ def save(folder: Path) -> None:
 
 def test_the_report_counts_tokens(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(folder)
-    code, out, err = run(capsys, folder)
+    code, out, err = inspect(capsys, folder)
     assert (code, err) == (0, "")
     lengths = open_cache(folder).lengths["num_tokens"]
     lines = out.splitlines()
@@ -57,7 +51,7 @@ def test_the_report_counts_tokens(folder: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_the_document(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, folder, "--json")
+    code, out, _ = inspect(capsys, folder, "--json")
     document: dict[str, Any] = json.loads(out)
     lengths = open_cache(folder).lengths["num_tokens"]
     assert code == 0
@@ -68,7 +62,7 @@ def test_the_document(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_one_sample(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, folder, "--sample", 1, "--json")
+    code, out, _ = inspect(capsys, folder, "--sample", 1, "--json")
     sample = json.loads(out)["sample"]
     assert code == 0
     assert sample["fields"].keys() == {"input_ids", "prefix_len"}
@@ -83,7 +77,7 @@ def test_one_sample(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_there_is_nothing_to_hear_or_to_draw(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, message: str
 ) -> None:
-    code, _, err = run(capsys, folder, "--sample", 0, option, tmp_path / "out")
+    code, _, err = inspect(capsys, folder, "--sample", 0, option, tmp_path / "out")
     assert code == 2
     assert re.search(message, err)
     assert not (tmp_path / "out").exists()

@@ -16,16 +16,11 @@ from forebay.inspect.terminal.layout import COLUMNS
 from forebay.inspect.terminal.report import report_lines
 from forebay.store.cache import open_cache
 from forebay.store.image.codec import Codec
+from tests.commands import inspect
 from tests.inspect.conftest import Built, media_rows
 from tests.store.trees import flip, tree
 
 PATCH_BYTES, FLOAT32_PATCH_BYTES = 768, 1536 * 4
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    code = cli.main(["inspect", *map(str, arguments)])
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 def facts_of(folder: Path) -> dict[str, Any]:
@@ -85,7 +80,7 @@ def test_a_pack_takes_its_share_of_the_cache_beside_the_float32_of_its_images(ph
 
 def test_the_report_fits_a_terminal_and_speaks_of_no_hours(photos: Built, capsys: pytest.CaptureFixture[str]) -> None:
     before = tree(photos.folder)
-    code, out, err = run(capsys, photos.folder)
+    code, out, err = inspect(capsys, photos.folder)
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert [line for line in lines if len(line) > COLUMNS and str(photos.corpus.root) not in line] == []
@@ -102,14 +97,14 @@ def test_the_cache_dir_option_and_the_config_name_the_same_cache(
 ) -> None:
     assert cli.inspect_cache(["--cache-dir", str(photos.folder), "--json"]) == 0
     by_folder = capsys.readouterr().out
-    code, by_config, _ = run(capsys, photos.config, "--json")
+    code, by_config, _ = inspect(capsys, photos.config, "--json")
     assert code == 0
     assert json.loads(by_config) == json.loads(by_folder)
 
 
 def test_the_row_table_is_exported(photos: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rows.parquet"
-    assert run(capsys, photos.folder, "--export", path) == (0, f"wrote {path}\n", "")
+    assert inspect(capsys, photos.folder, "--export", path) == (0, f"wrote {path}\n", "")
     table = pq.read_table(path)
     assert table.equals(open_cache(photos.folder).samples)
     assert json.loads(table["images"][table["sample_id"].to_pylist().index("both")].as_py()) == ["dogs.jpg", "bird.jpg"]
@@ -132,7 +127,7 @@ def test_what_is_of_speech_alone_is_refused(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, err = run(capsys, photos.config, *options)
+    code, out, err = inspect(capsys, photos.config, *options)
     assert (code, out) == (2, "")
     assert message in err
     assert list(tmp_path.iterdir()) == []
@@ -144,11 +139,11 @@ def test_a_damaged_image_is_found_by_verifying_and_when_it_is_shown(
     folder = Path(shutil.copytree(photos.folder, tmp_path / photos.folder.name))
     patches = open_cache(folder).read(0)["patches"][0].tobytes()
     flip(folder / "media" / "00000.tdz", (folder / "media" / "00000.tdz").read_bytes().index(patches) + 1000)
-    code, out, err = run(capsys, folder, "--verify", "--no-progress")
+    code, out, err = inspect(capsys, folder, "--verify", "--no-progress")
     assert (code, err) == (1, "")
     assert "verify: 1 problems" in out
     assert "\nimages\n" in out
-    code, out, err = run(capsys, folder, "--sample", 0)
+    code, out, err = inspect(capsys, folder, "--sample", 0)
     assert (code, out) == (1, "")
     assert "stored xxh3-64" in err
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from forebay import cli
 from forebay.config import BucketConfig, PackConfig
 from forebay.inspect.plans import plans_of
 from forebay.inspect.terminal.plan import usage_lines
@@ -22,23 +20,12 @@ from forebay.store.cache import open_cache
 from forebay.store.metadata import checksum
 from forebay.train.collate.packed import PackCollator
 from forebay.train.loop.usage_log import UsageLog
+from tests.commands import inspect, inspected_json
 from tests.inspect.conftest import Built
 from tests.inspect.test_plans import save
 from tests.store.trees import flip, tree
 from tests.store_factory import make_cache
 from tests.train.loaders import loader_of
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    code = cli.main(["inspect", *map(str, arguments)])
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def run_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
-    code, out, err = run(capsys, *arguments, "--json")
-    assert (code, err) == (0, "")
-    return json.loads(out)
 
 
 def test_packs_are_those_of_the_plan(photos: Built, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,7 +34,7 @@ def test_packs_are_those_of_the_plan(photos: Built, capsys: pytest.CaptureFixtur
     assert isinstance(plan, PackPlan)
     seen: list[int] = []
     for index in range(plan.num_batches):
-        pack = run_json(capsys, photos.plan, "--sample", index)["pack"]
+        pack = inspected_json(capsys, photos.plan, "--sample", index)["pack"]
         members = [segment["index"] for segment in pack["segments"]]
         assert members == plan.members[plan.offsets[index] : plan.offsets[index + 1]].tolist()
         seen += members
@@ -67,11 +54,11 @@ def test_packs_are_those_of_the_plan(photos: Built, capsys: pytest.CaptureFixtur
 
 
 def test_an_id_names_the_pack_that_holds_its_sample(photos: Built, capsys: pytest.CaptureFixture[str]) -> None:
-    packs = [run_json(capsys, photos.plan, "--sample", index)["pack"] for index in (0, 1)]
+    packs = [inspected_json(capsys, photos.plan, "--sample", index)["pack"] for index in (0, 1)]
     for pack in packs:
         for segment in pack["segments"]:
-            assert run_json(capsys, photos.plan, "--sample", segment["row"]["sample_id"])["pack"] == pack
-    code, _, err = run(capsys, photos.plan, "--sample", "nobody")
+            assert inspected_json(capsys, photos.plan, "--sample", segment["row"]["sample_id"])["pack"] == pack
+    code, _, err = inspect(capsys, photos.plan, "--sample", "nobody")
     assert code == 1
     assert "--sample nobody: " in err
     assert "no sample with that id" in err
@@ -80,8 +67,8 @@ def test_an_id_names_the_pack_that_holds_its_sample(photos: Built, capsys: pytes
 def test_a_pack_is_listed_segment_by_segment(photos: Built, capsys: pytest.CaptureFixture[str]) -> None:
     before = [tree(photos.plan), tree(photos.folder)]
     outs = []
-    for index in range(run_json(capsys, photos.plan)["num_packs"]):
-        code, out, err = run(capsys, photos.plan, "--sample", index)
+    for index in range(inspected_json(capsys, photos.plan)["num_packs"]):
+        code, out, err = inspect(capsys, photos.plan, "--sample", index)
         assert (code, err) == (0, "")
         assert out.startswith(f"pack {index} of ")
         outs.append(out)
@@ -96,7 +83,7 @@ def test_a_pack_is_listed_segment_by_segment(photos: Built, capsys: pytest.Captu
 def test_a_picture_of_a_pack_has_all_its_images(
     photos: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    document = run_json(capsys, photos.plan, "--sample", 0, "--png", tmp_path / "p.png")
+    document = inspected_json(capsys, photos.plan, "--sample", 0, "--png", tmp_path / "p.png")
     assert document["written"] == [str(tmp_path / "p.png")]
     with Image.open(tmp_path / "p.png") as image:
         assert image.width == 1440
@@ -106,13 +93,13 @@ def test_a_picture_of_a_pack_has_all_its_images(
 
 
 def test_the_report_has_settings_fill_and_bytes(photos: Built, capsys: pytest.CaptureFixture[str]) -> None:
-    document = run_json(capsys, photos.plan)
+    document = inspected_json(capsys, photos.plan)
     statistics = json.loads((photos.plan / "packing_stats.json").read_text())
     assert document["statistics"] == statistics
     assert document["cache"] == str(photos.folder)
     (of_cache,) = plans_of(open_cache(photos.folder).key, [photos.corpus.root])
     assert {name: document[name] for name in of_cache} == of_cache
-    code, out, err = run(capsys, photos.plan, "--verify")
+    code, out, err = inspect(capsys, photos.plan, "--verify")
     assert (code, err) == (0, "")
     assert out.startswith(f"{photos.plan.name}: a plan of kind pack\n")
     assert "seq_len = 400" in out
@@ -126,13 +113,13 @@ def test_a_plan_by_a_relative_path_and_a_cache_under_another_root(
 ) -> None:
     moved = Path(shutil.copytree(photos.plan, tmp_path / "elsewhere" / photos.plan.name))
     monkeypatch.chdir(moved)
-    document = run_json(capsys, ".")
+    document = inspected_json(capsys, ".")
     assert (document["folder"], document["cache"]) == (str(moved), None)
-    code, out, err = run(capsys, ".", "--sample", 0)
+    code, out, err = inspect(capsys, ".", "--sample", 0)
     assert (code, out) == (3, "")
     assert f"packs the cache with key {document['cache_keys'][0][:16]}, which is not in" in err
     assert "--cache-root DIR" in err
-    found = run_json(capsys, ".", "--sample", 0, "--cache-root", photos.corpus.root)
+    found = inspected_json(capsys, ".", "--sample", 0, "--cache-root", photos.corpus.root)
     assert found["cache"] == str(photos.folder)
 
 
@@ -149,7 +136,7 @@ def test_a_plan_by_a_relative_path_and_a_cache_under_another_root(
 def test_what_a_plan_has_no_answer_to_is_refused(
     photos: Built, capsys: pytest.CaptureFixture[str], options: list[str], code: int, message: str
 ) -> None:
-    found, out, err = run(capsys, photos.plan, *options)
+    found, out, err = inspect(capsys, photos.plan, *options)
     assert (found, out) == (code, "")
     assert message in err
 
@@ -160,16 +147,16 @@ def test_damage_is_named_with_the_way_out(
 ) -> None:
     plan = Path(shutil.copytree(photos.plan, tmp_path / "plans" / photos.plan.name))
     flip(plan / name, (plan / name).stat().st_size - 9)
-    code, out, err = run(capsys, plan, "--sample", 0, "--cache-root", photos.corpus.root)
+    code, out, err = inspect(capsys, plan, "--sample", 0, "--cache-root", photos.corpus.root)
     assert (code, out) == (1, "")
     assert name in err
     assert "run: forebay preprocess CONFIG" in err
     if name.endswith(".npy"):
-        code, out, _ = run(capsys, plan, "--verify")
+        code, out, _ = inspect(capsys, plan, "--verify")
         assert code == 1
         assert "verify: 1 problems" in out
     (plan / name).unlink()
-    code, _, err = run(capsys, plan, "--sample", 0, "--cache-root", photos.corpus.root)
+    code, _, err = inspect(capsys, plan, "--sample", 0, "--cache-root", photos.corpus.root)
     assert (code, name in err) == (1, True)
 
 
@@ -180,7 +167,7 @@ def test_a_plan_of_other_samples_is_no_key_error(
     document = json.loads((plan / "metadata.json").read_text())
     del document["num_samples"]
     (plan / "metadata.json").write_text(json.dumps({**document, "checksum": checksum(document)}))
-    code, _, err = run(capsys, plan)
+    code, _, err = inspect(capsys, plan)
     assert code == 1
     assert "is none that forebay writes: it has no num_samples" in err
 
@@ -191,7 +178,7 @@ def test_a_newer_plan_asks_for_a_newer_forebay(
     plan = Path(shutil.copytree(photos.plan, tmp_path / "plans" / photos.plan.name))
     document = json.loads((plan / "metadata.json").read_text())
     (plan / "metadata.json").write_text(json.dumps({**document, "format_version": 2}))
-    code, out, err = run(capsys, plan)
+    code, out, err = inspect(capsys, plan)
     assert (code, out) == (1, "")
     assert "format_version differs (2 stored, 1 is the newest that this forebay reads); install a newer forebay" in err
 
@@ -200,12 +187,12 @@ def test_a_plan_of_buckets_has_a_report_and_no_packs(tmp_path: Path, capsys: pyt
     cache = open_cache(make_cache(tmp_path, num_samples=9))
     plan = save(tmp_path, cache, BucketConfig(edges_s=(1.0, 2.0), batch_size=2))
     assert (is_plan(plan), is_plan(cache.folder), is_plan(tmp_path)) == (True, False, False)
-    code, out, err = run(capsys, plan)
+    code, out, err = inspect(capsys, plan)
     assert (code, err) == (0, "")
     assert out.startswith(f"{plan.name}: a plan of kind bucket\n")
     assert "batch_size = 2" in out
     assert "\nranks " in out
-    code, out, err = run(capsys, plan, "--sample", 0)
+    code, out, err = inspect(capsys, plan, "--sample", 0)
     assert (code, out) == (2, "")
     assert 'is a plan of kind "bucket", wanted "pack"' in err
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from forebay import cli
 from forebay.errors import CacheError
 from forebay.inspect.facts import count_histogram
 from forebay.inspect.picture import Tile, draw_tiles, rows_of, sample_tiles, sample_title
@@ -21,14 +20,8 @@ from forebay.store.cache import open_cache
 from forebay.store.image.codec import Codec
 from forebay.store.image.pixels import decode_image, resized
 from forebay.store.image.settings import ImageSettings
+from tests.commands import inspected
 from tests.inspect.conftest import Built, hash_of
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    assert cli.main(["inspect", *map(str, arguments)]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    return out
 
 
 def index_of(photos: Built, sample_id: str) -> int:
@@ -68,7 +61,7 @@ def test_the_row_is_that_of_the_row_table(photos: Built) -> None:
 
 def test_what_is_learnt_is_what_the_assistant_says(photos: Built, capsys: pytest.CaptureFixture[str]) -> None:
     index = index_of(photos, "both")
-    sample = json.loads(run(capsys, photos.config, "--sample", index, "--json"))["sample"]
+    sample = json.loads(inspected(capsys, photos.config, "--sample", index, "--json"))["sample"]
     labels, mask = sample["labels"], open_cache(photos.folder).read(index)["label_mask"]
     assert [run["text"] for run in labels["learnt"]] == [
         "The second.\nThe first is two dogs.<|im_end|>",
@@ -78,7 +71,7 @@ def test_what_is_learnt_is_what_the_assistant_says(photos: Built, capsys: pytest
     assert learnt == np.flatnonzero(mask).tolist()
     pads = sample["row"]["num_patches"] // 4
     assert labels["with_special_tokens"].count("<|image_pad|>") == pads
-    out = run(capsys, photos.config, "--sample", index)
+    out = inspected(capsys, photos.config, "--sample", index)
     assert f"labels: {len(mask)} tokens, {len(learnt)} of them are learnt" in out
     assert "[image 1] Which costs $5 or less?" in " ".join(out.split())
     assert "The second.\n             The first is two dogs.\n" in out
@@ -89,7 +82,7 @@ def test_what_is_learnt_is_what_the_assistant_says(photos: Built, capsys: pytest
 def test_without_a_config_texts_are_shown_and_nothing_is_decoded(
     photos: Built, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = run(capsys, photos.folder, "--sample", index_of(photos, "text-only"))
+    out = inspected(capsys, photos.folder, "--sample", index_of(photos, "text-only"))
     assert "images: none" in out
     assert "  user       Which metal is liquid?\n  assistant  Mercury.\n" in out
     assert "not decoded: a cache does not hold its tokenizer" in out
@@ -118,7 +111,7 @@ def test_the_picture_shows_the_images_as_rebuilt(
     photos: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, index = tmp_path / "a.png", index_of(photos, "both")
-    assert run(capsys, photos.folder, "--sample", index, "--png", path).endswith(f"wrote {path}\n")
+    assert inspected(capsys, photos.folder, "--sample", index, "--png", path).endswith(f"wrote {path}\n")
     with Image.open(path) as image:
         assert (image.format, image.width) == ("PNG", 1440)
     sample = read_image_sample(open_cache(photos.folder), index, config=None)

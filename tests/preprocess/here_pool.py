@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 
 from forebay.preprocess.pipeline import build
+from forebay.preprocess.pool import Pool
 from forebay.preprocess.report import BuildReport, Options
 
 
@@ -35,3 +37,11 @@ def build_here(config: Any, **options: Any) -> BuildReport:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr("forebay.preprocess.pipeline.Pool", HerePool)
         return build(config, Options(progress=False, **options))
+
+
+@contextlib.contextmanager
+def kept_workers(num_workers: int = 2) -> Iterator[None]:
+    """Builds within the block are of the same worker processes: each process loads transformers once, not once a build."""
+    with Pool(num_workers) as pool, pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("forebay.preprocess.pipeline.Pool", lambda _: contextlib.nullcontext(pool))
+        yield

@@ -50,11 +50,11 @@ def corpus(tmp_path: Path) -> Corpus:
 @pytest.fixture(scope="module")
 def wanted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The shards of `corpus`, of a build that nothing interrupted."""
-    return shard_bytes(Path(make_by_workers(speech_corpus(tmp_path_factory.mktemp("whole")).config()).cache))
+    return shard_bytes(Path(make(speech_corpus(tmp_path_factory.mktemp("whole")).config()).cache))
 
 
 def test_a_build_stores_every_clip_as_it_was(corpus: Corpus) -> None:
-    report = make_by_workers(corpus.config())
+    report = make(corpus.config())
     cache = open_cache(report.cache)
     assert (report.num_samples, len(cache), report.shards_written) == (17, 17, 10)
     assert cache.samples["sample_id"].to_pylist() == list(corpus.audio)
@@ -103,7 +103,7 @@ def test_any_number_of_workers_gives_the_same_bytes(corpus: Corpus, wanted: dict
 
 def test_parts_of_a_job_array_seal_together(corpus: Corpus, wanted: dict[str, bytes]) -> None:
     config = corpus.config()
-    reports = [make_by_workers(config, part=(i, 3)) for i in (2, 0, 1)]
+    reports = [make(config, part=(i, 3)) for i in (2, 0, 1)]
     assert [report.sealed for report in reports] == [False, False, True]
     assert shard_bytes(Path(reports[-1].cache)) == wanted
 
@@ -318,7 +318,7 @@ def test_a_full_disk_stops_the_build_and_it_goes_on_later(corpus: Corpus, monkey
         make_by_workers(corpus.config())
     monkeypatch.delenv("FOREBAY_TEST_NO_SPACE_AFTER")
     assert sealed_caches(corpus.root) == []
-    report = make_by_workers(corpus.config())
+    report = make(corpus.config())
     assert report.num_samples == 17
     assert verify_folder(Path(report.cache)).problems == []
 
@@ -352,7 +352,7 @@ def test_a_killed_build_goes_on_where_it_was(
     for folder in corpus.root.glob(".building/*"):
         with pytest.raises(CacheIncompleteError, match="not sealed"):
             open_cache(folder)
-    report = make_by_workers(config)
+    report = make(config)
     assert sealed or report.shards_kept >= count
     assert shard_bytes(Path(report.cache)) == wanted
     assert not list(corpus.root.glob(".building"))
@@ -405,7 +405,7 @@ def test_a_named_cache_is_for_training_and_does_not_steer_a_build(corpus: Corpus
 def test_other_numerics_than_a_caches_are_reported_and_its_shards_not_kept(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = make_by_workers(corpus.config())
+    first = make(corpus.config())
     shard = Path(first.cache) / "media" / "00000.tdz"
     shard.unlink()
     monkeypatch.setenv("FOREBAY_TEST_OTHER_NUMERICS", "1")

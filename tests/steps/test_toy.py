@@ -1,4 +1,4 @@
-"""A feature and a prompt that forebay does not know: a class and a line in the table each, and all of it works with them."""
+"""A feature and a prompt that forebay does not know: a class and a line in the table each, and all works with them."""
 
 from __future__ import annotations
 

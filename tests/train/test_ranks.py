@@ -20,12 +20,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from forebay.errors import ConfigError
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.make import Planned
-from forebay.preprocess import Options, build
 from forebay.store.cache import open_cache
 from forebay.train import CachedVLDataset, build_vl_dataloader, make_loader
 from forebay.train.dataset import PlanSampler
 from forebay.train.ranks import resolve_ranks
 from tests.preprocess.corpus import Corpus, speech_corpus
+from tests.preprocess.here_pool import build_here
 from tests.processes import torchrun
 from tests.train.fake_source import FakeSource
 from tests.train.loaders import loader_of
@@ -56,7 +56,7 @@ def world() -> Iterator[Callable[[int, int], None]]:
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     corpus = speech_corpus(tmp_path_factory.mktemp("ranks"))
-    build(corpus.config(), Options(progress=False))
+    build_here(corpus.config())
     return corpus
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from forebay.store.cache import Cache
 from forebay.train.select import make_loader, select
 from forebay.train.uncached.speech import UncachedSpeech
 from tests.preprocess.corpus import flac, speech_corpus, tone
+from tests.preprocess.here_pool import kept_workers
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 
@@ -24,6 +26,12 @@ CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("caches")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _workers() -> Iterator[None]:
+    with kept_workers():
+        yield
 
 
 def load(path: Path, root: Path, *overrides: str) -> Config:

@@ -1,4 +1,4 @@
-"""The demo recordings as waveforms, and pieces of them whose lengths stand at the edges of frames and of the references."""
+"""The demo recordings as waveforms, and pieces of them with lengths at the edges of frames and of the references."""
 
 from __future__ import annotations
 

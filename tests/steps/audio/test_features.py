@@ -71,7 +71,7 @@ def noise_clips() -> list[np.ndarray]:
 
 
 def all_digests() -> list[list[str]]:
-    """Returns the hashes of all steps; asserts that each clip alone gives the same. Also run in other processes below."""
+    """Returns the hashes of all steps; asserts that each clip alone gives the same. Other processes run it, too."""
     found = []
     for step in STEPS:
         clips = usable(step, noise_clips())

@@ -36,8 +36,8 @@ def test_a_crop_on_a_hop_boundary_is_a_slice(data: st.DataObject) -> None:
     piece, own = whole["fbanks"][start : start + rows], cropped["fbanks"][:rows]
     if start % 32 == 0:
         np.testing.assert_array_equal(piece, own)
-    # BLAS may round a row by its place among the 32 of a product: with AVX-512 it does not, with AVX2 the last bits of an
-    # energy move. Four of them are 2^-21 of its logarithm, however near to 0 that is; its own last bit comes on top.
+    # BLAS may round a row by its place among the 32 of a product: with AVX-512 it does not, with AVX2 the last bits of
+    # an energy move. Four of them are 2^-21 of its logarithm, however near to 0 that is; its own last bit comes on top.
     np.testing.assert_allclose(piece, own, rtol=2**-23, atol=2**-21)
 
 

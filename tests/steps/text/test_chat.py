@@ -377,7 +377,8 @@ def test_a_part_shows_the_template_nothing_but_its_text() -> None:
         (HEAD + "{{ '<|im_start|>' }}" + TEXTS + "{{ '<|im_end|>' }}{%- endfor -%}"
          "{%- if add_generation_prompt %}{{ '<|im_start|>' }}{%- endif %}", "outside of an assistant's turn too"),
         (HEAD + "{{ '<|im_start|>' + m.role }}" + TEXTS + "{%- endfor -%}"
-         "{%- if add_generation_prompt %}{{ '<|im_start|>assistant' }}{%- endif %}", "ends an assistant's turn with ''"),
+         "{%- if add_generation_prompt %}{{ '<|im_start|>assistant' }}{%- endif %}",
+         "ends an assistant's turn with ''"),
         ("{{ messages | length }}" + HEAD + TEXTS + "{%- endfor -%}", "does not show a conversation turn by turn"),
     ],
 )  # fmt: skip

@@ -22,7 +22,6 @@ from forebay.errors import CacheCorruptError, ConfigError
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.make import Planned
 from forebay.plan.names import plan_key
-from forebay.preprocess import Options, build
 from forebay.steps.audio.ragged import BLOCK_ROWS, HOP_SAMPLES
 from forebay.steps.audio.w2v_bert import W2vBert, output_frames, w2v_bert_input
 from forebay.steps.step import Batch
@@ -34,6 +33,7 @@ from forebay.train.collate.crop import Crop, CropDraws
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader
 from forebay.train.select import make_loader, select
+from tests.preprocess.here_pool import build_here
 from tests.processes import python
 from tests.steps.audio.clips import recordings
 from tests.train.fake_source import FakeSource
@@ -363,7 +363,7 @@ def load(name: str, root: Path, *overrides: str) -> Config:
         ROOT / "configs" / name,
         overrides=[f'run.cache_root="{root}"', "loader.num_threads=1", f"loader.crop_s={CROP_S}", *overrides],
     )
-    build(config, Options(progress=False))
+    build_here(config)
     return config
 
 
