@@ -1,4 +1,4 @@
-"""Writes `docs/config.md` from the settings in `forebay/config` and `forebay/steps`: names, types, defaults, docstrings.
+"""Writes `docs/config.md` from the settings in `forebay/config` and `forebay/steps`, and from their docstrings.
 
     python docs/make_config.py      (`make config-docs`)
 

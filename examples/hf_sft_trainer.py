@@ -28,7 +28,11 @@ class SftStyleTrainer(LoaderMixin, Trainer):
         self.accuracies: list[float] = []
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,  # noqa: FBT001, FBT002 (the Trainer's own signature)
+        num_items_in_batch: Any = None,
     ) -> Any:
         """Returns the model's own loss of a batch."""
         inputs["use_cache"] = False  # as it is in packs already

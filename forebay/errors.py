@@ -1,4 +1,4 @@
-"""Every error that forebay raises on purpose. A message names the thing, the two values that disagree, and the next command."""
+"""Every error raised on purpose. A message names the thing, the two values that disagree, and the next command."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MissingExtraError(ForebayError, ImportError):
 class SampleError(ForebayError):
     """One sample cannot be used; the build counts it by `reason` and goes on.
 
-    reason: a snake_case word, the same for every sample that fails in the same way (`corrupt_audio`, `missing_member`, ...).
+    reason: a snake_case word, equal for all samples that fail in one way (`corrupt_audio`, `missing_member`, ...).
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -74,7 +74,7 @@ class CacheCorruptError(CacheError):
 
 
 class CacheReplacedError(CacheError):
-    """A cache that is open was rebuilt or removed, and what is asked for is gone with its old folder; names the folder."""
+    """An open cache was rebuilt or removed, and what is asked for is gone with its old folder, which is named."""
 
 
 class ResumeError(ForebayError):

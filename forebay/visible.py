@@ -1,4 +1,4 @@
-"""Other people's text where a person sees it: nothing in it moves the cursor, changes a terminal or turns a line round."""
+"""Other people's text, as a person sees it: nothing in it moves the cursor, changes a terminal or turns text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WIDE_SPACE = "\u3000"
 
 
 def printable(text: str) -> str:
-    """Returns a text on one line in which every character is one that is seen; the others are escaped, `\\x1b` for instance.
+    """Returns a text on one line in which every character is seen; any other is escaped, `\\x1b` for example.
 
     Escaped are control characters (line ends and tabs too), what turns the direction of writing round or is invisible,
     and lone surrogates, which stand for bytes that are no UTF-8. Letters of any script stay, with their marks.
@@ -68,7 +68,7 @@ def from_here(path: str | os.PathLike[str]) -> str:
 
 
 class VisibleStream:
-    """A text stream that makes all text printable before it writes it, in the stream's own encoding, escaped where that lacks
+    """A text stream that writes printable text only, in the stream's own encoding, escaped where that lacks
     a character.
 
     A carriage return at the beginning of what is written stays: with it a progress bar draws itself again.

@@ -52,14 +52,18 @@ def targets(
 
 def _at_least(rows: list[Row], measure: str, found: float | None, wanted: float) -> None:
     if found is not None:
-        rows.append({"measure": measure, "found": found, "target": f">= {wanted:g}", "reached": _yes(found >= wanted)})
+        rows.append(
+            {"measure": measure, "found": found, "target": f">= {wanted:g}", "reached": _yes(reached=found >= wanted)}
+        )
 
 
 def _at_most(rows: list[Row], measure: str, found: float, wanted: float) -> None:
-    rows.append({"measure": measure, "found": found, "target": f"<= {wanted:g}", "reached": _yes(found <= wanted)})
+    rows.append(
+        {"measure": measure, "found": found, "target": f"<= {wanted:g}", "reached": _yes(reached=found <= wanted)}
+    )
 
 
-def _yes(reached: bool) -> str:
+def _yes(*, reached: bool) -> str:
     return "yes" if reached else "no"
 
 

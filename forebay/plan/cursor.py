@@ -240,7 +240,8 @@ class Cursor:
     def walk(self, *, worker: int = 0, num_workers: int = 0) -> Iterator[Step]:
         """Returns the steps from where the cursor stands to the end of the epoch, or without end.
 
-        A few steps are computed at once. worker, num_workers: which steps of the rank are this worker's; 0 workers: the rank has none, and all are taken.
+        A few steps are computed at once. worker, num_workers: which steps of the rank are this worker's. With 0 workers
+        the rank has none, and all steps are taken.
         """
         self._walk += 1
         self._num_workers = num_workers

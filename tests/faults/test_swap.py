@@ -114,7 +114,7 @@ def _read_all(
     return refused
 
 
-def _lay_out(source: Path, cache: Path, scratch: Path, has_locks: bool) -> None:
+def _lay_out(source: Path, cache: Path, scratch: Path, has_locks: bool) -> None:  # noqa: FBT001 (a child takes a tuple)
     """Puts the same samples in other shards in the cache's place."""
     with pytest.MonkeyPatch.context() as patch:
         if not has_locks:

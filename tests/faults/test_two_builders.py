@@ -48,7 +48,7 @@ def without_locks_and_clocks(place: Site, number: int, folder: Path) -> str:
     return "one killed, one result" if is_killed else "one result"
 
 
-def _one_inside_another(config: Path, root: Path, at: int, offset_s: int, is_killed: bool) -> None:
+def _one_inside_another(config: Path, root: Path, at: int, offset_s: int, is_killed: bool) -> None:  # noqa: FBT001
     """Builds; at its `at`-th call a whole other build, by another clock, runs from its beginning to its end."""
 
     def meanwhile() -> None:

@@ -124,7 +124,10 @@ def contents(scratch: Path) -> Contents:
     """Returns what the golden cache is sealed from."""
     kept = [row for row in range(len(TEXTS)) if row not in FAILED]
     lengths = [[NUM_FRAMES[row] * factor for row in kept] for factor in (160, 1, 1)]
-    sources = [StoredSource("a.tar", 0, True, "0" * 32, 10_240), StoredSource("gone.tar", 0, False, ABSENT, -1)]
+    sources = [
+        StoredSource("a.tar", 0, listed=True, xxh3_128="0" * 32, size_bytes=10_240),
+        StoredSource("gone.tar", 0, listed=False, xxh3_128=ABSENT, size_bytes=-1),
+    ]
     rejected = [{"sample_id": f"clip-{row}", "kind": "failed", "reason": reason} for row, reason in FAILED.items()]
     return Contents(
         fields=FIELDS,

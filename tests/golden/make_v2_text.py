@@ -84,7 +84,9 @@ def contents(scratch: Path) -> Contents:
             "lengths.npy": np.array(lengths, "<i4"),
         },
         files={
-            "sources.parquet": dump_sources([StoredSource("texts.jsonl", 0, True, "0" * 32, 10_240)]),
+            "sources.parquet": dump_sources(
+                [StoredSource("texts.jsonl", 0, listed=True, xxh3_128="0" * 32, size_bytes=10_240)]
+            ),
             "rejected.jsonl": b'{"sample_id": "text-2", "kind": "excluded", "reason": "empty_text"}\n',
         },
         document={

@@ -54,8 +54,8 @@ def test_it_is_whole_and_says_what_became_of_every_row() -> None:
     report = verify_folder(CACHE)
     assert (report.ok, report.problems) == (True, [])
     assert load_sources(CACHE / "sources.parquet") == [
-        StoredSource("a.tar", 0, True, "0" * 32, 10_240),
-        StoredSource("gone.tar", 0, False, ABSENT, -1),
+        StoredSource("a.tar", 0, listed=True, xxh3_128="0" * 32, size_bytes=10_240),
+        StoredSource("gone.tar", 0, listed=False, xxh3_128=ABSENT, size_bytes=-1),
     ]
     cache = open_cache(CACHE)
     failures = [

@@ -41,7 +41,7 @@ def build_here(config: Any, **options: Any) -> BuildReport:
 
 @contextlib.contextmanager
 def kept_workers(num_workers: int = 2) -> Iterator[None]:
-    """Builds within the block are of the same worker processes: each process loads transformers once, not once a build."""
+    """Builds within the block share worker processes: a process loads transformers once, not once a build."""
     with Pool(num_workers) as pool, pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr("forebay.preprocess.pipeline.Pool", lambda _: contextlib.nullcontext(pool))
         yield

@@ -31,7 +31,7 @@ class Transcript(TextStep):
 
     prompt: str = field(init=False)
     language_tag_mode: Literal["auto", "always", "none"] = "auto"
-    """`auto`: the manifest's language where it has one. `always`: a row without a language fails. `none`: no language."""
+    """`auto`: the manifest's language, if it has one. `always`: a row without a language fails. `none`: no language."""
     normalize: Literal["nfkc", "none"] = "nfkc"
     """`nfkc`: Unicode NFKC, and runs of white space become one space. A text of nothing else is empty, counted."""
     max_label_tokens: int | None = None
