@@ -54,7 +54,7 @@ class LoaderMixin:
     # The signature is that of transformers' Trainer.
     def train(
         self,
-        resume_from_checkpoint: str | bool | None = None,  # noqa: FBT001, RUF100
+        resume_from_checkpoint: str | bool | None = None,  # noqa: FBT001
         *args: Any,
         **kwargs: Any,
     ) -> Any:
