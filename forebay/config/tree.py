@@ -77,6 +77,11 @@ class Config:
         return "speech" if self.vision is None else "vision"
 
     @property
+    def codec(self) -> str | None:
+        """How images lie on disk: the `codec` of the caches' metadata. None for audio and texts."""
+        return None if self.vision is None else self.vision.codec
+
+    @property
     def cache_root(self) -> Path:
         """Folder under which caches are looked for and built."""
         return Path(self.run.cache_root)

@@ -22,6 +22,7 @@ from forebay.plan.names import plan_folder, state_key
 from forebay.plan.pack.plan import PackPlan, pack_plan
 from forebay.plan.statistics import batch_statistics, pack_statistics
 from forebay.plan.window import WindowPlan, window_plan
+from forebay.steps.table import audio_step
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, Array
 from forebay.store.source import SampleSource, parts_of, without_audio
@@ -121,7 +122,7 @@ def plan_example(config: Config) -> str:
     """Returns what a `[plan]` section for the data of a config may say."""
     if config.modality == "vision":
         return '[plan] with kind = "pack" and seq_len = 8192'
-    if config.audio.features == "none":
+    if not audio_step(config.audio.features).has_audio:
         return "[plan] with k = 8 and batch_tokens = 8192"
     return "[plan] with batch_seconds = 120"
 

@@ -28,7 +28,7 @@ from forebay.preprocess.workspace import Donors, Failure, Receipt, Workspace
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.files import require_writable
-from forebay.store.key import SHORT, codec_of, differences, digest, folder_name
+from forebay.store.key import SHORT, differences, digest, folder_name
 from forebay.store.layout import Group
 from forebay.store.lookup import Lookup, Sealed, failures_of, find_cache
 from forebay.store.memo import Memo
@@ -112,7 +112,7 @@ def _standing(config: Config, lookup: Lookup) -> Sealed | None:
         # A mistyped manifest must not pass for raw data that was taken away.
         manifest_files(config.source)
         logger.warning("%s is not compared: some of its raw data is not here", found.folder if found else "")
-    if found is not None and found.metadata.get("codec") != codec_of(config):
+    if found is not None and found.metadata.get("codec") != config.codec:
         logger.info("%s has the same values in another codec", found.folder)
         return None
     return found

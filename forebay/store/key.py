@@ -51,13 +51,8 @@ def cache_key(recipe: str, sources: Sequence[SourceDigest]) -> str:
 
 def folder_name(config: Config, key: str) -> str:
     """Returns the name of a cache's folder; the codec of images ends it, where it is not raw."""
-    codec = codec_of(config)
-    return f"{config.name}-{config.source.split}-{key[:SHORT]}" + ("" if codec in (None, "raw") else f".{codec}")
-
-
-def codec_of(config: Config) -> str | None:
-    """Returns how a config stores images: the `codec` of its caches' metadata. None for audio."""
-    return None if config.vision is None else config.vision.codec
+    ending = "" if config.codec in (None, "raw") else f".{config.codec}"
+    return f"{config.name}-{config.source.split}-{key[:SHORT]}{ending}"
 
 
 def differences(wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from forebay.config import Config
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheNotFoundError
-from forebay.store.key import SHORT, KeyedRecipe, codec_of, differences
+from forebay.store.key import SHORT, KeyedRecipe, differences
 from forebay.store.layout import FORMAT_VERSION
 from forebay.store.memo import FILE_NAME as MEMO_NAME
 from forebay.store.memo import Memo
@@ -108,7 +108,7 @@ def find_cache(config: Config, recipe: KeyedRecipe, *, may_hash: bool = True, me
     if config.loader.cache_dir and sealed[0].metadata["recipe_key"] != recipe.key:
         raise CacheMismatchError(_mismatch(sealed[0], recipe))
     # Any layout has the same values; that of the config is read as its user means it to be.
-    sealed = sorted(sealed, key=lambda cache: cache.metadata.get("codec") != codec_of(config))
+    sealed = sorted(sealed, key=lambda cache: cache.metadata.get("codec") != config.codec)
     candidates = _candidates(config, recipe, sealed)
     if not candidates:
         nearest = _nearest(config, recipe, sealed)

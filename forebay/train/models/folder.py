@@ -175,7 +175,7 @@ def check_config(facts: ModelFacts, config: Config) -> None:
             f"train.model: {facts.folder} is a {facts.model_type} model and takes {takes}, but {config.path} has {has} "
             "[vision] section; name another train.model or change the config"
         )
-    if facts.takes_packs or (facts.takes_text_alone and config.audio.features == "none"):
+    if facts.takes_packs or (facts.takes_text_alone and not audio_step(config.audio.features).has_audio):
         return
     wanted = facts.constants["features"]
     if config.audio.features != wanted:
