@@ -159,7 +159,7 @@ def test_a_new_feature_and_a_new_prompt_go_all_the_way(corpus: Corpus, capsys: p
         assert list(batch) == ["energy", "energy_mask", "echo"]
         assert batch["energy"].shape[:2] == batch["energy_mask"].shape
         assert ((batch["energy"][..., 0] > 0) == (batch["energy_mask"] == 1)).all()
-    uncached = batches(config_of(corpus, "train.cache=off"))
+    uncached = batches(config_of(corpus, "loader.cache=off"))
     for one, other in zip(cached, uncached, strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -201,7 +201,7 @@ def test_settings_of_a_new_step_are_in_the_key_and_checked(corpus: Corpus) -> No
     ):
         config_of(corpus, "audio.features=energi")
     with pytest.raises(ConfigError, match=r'audio\.features is "energy", whose frames depend on the whole clip'):
-        config_of(corpus, "train.crop_s=1.0")
+        config_of(corpus, "loader.crop_s=1.0")
 
 
 def test_the_tables_know_their_steps_by_the_names_that_these_have() -> None:

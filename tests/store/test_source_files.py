@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.config import SourceConfig
+from forebay.config.data import SOURCE_KINDS, SourceKind
 from forebay.errors import CacheCorruptError
 from forebay.store.source_files import (
     SourceFile,
@@ -53,7 +54,10 @@ def test_a_folder_stands_for_its_files_of_the_kind(tmp_path: Path, kind: str) ->
     assert listed(kind, tmp_path) == [(name, 0) for name in names]
 
 
-def test_a_folder_stands_for_all_files_of_a_kind_that_is_not_known_here(tmp_path: Path) -> None:
+def test_a_folder_stands_for_all_files_of_a_kind_that_says_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SOURCE_KINDS, "toy", SourceKind())
     files_in(tmp_path, "a.tsv", "b.tsv", "deeper/c.tsv")
     assert listed("toy", tmp_path) == [("a.tsv", 0), ("b.tsv", 0)]
 

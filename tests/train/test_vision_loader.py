@@ -16,6 +16,7 @@ from PIL import Image
 from forebay import load_config
 from forebay.config import Config
 from forebay.errors import CacheNotFoundError, ConfigError, PlanError
+from forebay.plan.make import plan_of
 from forebay.plan.pack.plan import PackPlan
 from forebay.steps.image.qwen2_vl import load_processor
 from forebay.train import CachedVLDataset, build_vl_dataloader, make_loader
@@ -190,8 +191,11 @@ def test_a_state_goes_on_anywhere_and_at_another_world_size(corpus: PhotoCorpus)
 
 
 def test_the_dataset_and_its_states_are_those_of_the_loader(corpus: PhotoCorpus) -> None:
-    loader = make_loader(config(corpus, "loader.seed=7"))
-    found = CachedVLDataset(loader.source.folder, seed=7)  # type: ignore[attr-defined]
+    wanted = config(corpus, "loader.seed=7")
+    loader = make_loader(wanted)
+    folder = plan_of(wanted, loader.source).folder  # the cache has a plan of the corpus' own, too
+    assert folder is not None
+    found = CachedVLDataset(folder, seed=7)
     assert found.cursor.key == loader.plan_key
     assert_all_equal([*found], [*loader])
     assert found.state_dict() == loader.state_dict()
