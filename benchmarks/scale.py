@@ -234,7 +234,7 @@ def main_process(folder: Path, sizes: Sequence[int]) -> list[dict[str, Any]]:
             "main_cpu_us_a_row": cost["main_cpu_us_a_row"],
             "peak_bytes_a_row": cost["peak_bytes"] / cost["rows"],
             "shard_task_bytes": cost["task_bytes"]["make_shard"],
-            "locate_task_bytes": cost["task_bytes"]["locate_file"],
+            "locate_task_bytes": cost["task_bytes"]["locate_tar"],
             "wall_s": cost["wall_s"],
         }
         for cost in found
