@@ -4,15 +4,17 @@ from forebay.config.data import AudioConfig, LayoutConfig, SourceColumns, Source
 from forebay.config.load import parse_config
 from forebay.config.loader import LoaderConfig, MixtureConfig, MixtureSource
 from forebay.config.plan import BucketConfig, PackConfig, PlanConfig, WindowConfig
-from forebay.config.train import RunConfig, TrainConfig
+from forebay.config.train import EvalConfig, LoraConfig, RunConfig, TrainConfig
 from forebay.config.tree import Config
 
 __all__ = [
     "AudioConfig",
     "BucketConfig",
     "Config",
+    "EvalConfig",
     "LayoutConfig",
     "LoaderConfig",
+    "LoraConfig",
     "MixtureConfig",
     "MixtureSource",
     "PackConfig",

@@ -9,6 +9,66 @@ from forebay.config.data import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EvalConfig:
+    """A set that a run is evaluated on: its loss, and for speech WER and CER of what the model writes."""
+
+    __pydantic_config__ = STRICT
+
+    name: str = field(metadata={"example": '"dev"'})
+    """What log lines, `eval.jsonl` and trackers call the set."""
+    config: str | None = field(default=None, metadata={"path": True})
+    """The config whose cache, or raw data, is evaluated. Its `[plan]` makes the batches."""
+    cache: str | None = field(default=None, metadata={"path": True})
+    """Instead of the config: the folder of a cache. The `[plan]` of this file makes the batches."""
+    every: int = 0
+    """Optimizer steps between evaluations. 0: only after the last step. The last step always evaluates."""
+    max_samples: int | None = None
+    """Samples at most: the first ones of the cache. Left out: all."""
+    generate_max_tokens: int | None = None
+    """Tokens that the model writes for a sample at most. Left out: the model's own limit."""
+    text: Literal["none", "basic", "whisper"] = "none"
+    """How texts are normalised before words are compared. `none`: not at all. `basic`: lower case, no punctuation, in
+    any language. `whisper`: Whisper's normaliser of English, which also spells out numbers and abbreviations."""
+
+    def __post_init__(self) -> None:
+        if (self.config is None) == (self.cache is None):
+            raise ValueError("give exactly one of config and cache")
+        if not self.name or not self.name.isprintable():
+            raise ValueError(f"name is {self.name!r}, wanted a name for log lines, for example dev")
+        if self.every < 0:
+            raise ValueError(f"every is {self.every}, wanted 0 or more")
+        for name in ("max_samples", "generate_max_tokens"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} is {value}, wanted 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraConfig:
+    """Low-rank adapters (https://arxiv.org/abs/2106.09685) by peft: the adapters learn, all other weights rest."""
+
+    __pydantic_config__ = STRICT
+
+    rank: int = 16
+    """Rank of the adapters."""
+    alpha: float = 32.0
+    """Scale: adapters count `alpha / rank`."""
+    dropout: float = 0.0
+    """Dropout in front of the adapters."""
+    targets: tuple[str, ...] = ("q_proj", "v_proj")
+    """Modules that get an adapter, by the last parts of their names."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank is {self.rank}, wanted 1 or more")
+        if self.alpha <= 0:
+            raise ValueError(f"alpha is {self.alpha}, wanted more than 0")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}, wanted 0 or more and less than 1")
+        if not self.targets or not all(self.targets):
+            raise ValueError('targets is empty, wanted names of modules, for example ["q_proj", "v_proj"]')
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
     """What a run learns by. Run-time: in no key."""
 
@@ -19,12 +79,31 @@ class TrainConfig:
     init: Literal["pretrained", "random"] = "pretrained"
     """`pretrained`: the weights in that folder, which must be there. `random`: weights from its config.json and
     `loader.seed`."""
-    max_steps: int = 100
-    """Optimizer steps of the run."""
+    text_encoder: Literal["zeros", "silence"] = "zeros"
+    """What a Whisper's decoder attends to beside text alone. `zeros`: one position of zeros, without a pass of the
+    encoder. `silence`: what the encoder makes of 30 s of silence."""
+    max_steps: int | None = None
+    """Optimizer steps of the run. Left out, without `epochs` too: 100."""
+    epochs: int | None = None
+    """Epochs of the run, instead of `max_steps`."""
     learning_rate: float = 1e-4
-    """Peak of the learning rate. A cosine towards 0 follows."""
+    """Peak of the learning rate."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the learning rate goes on after warm-up: half a cosine towards 0, a line towards 0, or as it is."""
     warmup_steps: int = 0
     """Steps of linear warm-up. Step `warmup_steps` is the first at the full rate."""
+    warmup_ratio: float | None = None
+    """Share of the run's steps that are warm-up, instead of `warmup_steps`."""
+    embed_lr_mult: float = 1.0
+    """Factor on the learning rate of the input and output embeddings. 0: they rest."""
+    freeze: tuple[str, ...] = ()
+    """Modules that do not learn: a name, or the first parts of one, for example `["encoder"]`."""
+    lora: LoraConfig | None = None
+    """Adapters that learn instead of the model's weights."""
+    gradient_checkpointing: bool = False
+    """Activations of a layer are computed again in the backward pass: less memory, a third more time."""
+    compile: bool = False
+    """The model is compiled by `torch.compile`, once for each shape of a batch."""
     weight_decay: float = 0.0
     """Weight decay of AdamW. Biases and norm weights are not decayed."""
     max_grad_norm: float = 1.0
@@ -33,10 +112,24 @@ class TrainConfig:
     """Micro-batches a step, where `plan.calibration` names no number of its own."""
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     """Precision of the forward and backward pass."""
+    max_skipped_steps: int = 20
+    """Steps in a row that the scaler of fp16 may skip for gradients that are not finite. More end the run."""
+    eval: tuple[EvalConfig, ...] = ()
+    """Sets that the run is evaluated on: one table `[[train.eval]]` each."""
+    repetition_limit: float = 0.2
+    """Share of texts with an n-gram three times in a row, or as long as the model may write, above which an evaluation
+    warns and cannot be the best."""
     log_every: int = 10
     """Steps between lines of the log."""
     checkpoint_every: int = 0
     """Steps between checkpoints. 0: only at the end."""
+    save_total_limit: int = 10
+    """Checkpoints that are kept, the newest ones. The best one is kept beside them."""
+    save_best: Literal["wer", "cer", "loss"] | None = None
+    """What the best checkpoint is chosen by, on the first set of `[[train.eval]]`; lower is better. An evaluation of
+    that set then writes a checkpoint if it is the best so far."""
+    trackers: tuple[str, ...] = ()
+    """Where metrics go too, by accelerate's names: `tensorboard`, `wandb`, `mlflow` and others."""
     usage_every: int = 100
     """Steps between lines of `logs/data_usage.jsonl`. Checkpoints and the end write a line too. 0: no log."""
     usage_ids: bool = False
@@ -45,12 +138,29 @@ class TrainConfig:
     """Folder of runs, beside the config file: checkpoints and logs go to `<output_dir>/<name>/`."""
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "grad_acc", "log_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, wanted 1 or more")
-        for name in ("warmup_steps", "checkpoint_every", "usage_every"):
+        for name in ("max_steps", "epochs", "grad_acc", "log_every", "save_total_limit", "max_skipped_steps"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} is {value}, wanted 1 or more")
+        for name in ("warmup_steps", "checkpoint_every", "usage_every", "embed_lr_mult"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, wanted 0 or more")
+        for name in ("warmup_ratio", "repetition_limit"):
+            if (value := getattr(self, name)) is not None and not 0 <= value <= 1:
+                raise ValueError(f"{name} is {value}, wanted 0 to 1")
+        self._check_pairs()
+
+    def _check_pairs(self) -> None:
+        if self.max_steps is not None and self.epochs is not None:
+            raise ValueError(f"give one of max_steps and epochs, not {self.max_steps} and {self.epochs}")
+        if self.warmup_steps and self.warmup_ratio is not None:
+            raise ValueError(
+                f"give one of warmup_steps and warmup_ratio, not {self.warmup_steps} and {self.warmup_ratio}"
+            )
+        names = [each.name for each in self.eval]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"eval has two sets of the name {repeated[0]!r}; give each set its own")
+        if self.save_best is not None and not self.eval:
+            raise ValueError(f'save_best is "{self.save_best}" and there is no set to choose by: add [[train.eval]]')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

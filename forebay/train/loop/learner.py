@@ -218,7 +218,7 @@ def lr_factor(step: int, settings: TrainConfig) -> float:
     """
     if step <= settings.warmup_steps:
         return step / settings.warmup_steps
-    done = (step - 1 - settings.warmup_steps) / max(settings.max_steps - settings.warmup_steps, 1)
+    done = (step - 1 - settings.warmup_steps) / max((settings.max_steps or 100) - settings.warmup_steps, 1)
     return 0.5 * (1.0 + math.cos(math.pi * min(done, 1.0)))
 
 

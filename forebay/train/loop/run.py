@@ -123,7 +123,7 @@ def train(
     ForebayError (a loss that is not finite, a checkpoint that cannot be written).
     """
     settings, folder = config.train, run_folder(config)
-    facts = _check_settings(config)
+    facts, num_steps = _check_settings(config), settings.max_steps or 100
     # Micro-batches without audio give the audio encoder no gradient.
     has_text_alone = isinstance(loader, Loader) and without_audio(loader.source) is not None
     learner = Learner(
@@ -134,22 +134,22 @@ def train(
     meter, first = learner.meter(state), state.step if state else 0
     usage = _usage_log(config, loader, step=first, num_ranks=learner.accelerator.num_processes)
     with contextlib.closing(learner.groups(loader)) as groups:
-        for step, group in zip(range(first + 1, settings.max_steps + 1), groups, strict=False):
+        for step, group in zip(range(first + 1, num_steps + 1), groups, strict=False):
             loss, grad_norm = learner.update(group, step=step)
             meter.add(loss=loss, grad_norm=grad_norm, group=group)
-            if _is_due(step, settings.log_every, last=settings.max_steps):
+            if _is_due(step, settings.log_every, last=num_steps):
                 rate = settings.learning_rate * lr_factor(step, settings)
                 line = meter.line(learning_rate=rate, padding=float(loader.report()["padding"]))
                 if learner.accelerator.is_main_process:
                     _logger.info("%s", line) if log is None else log(line)
-            is_saved = _is_due(step, settings.checkpoint_every, last=settings.max_steps)
+            is_saved = _is_due(step, settings.checkpoint_every, last=num_steps)
             if usage is not None and (is_saved or step % settings.usage_every == 0):
                 usage.record(step)  # before the checkpoint: whoever goes on from it finds a line that leads there
             if is_saved:
                 checkpoint = learner.save(folder, step=step, meter=meter, loader=loader)
     loss_first, loss_last = meter.losses
     return TrainReport(
-        steps=max(first, settings.max_steps),
+        steps=max(first, num_steps),
         loss_first=loss_first,
         loss_last=loss_last,
         samples_per_s=meter.num_samples / meter.elapsed_s,

@@ -1,0 +1,1 @@
+"""Evaluation: loss, and what a model writes, on sets of their own."""
