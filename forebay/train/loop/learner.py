@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import random
 from collections.abc import Generator, Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,10 +26,23 @@ from forebay.train.device import Batch
 from forebay.train.loop.checkpoint import TrainState, load_optimizer, load_state, save_checkpoint
 from forebay.train.loop.meter import Meter
 from forebay.train.loop.micro_batches import BatchLoader, Group, host_sum, micro_batch_groups
+from forebay.train.loop.schedule import Schedule, run_steps
 from forebay.train.models.folder import check_batch, load_model, model_facts
 from forebay.train.models.table import ModelFacts
 
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What came of one step."""
+
+    loss: torch.Tensor
+    """This rank's part of the step's loss, a scalar on the device; the ranks' parts add up to the loss."""
+    grad_norm: torch.Tensor
+    """Norm of the gradient before clipping, over all ranks."""
+    is_skipped: bool
+    """Whether the scaler of fp16 left the weights as they were, since a gradient was not finite."""
 
 
 class Learner:
@@ -44,10 +59,32 @@ class Learner:
         self.accelerator = accelerator
         self._model: Any = None
         self._optimizer: Any = None
+        self._schedule: Schedule | None = None
+
+    @property
+    def is_main_rank(self) -> bool:
+        """Whether this rank writes logs and checkpoints."""
+        return bool(self.accelerator.is_main_process)
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that share a step."""
+        return int(self.accelerator.num_processes)
+
+    @property
+    def schedule(self) -> Schedule:
+        """Number of steps and learning rates of the run; `start` makes it."""
+        if self._schedule is None:
+            raise RuntimeError("the learner was not started")
+        return self._schedule
 
     def start(self, checkpoint: Path | None, *, loader: BatchLoader) -> TrainState | None:
         """Returns the state of `checkpoint`; model, optimizer and loader then stand where the checkpoint left them."""
         state = load_state(checkpoint) if checkpoint else None
+        if state is not None:
+            loader.load_state_dict(state.loader)
+        num_steps = run_steps(self.settings, loader, steps_done=state.step if state else 0)
+        self._schedule = Schedule.of(self.settings, num_steps=num_steps)
         model = (
             _checkpoint_model(self.facts, checkpoint)
             if checkpoint
@@ -64,31 +101,27 @@ class Learner:
             ) from err
         if self.accelerator.scaler is not None and state.scaler is not None:
             self.accelerator.scaler.load_state_dict(state.scaler)
-        loader.load_state_dict(state.loader)
         self._tell_resume(checkpoint, state)
         return state
 
     def _tell_resume(self, checkpoint: Path, state: TrainState) -> None:
         if not self.accelerator.is_main_process:
             return
-        now = self._arithmetic()
-        changed = [f"{k} {state.settings.get(k)!r} -> {now[k]!r}" for k in now if state.settings.get(k) != now[k]]
+        then, now = state.settings, self._arithmetic()
+        changed = [f"{name} {then[name]!r} -> {now[name]!r}" for name in now if then.get(name, now[name]) != now[name]]
         _logger.info("going on after step %d of %s", state.step, checkpoint)
         if changed:
             _logger.warning("settings differ from those of the checkpoint, so losses will too: %s", ", ".join(changed))
 
     def _arithmetic(self) -> dict[str, Any]:
-        names = (
-            "max_steps",
-            "learning_rate",
-            "warmup_steps",
-            "weight_decay",
-            "max_grad_norm",
-            "grad_acc",
-            "mixed_precision",
-        )
-        settings = {"seed": self._loader.seed, **{name: getattr(self.settings, name) for name in names}}
-        return {**settings, "num_ranks": self.accelerator.num_processes}
+        """Returns the settings that losses depend on, as JSON values, and the steps that they come to."""
+        names = ("learning_rate", "schedule", "embed_lr_mult", "freeze", "lora", "weight_decay", "max_grad_norm")
+        settings = asdict(self.settings)
+        found = {name: settings[name] for name in (*names, "grad_acc", "mixed_precision")}
+        found |= {"max_steps": self.schedule.num_steps, "warmup_steps": self.schedule.warmup_steps}
+        found |= {"seed": self._loader.seed, "num_ranks": self.num_ranks}
+        as_json: dict[str, Any] = json.loads(json.dumps(found))
+        return as_json
 
     def groups(self, loader: BatchLoader) -> Generator[Group, None, None]:
         """Returns the groups of micro-batches, one a step, of the size of the plan's calibration or `train.grad_acc`.
@@ -117,14 +150,14 @@ class Learner:
             has_scaler=self.accelerator.scaler is not None,
         )
 
-    def update(self, group: Group, *, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns this rank's part of the step's loss and the gradient norm before clipping; the weights have moved.
+    def update(self, group: Group, *, step: int) -> Outcome:
+        """Returns what came of one step on a group of micro-batches; the weights have moved.
 
         Only the last micro-batch of the group synchronises gradients. DDP takes the mean over ranks, hence the factor.
         """
         seed_step(self._loader.seed, step=step, rank=self.accelerator.process_index)
         for parameters in self._optimizer.param_groups:
-            parameters["lr"] = self.settings.learning_rate * lr_factor(step, self.settings)
+            parameters["lr"] = self.settings.learning_rate * self.schedule.factor(step)
         total = torch.zeros((), device=self.accelerator.device)
         for position, (batch, weight) in enumerate(group.batches, start=1):
             is_last = position == len(group.batches)
@@ -136,7 +169,7 @@ class Learner:
         grad_norm: torch.Tensor = self.accelerator.clip_grad_norm_(self._model.parameters(), limit)
         self._optimizer.step()
         self._optimizer.zero_grad()
-        return total, grad_norm
+        return Outcome(loss=total, grad_norm=grad_norm, is_skipped=bool(self.accelerator.optimizer_step_was_skipped))
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         check_batch(self.facts, fields_of(batch))
@@ -208,18 +241,6 @@ def summed_loss(logits: torch.Tensor, labels: torch.Tensor, *, labels_are_shifte
     return functional.cross_entropy(
         logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
     )
-
-
-def lr_factor(step: int, settings: TrainConfig) -> float:
-    """Returns the share of `learning_rate` that step 1, 2, ... takes: linear warm-up, then half a cosine towards 0.
-
-    Step `warmup_steps` is the first at the full rate, and no step is spent at a rate of 0 (transformers'
-    `get_cosine_schedule_with_warmup` spends the first). A function of the step, so it needs no state.
-    """
-    if step <= settings.warmup_steps:
-        return step / settings.warmup_steps
-    done = (step - 1 - settings.warmup_steps) / max((settings.max_steps or 100) - settings.warmup_steps, 1)
-    return 0.5 * (1.0 + math.cos(math.pi * min(done, 1.0)))
 
 
 def adamw(model: torch.nn.Module, settings: TrainConfig) -> torch.optim.AdamW:
