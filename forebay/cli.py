@@ -263,14 +263,18 @@ def _add_train(commands: Any) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from forebay.train.loop.run import run
-
     logging.getLogger("forebay.train").setLevel(min(logging.INFO, _level(options)))
+    from forebay.train.loop.phases import Phases
+
+    phases = Phases()
+    with phases("imports"):
+        from forebay.train.loop.run import run
+
     if options.dry_run:
         return _dry_run(options)
     if options.steps is not None:
         raise ConfigError("--steps goes with --dry-run; for training: --set train.max_steps=N")
-    report = run(_load(options), resume=options.resume)
+    report = run(_load(options), resume=options.resume, phases=phases)
     return DONE if report is None else _show(options, report)  # None: not the rank that reports
 
 

@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Load:
-    """What a run took of its machine since the last look. The device's figures are None on a CPU."""
-
-    cpu_share: float
-    """CPU seconds of this process, all its threads together, a second of wall time: 1 is one core busy."""
-    device_utilization: float | None = None
-    """Share of the driver's last sample period in which the device computed; None also without nvidia-ml-py."""
-    device_memory_bytes: int | None = None
-    """Used on the device, by whomever."""
-    device_total_bytes: int | None = None
 
 
 class Hardware:
@@ -33,20 +20,23 @@ class Hardware:
         self._has_utilization = self._device is not None and _has_nvml()
         self._wall_s, self._cpu_s = time.perf_counter(), time.process_time()
 
-    def look(self) -> Load:
-        """Returns what was taken since the last look, or since this object was made."""
+    def look(self) -> dict[str, Any]:
+        """Returns what was taken since the last look, or since this object was made; the fields of `StepLog`.
+
+        On a CPU `cpu_share` alone.
+        """
         wall_s, cpu_s = time.perf_counter(), time.process_time()
         share = (cpu_s - self._cpu_s) / max(wall_s - self._wall_s, 1e-9)
         self._wall_s, self._cpu_s = wall_s, cpu_s
         if self._device is None:
-            return Load(cpu_share=share)
+            return {"cpu_share": share}
         free, total = torch.cuda.mem_get_info(self._device)
-        return Load(
-            cpu_share=share,
-            device_utilization=self._utilization(),
-            device_memory_bytes=total - free,
-            device_total_bytes=total,
-        )
+        return {
+            "cpu_share": share,
+            "device_utilization": self._utilization(),
+            "device_memory_bytes": total - free,
+            "device_total_bytes": total,
+        }
 
     def _utilization(self) -> float | None:
         if not self._has_utilization:

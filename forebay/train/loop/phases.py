@@ -7,6 +7,9 @@ import logging
 import os
 import time
 from collections.abc import Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
 
@@ -30,6 +33,20 @@ class Phases:
         self.seconds[name] = self.seconds.get(name, 0.0) + elapsed_s
         if self._tells:
             _logger.info("phase %s: %s", name, shown(elapsed_s))
+
+    def started(self, items: Iterator[T]) -> Iterator[T]:
+        """Yields items. The first item has two phases: `first batch` until it is there, `first step` until it is used.
+
+        The line of all phases comes between the two.
+        """
+        with self("first batch"):
+            first = next(items, None)
+        if first is None:
+            return
+        self.tell()
+        with self("first step"):
+            yield first
+        yield from items
 
     def tell(self) -> None:
         """Logs all phases so far in one line: `imports 3.1 s, model 6.2 s, first batch 0.05 s; step 1 begins`."""
