@@ -74,6 +74,11 @@ class Learner:
         return int(self.accelerator.num_processes)
 
     @property
+    def model(self) -> Any:
+        """The model as it was loaded, without what accelerate put around it; `start` makes it."""
+        return self.accelerator.unwrap_model(self._model)
+
+    @property
     def schedule(self) -> Schedule:
         """Number of steps and learning rates of the run; `start` makes it."""
         if self._schedule is None:

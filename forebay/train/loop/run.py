@@ -37,6 +37,7 @@ from forebay.train.loop.phases import Phases
 from forebay.train.loop.trackers import check_trackers
 from forebay.train.models.folder import check_config, check_constants, check_weights, model_facts
 from forebay.train.models.table import FAMILIES, ModelFacts
+from forebay.train.profile.recorder import Recorder
 from forebay.train.select import SourceKind, make_loader
 from forebay.visible import from_here
 
@@ -88,11 +89,13 @@ def run(
     resume: bool | Path = False,
     log: Callable[[StepLog], None] | None = None,
     phases: Phases | None = None,
+    recorder: Recorder | None = None,
 ) -> TrainReport | None:
     """Returns the report of `train` with this rank's loader, which is made here; None on ranks other than 0.
 
     The model is checked against the config before any data is looked for, and against the source's constants before
     any of it is read. phases: what came before, imports for one.
+    recorder: ends the run after its steps, see `forebay.train.profile`.
     """
     phases = phases or Phases()
     with phases("settings"):
@@ -113,6 +116,7 @@ def run(
             resume=resume,
             log=log,
             phases=phases,
+            recorder=recorder,
         )
         return report if state.is_main_process else None
     finally:
@@ -129,6 +133,7 @@ def train(
     resume: bool | Path = False,
     log: Callable[[StepLog], None] | None = None,
     phases: Phases | None = None,
+    recorder: Recorder | None = None,
 ) -> TrainReport:
     """Returns the report of a whole run, whose folder then holds the last checkpoint; `Schedule` says how long it is.
 
@@ -150,13 +155,18 @@ def train(
     checkpoint = _resume_from(run_folder(config), resume=resume)
     state = learner.start(checkpoint, loader=loader, phases=phases)
     first, last = state.step if state else 0, learner.schedule.num_steps
+    if recorder is not None:
+        last = first + recorder.watch(learner.model)
     with (
+        recorder or contextlib.nullcontext(),
         Board(config, accelerator, step=first, last=last, log=log) as board,
         contextlib.closing(learner.groups(loader)) as groups,
     ):
         after_step = AfterStep(config, learner, loader=loader, state=state, board=board)
         for step, group in zip(range(first + 1, last + 1), phases.started(groups), strict=False):
             after_step(step, learner.update(group, step=step), group)
+            if recorder is not None:
+                recorder.step_done()
     return _report(
         after_step.meter,
         steps=max(first, last),
