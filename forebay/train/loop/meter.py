@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from forebay.errors import ForebayError
+from forebay.train.loop.hardware import Hardware
 from forebay.train.loop.micro_batches import Group
+from forebay.visible import human_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,14 +28,35 @@ class StepLog:
     data_wait_share: float
     padding: float
     """Share of padded frames in all frames, since the run began."""
+    grad_norm: float = math.nan
+    """Of the last of these steps, before clipping."""
     skipped_steps: int = 0
     """Steps since the run began that the scaler of fp16 skipped."""
+    cpu_share: float = math.nan
+    """CPU seconds of this process, all its threads together, a second: 1 is one core busy."""
+    device_utilization: float | None = None
+    """Share of time in which the device computed, as its driver saw it last; None on a CPU, or without nvidia-ml-py."""
+    device_memory_bytes: int | None = None
+    """Used on the device, by whomever; None on a CPU, and so is the next one."""
+    device_total_bytes: int | None = None
 
     def __str__(self) -> str:
-        return (
-            f"step {self.step}: loss {self.loss:.4f}, lr {self.learning_rate:.2e}, {self.samples_per_s:.1f} samples/s, "
-            f"data wait {100 * self.data_wait_share:.1f} %, padding {100 * self.padding:.1f} %"
-        )
+        parts = [
+            f"loss {self.loss:.4f}",
+            f"lr {self.learning_rate:.2e}",
+            f"grad norm {self.grad_norm:.3g}",
+            f"{self.samples_per_s:.1f} samples/s",
+            f"data wait {100 * self.data_wait_share:.1f} %",
+            f"padding {100 * self.padding:.1f} %",
+            f"CPU {self.cpu_share:.2f} cores",
+        ]
+        if self.device_utilization is not None:
+            parts.append(f"device {100 * self.device_utilization:.0f} %")
+        if self.device_memory_bytes is not None and self.device_total_bytes is not None:
+            parts.append(f"{human_bytes(self.device_memory_bytes)} of {human_bytes(self.device_total_bytes)}")
+        if self.skipped_steps:
+            parts.append(f"{self.skipped_steps} steps skipped")
+        return f"step {self.step}: {', '.join(parts)}"
 
 
 class Meter:
@@ -46,8 +69,11 @@ class Meter:
         sum_on_device: Callable[[torch.Tensor], torch.Tensor],
         has_scaler: bool,
         losses: tuple[float, float] | None = None,
+        device: torch.device | None = None,
     ) -> None:
         """first_step: the step of the first `add`, counted from 1; losses: of step 1 and of the step before it.
+
+        device: what the run computes on; None: a CPU.
 
         has_scaler: fp16, where an infinite gradient norm is normal.
         """
@@ -60,6 +86,8 @@ class Meter:
         self._next_step = first_step
         self._pending: list[torch.Tensor] = []
         self._window: list[float] = []
+        self._grad_norm = math.nan
+        self._hardware = Hardware(device or torch.device("cpu"))
         self._start_s = self._window_start_s = time.perf_counter()
         self._window_samples, self._window_wait_s = 0, 0.0
 
@@ -93,6 +121,7 @@ class Meter:
                     )
             self._next_step += 1
         self._losses = (self._losses[0] if self._losses else losses[0], losses[-1])
+        self._grad_norm = norms[-1]
         self._window.extend(losses)
 
     def line(self, *, learning_rate: float, padding: float) -> StepLog:
@@ -107,7 +136,9 @@ class Meter:
             samples_per_s=self._window_samples / elapsed_s,
             data_wait_share=self._window_wait_s / elapsed_s,
             padding=padding,
+            grad_norm=self._grad_norm,
             skipped_steps=self.skipped_steps,
+            **self._hardware.look(),
         )
         self._window, self._window_samples, self._window_wait_s, self._window_start_s = [], 0, 0.0, now_s
         return log
