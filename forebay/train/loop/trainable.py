@@ -28,7 +28,7 @@ def set_trainable(model: Any, settings: TrainConfig) -> None:
             module.requires_grad_(requires_grad=False)
     if settings.embed_lr_mult == 0:
         for parameter in _embedding_parameters(model):
-            parameter.requires_grad_(requires_grad=False)
+            parameter.requires_grad = False
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
             f"train.freeze = {list(settings.freeze)} and train.embed_lr_mult = {settings.embed_lr_mult:g} leave no "
