@@ -17,15 +17,18 @@ from torch.nn import functional
 
 from forebay.config.train import TrainConfig
 from forebay.config.tree import Config
-from forebay.errors import ConfigError, ResumeError
+from forebay.errors import ResumeError
 from forebay.steps.batch import IGNORED
 from forebay.train.collate.patches import fields_of, pixel_dtype, to_model_inputs
 from forebay.train.device import Batch
-from forebay.train.loop.checkpoint import TrainState, load_optimizer, load_state, save_checkpoint
+from forebay.train.loop.checkpoint import TrainState, load_optimizer, load_state, run_folder
+from forebay.train.loop.kept import Checkpoints
 from forebay.train.loop.meter import Meter
 from forebay.train.loop.micro_batches import BatchLoader, Group, host_sum, micro_batch_groups
-from forebay.train.models.folder import check_batch, load_model, model_facts
+from forebay.train.models.folder import check_batch
+from forebay.train.models.processor import processor_files, warn_of_missing
 from forebay.train.models.table import ModelFacts
+from forebay.train.models.trainee import base_hashes, checkpoint_model, new_model
 
 _logger = logging.getLogger(__name__)
 
@@ -37,22 +40,22 @@ class Learner:
         self, config: Config, *, facts: ModelFacts, accelerator: Any, constants: Mapping[str, Any] | None = None
     ) -> None:
         """Starts nothing yet. constants: those of the source, by which uint8 patches are expanded."""
+        self._config = config
         self.settings = config.train
         self._loader = config.loader
         self._constants = constants or {}
         self.facts = facts
         self.accelerator = accelerator
+        self.checkpoints = Checkpoints(run_folder(config), config.train)
+        self._processor = processor_files(config, facts)
+        self._base: dict[str, str] = {}
         self._model: Any = None
         self._optimizer: Any = None
 
     def start(self, checkpoint: Path | None, *, loader: BatchLoader) -> TrainState | None:
         """Returns the state of `checkpoint`; model, optimizer and loader then stand where the checkpoint left them."""
         state = load_state(checkpoint) if checkpoint else None
-        model = (
-            _checkpoint_model(self.facts, checkpoint)
-            if checkpoint
-            else load_model(self.facts.folder, seed=self._loader.seed, init=self.settings.init)
-        )
+        model = self._load(checkpoint, state)
         self._model, self._optimizer = self.accelerator.prepare(model, adamw(model, self.settings))
         if state is None or checkpoint is None:
             return None
@@ -65,8 +68,31 @@ class Learner:
         if self.accelerator.scaler is not None and state.scaler is not None:
             self.accelerator.scaler.load_state_dict(state.scaler)
         loader.load_state_dict(state.loader)
+        self.checkpoints.go_on(checkpoint, state, writes=self.accelerator.is_main_process)
         self._tell_resume(checkpoint, state)
         return state
+
+    def _load(self, checkpoint: Path | None, state: TrainState | None) -> Any:
+        """Returns the model on the host, that of `checkpoint` or a new one; rank 0 logs how much of it learns."""
+        self._base = base_hashes(self._config, self.facts, checkpoint)
+        if state is not None and state.base != self._base:
+            raise ResumeError(
+                f"the weights in {self.facts.folder} have checksums {self._base}, and the adapters in {checkpoint} "
+                f"were trained on {state.base}; set train.model back, or train without --resume"
+            )
+        model = (
+            new_model(self._config, self.facts)
+            if checkpoint is None
+            else checkpoint_model(self._config, self.facts, checkpoint)
+        )
+        if self.accelerator.is_main_process:
+            sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+            learning, total = sum(size for size, learns in sizes if learns), sum(size for size, _ in sizes)
+            _logger.info("%s of %s parameters learn (%.2f %%)", f"{learning:,}", f"{total:,}", 100 * learning / total)
+            warn_of_missing(self._processor, self.facts)
+            if checkpoint is None:
+                self.checkpoints.begin()
+        return model
 
     def _tell_resume(self, checkpoint: Path, state: TrainState) -> None:
         if not self.accelerator.is_main_process:
@@ -146,7 +172,7 @@ class Learner:
         logits = self._model(**inputs).logits
         return summed_loss(logits, labels, labels_are_shifted=self.facts.labels_are_shifted)
 
-    def save(self, folder: Path, *, step: int, meter: Meter, loader: BatchLoader) -> Path | None:
+    def save(self, *, step: int, meter: Meter, loader: BatchLoader) -> Path | None:
         """Returns the checkpoint that rank 0 has written, None on other ranks; all ranks return when it is there."""
         saved = None
         loss_first, loss_last = meter.losses
@@ -159,36 +185,17 @@ class Learner:
                 loader=loader.state_dict(),
                 settings=self._arithmetic(),
                 scaler=None if scaler is None else scaler.state_dict(),
+                base=self._base,
             )
-            saved = save_checkpoint(
-                folder,
+            saved = self.checkpoints.save(
                 state,
                 model=self.accelerator.unwrap_model(self._model),  # keeps the casts of mixed precision in place
                 optimizer=self._optimizer.state_dict(),
-                processor_folder=self.facts.folder,
+                processor=self._processor,
             )
             _logger.info("checkpoint of step %d: %s", step, saved)
         self.accelerator.wait_for_everyone()
         return saved
-
-
-def _checkpoint_model(wanted: ModelFacts, checkpoint: Path) -> Any:
-    try:
-        stored = model_facts(checkpoint)
-        model = load_model(checkpoint, seed=0)
-    except ConfigError as err:
-        raise ResumeError(f"cannot go on from {checkpoint}: {err}; train without --resume") from err
-    was, now = (
-        {"model_type": facts.model_type, "vocab_size": facts.vocab_size, **facts.constants}
-        for facts in (stored, wanted)
-    )
-    for name, value in now.items():
-        if was.get(name) != value:
-            raise ResumeError(
-                f"{name} is {was.get(name)} in {checkpoint} and {value} in {wanted.folder}; "
-                "train without --resume, or set train.model back"
-            )
-    return model
 
 
 def count_targets(labels: torch.Tensor, *, labels_are_shifted: bool) -> int:

@@ -146,7 +146,7 @@ def train(
             if usage is not None and (is_saved or step % settings.usage_every == 0):
                 usage.record(step)  # before the checkpoint: whoever goes on from it finds a line that leads there
             if is_saved:
-                checkpoint = learner.save(folder, step=step, meter=meter, loader=loader)
+                checkpoint = learner.save(step=step, meter=meter, loader=loader)
     loss_first, loss_last = meter.losses
     return TrainReport(
         steps=max(first, num_steps),
