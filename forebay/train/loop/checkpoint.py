@@ -74,18 +74,20 @@ def write_checkpoint(
     model: Any,
     optimizer: Mapping[str, Any],
     processor: Mapping[str, Path],
+    weights: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """Makes `target` a checkpoint folder, whole or not at all; a checkpoint of that name is replaced.
 
     It can be used for inference as it lies: it holds transformers' `save_pretrained` form (safetensors), or peft's for
     a model with adapters (see `save_adapter`), and the files of `processor`. Training goes on from optimizer.pt
-    (readable with `weights_only=True`) and state.json. Raises ForebayError where it cannot be written.
+    (readable with `weights_only=True`) and state.json. weights: the model's
+    state dict, where the model itself has only parts of it (FSDP). Raises ForebayError where it cannot be written.
     """
     from safetensors import SafetensorError
 
     try:
         with _folder_aside(target) as temporary:
-            _write_model(temporary, target, model=model, processor=processor)
+            _write_model(temporary, target, model=model, processor=processor, weights=weights)
             torch.save(dict(optimizer), temporary / _OPTIMIZER)
             sealed = replace(state, files=_hashes(temporary))
             (temporary / _STATE).write_text(json.dumps(asdict(sealed), indent=1), encoding="utf-8")
@@ -101,13 +103,20 @@ def cannot_write(target: Path, step: int, err: Exception) -> ForebayError:
     )
 
 
-def _write_model(folder: Path, target: Path, *, model: Any, processor: Mapping[str, Path]) -> None:
+def _write_model(
+    folder: Path,
+    target: Path,
+    *,
+    model: Any,
+    processor: Mapping[str, Path],
+    weights: Mapping[str, torch.Tensor] | None,
+) -> None:
     if is_adapted(model):
-        save_adapter(model, folder, target=target)
+        save_adapter(model, folder, target=target, weights=weights)
         if (name := processor_class(processor, base_of(model).config.model_type)) is not None:
             (folder / "processor_config.json").write_text(json.dumps({"processor_class": name}), encoding="utf-8")
     else:
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, **({} if weights is None else {"state_dict": weights}))
     for name, path in processor.items():
         if not (folder / name).exists():
             shutil.copyfile(path, folder / name)

@@ -71,20 +71,27 @@ class Checkpoints:
         self._write_best(self.best.record)
 
     def save(
-        self, state: TrainState, *, model: Any, optimizer: Mapping[str, Any], processor: Mapping[str, Path]
+        self,
+        state: TrainState,
+        *,
+        model: Any,
+        optimizer: Mapping[str, Any],
+        processor: Mapping[str, Path],
+        weights: Mapping[str, Any] | None = None,
     ) -> Path:
         """Returns the new checkpoint folder, which is the last one afterwards; what the limit leaves out is gone.
 
-        Everything is written aside and fsynced, then renamed, then named by last.json, then by best.json if it is the
-        best one; only then are older ones removed. A crash at any instant leaves the previous checkpoint in force.
-        Raises ForebayError where it cannot be written; the previous checkpoint stays.
+        The parameters are those of `write_checkpoint`. Everything is written aside and fsynced, then renamed, then
+        named by last.json, then by best.json if it is the best one; only then are older ones removed. A crash at any
+        instant leaves the previous checkpoint in force. Raises ForebayError where it cannot be written; the previous
+        checkpoint stays.
         """
         sweep(self._folder)
         target = self._target(state.step)
         best = self.best.in_checkpoint(target.name)
         names = _newest([*self._names, target.name], self._limit, best=best)
         state = replace(state, kept=names, best=best)
-        write_checkpoint(target, state, model=model, optimizer=optimizer, processor=processor)
+        write_checkpoint(target, state, model=model, weights=weights, optimizer=optimizer, processor=processor)
         try:
             write_bytes(self._folder / POINTER, _as_bytes({"checkpoint": target.name}))
             self._write_best(best)

@@ -29,6 +29,10 @@ def result_of(step: int, wer: float | None, **changes: Any) -> EvalResult:
     return replace(result, **changes)
 
 
+def changed(result: EvalResult, changes: dict[str, Any]) -> EvalResult:
+    return replace(result, **changes)
+
+
 RECORD = BestRecord(checkpoint="checkpoint-00000005", step=5, name="dev", metric="wer", value=0.5)
 
 
@@ -52,7 +56,7 @@ def test_the_metric_of_the_settings_decides(metric: str) -> None:
     assert best.consider([result_of(1, 0.8)])
     assert best.record is not None
     assert best.record.value == {"wer": 0.8, "cer": 0.5, "loss": 2.0}[metric]
-    assert best.consider([replace(result_of(2, 0.8), **{metric: 0.3})])
+    assert best.consider([changed(result_of(2, 0.8), {metric: 0.3})])
 
 
 def test_without_save_best_nothing_is_wanted() -> None:
@@ -65,7 +69,7 @@ def test_without_save_best_nothing_is_wanted() -> None:
 def test_what_is_no_result_is_never_the_best(changes: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     best = Best(settings_of())
     with caplog.at_level(logging.WARNING):
-        assert not best.consider([replace(result_of(1, 0.1), **changes)])
+        assert not best.consider([changed(result_of(1, 0.1), changes)])
     assert ('train.save_best = "wer", and dev has none' in caplog.text) == ("wer" in changes and changes["wer"] is None)
     assert best.record is None
 
