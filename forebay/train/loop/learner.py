@@ -53,6 +53,8 @@ class Learner:
             if checkpoint
             else load_model(self.facts.folder, seed=self._loader.seed, init=self.settings.init)
         )
+        if self.facts.prepare_text_alone is not None:
+            self.facts.prepare_text_alone(model, self.settings.text_encoder)
         self._model, self._optimizer = self.accelerator.prepare(model, adamw(model, self.settings))
         if state is None or checkpoint is None:
             return None
