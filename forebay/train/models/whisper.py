@@ -56,7 +56,7 @@ def _with_encoder_outputs(
 
 
 def _zeros(model: Any) -> torch.Tensor:
-    weight = model.encoder.conv1.weight
+    weight: torch.Tensor = model.encoder.conv1.weight
     return weight.new_zeros(1, 1, model.config.d_model)
 
 
