@@ -102,12 +102,14 @@ def _listed(folder: Path) -> str:
     return shown + (f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else "")
 
 
-def load_model(folder: Path, *, seed: int, init: Init = "pretrained") -> Any:
+def load_model(
+    folder: Path, *, seed: int, init: Init = "pretrained", dtype: torch.dtype | Literal["auto"] = torch.float32
+) -> Any:
     """Returns the float32 model of `folder` on the CPU, in training mode.
 
     init: `pretrained` loads the folder's safetensors (none, a missing or a misfitting weight raises ConfigError);
     `random` makes weights from `seed` alone: equal in every run and on every rank. The caller's random state does not
-    move.
+    move. dtype: of loaded weights; `auto` is that of the files.
     """
     import transformers
 
@@ -115,7 +117,7 @@ def load_model(folder: Path, *, seed: int, init: Init = "pretrained") -> Any:
     check_weights(folder, init=init)
     model_class = getattr(transformers, family_of(config.model_type, path=folder).facts(folder, config).model_class)
     if init == "pretrained":
-        model = _pretrained(model_class, folder)
+        model = _pretrained(model_class, folder, dtype=dtype)
         _freeze_as_made(model, model_class, config)
     else:
         with torch.random.fork_rng():
@@ -136,15 +138,14 @@ def _generation_config(path: Path) -> Any:
         raise ConfigError(f"train.model: {path} is not a transformers generation_config.json: {err}") from err
 
 
-def _pretrained(model_class: Any, folder: Path) -> Any:
+def _pretrained(model_class: Any, folder: Path, *, dtype: torch.dtype | Literal["auto"]) -> Any:
     from safetensors import SafetensorError
 
     try:
         model, loading = from_folder(
             model_class,
             folder,
-            # float32 also from half-precision files: AdamW on bfloat16 weights loses small updates.
-            dtype=torch.float32,
+            dtype=dtype,  # by default float32, from half-precision files too: AdamW on bfloat16 loses small updates
             use_safetensors=True,
             output_loading_info=True,
         )
