@@ -38,10 +38,12 @@ def prepare_text_alone(model: Any, text_encoder: TextEncoder) -> None:
     [B, 1, d_model], without a pass of the encoder; with `silence` what the encoder makes of 30 s of silence, computed
     for one row and without a gradient. Calls that have audio, or encoder outputs, stay as they are.
 
-    The inner model has the hook: wrappers around the model (DDP, adapters, `torch.compile`) call the inner model, and
-    FSDP has gathered the weights by then.
+    The `WhisperModel` inside has the hook, whatever wraps it: DDP, adapters and `torch.compile` all call it.
     """
-    model.model.register_forward_pre_hook(partial(_with_encoder_outputs, text_encoder=text_encoder), with_kwargs=True)
+    from transformers import WhisperModel
+
+    [inner] = [module for module in model.modules() if isinstance(module, WhisperModel)]
+    inner.register_forward_pre_hook(partial(_with_encoder_outputs, text_encoder=text_encoder), with_kwargs=True)
 
 
 def _with_encoder_outputs(

@@ -12,8 +12,8 @@ import torch
 
 from forebay.errors import ForebayError
 
-_BLOCK_ROWS = 256
-"""Rows that are computed together. A short block is filled up, so that a row's bits do not depend on its neighbours."""
+_BLOCK_ROWS = 4096
+"""Rows that are computed together: a whole vocabulary in float64 would take gigabytes."""
 _FIRST_JITTER, _LAST_JITTER = 1e-10, 1.0
 
 
@@ -46,23 +46,20 @@ class Spread:
     def draw(self, tokens: Sequence[str], *, seed: int, name: str) -> torch.Tensor:
         """Returns a row for each token, float64 [tokens, d].
 
-        A row is a function of (seed, name, token) alone, so it does not depend on the order or the number of tokens.
+        The noise of a row is a function of (seed, name, token) alone: neither the order nor the number of the tokens
+        moves a row, but for the last bits of float64 (a matrix product rounds by where a row stands in it).
         name: of the matrix. Two matrices have different rows for a token.
         """
-        drawn = torch.empty(len(tokens), len(self.mean), dtype=torch.float64)
-        noise = np.zeros((_BLOCK_ROWS, len(self.mean)))
+        drawn = []
         for start in range(0, len(tokens), _BLOCK_ROWS):
             block = tokens[start : start + _BLOCK_ROWS]
-            for row, token in zip(noise, block, strict=False):
-                row[:] = _noise(token, size=len(row), seed=seed, name=name)
-            moved = torch.from_numpy(noise) @ self.factor.T + self.mean
-            drawn[start : start + len(block)] = moved[: len(block)]
-        return drawn
+            noise = np.stack([_noise(token, size=len(self.mean), seed=seed, name=name) for token in block])
+            drawn.append(torch.from_numpy(noise) @ self.factor.T + self.mean)
+        return torch.cat(drawn)
 
 
 def _blocks(rows: torch.Tensor, places: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yields the rows in float64, a few thousand at a time: a whole vocabulary of them would take gigabytes."""
-    for part in torch.split(places, 8192):
+    for part in torch.split(places, _BLOCK_ROWS):
         yield rows[part].to(torch.float64)
 
 

@@ -44,26 +44,38 @@ def read_tokenizer(folder: Path) -> NewTokenizer:
     one that `tokenizers` writes: transformers meets these with a bare TypeError, or reads other tokens from them.
     """
     path = folder / FILE
+    document = _document(path)
+    model = document["model"]
+    if model.get("type") is not None and model["type"] not in _KINDS:
+        raise ConfigError(f"--tokenizer: {path} has a model of type {model['type']!r}, wanted {', '.join(_KINDS)}")
+    if "merges" in model or model.get("type") == "BPE":
+        _check_merges(path, model)
+    loaded, added = _loaded_ids(path), {entry["content"]: entry["id"] for entry in document.get("added_tokens") or ()}
+    vocab = model["vocab"] if isinstance(model["vocab"], dict) else {row[0]: i for i, row in enumerate(model["vocab"])}
+    ids = {**vocab, **added}
+    _check_gaps(path, ids)
+    for token, number in ids.items():
+        if loaded[token] != number:
+            raise ConfigError(
+                f"--tokenizer: {path} gives {json.dumps(token)} the id {number}, and `tokenizers` the id "
+                f"{loaded[token]}; {_AGAIN}"
+            )
+    return NewTokenizer(folder=folder, ids=ids, added=frozenset(added), byte_level=is_byte_level(document))
+
+
+def _document(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_bytes())
     except OSError as err:
         raise ConfigError(
             f"--tokenizer: cannot read {path} ({err.strerror}); name a folder with the fast form of a tokenizer: "
-            f"tokenizer.save_pretrained({str(folder)!r}){hub_advice(folder, 'tokenizer')}"
+            f"tokenizer.save_pretrained({str(path.parent)!r}){hub_advice(path.parent, 'tokenizer')}"
         ) from err
     except (ValueError, RecursionError) as err:
         raise ConfigError(f"--tokenizer: {path} is not JSON: {err}") from err
-    model = document.get("model") if isinstance(document, dict) else None
-    if not isinstance(model, dict):
+    if not isinstance(document, dict) or not isinstance(document.get("model"), dict):
         raise ConfigError(f"--tokenizer: {path} has no `model`; it is not a file that `tokenizers` has written")
-    if model.get("type") is not None and model["type"] not in _KINDS:
-        raise ConfigError(f"--tokenizer: {path} has a model of type {model['type']!r}, wanted {', '.join(_KINDS)}")
-    if "merges" in model or model.get("type") == "BPE":
-        _check_merges(path, model)
-    ids = _ids(path)
-    _check_gaps(path, ids)
-    added = frozenset(entry["content"] for entry in document.get("added_tokens") or ())
-    return NewTokenizer(folder=folder, ids=ids, added=added, byte_level=is_byte_level(document))
+    return document
 
 
 def _check_merges(path: Path, model: Mapping[str, Any]) -> None:
@@ -91,7 +103,7 @@ def _check_merges(path: Path, model: Mapping[str, Any]) -> None:
                 )
 
 
-def _ids(path: Path) -> dict[str, int]:
+def _loaded_ids(path: Path) -> dict[str, int]:
     from tokenizers import Tokenizer
 
     try:
@@ -115,7 +127,7 @@ def _check_gaps(path: Path, ids: Mapping[str, int]) -> None:
     if len(used) != size:
         first = next(number for number in range(size) if number not in used)
         raise ConfigError(
-            f"--tokenizer: {path} has gaps: {len(used)} tokens and a largest id of {size - 1}; the first id without a "
+            f"--tokenizer: {path} has gaps: {len(used)} ids and a largest id of {size - 1}; the first id without a "
             f"token is {first}; number the tokens from 0 without a gap, or add tokens for those ids"
         )
 
@@ -135,7 +147,7 @@ def check_loaded(new: NewTokenizer, beside_model: Path) -> None:
     for folder in (new.folder, beside_model):
         try:
             loaded = from_folder(_auto_tokenizer(), folder)
-        except Exception as err:  # not our work, see `_ids`
+        except Exception as err:  # not our work, see `_loaded_ids`
             raise ConfigError(f"--tokenizer: transformers cannot load {new.folder}: {err!r}; {_AGAIN}") from err
         name, found = type(loaded).__name__, dict(loaded.get_vocab())
         if found != new.ids:
