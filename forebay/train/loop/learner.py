@@ -106,6 +106,8 @@ class Learner:
         self._schedule = Schedule.of(self.settings, num_steps=num_steps)
         with phases("model"):
             model = self._load(checkpoint, state)
+            if self.facts.prepare_text_alone is not None:
+                self.facts.prepare_text_alone(model, self.settings.text_encoder)
             set_trainable(model, self.settings)
             if self.is_main_rank:
                 self._tell_start(model, is_new=checkpoint is None)
