@@ -30,6 +30,7 @@ from forebay.train.loop.meter import Meter
 from forebay.train.loop.micro_batches import BatchLoader, Group, host_sum, micro_batch_groups
 from forebay.train.loop.phases import Phases
 from forebay.train.loop.schedule import Schedule, run_steps
+from forebay.train.loop.skipped import SkippedSteps
 from forebay.train.loop.trainable import set_learning_rate, set_trainable
 from forebay.train.models.folder import check_batch, load_model, model_facts
 from forebay.train.models.table import ModelFacts
@@ -102,8 +103,8 @@ class Learner:
                 if checkpoint
                 else load_model(self.facts.folder, seed=self._loader.seed, init=self.settings.init)
             )
-        set_trainable(model, self.settings)
-        set_passes(model, self.settings)
+            set_trainable(model, self.settings)
+            set_passes(model, self.settings)
         with phases("to device"):
             self._model, self._optimizer = sharded.prepare(self.accelerator, model, self.settings)
         if state is not None and checkpoint is not None:
@@ -164,7 +165,11 @@ class Learner:
             first_step=state.step + 1 if state else 1,
             losses=(state.loss_first, state.loss_last) if state else None,
             sum_on_device=partial(self.accelerator.reduce, reduction="sum"),
-            has_scaler=self.accelerator.scaler is not None,
+            skipped=SkippedSteps(
+                limit=self.settings.max_skipped_steps,
+                total=state.skipped_steps if state else 0,
+                in_a_row=state.skipped_in_a_row if state else 0,
+            ),
             device=self.accelerator.device,
         )
 
@@ -227,6 +232,8 @@ class Learner:
                 loader=loader.state_dict(),
                 settings=self._arithmetic(),
                 scaler=None if scaler is None else scaler.state_dict(),
+                skipped_steps=meter.skipped.total,
+                skipped_in_a_row=meter.skipped.in_a_row,
             )
             saved = save_checkpoint(folder, state, model=model, optimizer=optimizer, processor_folder=self.facts.folder)
             _logger.info("checkpoint of step %d: %s", step, saved)

@@ -12,6 +12,7 @@ import torch
 from forebay.errors import ForebayError
 from forebay.train.loop.hardware import Hardware
 from forebay.train.loop.micro_batches import Group
+from forebay.train.loop.skipped import SkippedSteps
 from forebay.visible import human_bytes
 
 
@@ -21,7 +22,7 @@ class StepLog:
 
     step: int
     loss: float
-    """Mean over these steps, in nats a target token."""
+    """Mean over these steps, in nats a target token; over those with a finite loss, where fp16 has skipped some."""
     learning_rate: float
     """Of the last of these steps."""
     samples_per_s: float
@@ -67,24 +68,23 @@ class Meter:
         *,
         first_step: int,
         sum_on_device: Callable[[torch.Tensor], torch.Tensor],
-        has_scaler: bool,
+        skipped: SkippedSteps,
         losses: tuple[float, float] | None = None,
         device: torch.device | None = None,
     ) -> None:
         """first_step: the step of the first `add`, counted from 1; losses: of step 1 and of the step before it.
 
-        device: what the run computes on; None: a CPU.
-
-        has_scaler: fp16, where an infinite gradient norm is normal.
+        skipped: those before the first step, which `add` goes on counting. device: what the run computes on; None: a
+        CPU.
         """
         self._losses = losses
         self.num_samples = 0
-        self.skipped_steps = 0
+        self.skipped = skipped
         self.wait_s = 0.0
         self._sum_on_device = sum_on_device
-        self._has_scaler = has_scaler
         self._next_step = first_step
         self._pending: list[torch.Tensor] = []
+        self._is_skipped: list[bool] = []
         self._window: list[float] = []
         self._grad_norm = math.nan
         self._hardware = Hardware(device or torch.device("cpu"))
@@ -92,9 +92,13 @@ class Meter:
         self._window_samples, self._window_wait_s = 0, 0.0
 
     def add(self, *, loss: torch.Tensor, grad_norm: torch.Tensor, group: Group, is_skipped: bool = False) -> None:
-        """Counts one step. loss: this rank's part of the step's loss, a scalar; the ranks' parts add up to it."""
+        """Counts one step. loss: this rank's part of the step's loss, a scalar; the ranks' parts add up to it.
+
+        Raises ForebayError, on every rank, where too many steps in a row were skipped.
+        """
         self._pending.append(torch.stack([loss.detach().float(), grad_norm.detach().float()]))
-        self.skipped_steps += is_skipped
+        self._is_skipped.append(is_skipped)
+        self.skipped.add(self._next_step + len(self._pending) - 1, is_skipped=is_skipped)
         self.num_samples += group.num_samples
         self._window_samples += group.num_samples
         self.wait_s += group.wait_s
@@ -103,26 +107,34 @@ class Meter:
     def settle(self) -> None:
         """Reads the pending steps from the device.
 
-        Raises ForebayError at the first step whose loss, or whose gradient norm without fp16 scaling, is not finite:
-        on every rank, before a checkpoint could keep what such a step did to the weights.
+        Raises ForebayError at the first step whose loss or gradient norm is not finite and that was not skipped: on
+        every rank, before a checkpoint could keep what such a step did to the weights.
         """
         if not self._pending:
             return
         steps = torch.stack(self._pending)
         losses = self._sum_on_device(steps[:, 0].contiguous()).tolist()
-        norms = steps[:, 1].tolist()
-        self._pending = []
-        for loss, norm in zip(losses, norms, strict=True):
-            for name, value in (("loss", loss), ("gradient norm", 0.0 if self._has_scaler else norm)):
-                if not math.isfinite(value):
-                    raise ForebayError(
-                        f"the {name} of step {self._next_step} is {value}; the last checkpoint is from before it: "
-                        "lower train.learning_rate or raise train.warmup_steps, then run: forebay train --resume"
-                    )
+        norms, skipped = steps[:, 1].tolist(), self._is_skipped
+        self._pending, self._is_skipped = [], []
+        for loss, norm, is_skipped in zip(losses, norms, skipped, strict=True):
+            if not is_skipped:
+                self._check(loss, norm)
             self._next_step += 1
-        self._losses = (self._losses[0] if self._losses else losses[0], losses[-1])
         self._grad_norm = norms[-1]
-        self._window.extend(losses)
+        finite = [loss for loss in losses if math.isfinite(loss)]
+        first, last = self._losses or (math.nan, math.nan)
+        if finite:
+            first, last = first if math.isfinite(first) else finite[0], finite[-1]
+        self._losses = (first, last)
+        self._window.extend(finite)
+
+    def _check(self, loss: float, norm: float) -> None:
+        for name, value in (("loss", loss), ("gradient norm", norm)):
+            if not math.isfinite(value):
+                raise ForebayError(
+                    f"the {name} of step {self._next_step} is {value}; the last checkpoint is from before it: "
+                    "lower train.learning_rate or raise train.warmup_steps, then run: forebay train --resume"
+                )
 
     def line(self, *, learning_rate: float, padding: float) -> StepLog:
         """Returns the log line of the steps since the last one, at least one step; begins the next line's window."""
@@ -131,13 +143,13 @@ class Meter:
         elapsed_s = max(now_s - self._window_start_s, 1e-9)
         log = StepLog(
             step=self._next_step - 1,
-            loss=math.fsum(self._window) / len(self._window),
+            loss=math.fsum(self._window) / len(self._window) if self._window else math.nan,
             learning_rate=learning_rate,
             samples_per_s=self._window_samples / elapsed_s,
             data_wait_share=self._window_wait_s / elapsed_s,
             padding=padding,
             grad_norm=self._grad_norm,
-            skipped_steps=self.skipped_steps,
+            skipped_steps=self.skipped.total,
             **self._hardware.look(),
         )
         self._window, self._window_samples, self._window_wait_s, self._window_start_s = [], 0, 0.0, now_s
@@ -145,7 +157,10 @@ class Meter:
 
     @property
     def losses(self) -> tuple[float, float]:
-        """Losses of step 1 and of the last step; see `settle` for what it raises. At least one step is done."""
+        """Losses of step 1 and of the last step; see `settle` for what it raises. At least one step is done.
+
+        A loss that is not finite is passed over, as far as there is a finite one.
+        """
         self.settle()
         if self._losses is None:
             raise ValueError("no step has been counted yet")

@@ -186,7 +186,7 @@ def _report(meter: Meter, *, checkpoint: Path | None, **facts: Any) -> TrainRepo
         samples_per_s=meter.num_samples / meter.elapsed_s,
         data_wait_share=meter.wait_s / meter.elapsed_s,
         checkpoint=None if checkpoint is None else str(checkpoint),
-        skipped_steps=meter.skipped_steps,
+        skipped_steps=meter.skipped.total,
         **facts,
     )
 
