@@ -42,7 +42,8 @@ class AfterStep:
 
         The order is part of what a resume can rely on: what a line of a log says is there before the checkpoint.
         """
-        self.meter.add(loss=outcome.loss, grad_norm=outcome.grad_norm, group=group, is_skipped=outcome.is_skipped)
+        with span("bookkeeping"):
+            self.meter.add(loss=outcome.loss, grad_norm=outcome.grad_norm, group=group, is_skipped=outcome.is_skipped)
         if self._is_due(step, self._settings.log_every):
             with span("log"):
                 self._write_line(step)
