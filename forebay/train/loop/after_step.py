@@ -43,16 +43,22 @@ class AfterStep:
 
         The order is part of what a resume can rely on: what a line of a log says is there before the checkpoint.
         """
-        self.meter.add(loss=outcome.loss, grad_norm=outcome.grad_norm, group=group, is_skipped=outcome.is_skipped)
+        with span("bookkeeping"):
+            self.meter.add(loss=outcome.loss, grad_norm=outcome.grad_norm, group=group, is_skipped=outcome.is_skipped)
         if self._is_due(step, self._settings.log_every):
             with span("log"):
                 self._write_line(step)
-        is_best = self._learner.checkpoints.best.consider(self._evaluate(step))
+        with span("evaluation"):
+            results = self._evaluate(step)
+        for result in results:
+            self._board.show_evaluation(result)
+        is_best = self._learner.checkpoints.best.consider(results)
         is_saved = is_best or self._is_due(step, self._settings.checkpoint_every)
         if self._usage is not None and (is_saved or step % self._settings.usage_every == 0):
             self._usage.record(step)  # before the checkpoint: whoever goes on from it finds a line that leads there
         if is_saved:
-            self.checkpoint = self._learner.save(step=step, meter=self.meter, loader=self._loader)
+            with span("checkpoint"):
+                self.checkpoint = self._learner.save(step=step, meter=self.meter, loader=self._loader)
         self._board.step_done()
 
     def _evaluate(self, step: int) -> list[EvalResult]:  # noqa: ARG002
