@@ -45,6 +45,11 @@ class Learner:
         self._model: Any = None
         self._optimizer: Any = None
 
+    @property
+    def model(self) -> Any:
+        """The model as accelerate prepared it; None before `start`."""
+        return self._model
+
     def start(self, checkpoint: Path | None, *, loader: BatchLoader) -> TrainState | None:
         """Returns the state of `checkpoint`; model, optimizer and loader then stand where the checkpoint left them."""
         state = load_state(checkpoint) if checkpoint else None

@@ -26,6 +26,7 @@ from forebay.config.tree import Config
 from forebay.errors import ConfigError, MissingExtraError
 from forebay.plan.usage import FILE_NAME
 from forebay.store.source import parts_of, source_kind, without_audio
+from forebay.train.evaluation.evaluations import Evaluations
 from forebay.train.loader import Loader
 from forebay.train.loop.checkpoint import find_checkpoint, run_folder
 from forebay.train.loop.learner import Learner, lr_factor
@@ -129,9 +130,11 @@ def train(
     learner = Learner(
         config, facts=facts, accelerator=_accelerator(settings, has_text_alone=has_text_alone), constants=constants
     )
+    evaluations = Evaluations(config, facts=facts, accelerator=learner.accelerator)
     checkpoint = _resume_from(folder, resume=resume)
     state = learner.start(checkpoint, loader=loader)
     meter, first = learner.meter(state), state.step if state else 0
+    evaluations.begin(folder, step=first)
     usage = _usage_log(config, loader, step=first, num_ranks=learner.accelerator.num_processes)
     with contextlib.closing(learner.groups(loader)) as groups:
         for step, group in zip(range(first + 1, num_steps + 1), groups, strict=False):
@@ -142,6 +145,7 @@ def train(
                 line = meter.line(learning_rate=rate, padding=float(loader.report()["padding"]))
                 if learner.accelerator.is_main_process:
                     _logger.info("%s", line) if log is None else log(line)
+            evaluations.after(step, model=learner.model, is_last=step == num_steps)
             is_saved = _is_due(step, settings.checkpoint_every, last=num_steps)
             if usage is not None and (is_saved or step % settings.usage_every == 0):
                 usage.record(step)  # before the checkpoint: whoever goes on from it finds a line that leads there

@@ -35,6 +35,8 @@ class ModelFacts:
     """True: the model is trained on batches without `value_fields`, too."""
     max_label_tokens: int | None = None
     """Positions of the decoder; None where the model sets no such limit."""
+    max_positions: int | None = None
+    """Tokens that a prompt and what is written behind it have together at most; None where the model says nothing."""
 
 
 class Family(Protocol):

@@ -20,4 +20,5 @@ def facts(folder: Path, config: Any) -> ModelFacts:
         ids_field="decoder_input_ids",
         value_fields=("input_features",),
         max_label_tokens=config.max_target_positions,
+        max_positions=config.max_target_positions,
     )
