@@ -50,6 +50,10 @@ class InOrderPlan:
         check_epoch(epoch)
         return InOrder(self)
 
+    def described(self) -> str:
+        """See `Plan`."""
+        return f"{self.num_batches} batches in the order of the cache"
+
 
 class InOrder(EpochOrder):
     """Any epoch of an `InOrderPlan`."""

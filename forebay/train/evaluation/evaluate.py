@@ -208,11 +208,17 @@ def trap(wer: float | None, astray: float, *, limit: float) -> str | None:
 
 @contextlib.contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Makes every module evaluate, and then be in the mode that it was in, also where only some of them trained."""
+    """Makes every module evaluate, and then be in the mode that it was in, also where only some of them trained.
+
+    A compiled model is not compiled meanwhile: each length of a text would be a shape of its own.
+    """
     modes = [(module, module.training) for module in model.modules()]
+    compiled = model._compiled_call_impl
     model.eval()
+    model._compiled_call_impl = None
     try:
         yield
     finally:
+        model._compiled_call_impl = compiled
         for module, is_training in modes:
             module.training = is_training

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -56,8 +55,14 @@ class Evaluations:
 
         model: as accelerate prepared it. After the last step every set is evaluated.
         """
-        due = [each for each in self._sets if is_last or (each.settings.every and step % each.settings.every == 0)]
-        return [self._evaluate(each, step=step, model=model).result for each in due]
+        return [self._evaluate(each, step=step, model=model).result for each in self._due(step, is_last=is_last)]
+
+    def are_due(self, step: int, *, is_last: bool) -> bool:
+        """Returns whether a set's turn is after `step`."""
+        return bool(self._due(step, is_last=is_last))
+
+    def _due(self, step: int, *, is_last: bool) -> list[EvalSet]:
+        return [each for each in self._sets if is_last or (each.settings.every and step % each.settings.every == 0)]
 
     def now(self, *, step: int, model: Any) -> list[Outcome]:
         """Returns the outcomes of all sets."""
@@ -176,8 +181,3 @@ def is_sharded(model: torch.nn.Module) -> bool:
     from torch.distributed.tensor import DTensor
 
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
-
-
-def results_of(outcomes: Sequence[Outcome]) -> list[EvalResult]:
-    """Returns the results of outcomes."""
-    return [outcome.result for outcome in outcomes]
