@@ -153,7 +153,7 @@ def train(
     phases = phases or Phases()
     accelerator = make_accelerator(config, has_text_alone=has_text_alone)
     learner = Learner(config, facts=facts, accelerator=accelerator, constants=constants)
-    with phases("evaluation sets"):
+    with phases("evaluation sets") if config.train.eval else contextlib.nullcontext():
         evaluations = Evaluations(config, facts=facts, accelerator=accelerator)
     checkpoint = _resume_from(run_folder(config), resume=resume)
     state = learner.start(checkpoint, loader=loader, phases=phases)
