@@ -18,6 +18,8 @@ DATA_WAIT = "idle: waiting for data"
 DEVICE_IDLE = "idle"
 EVALUATION = "evaluation"
 """Takes all that happens in it."""
+BACKWARD = "backward"
+RECOMPUTE = "backward: recompute"
 UNCLAIMED = "unclaimed"
 COPY = "copy to device"
 
@@ -90,7 +92,8 @@ def row_of(name: str) -> str:
 def innermost(spans: Sequence[Stretch]) -> list[Stretch]:
     """Returns stretches without overlap, by start, each with the name of the innermost of those that were open.
 
-    spans: nested, of one thread, by start, the longer of two first. What is inside of an evaluation is evaluation.
+    spans: nested, of one thread, by start, the longer of two first. What is inside of an evaluation is evaluation, and
+    a forward pass inside of a backward one makes activations again that were not kept.
     """
     found: list[Stretch] = []
     open_: list[Stretch] = []
@@ -109,10 +112,16 @@ def innermost(spans: Sequence[Stretch]) -> list[Stretch]:
         if open_ and span.start > at:
             found.append(Stretch(at, span.start, open_[-1].name))
         at = max(at, span.start)
-        name = EVALUATION if open_ and open_[-1].name == EVALUATION else span.name
-        open_.append(span._replace(name=name))
+        open_.append(span._replace(name=_inside(open_[-1].name, span.name) if open_ else span.name))
     close(float("inf"))
     return found
+
+
+def _inside(outer: str, name: str) -> str:
+    """Returns what a stretch counts as that is inside of another one."""
+    if outer in (EVALUATION, RECOMPUTE):
+        return outer
+    return RECOMPUTE if outer == BACKWARD and name.startswith(_FORWARD) else name
 
 
 def _beside(threads: Iterable[Sequence[Stretch]], *, idle: Sequence[Stretch]) -> dict[str, Beside]:
