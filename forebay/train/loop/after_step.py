@@ -6,7 +6,7 @@ from pathlib import Path
 
 from forebay.config.tree import Config
 from forebay.plan.usage import FILE_NAME
-from forebay.spans import span
+from forebay.spans import EVALUATION, span
 from forebay.train.evaluation.result import EvalResult
 from forebay.train.loader import Loader
 from forebay.train.loop.board import Board
@@ -48,7 +48,7 @@ class AfterStep:
         if self._is_due(step, self._settings.log_every):
             with span("log"):
                 self._write_line(step)
-        with span("evaluation"):
+        with span(EVALUATION):
             results = self._evaluate(step)
         for result in results:
             self._board.show_evaluation(result)

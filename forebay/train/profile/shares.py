@@ -12,19 +12,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from forebay.train.profile.trace import ALL_REDUCE, DEVICE_WAIT, DeviceWork, Stretch, Trace
+from forebay.spans import ALL_REDUCE, BACKWARD, COPY, DATA_WAIT, EVALUATION, FORWARD
+from forebay.train.profile.trace import DEVICE_WAIT, DeviceWork, Stretch, Trace
 
-DATA_WAIT = "idle: waiting for data"
 DEVICE_IDLE = "idle"
-EVALUATION = "evaluation"
-"""Takes all that happens in it."""
-BACKWARD = "backward"
 RECOMPUTE = "backward: recompute"
 UNCLAIMED = "unclaimed"
-COPY = "copy to device"
 
-_FORWARD = "forward"
-"""The whole pass: what is neither encoder nor decoder falls to its row."""
 _IDLE = (DATA_WAIT, DEVICE_WAIT)
 
 
@@ -65,7 +59,7 @@ def shares_of(trace: Trace) -> Shares:
     modules: defaultdict[str, float] = defaultdict(float)
     for start, end, name in main:
         rows[row_of(name)] += end - start
-        if name.startswith(f"{_FORWARD}: "):
+        if name.startswith(f"{FORWARD}: "):
             modules[name.partition(": ")[2]] += end - start
     wall = trace.end - trace.start
     rows[UNCLAIMED] = wall - sum(rows.values())
@@ -84,9 +78,9 @@ def shares_of(trace: Trace) -> Shares:
 
 def row_of(name: str) -> str:
     """Returns the row of a stretch: a submodule, `forward: encoder.layers`, belongs to `forward: encoder`."""
-    if name == _FORWARD:
-        return f"{_FORWARD}: rest"
-    return name.partition(".")[0] if name.startswith(f"{_FORWARD}: ") else name
+    if name == FORWARD:
+        return f"{FORWARD}: rest"
+    return name.partition(".")[0] if name.startswith(f"{FORWARD}: ") else name
 
 
 def innermost(spans: Sequence[Stretch]) -> list[Stretch]:
@@ -121,7 +115,7 @@ def _inside(outer: str, name: str) -> str:
     """Returns what a stretch counts as that is inside of another one."""
     if outer in (EVALUATION, RECOMPUTE):
         return outer
-    return RECOMPUTE if outer == BACKWARD and name.startswith(_FORWARD) else name
+    return RECOMPUTE if outer == BACKWARD and name.startswith(FORWARD) else name
 
 
 def _beside(threads: Iterable[Sequence[Stretch]], *, idle: Sequence[Stretch]) -> dict[str, Beside]:
