@@ -1,4 +1,4 @@
-"""What happens after an optimizer step, in its order: counting, the log line, the usage log, the checkpoint."""
+"""What happens after an optimizer step, in its order: counting, log line, evaluations, usage log, checkpoint."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from forebay.config.tree import Config
 from forebay.plan.usage import FILE_NAME
 from forebay.spans import EVALUATION, span
+from forebay.train.evaluation.evaluations import Evaluations
 from forebay.train.evaluation.result import EvalResult
 from forebay.train.loader import Loader
 from forebay.train.loop.board import Board
@@ -26,6 +27,7 @@ class AfterStep:
         learner: Learner,
         *,
         loader: BatchLoader,
+        evaluations: Evaluations,
         state: TrainState | None,
         board: Board,
     ) -> None:
@@ -33,6 +35,8 @@ class AfterStep:
         self._settings = config.train
         self._learner, self._loader = learner, loader
         self._board = board
+        self._evaluations = evaluations
+        evaluations.begin(run_folder(config), step=state.step if state else 0)
         self.meter: Meter = learner.meter(state)
         self.checkpoint: Path | None = None
         """The last one that this run has written; None before, and on ranks other than 0."""
@@ -48,8 +52,7 @@ class AfterStep:
         if self._is_due(step, self._settings.log_every):
             with span("log"):
                 self._write_line(step)
-        with span(EVALUATION):
-            results = self._evaluate(step)
+        results = self._evaluate(step)
         for result in results:
             self._board.show_evaluation(result)
         is_best = self._learner.checkpoints.best.consider(results)
@@ -61,9 +64,14 @@ class AfterStep:
                 self.checkpoint = self._learner.save(step=step, meter=self.meter, loader=self._loader)
         self._board.step_done()
 
-    def _evaluate(self, step: int) -> list[EvalResult]:  # noqa: ARG002
+    def _evaluate(self, step: int) -> list[EvalResult]:
         """Returns the evaluations after a step, equal on all ranks."""
-        return []
+        is_last = step == self._learner.schedule.num_steps
+        if not self._evaluations.are_due(step, is_last=is_last):
+            return []
+        with span(EVALUATION):
+            self.meter.settle()  # weights that are not finite end the run here, before anything is written by them
+            return self._evaluations.after(step, model=self._learner.model, is_last=is_last)
 
     def _is_due(self, step: int, every: int) -> bool:
         """Returns whether something happens after `step`: every so many steps (0: never), and after the last step."""
