@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from forebay.config import EvalConfig, TrainConfig
 from forebay.errors import ForebayError, ResumeError
+from forebay.store.files import write_bytes
 from forebay.train.evaluation.result import EvalResult
 from forebay.train.loop import kept as module
 from forebay.train.loop.checkpoint import find_checkpoint, load_state
@@ -229,7 +230,7 @@ def test_a_full_disk_at_last_json_or_best_json_is_an_error_and_resume_mends_it(
     folder = tmp_path / "runs"
     run, done = new_run(folder), 0
     train(run, folder, range(1, 5))
-    real = module.write_bytes
+    real = write_bytes
 
     def full(path: Path, data: bytes) -> None:
         nonlocal done
@@ -239,7 +240,7 @@ def test_a_full_disk_at_last_json_or_best_json_is_an_error_and_resume_mends_it(
         real(path, data)
 
     with monkeypatch.context() as disk:
-        disk.setattr(module, "write_bytes", full)
+        disk.setattr(f"{module.__name__}.write_bytes", full)
         with pytest.raises(ForebayError, match=r"of step 5: .*No space left.*make room.*--resume"):
             train(run, folder, [5])
     assert not list(folder.glob("*.tmp-*"))
