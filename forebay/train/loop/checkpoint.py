@@ -60,6 +60,9 @@ class TrainState:
     base: dict[str, str] = field(default_factory=dict)
     """xxh3-128 of the weights in `train.model` that an adapter was trained on."""
     version: int = _VERSION
+    skipped_steps: int = 0
+    """Steps that the scaler of fp16 has skipped, of all steps, and of the last ones in a row."""
+    skipped_in_a_row: int = 0
 
 
 def run_folder(config: Config) -> Path:
@@ -190,7 +193,10 @@ def load_state(checkpoint: Path) -> TrainState:
         "settings": (dict,),
         "scaler": (dict, type(None)),
         "files": (dict,),
+        "skipped_steps": (int,),
+        "skipped_in_a_row": (int,),
     }
+    document = {"skipped_steps": 0, "skipped_in_a_row": 0, **document}  # older checkpoints do not count them
     later = {"kept": (list,), "base": (dict,)}  # checkpoints of before have none
     wanted |= {name: kinds for name, kinds in later.items() if name in document}
     for name, kinds in wanted.items():
