@@ -109,7 +109,9 @@ class Gathered:
 
     def __init__(self, accelerator: Any, model: Any) -> None:
         """Gathers sharded weights on the CPU of rank 0, one after the other. Every rank makes it."""
-        self._model = accelerator.unwrap_model(model)  # keeps the casts of mixed precision in place
+        # The casts of mixed precision stay in place. A wrapper of torch.compile, which accelerate's file may ask for,
+        # has other names of weights.
+        self._model = accelerator.unwrap_model(model, keep_torch_compile=False)
         self._weights: dict[str, torch.Tensor] | None = None
         if isinstance(self._model, FSDPModule):
             self._weights = _gathered_weights(self._model, keep=accelerator.is_main_process)
