@@ -124,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_preprocess(commands)
     _add_inspect(commands)
     _add_train(commands)
+    _add_warm_start(commands)
     _add_key(commands)
     _add_index(commands)
     return parser
@@ -295,6 +296,20 @@ def _dry_run(options: argparse.Namespace) -> int:
     if options.resume:
         raise ConfigError("--resume does not go with --dry-run, which has no checkpoint to go on from")
     return _show(options, dry_run(_load(options), steps=200 if options.steps is None else options.steps))
+
+
+def _add_warm_start(commands: Any) -> None:
+    parser = _command(commands, "warm-start", _warm_start, "put a model on a new tokenizer")
+    parser.add_argument("model", metavar="MODEL", type=Path, help="folder of a transformers model with weights")
+    parser.add_argument("--tokenizer", metavar="DIR", type=Path, required=True, help="folder with a tokenizer.json")
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder to make")
+    parser.add_argument("--seed", type=int, metavar="N", default=0, help="of the new rows; default: 0")
+
+
+def _warm_start(options: argparse.Namespace) -> int:
+    from forebay.train.warm_start.run import warm_start
+
+    return _show(options, warm_start(options.model, tokenizer=options.tokenizer, out=options.out, seed=options.seed))
 
 
 def _add_key(commands: Any) -> None:

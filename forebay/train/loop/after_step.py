@@ -7,6 +7,7 @@ from pathlib import Path
 from forebay.config.tree import Config
 from forebay.plan.usage import FILE_NAME
 from forebay.spans import span
+from forebay.train.evaluation.result import EvalResult
 from forebay.train.loader import Loader
 from forebay.train.loop.board import Board
 from forebay.train.loop.checkpoint import TrainState, run_folder
@@ -29,7 +30,7 @@ class AfterStep:
         board: Board,
     ) -> None:
         """state: of the checkpoint that the run goes on from. board: where log lines and evaluations are shown."""
-        self._settings, self._folder = config.train, run_folder(config)
+        self._settings = config.train
         self._learner, self._loader = learner, loader
         self._board = board
         self.meter: Meter = learner.meter(state)
@@ -46,12 +47,17 @@ class AfterStep:
         if self._is_due(step, self._settings.log_every):
             with span("log"):
                 self._write_line(step)
-        is_saved = self._is_due(step, self._settings.checkpoint_every)
+        is_best = self._learner.checkpoints.best.consider(self._evaluate(step))
+        is_saved = is_best or self._is_due(step, self._settings.checkpoint_every)
         if self._usage is not None and (is_saved or step % self._settings.usage_every == 0):
             self._usage.record(step)  # before the checkpoint: whoever goes on from it finds a line that leads there
         if is_saved:
-            self.checkpoint = self._learner.save(self._folder, step=step, meter=self.meter, loader=self._loader)
+            self.checkpoint = self._learner.save(step=step, meter=self.meter, loader=self._loader)
         self._board.step_done()
+
+    def _evaluate(self, step: int) -> list[EvalResult]:  # noqa: ARG002
+        """Returns the evaluations after a step, equal on all ranks."""
+        return []
 
     def _is_due(self, step: int, every: int) -> bool:
         """Returns whether something happens after `step`: every so many steps (0: never), and after the last step."""

@@ -35,9 +35,16 @@ def make_accelerator(config: Config, *, has_text_alone: bool) -> Any:
     """Returns accelerate's Accelerator in the precision of the config.
 
     has_text_alone: some micro-batches have no audio, and give the audio encoder no gradient.
-    Raises ConfigError for a precision that is not possible here, MissingExtraError without accelerate.
+    Raises ConfigError for a precision that is not possible here, and for text alone under FSDP; MissingExtraError
+    without accelerate.
     """
     state, settings = process_state(), config.train
+    if has_text_alone and state.num_processes > 1 and os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
+        raise ConfigError(
+            "a rank with a text alone has no use for the audio encoder, whose weights the other ranks then wait for: "
+            "mixtures with text alone do not go with FSDP; use DDP (distributed_type: MULTI_GPU in accelerate's "
+            "configuration), or leave the cache without audio out of mixture.source"
+        )
     if settings.mixed_precision == "fp16" and state.device.type == "cpu":
         raise ConfigError(
             'train.mixed_precision = "fp16" needs an accelerator, and this run is on the CPU; set it to "bf16" or "no"'

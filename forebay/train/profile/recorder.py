@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ class Recorder:
 
     def __init__(self, *, num_steps: int) -> None:
         self.num_steps = num_steps
+        # Kineto says on standard error, unasked, that it begins and ends.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)

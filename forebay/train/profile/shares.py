@@ -21,6 +21,8 @@ EVALUATION = "evaluation"
 UNCLAIMED = "unclaimed"
 COPY = "copy to device"
 
+_FORWARD = "forward"
+"""The whole pass: what is neither encoder nor decoder falls to its row."""
 _IDLE = (DATA_WAIT, DEVICE_WAIT)
 
 
@@ -61,7 +63,7 @@ def shares_of(trace: Trace) -> Shares:
     modules: defaultdict[str, float] = defaultdict(float)
     for start, end, name in main:
         rows[row_of(name)] += end - start
-        if row_of(name) != name:
+        if name.startswith(f"{_FORWARD}: "):
             modules[name.partition(": ")[2]] += end - start
     wall = trace.end - trace.start
     rows[UNCLAIMED] = wall - sum(rows.values())
@@ -80,7 +82,9 @@ def shares_of(trace: Trace) -> Shares:
 
 def row_of(name: str) -> str:
     """Returns the row of a stretch: a submodule, `forward: encoder.layers`, belongs to `forward: encoder`."""
-    return name.partition(".")[0] if name.startswith("forward: ") else name
+    if name == _FORWARD:
+        return f"{_FORWARD}: rest"
+    return name.partition(".")[0] if name.startswith(f"{_FORWARD}: ") else name
 
 
 def innermost(spans: Sequence[Stretch]) -> list[Stretch]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -103,8 +104,38 @@ def test_so_many_skipped_steps_in_a_row_end_the_run(skips: list[bool], limit: in
 
 
 def test_log_line_reads_well() -> None:
-    line = StepLog(step=10, loss=3.14159, learning_rate=1e-4, samples_per_s=45.26, data_wait_share=0.021, padding=0.083)
-    assert str(line) == "step 10: loss 3.1416, lr 1.00e-04, 45.3 samples/s, data wait 2.1 %, padding 8.3 %"
+    line = StepLog(
+        step=10,
+        loss=3.14159,
+        learning_rate=1e-4,
+        samples_per_s=45.26,
+        data_wait_share=0.021,
+        padding=0.083,
+        grad_norm=0.8312,
+        cpu_share=1.694,
+    )
+    wanted = (
+        "step 10: loss 3.1416, lr 1.00e-04, grad norm 0.831, 45.3 samples/s, data wait 2.1 %, padding 8.3 %, "
+        "CPU 1.69 cores"
+    )
+    assert str(line) == wanted
+    on_a_gpu = dataclasses.replace(
+        line, device_utilization=0.984, device_memory_bytes=38_200_000_000, device_total_bytes=80_000_000_000
+    )
+    assert str(on_a_gpu) == f"{wanted}, device 98 %, 38.2 GB of 80 GB"
+    assert str(dataclasses.replace(line, skipped_steps=2)) == f"{wanted}, 2 steps skipped"
+
+
+def test_a_line_has_the_norm_and_the_skipped_steps_up_to_its_last_step() -> None:
+    counted = meter()
+    add(counted, 1.0, grad_norm=3.0)
+    add(counted, 1.0, grad_norm=math.inf, is_skipped=True)
+    counted.settle()
+    add(counted, 1.0, grad_norm=0.5)
+    line = counted.line(learning_rate=0.1, padding=0.5)
+    assert (line.grad_norm, line.skipped_steps) == (0.5, 1)
+    assert line.cpu_share > 0
+    assert line.device_utilization is line.device_memory_bytes is None
 
 
 def test_losses_of_a_resumed_run_begin_where_it_began() -> None:
