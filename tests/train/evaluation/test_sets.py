@@ -64,7 +64,7 @@ def test_an_empty_set_and_a_limit_above_the_models_end_with_2(
 ) -> None:
     empty = tmp_path / "empty.toml"
     text = demo_config(demo, "qwen3_asr").path
-    lines = Path(text).read_text().replace("max_samples = 12", "min_duration_s = 29.999")
+    lines = Path(text).read_text().replace("max_samples = 12", 'languages = ["hi"]')
     empty.write_text(lines.replace('"caches"', f'"{tmp_path}"'))
     config = demo_config(demo, "qwen3_asr", sets=SET.replace("THIS", str(empty)))
     code, _, err = command(capsys, "train", config.path, "--set", f"train.output_dir={json.dumps(str(tmp_path))}")
