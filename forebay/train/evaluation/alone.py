@@ -17,6 +17,8 @@ from forebay.train.evaluation.evaluations import Evaluations, line_of
 from forebay.train.loop.checkpoint import run_folder
 from forebay.train.loop.launch import make_accelerator, process_state
 from forebay.train.models.folder import check_config, check_weights, load_model, model_facts
+from forebay.train.models.lora import ADAPTER_CONFIG
+from forebay.train.models.trainee import checkpoint_model
 from forebay.visible import from_here
 
 _POINTERS = ("best.json", "last.json")
@@ -56,12 +58,17 @@ def evaluate_alone(config: Config, *, checkpoint: Path | None = None) -> EvalRep
     check_config(facts, config)
     folder = checkpoint or _of_run(run_folder(config)) or facts.folder
     init = config.train.init if folder == facts.folder else "pretrained"
-    check_weights(folder, init=init)
+    is_adapter = (folder / ADAPTER_CONFIG).is_file()
+    if not is_adapter:
+        check_weights(folder, init=init)
     state = process_state()
     try:
-        accelerator = make_accelerator(config.train, has_text_alone=False)
+        accelerator = make_accelerator(config, has_text_alone=False)
         evaluations = Evaluations(config, facts=facts, accelerator=accelerator)
-        model = load_model(folder, seed=config.loader.seed, init=init)
+        if is_adapter:
+            model = checkpoint_model(config, facts, folder)
+        else:
+            model = load_model(folder, seed=config.loader.seed, init=init)
         model = accelerator.prepare_model(model, evaluation_mode=True)
         outcomes = evaluations.now(step=_step_of(folder), model=model)
         return EvalReport(checkpoint=str(folder), outcomes=outcomes) if state.is_main_process else None
