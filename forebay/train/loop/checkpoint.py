@@ -47,6 +47,9 @@ class TrainState:
     files: dict[str, str] = field(default_factory=dict)
     """xxh3-128 of the files with weights and moments; `save_checkpoint` fills it in."""
     version: int = _VERSION
+    skipped_steps: int = 0
+    """Steps that the scaler of fp16 has skipped, of all steps, and of the last ones in a row."""
+    skipped_in_a_row: int = 0
 
 
 def run_folder(config: Config) -> Path:
@@ -127,7 +130,10 @@ def load_state(checkpoint: Path) -> TrainState:
         "settings": (dict,),
         "scaler": (dict, type(None)),
         "files": (dict,),
+        "skipped_steps": (int,),
+        "skipped_in_a_row": (int,),
     }
+    document = {"skipped_steps": 0, "skipped_in_a_row": 0, **document}  # older checkpoints do not count them
     for name, kinds in wanted.items():
         if name not in document or not isinstance(document[name], kinds):
             raise ResumeError(

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, ResumeError
+from forebay.spans import span
 from forebay.steps.batch import IGNORED
 from forebay.train.collate.patches import fields_of, pixel_dtype, to_model_inputs
 from forebay.train.device import Batch
@@ -27,7 +28,9 @@ from forebay.train.loop.checkpoint import TrainState, load_optimizer, load_state
 from forebay.train.loop.compiled import set_passes
 from forebay.train.loop.meter import Meter
 from forebay.train.loop.micro_batches import BatchLoader, Group, host_sum, micro_batch_groups
+from forebay.train.loop.phases import Phases
 from forebay.train.loop.schedule import Schedule, run_steps
+from forebay.train.loop.skipped import SkippedSteps
 from forebay.train.loop.trainable import set_learning_rate, set_trainable
 from forebay.train.models.folder import check_batch, load_model, model_facts
 from forebay.train.models.table import ModelFacts
@@ -74,31 +77,41 @@ class Learner:
         return int(self.accelerator.num_processes)
 
     @property
+    def model(self) -> Any:
+        """The model as it was loaded, without what accelerate put around it; `start` makes it."""
+        return self.accelerator.unwrap_model(self._model)
+
+    @property
     def schedule(self) -> Schedule:
         """Number of steps and learning rates of the run; `start` makes it."""
         if self._schedule is None:
             raise RuntimeError("the learner was not started")
         return self._schedule
 
-    def start(self, checkpoint: Path | None, *, loader: BatchLoader) -> TrainState | None:
+    def start(self, checkpoint: Path | None, *, loader: BatchLoader, phases: Phases | None = None) -> TrainState | None:
         """Returns the state of `checkpoint`; model, optimizer and loader then stand where the checkpoint left them."""
-        state = load_state(checkpoint) if checkpoint else None
+        phases = phases or Phases()
+        with phases("checkpoint") if checkpoint else contextlib.nullcontext():
+            state = load_state(checkpoint) if checkpoint else None
         if state is not None:
             loader.load_state_dict(state.loader)
         num_steps = run_steps(self.settings, loader, steps_done=state.step if state else 0)
         self._schedule = Schedule.of(self.settings, num_steps=num_steps)
-        model = (
-            _checkpoint_model(self.facts, checkpoint)
-            if checkpoint
-            else load_model(self.facts.folder, seed=self._loader.seed, init=self.settings.init)
-        )
-        if self.facts.prepare_text_alone is not None:
-            self.facts.prepare_text_alone(model, self.settings.text_encoder)
-        set_trainable(model, self.settings)
-        set_passes(model, self.settings)
-        self._model, self._optimizer = sharded.prepare(self.accelerator, model, self.settings)
+        with phases("model"):
+            model = (
+                _checkpoint_model(self.facts, checkpoint)
+                if checkpoint
+                else load_model(self.facts.folder, seed=self._loader.seed, init=self.settings.init)
+            )
+            if self.facts.prepare_text_alone is not None:
+                self.facts.prepare_text_alone(model, self.settings.text_encoder)
+            set_trainable(model, self.settings)
+            set_passes(model, self.settings)
+        with phases("to device"):
+            self._model, self._optimizer = sharded.prepare(self.accelerator, model, self.settings)
         if state is not None and checkpoint is not None:
-            self._go_on(checkpoint, state)
+            with phases("optimizer state"):
+                self._go_on(checkpoint, state)
         return state
 
     def _go_on(self, checkpoint: Path, state: TrainState) -> None:
@@ -154,7 +167,12 @@ class Learner:
             first_step=state.step + 1 if state else 1,
             losses=(state.loss_first, state.loss_last) if state else None,
             sum_on_device=partial(self.accelerator.reduce, reduction="sum"),
-            has_scaler=self.accelerator.scaler is not None,
+            skipped=SkippedSteps(
+                limit=self.settings.max_skipped_steps,
+                total=state.skipped_steps if state else 0,
+                in_a_row=state.skipped_in_a_row if state else 0,
+            ),
+            device=self.accelerator.device,
         )
 
     def update(self, group: Group, *, step: int) -> Outcome:
@@ -162,19 +180,22 @@ class Learner:
 
         Only the last micro-batch of the group synchronises gradients.
         """
-        seed_step(self._loader.seed, step=step, rank=self.accelerator.process_index)
-        set_learning_rate(self._optimizer, self.settings.learning_rate * self.schedule.factor(step))
+        with span("bookkeeping"):
+            seed_step(self._loader.seed, step=step, rank=self.accelerator.process_index)
+            set_learning_rate(self._optimizer, self.settings.learning_rate * self.schedule.factor(step))
         total = torch.zeros((), device=self.accelerator.device)
         for position, (batch, weight) in enumerate(group.batches, start=1):
             is_last = position == len(group.batches)
             with contextlib.nullcontext() if is_last else sharded.no_sync(self.accelerator, self._model):
                 loss = self._loss(batch) * (weight / group.num_targets)
-                self.accelerator.backward(self._scaled(loss))
+                with span("backward"):
+                    self.accelerator.backward(self._scaled(loss))
             total += loss.detach()
         limit = self.settings.max_grad_norm if self.settings.max_grad_norm > 0 else math.inf
-        grad_norm = sharded.whole(self.accelerator.clip_grad_norm_(self._model.parameters(), limit))
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        with span("optimizer"):
+            grad_norm = sharded.whole(self.accelerator.clip_grad_norm_(self._model.parameters(), limit))
+            self._optimizer.step()
+            self._optimizer.zero_grad()
         return Outcome(loss=total, grad_norm=grad_norm, is_skipped=bool(self.accelerator.optimizer_step_was_skipped))
 
     def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
@@ -189,12 +210,15 @@ class Learner:
         return scaled * torch.where(loss.detach().isfinite(), 1.0, math.nan)
 
     def _loss(self, batch: Batch) -> torch.Tensor:
-        check_batch(self.facts, fields_of(batch))
+        with span("bookkeeping"):
+            check_batch(self.facts, fields_of(batch))
         device, dtype = self.accelerator.device, pixel_dtype(self._loader.pixels)
-        inputs = to_model_inputs(batch, self._constants, device=device, dtype=dtype)
-        labels = inputs.pop("labels")
-        logits = self._model(**inputs).logits
-        return summed_loss(logits, labels, labels_are_shifted=self.facts.labels_are_shifted)
+        with span("copy to device"):
+            inputs = to_model_inputs(batch, self._constants, device=device, dtype=dtype)
+        with span("forward"):
+            labels = inputs.pop("labels")
+            logits = self._model(**inputs).logits
+            return summed_loss(logits, labels, labels_are_shifted=self.facts.labels_are_shifted)
 
     def save(self, folder: Path, *, step: int, meter: Meter, loader: BatchLoader) -> Path | None:
         """Returns the checkpoint that rank 0 has written, None on other ranks; all ranks return when it is there."""
@@ -210,6 +234,8 @@ class Learner:
                 loader=loader.state_dict(),
                 settings=self._arithmetic(),
                 scaler=None if scaler is None else scaler.state_dict(),
+                skipped_steps=meter.skipped.total,
+                skipped_in_a_row=meter.skipped.in_a_row,
             )
             saved = save_checkpoint(folder, state, model=model, optimizer=optimizer, processor_folder=self.facts.folder)
             _logger.info("checkpoint of step %d: %s", step, saved)

@@ -109,9 +109,7 @@ def test_ids_of_added_tokens_with_a_gap_are_refused(tmp_path: Path) -> None:
     for entry in document["added_tokens"][50:]:
         entry["id"] += 100
     (folder / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
-    with pytest.raises(
-        ConfigError, match=r"has gaps: 808 ids and a largest id of 907; the first .* is 750"
-    ):
+    with pytest.raises(ConfigError, match=r"has gaps: 808 ids and a largest id of 907; the first .* is 750"):
         read_tokenizer(folder)
 
 
