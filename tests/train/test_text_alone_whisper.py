@@ -135,13 +135,14 @@ def test_the_loss_is_that_of_transformers_with_encoder_outputs_given(tmp_path: P
         )
 
 
-@pytest.mark.parametrize("text_encoder", ["zeros", "silence"])
-def test_a_compiled_model_takes_text_too(tmp_path: Path, text_encoder: TextEncoder) -> None:
-    model, plain = (load_model(whisper_folder(tmp_path), seed=3, init="random").eval() for _ in range(2))
+def test_a_compiled_model_takes_text_too(tmp_path: Path) -> None:
+    # 8 s of CPU, nearly all of them torch's: the one place where the hook is traced.
+    folder = whisper_folder(tmp_path, encoder_layers=1, decoder_layers=1)
+    model, plain = (load_model(folder, seed=3, init="random").eval() for _ in range(2))
     for each in (model, plain):
-        prepare_text_alone(each, text_encoder)
+        prepare_text_alone(each, "silence")
     model.compile(backend="eager")
-    for batch in (text_batch(), whisper_batch(1), text_batch(2)):
+    for batch in (text_batch(), whisper_batch(1)):
         torch.testing.assert_close(model(**batch).logits, plain(**batch).logits)
 
 

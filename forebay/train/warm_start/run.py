@@ -36,6 +36,7 @@ _TOKENIZER = (
     *("vocab.txt", "merges.txt", "normalizer.json", "chat_template.json", "chat_template.jinja"),
 )
 _PROCESSOR = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _OF_EITHER = ("normalizer.json", "chat_template.json", "chat_template.jinja")
 """What the new tokenizer may have, and else keeps of the model."""
 
@@ -90,9 +91,8 @@ def warm_start(model: Path, *, tokenizer: Path, out: Path, seed: int = 0) -> War
     another form, a token that the model needs and the tokenizer lacks. Raises ForebayError, which names the tensor,
     where a weight is not finite before or after. `out` is complete or absent.
     """
-    _check_out(out)
-    new = read_tokenizer(tokenizer)
-    facts = model_facts(model)
+    _check_folders(model, out)
+    new, facts = read_tokenizer(tokenizer), model_facts(model)
     loaded = load_model(model, seed=seed, dtype="auto")
     _check_finite(loaded, f"of {model}", "load the model again from where it came from")
     old = _old_tokenizer(model)
@@ -107,7 +107,7 @@ def warm_start(model: Path, *, tokenizer: Path, out: Path, seed: int = 0) -> War
         _copy_files(model, tokenizer, aside, new)
         check_loaded(new, aside)
         _check_prompt(facts, aside, new)
-        loaded.save_pretrained(aside)
+        _save(loaded, aside, out)
     return WarmStartReport(
         copied=len(moves.copied),
         drawn=len(moves.drawn),
@@ -119,7 +119,12 @@ def warm_start(model: Path, *, tokenizer: Path, out: Path, seed: int = 0) -> War
     )
 
 
-def _check_out(out: Path) -> None:
+def _check_folders(model: Path, out: Path) -> None:
+    if model.is_dir() and not any((model / name).is_file() for name in _WEIGHTS):
+        raise ConfigError(
+            f"{model} has no weights ({' or '.join(_WEIGHTS)}), and a warm start keeps weights; name a folder that "
+            "save_pretrained has written, or a checkpoint of forebay train"
+        )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} is there and not an empty folder; name a new folder, or remove that one")
 
@@ -187,6 +192,15 @@ def _move_rows(model: Any, moves: Moves, *, seed: int) -> None:
     inputs.weight = torch.nn.Parameter(made["input"])
     outputs.weight = inputs.weight if is_tied else torch.nn.Parameter(made["output"])
     inputs.num_embeddings = outputs.out_features = moves.size
+
+
+def _save(model: Any, aside: Path, out: Path) -> None:
+    from safetensors import SafetensorError
+
+    try:
+        model.save_pretrained(aside)
+    except (OSError, RuntimeError, SafetensorError) as err:
+        raise ForebayError(f"cannot write the weights of {out}: {err}; make room and run the command again") from err
 
 
 def _copy_files(model: Path, tokenizer: Path, target: Path, new: NewTokenizer) -> None:
