@@ -50,7 +50,7 @@ class WarmStartReport:
     drawn: int
     """New tokens: their rows come from the normal distribution of the old rows."""
     dropped: int
-    """Old tokens that the new vocabulary lacks."""
+    """Old tokens that the new vocabulary lacks. `copied` + `dropped` are the tokens of the old tokenizer."""
     old_size: int
     """Rows of the old embedding; those behind the old tokenizer's last id have no token and count nowhere else."""
     new_size: int
@@ -99,7 +99,7 @@ def warm_start(model: Path, *, tokenizer: Path, out: Path, seed: int = 0) -> War
     old_size = loaded.get_input_embeddings().weight.shape[0]
     old_ids = {token: i for token, i in old.get_vocab().items() if i < old_size}
     ids_dropped = _move_ids(loaded, old_ids, new)
-    moves = _moves(old_ids, new, same_alphabet=_is_byte_level(old) == new.byte_level)
+    moves = moves_of(old_ids, new, same_alphabet=_is_byte_level(old) == new.byte_level)
     _move_rows(loaded, moves, seed=seed)
     _check_finite(loaded, "after the warm start", "try another --seed, or a model whose weights are float32")
     with _folder_aside(out) as aside:
@@ -111,7 +111,7 @@ def warm_start(model: Path, *, tokenizer: Path, out: Path, seed: int = 0) -> War
     return WarmStartReport(
         copied=len(moves.copied),
         drawn=len(moves.drawn),
-        dropped=len(old_ids.keys() - new.ids.keys()),
+        dropped=len(old_ids) - len(moves.copied),
         old_size=old_size,
         new_size=moves.size,
         ids_dropped=ids_dropped,
@@ -164,7 +164,7 @@ def _move_ids(model: Any, old_ids: Mapping[str, int], new: NewTokenizer) -> int:
     return mover.num_dropped
 
 
-def _moves(old_ids: Mapping[str, int], new: NewTokenizer, *, same_alphabet: bool) -> Moves:
+def moves_of(old_ids: Mapping[str, int], new: NewTokenizer, *, same_alphabet: bool) -> Moves:
     """Returns where rows come from.
 
     same_alphabet: whether both vocabularies spell bytes, or both characters. Where they differ, `é` is a byte in one

@@ -20,7 +20,8 @@ from forebay.steps.recipe import load_config
 from forebay.train.loop.run import run
 from forebay.train.models.folder import load_model, model_facts
 from forebay.train.warm_start.ids import nodes
-from forebay.train.warm_start.run import WarmStartReport, warm_start
+from forebay.train.warm_start.run import WarmStartReport, moves_of, warm_start
+from forebay.train.warm_start.tokenizer import NewTokenizer
 from tests.preprocess.here_pool import build_here
 from tests.text_corpus import ROOT
 from tests.train.warm_start.folders import DEMO, FAMILIES, Family, document_of, model_folder, new_tokenizer
@@ -198,6 +199,16 @@ def test_the_seed_alone_decides(root: Path) -> None:
     ]
 
 
+def test_letters_are_not_taken_for_bytes() -> None:
+    """In a vocabulary of bytes `é` is the byte 0xE9; where alphabets differ, ASCII and control tokens are shared."""
+    old_ids = {"a": 0, "é": 1, "<｜go｜>": 2, "b": 3}
+    ids = {"é": 0, "b": 1, "<｜go｜>": 2, "ü": 3}
+    new = NewTokenizer(folder=Path("new"), ids=ids, added=frozenset({"<｜go｜>"}), byte_level=False)
+    assert moves_of(old_ids, new, same_alphabet=True).copied == {0: 1, 1: 3, 2: 2}
+    moves = moves_of(old_ids, new, same_alphabet=False)
+    assert (moves.copied, moves.drawn, moves.size) == ({1: 3, 2: 2}, {0: "é", 3: "ü"}, 4)
+
+
 def test_rows_without_a_token_are_left_out(root: Path, tmp_path: Path) -> None:
     """An embedding is often larger than its tokenizer: its last rows would move the mean and mean nothing."""
     tokenizer = root / "qwen3_asr" / "tokenizer"
@@ -321,6 +332,9 @@ def test_forebay_trains_from_the_folder(root: Path, tmp_path: Path, family: Fami
     assert report is not None
     assert report.loss_last < report.loss_first
     assert report.checkpoint is not None
-    assert (
-        AutoTokenizer.from_pretrained(report.checkpoint).get_vocab() == AutoTokenizer.from_pretrained(model).get_vocab()
-    )
+    vocabulary = AutoTokenizer.from_pretrained(model).get_vocab()
+    assert AutoTokenizer.from_pretrained(report.checkpoint).get_vocab() == vocabulary
+    back = warm_start(Path(report.checkpoint), tokenizer=DEMO[family], out=tmp_path / "back")
+    assert back.old_size == len(vocabulary)
+    names = {path.name for path in (tmp_path / "back").iterdir()}
+    assert names == {path.name for path in model.iterdir()}  # nothing of the run's state
