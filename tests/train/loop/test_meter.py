@@ -126,11 +126,10 @@ def test_log_line_reads_well() -> None:
     assert str(dataclasses.replace(line, skipped_steps=2)) == f"{wanted}, 2 steps skipped"
 
 
-def test_a_line_has_the_norm_and_the_skipped_steps_up_to_its_last_step() -> None:
-    counted = meter(has_scaler=True)
+def test_a_line_has_the_norm_of_its_last_step_and_the_skipped_steps_of_the_run() -> None:
+    counted = meter()
     add(counted, 1.0, grad_norm=3.0)
-    group = Group(batches=[], num_targets=1, num_samples=3, wait_s=0.0)
-    counted.add(loss=torch.tensor(1.0), grad_norm=torch.tensor(math.inf), group=group, is_skipped=True)
+    add(counted, 1.0, grad_norm=math.inf, is_skipped=True)
     counted.settle()
     add(counted, 1.0, grad_norm=0.5)
     line = counted.line(learning_rate=0.1, padding=0.5)
