@@ -132,13 +132,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(
-    commands: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str, *, has_caches: bool = True
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=summary)
     parser.set_defaults(run=run)
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
     parser.add_argument("-v", "--verbose", action="count", default=0, help="log more; twice for all")
-    parser.add_argument("--cache-root", metavar="DIR", type=Path, help="instead of run.cache_root")
+    if has_caches:
+        parser.add_argument("--cache-root", metavar="DIR", type=Path, help="instead of run.cache_root")
     return parser
 
 
@@ -318,7 +319,7 @@ def _eval(options: argparse.Namespace) -> int:
 
 
 def _add_warm_start(commands: Any) -> None:
-    parser = _command(commands, "warm-start", _warm_start, "put a model on a new tokenizer")
+    parser = _command(commands, "warm-start", _warm_start, "put a model on a new tokenizer", has_caches=False)
     parser.add_argument("model", metavar="MODEL", type=Path, help="folder of a transformers model with weights")
     parser.add_argument("--tokenizer", metavar="DIR", type=Path, required=True, help="folder with a tokenizer.json")
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder to make")
