@@ -30,18 +30,11 @@ class Arm:
     is_plain: bool = False
     """transformers' Trainer, a DataLoader with workers, the reference extractor in the collator, random batches."""
 
-    def config(self, config: Config, *, steps: int) -> Config:
-        """Returns the config that this arm trains by.
-
-        The schedule is the config's own. If the config's run is shorter than the comparison, the schedule is that of a
-        run of `steps` steps.
-        """
-        train = config.train
-        if train.epochs is None and (train.max_steps or 0) < steps:
-            train = dataclasses.replace(train, max_steps=steps)
+    def config(self, config: Config) -> Config:
+        """Returns the config that this arm trains by."""
         # Packs keep their uint8 patches, as in `forebay train`: the learner expands the patches on the device.
         loader = dataclasses.replace(config.loader, cache="off" if self.is_uncached else "require", pixels="uint8")
-        return dataclasses.replace(config, train=train, loader=loader)
+        return dataclasses.replace(config, loader=loader)
 
 
 def arms_of(names: str, config: Config) -> list[Arm]:

@@ -109,6 +109,10 @@ class BlockPlan(Plan):
         """Returns the block's order."""
         return _BlockOrder(self._batches, self._steps)
 
+    def described(self) -> str:
+        """See `Plan`."""
+        return f"{self.num_batches} batches of a block"
+
 
 class _BlockOrder(EpochOrder):
     """The micro-batches of a block, one after the other."""

@@ -26,8 +26,11 @@ _LAST_LINES = 12
 class Child:
     """A process that runs `work(task, connection)`. `kill` ends it and the processes that it started."""
 
-    def __init__(self, name: str, work: str, task: Any, *, log: Path) -> None:
-        """work: `module:function`, which gets the task and the connection to its parent. log: where its output goes."""
+    def __init__(self, name: str, work: str, *, log: Path) -> None:
+        """Starts the process. It imports its work, which the first `receive` tells; the first message is its task.
+
+        work: `module:function`, which gets the task and the connection to its parent. log: where its output goes.
+        """
         self.name, self._log = name, log
         log.parent.mkdir(parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
@@ -43,7 +46,7 @@ class Child:
                 process_group=0,  # Ctrl-C is the parent's, who ends all of the group
             )
         self._connection = Connection(ours.detach())
-        self.send((work, task))
+        self.send(work)
 
     def send(self, message: Any) -> None:
         """Gives the process a message; one that has died is noticed by `receive`."""
@@ -91,8 +94,9 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     connection = Connection(int(sys.argv[1]))
     try:
-        work, task = connection.recv()
-        pkgutil.resolve_name(work)(task, connection)
+        work = pkgutil.resolve_name(connection.recv())
+        connection.send(None)
+        work(connection.recv(), connection)
     except ForebayError as err:
         connection.send(err)
     except (EOFError, BrokenPipeError, ConnectionResetError):

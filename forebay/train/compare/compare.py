@@ -8,6 +8,7 @@ block, so that what else the machine does falls on all of them alike.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import os
@@ -32,6 +33,7 @@ from forebay.train.compare.measure import Finish, Setup, Task, Turn
 from forebay.train.compare.report import ArmFigures, Comparison, bucket_labels
 from forebay.train.loader import Loader
 from forebay.train.loop.checkpoint import run_folder
+from forebay.train.loop.schedule import run_steps
 from forebay.train.models.folder import check_config, check_weights, model_facts
 from forebay.train.select import make_loader
 
@@ -53,8 +55,9 @@ def compare(config: Config, *, against: str, steps: int = 200, out: Path | None 
     arms = arms_of(against, config)
     _check(config, arms)
     folder = out or run_folder(config) / "compare"
-    loader = make_loader(arms[0].config(config, steps=steps), dp_rank=0, dp_world_size=1)
+    loader = make_loader(arms[0].config(config), dp_rank=0, dp_world_size=1)
     _check_batches(config, arms, loader)
+    config = _with_steps(config, loader, least=steps)
     blocks = _blocks(config, loader, steps=steps)
     table = _sample_table(loader, blocks)
     about = {"machine": machine(), **_about(config, loader)}
@@ -107,6 +110,15 @@ def _check_batches(config: Config, arms: Sequence[Arm], loader: Loader) -> None:
         )
 
 
+def _with_steps(config: Config, loader: Loader, *, least: int) -> Config:
+    """Returns a config that names the steps of its run: learning rates are those of the beginning of that run.
+
+    least: the steps of the comparison. A shorter run would end at a learning rate of 0 before it.
+    """
+    steps = max(run_steps(config.train, loader, steps_done=0), least)
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, max_steps=steps, epochs=None))
+
+
 def _blocks(config: Config, loader: Loader, *, steps: int) -> list[Block]:
     endless = planned_steps(loader.plan, seed=config.loader.seed, grad_acc=config.train.grad_acc)
     return dealt(list(itertools.islice(endless, steps)), num_blocks(steps))
@@ -138,12 +150,17 @@ def _about(config: Config, loader: Loader) -> dict[str, Any]:
 def _run(tasks: Sequence[Task], *, logs: Path) -> list[ArmFigures]:
     """Returns the figures of each task's arm; no process is left, whatever happens."""
     with contextlib.ExitStack() as stack:
-        children, setups = [], []
+        children = []
         for task in tasks:
             children.append(_started(task, logs=logs))
             stack.callback(children[-1].kill)
-            setups.append(_received(children[-1], Setup))
-            logger.info("arm %s is ready: %s", task.arm.name, setups[-1])
+        for child in children:
+            child.receive()  # it has imported what it needs
+        setups = []
+        for task, child in zip(tasks, children, strict=True):  # one at a time: how long it takes is a figure
+            child.send(task)
+            setups.append(_received(child, Setup))
+            logger.info("arm %s: data %.2f s, model %.2f s", task.arm.name, setups[-1].data_s, setups[-1].model_s)
         turns: list[list[Turn]] = [[] for _ in tasks]
         for number in range(len(tasks[0].blocks)):
             for place in _rotated(len(tasks), number):
@@ -161,7 +178,7 @@ def _run(tasks: Sequence[Task], *, logs: Path) -> list[ArmFigures]:
 
 def _started(task: Task, *, logs: Path) -> Child:
     name = "forebay.train.compare.plain:work" if task.arm.is_plain else "forebay.train.compare.own:work"
-    return Child(task.arm.name, name, task, log=logs / f"{task.arm.name}.log")
+    return Child(task.arm.name, name, log=logs / f"{task.arm.name}.log")
 
 
 def _received(child: Child, kind: type[T]) -> T:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from forebay.config.tree import Config
 from forebay.train.compare.arms import Arm
 from forebay.train.compare.blocks import Block
 from forebay.train.compare.machine import Utilisation, cpu_seconds, host_bytes
+from forebay.train.loop.compiled import num_compilations
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Names and shapes of a micro-batch."""
 
-MAX_COUNTED = 32
-"""Shapes whose FLOPs an arm counts: each costs a training step at its end."""
+MAX_COUNTED = 8
+"""Shapes whose FLOPs an arm counts: each costs a training step at its end. Those between them are interpolated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +110,7 @@ class BlockClock:
         self._utilisation = Utilisation()
         self._marks: list[tuple[int, Any, int | None]] = []
         self._losses: list[torch.Tensor] = []
-        self._shapes: list[Shapes] = []
+        self.shapes: list[Shapes] = []
         self.wait_s = self.first_batch_s = 0.0
         self.skipped = 0
 
@@ -126,7 +129,7 @@ class BlockClock:
         if not self._marks:
             self.first_batch_s = wait_s
         self.wait_s += wait_s
-        self._shapes += map(shapes_of, batches)
+        self.shapes += map(shapes_of, batches)
         self._utilisation.bucket = bucket
 
     def step_done(self, loss: torch.Tensor, *, bucket: int, is_skipped: bool = False) -> None:
@@ -163,7 +166,7 @@ class BlockClock:
             steps=steps,
             skipped=self.skipped,
             ids=sorted(ids),
-            shapes=self._shapes,
+            shapes=self.shapes,
             utilisation=self._utilisation.samples,
         )
 
@@ -172,7 +175,7 @@ def finish(flops: dict[Shapes, float]) -> Finish:
     """Returns what an arm tells at its end."""
     return Finish(
         flops=flops,
-        compilations=int(torch._dynamo.utils.counters["stats"]["unique_graphs"]),
+        compilations=num_compilations(),
         host_bytes=host_bytes(),
     )
 
@@ -180,6 +183,18 @@ def finish(flops: dict[Shapes, float]) -> Finish:
 def shapes_of(batch: Any) -> Shapes:
     """Returns names and shapes of the tensors of a batch."""
     return tuple(sorted((name, tuple(value.shape)) for name, value in batch.items() if hasattr(value, "shape")))
+
+
+def num_elements(shapes: Shapes) -> int:
+    """Returns the elements of all tensors of a micro-batch, which the work on it grows with."""
+    return sum(math.prod(shape) for _, shape in shapes)
+
+
+def spread_out(seen: Iterable[Shapes]) -> list[Shapes]:
+    """Returns up to `MAX_COUNTED` of some shapes, from the smallest to the largest, evenly."""
+    ordered = sorted(seen, key=lambda shapes: (num_elements(shapes), shapes))
+    places = np.linspace(0, len(ordered) - 1, min(MAX_COUNTED, len(ordered))).round().astype(int)
+    return [ordered[place] for place in places.tolist()]
 
 
 def count_flops(step: Callable[[], Any]) -> float:

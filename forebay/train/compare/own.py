@@ -17,7 +17,6 @@ from forebay.train.collate.patches import fields_of
 from forebay.train.compare.blocks import Block, BlockPlan, Step
 from forebay.train.compare.machine import device_name
 from forebay.train.compare.measure import (
-    MAX_COUNTED,
     BlockClock,
     Finish,
     Setup,
@@ -26,10 +25,10 @@ from forebay.train.compare.measure import (
     Turn,
     count_flops,
     finish,
-    shapes_of,
+    spread_out,
 )
+from forebay.train.loop.launch import make_accelerator
 from forebay.train.loop.learner import Learner
-from forebay.train.loop.run import _accelerator
 from forebay.train.models.folder import check_constants, model_facts
 from forebay.train.select import make_loader
 
@@ -48,7 +47,7 @@ class Session:
 
     def __init__(self, task: Task) -> None:
         self._blocks = blocks_of(task)
-        config = task.arm.config(task.config, steps=task.num_steps)
+        config = task.arm.config(task.config)
         began = time.perf_counter()
         self._loader = make_loader(config, dp_rank=0, dp_world_size=1)
         self._places = places_in(self._loader.source, task.ids)
@@ -57,11 +56,13 @@ class Session:
         facts, source = model_facts(Path(str(config.train.model))), self._loader.source
         for part in parts_of(source):
             check_constants(facts, part.constants)
-        accelerator = _accelerator(config.train, has_text_alone=without_audio(source) is not None)
+        accelerator = make_accelerator(config.train, has_text_alone=without_audio(source) is not None)
         self._learner = Learner(config, facts=facts, accelerator=accelerator, constants=source.constants)
         self._learner.start(None, loader=self._loader)
         self.setup = Setup(data_s=data_s, model_s=time.perf_counter() - began, device=device_name())
-        self._step, self._seen = 0, set[Shapes]()
+        self._step = 0
+        self._seen: dict[Shapes, tuple[int, ...]] = {}
+        """A micro-batch of each shape."""
 
     def turn(self, number: int) -> Turn:
         """Returns what was taken over a block, which the model has learnt from."""
@@ -75,33 +76,26 @@ class Session:
                 clock.got_batches(batches, wait_s=group.wait_s, bucket=step.bucket)
                 del batches  # buffers of the loader
                 self._step += 1
-                loss, _ = self._learner.update(group, step=self._step)
-                is_skipped = bool(self._learner.accelerator.optimizer_step_was_skipped)
-                clock.step_done(loss, bucket=step.bucket, is_skipped=is_skipped)
+                outcome = self._learner.update(group, step=self._step)
+                clock.step_done(outcome.loss, bucket=step.bucket, is_skipped=outcome.is_skipped)
         after = self._loader.report()
         frames, padded = (after[name] - before[name] for name in ("frames", "padded_frames"))
         release_memory()
         ids = [sample_key(self._loader.source, self._places[index]) for index in block.samples]
         taken = clock.turn(frames=frames, room=frames + padded, ids=ids)
-        self._seen.update(taken.shapes)
+        self._seen |= zip(taken.shapes, (batch for step in block.steps for batch in step.batches), strict=True)
         return taken
 
     def finish(self) -> Finish:
         """Returns what is counted at the end; the model is of no use afterwards."""
-        flops: dict[Shapes, float] = {}
-        for step in (step for block in self._blocks for step in block.steps):
-            if len(flops) < min(MAX_COUNTED, len(self._seen)):
-                self._count(step, flops)
-        return finish(flops)
+        return finish({shapes: self._count(self._seen[shapes]) for shapes in spread_out(self._seen)})
 
-    def _count(self, step: Step, flops: dict[Shapes, float]) -> None:
-        """Counts the FLOPs of the first micro-batch of a step, if it has other shapes than those that were counted."""
-        self._stand_at(Block((Step(bucket=step.bucket, batches=step.batches[:1]),)))
+    def _count(self, batch: tuple[int, ...]) -> float:
+        """Returns the FLOPs of a step of one micro-batch."""
+        self._stand_at(Block((Step(bucket=-1, batches=(batch,)),)))
         with contextlib.closing(self._learner.groups(self._loader)) as groups:
             group = next(groups)
-            shapes = shapes_of(fields_of(group.batches[0][0]))
-            if shapes not in flops:
-                flops[shapes] = count_flops(lambda: self._learner.update(group, step=self._step))
+            return count_flops(lambda: self._learner.update(group, step=self._step))
 
     def _stand_at(self, block: Block) -> None:
         """Makes the loader's next epoch the block; its buffers stay."""

@@ -25,9 +25,11 @@ from forebay.steps.step import Batch, Stored
 from forebay.steps.table import text_step
 from forebay.steps.text.transcript import Transcript
 from forebay.train.compare.machine import device_name
-from forebay.train.compare.measure import MAX_COUNTED, BlockClock, Setup, Shapes, Task, count_flops, finish, shapes_of
+from forebay.train.compare.measure import BlockClock, Setup, Shapes, Task, count_flops, finish, spread_out
 from forebay.train.compare.own import release_memory
-from forebay.train.loop.learner import adamw, lr_factor
+from forebay.train.loop.compiled import set_passes
+from forebay.train.loop.schedule import Schedule
+from forebay.train.loop.trainable import adamw, set_learning_rate, set_trainable
 from forebay.train.models.folder import load_model
 from forebay.train.uncached.clips import Clips
 
@@ -42,7 +44,7 @@ Batches = list[list[list[int]]]
 
 def work(task: Task, parent: Connection) -> None:
     """Does the turns that the parent asks for, by their number; None ends them."""
-    config = task.arm.config(task.config, steps=task.num_steps)
+    config = task.arm.config(task.config)
     began = time.perf_counter()
     clips = Clips(config, list(task.ids.values()))
     collator = PlainCollator(config, clips)
@@ -63,7 +65,7 @@ def work(task: Task, parent: Connection) -> None:
 
     plain.run(lambda: blocks[parent.recv()], send, num_steps=sum(map(len, blocks)))
     parent.recv()
-    parent.send(finish(plain.counted(blocks)))
+    parent.send(finish(plain.counted()))
 
 
 def plain_blocks(task: Task) -> list[Batches]:
@@ -103,11 +105,11 @@ class PlainCollator:
             sampling_rate=self._rate,
             return_tensors="pt",
             padding=True if self._has_mask else "max_length",
+            return_attention_mask=self._has_mask,
         )
         features: Batch = {"input_features": audio["input_features"]}
         if self._has_mask:
-            mask = audio["input_features_mask"] if "input_features_mask" in audio else audio["attention_mask"]
-            features["input_features_mask"] = mask
+            features["input_features_mask"] = mask = audio["attention_mask"]
             # Prompts with a token for each piece of audio count those of the extractor's own mask.
             lengths = mask.sum(dim=1).tolist()
             samples = [
@@ -202,6 +204,8 @@ class PlainTrainer:
         began = time.perf_counter()
         self._config, self._folder, self._clips, self._collator = config, folder, clips, collator
         self._model = load_model(Path(str(config.train.model)), seed=config.loader.seed, init=config.train.init)
+        set_trainable(self._model, config.train)
+        set_passes(self._model, config.train)
         self.sampler = _Sampler()
         self.loader: Any = DataLoader(
             clips,  # type: ignore[arg-type]  # has what a DataLoader asks of a data set
@@ -213,6 +217,8 @@ class PlainTrainer:
             pin_memory=torch.cuda.is_available(),
         )
         self.losses: list[torch.Tensor] = []
+        self._seen: dict[Shapes, list[int]] = {}
+        """A micro-batch of each shape."""
         self.wait_s = 0.0
         self.model_s = time.perf_counter() - began
 
@@ -225,7 +231,9 @@ class PlainTrainer:
         """
         settings, self._done = self._config.train, done
         optimizer = adamw(self._model, settings)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda before: lr_factor(before + 1, settings))
+        set_learning_rate(optimizer, settings.learning_rate)
+        factor = Schedule.of(settings, num_steps=int(settings.max_steps or num_steps)).factor
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda before: factor(before + 1))
         self._trainer = _Trainer(model=self._model, args=self._arguments(num_steps), optimizers=(optimizer, schedule))
         self._trainer.plain, self._trainer.blocks = self, _Blocks(self, next_block, num_steps * settings.grad_acc)
         self._trainer.add_callback(_Marks(self))
@@ -240,8 +248,6 @@ class PlainTrainer:
             max_grad_norm=settings.max_grad_norm,
             bf16=settings.mixed_precision == "bf16",
             fp16=settings.mixed_precision == "fp16",
-            torch_compile=settings.compile,
-            gradient_checkpointing=settings.gradient_checkpointing,
             use_cpu=not torch.cuda.is_available(),
             seed=self._config.loader.seed % 2**32,
             remove_unused_columns=False,
@@ -277,18 +283,15 @@ class PlainTrainer:
         if not self._steps_left:
             self.clock.__exit__()
             release_memory()
+            self._seen |= zip(self.clock.shapes, self.sampler.batches, strict=True)
             self._done(self._block, self.clock, self._room)
 
-    def counted(self, blocks: Sequence[Batches]) -> dict[Shapes, float]:
-        """Returns the FLOPs of the shapes of micro-batches, each counted in a step that is done for it."""
-        flops: dict[Shapes, float] = {}
-        for batch in (batch for block in blocks for step in block for batch in step):
-            inputs = self._collator([self._clips[place] for place in batch])
-            if len(flops) < MAX_COUNTED and (shapes := shapes_of(inputs)) not in flops:
-                flops[shapes] = self._flops_of(inputs)
-        return flops
+    def counted(self) -> dict[Shapes, float]:
+        """Returns the FLOPs of shapes of micro-batches, each counted in a step that is done for it."""
+        return {shapes: self._flops_of(self._seen[shapes]) for shapes in spread_out(self._seen)}
 
-    def _flops_of(self, inputs: Batch) -> float:
+    def _flops_of(self, batch: list[int]) -> float:
+        inputs = self._collator([self._clips[place] for place in batch])
         return count_flops(lambda: self._trainer.training_step(self._trainer.model, inputs))
 
 

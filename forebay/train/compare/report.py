@@ -17,7 +17,7 @@ from forebay.store.files import write_bytes
 from forebay.train.compare.arms import OWN
 from forebay.train.compare.blocks import Block
 from forebay.train.compare.machine import peak_flops
-from forebay.train.compare.measure import Finish, Setup, Shapes, Turn
+from forebay.train.compare.measure import Finish, Setup, Shapes, Turn, num_elements
 from forebay.visible import from_here, human_bytes, json_text
 
 MIXED = "random batches"
@@ -120,14 +120,11 @@ class ArmFigures:
 
 
 def flops_of(shapes: Shapes, counted: dict[Shapes, float]) -> float:
-    """Returns the FLOPs of a micro-batch; one whose shapes were not counted has the others' mean an element."""
+    """Returns the FLOPs of a micro-batch; of shapes that were not counted, a line between those of about its size."""
     if shapes in counted:
         return counted[shapes]
-    return sum(counted.values()) / sum(map(_elements, counted)) * _elements(shapes)
-
-
-def _elements(shapes: Shapes) -> int:
-    return sum(int(np.prod(shape, dtype=np.int64)) for _, shape in shapes)
+    sizes = sorted((num_elements(shapes), flops) for shapes, flops in counted.items())
+    return float(np.interp(num_elements(shapes), *np.array(sizes, np.float64).T))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
