@@ -80,8 +80,8 @@ def dealt(steps: Sequence[Step], num_blocks: int) -> list[Block]:
 
 
 def num_blocks(steps: int) -> int:
-    """Returns into how many blocks so many steps are dealt: two at least, if there are two steps."""
-    return max(steps // STEPS_A_BLOCK, min(2, steps))
+    """Returns into how many blocks so many steps are dealt: three at least, if there are steps, since one warms up."""
+    return max(steps // STEPS_A_BLOCK, min(3, steps))
 
 
 class BlockPlan(Plan):

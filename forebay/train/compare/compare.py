@@ -57,22 +57,31 @@ def compare(config: Config, *, against: str, steps: int = 200, out: Path | None 
     folder = out or run_folder(config) / "compare"
     loader = make_loader(arms[0].config(config), dp_rank=0, dp_world_size=1)
     _check_batches(config, arms, loader)
-    config = _with_steps(config, loader, least=steps)
-    blocks = _blocks(config, loader, steps=steps)
-    table = _sample_table(loader, blocks)
     about = {"machine": machine(), **_about(config, loader)}
     with tempfile.TemporaryDirectory(prefix="forebay-compare-") as scratch:
-        tasks = [Task(config=config, arm=arm, blocks=tuple(blocks), folder=scratch, **table) for arm in arms]
+        tasks = tasks_of(config, loader, arms, steps=steps, folder=scratch)
         found = _run(tasks, logs=folder / "logs")
     return Comparison(
         about=about,
         folder=folder,
-        blocks=tuple(blocks),
-        seconds=_seconds(loader, blocks),
+        blocks=tasks[0].blocks,
+        seconds=_seconds(loader, tasks[0].blocks),
         buckets=bucket_labels(loader.plan),
         precision=config.train.mixed_precision,
         arms=tuple(found),
     )
+
+
+def tasks_of(config: Config, loader: Loader, arms: Sequence[Arm], *, steps: int, folder: str) -> list[Task]:
+    """Returns the task of each arm: the same samples, dealt to the same blocks.
+
+    loader: of the config's own way. folder: where arms may write what nobody keeps.
+    """
+    config = _with_steps(config, loader, least=steps)
+    endless = planned_steps(loader.plan, seed=config.loader.seed, grad_acc=config.train.grad_acc)
+    blocks = tuple(dealt(list(itertools.islice(endless, steps)), num_blocks(steps)))
+    table = _sample_table(loader, blocks)
+    return [Task(config=config, arm=arm, blocks=blocks, folder=folder, **table) for arm in arms]
 
 
 def _check(config: Config, arms: Sequence[Arm]) -> None:
@@ -117,11 +126,6 @@ def _with_steps(config: Config, loader: Loader, *, least: int) -> Config:
     """
     steps = max(run_steps(config.train, loader, steps_done=0), least)
     return dataclasses.replace(config, train=dataclasses.replace(config.train, max_steps=steps, epochs=None))
-
-
-def _blocks(config: Config, loader: Loader, *, steps: int) -> list[Block]:
-    endless = planned_steps(loader.plan, seed=config.loader.seed, grad_acc=config.train.grad_acc)
-    return dealt(list(itertools.islice(endless, steps)), num_blocks(steps))
 
 
 def _sample_table(loader: Loader, blocks: Sequence[Block]) -> dict[str, dict[int, Any]]:
