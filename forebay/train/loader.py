@@ -14,6 +14,7 @@ import torch
 from forebay.errors import ConfigError
 from forebay.plan.cursor import Cursor, LoaderState, Resumable, Step
 from forebay.plan.make import Planned
+from forebay.spans import span
 from forebay.steps.batch import IGNORED
 from forebay.steps.step import Batch, PaddingSide
 from forebay.store.source import SampleSource, SourceUnion, parts_of
@@ -209,13 +210,17 @@ class Loader(Resumable):
         index, samples = None, []
         try:
             with self._read_ahead.watch():
-                for index in work.indices:
-                    sample = self.source.read(index)
-                    samples.append(work.draws.beside(sample, self.source.sample_id(index)) if work.draws else sample)
+                with span("read"):
+                    for index in work.indices:
+                        sample = self.source.read(index)
+                        samples.append(
+                            work.draws.beside(sample, self.source.sample_id(index)) if work.draws else sample
+                        )
                 index = None
                 part = self.source.part(work.indices[0]) if isinstance(self.source, SourceUnion) else 0
                 collator = self._collators[part]
-                batch = collator.collate(samples, allocate=self._ring.take)
+                with span("collate"):
+                    batch = collator.collate(samples, allocate=self._ring.take)
         except Exception as err:
             which = f"samples {work.indices}" if index is None else f"sample {index}"
             err.add_note(
@@ -247,7 +252,8 @@ class Loader(Resumable):
 
     def _take(self, filled: Iterator[_Filled]) -> Any:
         began = time.perf_counter()
-        item = next(filled)
+        with span("idle: waiting for data"):
+            item = next(filled)
         self._totals.add(item, wait_s=time.perf_counter() - began)
         self._weight = item.step.turn.weight
         self.cursor.hand_out(item.step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from dataclasses import dataclass
+from typing import Any
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
@@ -30,11 +31,16 @@ class Arm:
     is_plain: bool = False
     """transformers' Trainer, a DataLoader with workers, the reference extractor in the collator, random batches."""
 
-    def config(self, config: Config) -> Config:
-        """Returns the config that this arm trains by."""
+    def config(self, config: Config, *, folder: str) -> Config:
+        """Returns the config that this arm trains by. It keeps nothing of what it learns.
+
+        folder: instead of `train.output_dir`, where a run of the config may have checkpoints.
+        """
+        quiet: dict[str, Any] = {"output_dir": folder, "eval": (), "save_best": None, "trackers": ()}
+        train = dataclasses.replace(config.train, **quiet)
         # Packs keep their uint8 patches, as in `forebay train`: the learner expands the patches on the device.
         loader = dataclasses.replace(config.loader, cache="off" if self.is_uncached else "require", pixels="uint8")
-        return dataclasses.replace(config, loader=loader)
+        return dataclasses.replace(config, loader=loader, train=train)
 
 
 def arms_of(names: str, config: Config) -> list[Arm]:

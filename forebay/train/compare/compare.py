@@ -55,7 +55,7 @@ def compare(config: Config, *, against: str, steps: int = 200, out: Path | None 
     arms = arms_of(against, config)
     _check(config, arms)
     folder = out or run_folder(config) / "compare"
-    loader = make_loader(arms[0].config(config), dp_rank=0, dp_world_size=1)
+    loader = make_loader(arms[0].config(config, folder=str(folder)), dp_rank=0, dp_world_size=1)
     _check_batches(config, arms, loader)
     about = {"machine": machine(), **_about(config, loader)}
     with tempfile.TemporaryDirectory(prefix="forebay-compare-") as scratch:

@@ -42,6 +42,11 @@ class Task:
         """Optimizer steps of all blocks."""
         return sum(len(block.steps) for block in self.blocks)
 
+    @property
+    def arm_config(self) -> Config:
+        """The config that the arm trains by."""
+        return self.arm.config(self.config, folder=f"{self.folder}/{self.arm.name}")
+
     def seed_of(self, block: int) -> list[int]:
         """Returns the seed of a block's random batches, the same in every arm."""
         return [self.config.loader.seed & (2**63 - 1), block]

@@ -47,7 +47,7 @@ class Session:
 
     def __init__(self, task: Task) -> None:
         self._blocks = blocks_of(task)
-        config = task.arm.config(task.config)
+        config = task.arm_config
         began = time.perf_counter()
         self._loader = make_loader(config, dp_rank=0, dp_world_size=1)
         self._places = places_in(self._loader.source, task.ids)
@@ -56,7 +56,7 @@ class Session:
         facts, source = model_facts(Path(str(config.train.model))), self._loader.source
         for part in parts_of(source):
             check_constants(facts, part.constants)
-        accelerator = make_accelerator(config.train, has_text_alone=without_audio(source) is not None)
+        accelerator = make_accelerator(config, has_text_alone=without_audio(source) is not None)
         self._learner = Learner(config, facts=facts, accelerator=accelerator, constants=source.constants)
         self._learner.start(None, loader=self._loader)
         self.setup = Setup(data_s=data_s, model_s=time.perf_counter() - began, device=device_name())

@@ -30,7 +30,8 @@ from forebay.train.compare.own import release_memory
 from forebay.train.loop.compiled import set_passes
 from forebay.train.loop.schedule import Schedule
 from forebay.train.loop.trainable import adamw, set_learning_rate, set_trainable
-from forebay.train.models.folder import load_model
+from forebay.train.models.folder import model_facts
+from forebay.train.models.trainee import new_model
 from forebay.train.uncached.clips import Clips
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ Batches = list[list[list[int]]]
 
 def work(task: Task, parent: Connection) -> None:
     """Does the turns that the parent asks for, by their number; None ends them."""
-    config = task.arm.config(task.config)
+    config = task.arm_config
     began = time.perf_counter()
     clips = Clips(config, list(task.ids.values()))
     collator = PlainCollator(config, clips)
@@ -52,10 +53,10 @@ def work(task: Task, parent: Connection) -> None:
     blocks, ids, frames = plain_blocks(task), list(task.ids.values()), [task.frames[index] for index in task.ids]
     acc = max(len(step) for block in blocks for step in block)
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, grad_acc=acc))
-    tried = _tried_workers(config, clips, collator, blocks[0], folder=task.folder)
+    tried = _tried_workers(config, clips, collator, blocks[0], folder=config.train.output_dir)
     best = max(tried, key=lambda number: tried[number])
     logger.info("samples/s by DataLoader workers: %s; taken: %d", tried, best)
-    plain = PlainTrainer(config, clips, collator, workers=best, folder=task.folder)
+    plain = PlainTrainer(config, clips, collator, workers=best, folder=config.train.output_dir)
     parent.send(Setup(data_s=data_s, model_s=plain.model_s, device=device_name(), workers=tried))
 
     def send(block: Batches, clock: BlockClock, room: int) -> None:
@@ -203,7 +204,7 @@ class PlainTrainer:
     def __init__(self, config: Config, clips: Clips, collator: PlainCollator, *, workers: int, folder: str) -> None:
         began = time.perf_counter()
         self._config, self._folder, self._clips, self._collator = config, folder, clips, collator
-        self._model = load_model(Path(str(config.train.model)), seed=config.loader.seed, init=config.train.init)
+        self._model = new_model(config, model_facts(Path(str(config.train.model))))
         set_trainable(self._model, config.train)
         set_passes(self._model, config.train)
         self.sampler = _Sampler()

@@ -44,7 +44,9 @@ class Run:
         head, steps = lines[0] if lines else {}, lines[1:]
         if head.get("version") != VERSION or not isinstance(head.get("settings"), dict):
             raise ConfigError(f"{path} begins with {_short(head)}, wanted a head of version {VERSION}; train again")
-        if not steps or not all(isinstance(line.get("step"), int) and "loss" in line for line in steps):
+        # A line has no loss if all of its steps were skipped.
+        steps = [line for line in steps if isinstance(line.get("step"), int) and _is_number(line.get("loss"))]
+        if not steps:
             raise ConfigError(f"{path} has no log line yet; wait for step train.log_every, or train again")
         return cls(
             folder=folder,
@@ -77,13 +79,17 @@ class Run:
         own = [line for line in self.evaluations if str(line["name"]) == name]
         found: dict[str, Any] = {"step": own[-1]["step"]}
         for what in ("loss", "wer", "cer"):
-            known = [line[what] for line in own if isinstance(line.get(what), int | float)]
+            known = [line[what] for line in own if _is_number(line.get(what))]
             found |= {what: own[-1].get(what), f"best_{what}": min(known, default=None)}
         return found
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
 def _median(lines: Sequence[dict[str, Any]], name: str) -> float | None:
-    known = [line[name] for line in lines if isinstance(line.get(name), int | float)]
+    known = [line[name] for line in lines if _is_number(line.get(name))]
     return statistics.median(known) if known else None
 
 
@@ -135,9 +141,8 @@ def loss_difference(first: Run, other: Run) -> dict[str, Any]:
     curves = [{line["step"]: line["loss"] for line in run.steps} for run in (first, other)]
     common = sorted(curves[0].keys() & curves[1].keys())
     found = {step: abs(curves[0][step] - curves[1][step]) for step in common}
-    known = {step: value for step, value in found.items() if math.isfinite(value)}
-    step = max(known, key=lambda each: known[each], default=None)
-    return {"equal_steps": len(common), "step": step, "difference": None if step is None else known[step]}
+    step = max(found, key=lambda each: found[each], default=None)
+    return {"equal_steps": len(common), "step": step, "difference": None if step is None else found[step]}
 
 
 def settings_that_differ(first: dict[str, Any], other: dict[str, Any]) -> dict[str, list[Any]]:

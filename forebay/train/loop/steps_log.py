@@ -70,4 +70,6 @@ def _head(config: Config) -> dict[str, Any]:
 
 
 def _line(document: Mapping[str, Any]) -> bytes:
-    return json.dumps(document, separators=(",", ":"), default=str).encode("ascii") + b"\n"
+    # NaN, for what a run cannot tell, is no JSON.
+    finite = json.loads(json.dumps(document, default=str), parse_constant=lambda _: None)
+    return json.dumps(finite, separators=(",", ":")).encode("ascii") + b"\n"

@@ -32,9 +32,11 @@ def test_the_config_s_own_arm_stands_first_and_no_arm_twice(speech: Config) -> N
 
 
 def test_arms_differ_from_the_config_in_their_cache_alone(speech: Config) -> None:
-    own, uncached = (arm.config(speech) for arm in arms_of("uncached", speech))
+    own, uncached = (arm.config(speech, folder="scratch") for arm in arms_of("uncached", speech))
     assert (own.loader.cache, uncached.loader.cache) == ("require", "off")
     assert dataclasses.replace(uncached, loader=own.loader) == own
+    # Nothing of a run of the same config is touched.
+    assert (own.train.output_dir, own.train.eval, own.train.trackers) == ("scratch", (), ())
 
 
 @pytest.mark.parametrize(

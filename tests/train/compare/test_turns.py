@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from forebay.train.compare.arms import arms_of
 from forebay.train.compare.compare import tasks_of
 from forebay.train.compare.measure import Finish, Setup, Task, Turn
 from forebay.train.select import make_loader
+from forebay.train.uncached.clips import Clips
 from tests.processes import ROOT
 
 pytestmark = [
@@ -51,7 +52,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 def tasks(config: Config, *, against: str, steps: int, folder: Path) -> dict[str, Task]:
     arms = arms_of(against, config)
-    loader = make_loader(arms[0].config(config), dp_rank=0, dp_world_size=1)
+    loader = make_loader(arms[0].config(config, folder=str(folder)), dp_rank=0, dp_world_size=1)
     return {task.arm.name: task for task in tasks_of(config, loader, arms, steps=steps, folder=str(folder))}
 
 
@@ -59,7 +60,7 @@ def done(task: Task, *, order: list[int] | None = None) -> tuple[Setup, list[Tur
     """Returns what an arm tells of all its turns."""
     turns = list(range(len(task.blocks))) if order is None else order
     parent = Parent([*turns, None])
-    (plain if task.arm.is_plain else own).work(task, parent)  # type: ignore[arg-type]
+    (plain if task.arm.is_plain else own).work(task, parent)
     setup, *found, finish = parent.sent
     return setup, found, finish
 
@@ -130,28 +131,26 @@ def test_times_add_up_and_figures_are_there(found: dict[str, Any]) -> None:
 
 
 def test_a_sample_that_the_raw_data_lacks_is_named(config: Config, tmp_path: Path) -> None:
-    source = make_loader(arms_of("uncached", config)[0].config(config), dp_rank=0, dp_world_size=1).source
+    source = make_loader(
+        arms_of("uncached", config)[0].config(config, folder=str(tmp_path)), dp_rank=0, dp_world_size=1
+    ).source
     ids = {index: source.sample_id(index) for index in range(len(source))}
     assert own.places_in(source, ids) == {index: index for index in ids}
     moved = {index + 1: ids[index] for index in range(3)}
     assert own.places_in(source, moved) == {1: 0, 2: 1, 3: 2}
-    with pytest.raises(CacheMismatchError, match="sample 'gone' of the cache is not in the raw data.*preprocess"):
+    with pytest.raises(CacheMismatchError, match=r"sample 'gone' of the cache is not in the raw data.*preprocess"):
         own.places_in(source, {0: "gone"})
 
 
 def test_the_extractor_has_to_be_there(config: Config, tmp_path: Path) -> None:
     task = tasks(config, against="hf", steps=1, folder=tmp_path)["hf"]
-    clips = plain.Clips(task.config, list(task.ids.values()))
-    import dataclasses
-
+    clips = Clips(task.config, list(task.ids.values()))
     bare = dataclasses.replace(task.config, train=dataclasses.replace(task.config.train, model=str(tmp_path)))
-    with pytest.raises(ConfigError, match="--against hf needs the extractor's preprocessor_config.json in"):
+    with pytest.raises(ConfigError, match=r"--against hf needs the extractor's preprocessor_config\.json in"):
         plain.PlainCollator(bare, clips)
 
 
 def test_the_plain_way_has_the_mean_micro_batches_in_every_step(config: Config, tmp_path: Path) -> None:
-    import dataclasses
-
     wanted = dataclasses.replace(config, train=dataclasses.replace(config.train, grad_acc=2))
     task = tasks(wanted, against="hf", steps=4, folder=tmp_path)["hf"]
     blocks = plain.plain_blocks(task)

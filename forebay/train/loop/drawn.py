@@ -1,0 +1,30 @@
+"""Which buckets a run has drawn, of its loader's plan."""
+
+from __future__ import annotations
+
+from forebay.config.plan import BucketConfig
+from forebay.config.tree import Config
+from forebay.plan.cursor import LoaderState
+from forebay.plan.drawn import Drawn, drawn_classes
+from forebay.train.loader import Loader
+from forebay.train.loop.micro_batches import BatchLoader
+
+
+def drawn_by(loader: BatchLoader, config: Config) -> dict[str, Drawn]:
+    """Returns what all ranks have drawn from the head of the first epoch up to where the loader stands.
+
+    So a resumed run counts what came before, too, as if on as many ranks as now. Empty for a loader without a plan.
+    """
+    if not isinstance(loader, Loader):
+        return {}
+    end, lengths = loader.state, loader.source.lengths
+    rate_hz = loader.source.constants.get("sample_rate_hz")
+    has_audio = rate_hz is not None and "num_audio_samples" in lengths
+    return drawn_classes(
+        loader.plan,
+        start=LoaderState(plan_key=end.plan_key, seed=end.seed, epoch=0, position=0),
+        end=end,
+        dp_world_size=loader.dp_world_size,
+        durations_s=lengths["num_audio_samples"] / rate_hz if has_audio else None,
+        edges_s=config.plan.edges_s if isinstance(config.plan, BucketConfig) else (),
+    )
