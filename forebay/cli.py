@@ -125,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_inspect(commands)
     _add_train(commands)
     _add_compare(commands)
+    _add_eval(commands)
     _add_warm_start(commands)
     _add_key(commands)
     _add_index(commands)
@@ -317,6 +318,24 @@ def _compare(options: argparse.Namespace) -> int:
     asked = {name: getattr(options, name) for name in ("other", "against", "steps", "out")}
     first = Path(options.config)
     return _show(options, show(first if first.is_dir() else _load(options), CompareOptions(**asked)))
+
+
+def _add_eval(commands: Any) -> None:
+    parser = _command(commands, "eval", _eval, "WER, CER and loss of a checkpoint on the sets of [[train.eval]]")
+    _add_config(parser)
+    parser.add_argument(
+        "--checkpoint",
+        metavar="DIR",
+        type=Path,
+        help="default: the run's best one, else its last one, else train.model",
+    )
+
+
+def _eval(options: argparse.Namespace) -> int:
+    from forebay.train.evaluation.alone import evaluate_alone
+
+    report = evaluate_alone(_load(options), checkpoint=options.checkpoint)
+    return DONE if report is None else _show(options, report)  # None: not the rank that reports
 
 
 def _add_warm_start(commands: Any) -> None:

@@ -137,7 +137,8 @@ def host_sum(num_ranks: int) -> SumOverRanks:
 
     def sum_over_ranks(values: Sequence[int]) -> list[int]:
         counts = torch.tensor(values, dtype=torch.int64)
-        torch.distributed.all_reduce(counts, group=process_group)
+        with span("all-reduce"):
+            torch.distributed.all_reduce(counts, group=process_group)
         return [int(count) for count in counts]
 
     return sum_over_ranks
