@@ -124,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_preprocess(commands)
     _add_inspect(commands)
     _add_train(commands)
+    _add_compare(commands)
     _add_eval(commands)
     _add_warm_start(commands)
     _add_key(commands)
@@ -298,6 +299,26 @@ def _dry_run(options: argparse.Namespace) -> int:
     if options.resume:
         raise ConfigError("--resume does not go with --dry-run, which has no checkpoint to go on from")
     return _show(options, dry_run(_load(options), steps=200 if options.steps is None else options.steps))
+
+
+def _add_compare(commands: Any) -> None:
+    parser = _command(commands, "compare", _compare, "a config's way beside others on the same samples, or two runs")
+    _add_config(parser)
+    parser.add_argument("other", metavar="RUN", nargs="?", help="with a run folder instead of CONFIG: the other run")
+    parser.add_argument(
+        "--against", metavar="ARMS", help="uncached, unbucketed, hf, uncached+unbucketed; several with commas"
+    )
+    parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps of the config's own way; default: 200")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="default: compare/ in the run's folder")
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from forebay.train.compare.command import CompareOptions, show
+
+    logging.getLogger("forebay.train").setLevel(min(logging.INFO, _level(options)))
+    asked = {name: getattr(options, name) for name in ("other", "against", "steps", "out")}
+    first = Path(options.config)
+    return _show(options, show(first if first.is_dir() else _load(options), CompareOptions(**asked)))
 
 
 def _add_eval(commands: Any) -> None:
