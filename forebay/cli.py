@@ -255,7 +255,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _add_train(commands: Any) -> None:
-    parser = _command(commands, "train", _train, "a small reference loop for Whisper and Qwen3-ASR models")
+    parser = _command(commands, "train", _train, "a small reference loop for Whisper, Qwen3-ASR and Qwen3-VL models")
     _add_config(parser)
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint under train.output_dir")
     parser.add_argument("--dry-run", action="store_true", help="plan and loader alone, without a model")

@@ -26,6 +26,8 @@ class StepLog:
     data_wait_share: float
     padding: float
     """Share of padded frames in all frames, since the run began."""
+    skipped_steps: int = 0
+    """Steps since the run began that the scaler of fp16 skipped."""
 
     def __str__(self) -> str:
         return (
@@ -51,6 +53,7 @@ class Meter:
         """
         self._losses = losses
         self.num_samples = 0
+        self.skipped_steps = 0
         self.wait_s = 0.0
         self._sum_on_device = sum_on_device
         self._has_scaler = has_scaler
@@ -60,9 +63,10 @@ class Meter:
         self._start_s = self._window_start_s = time.perf_counter()
         self._window_samples, self._window_wait_s = 0, 0.0
 
-    def add(self, *, loss: torch.Tensor, grad_norm: torch.Tensor, group: Group) -> None:
+    def add(self, *, loss: torch.Tensor, grad_norm: torch.Tensor, group: Group, is_skipped: bool = False) -> None:
         """Counts one step. loss: this rank's part of the step's loss, a scalar; the ranks' parts add up to it."""
         self._pending.append(torch.stack([loss.detach().float(), grad_norm.detach().float()]))
+        self.skipped_steps += is_skipped
         self.num_samples += group.num_samples
         self._window_samples += group.num_samples
         self.wait_s += group.wait_s
@@ -103,6 +107,7 @@ class Meter:
             samples_per_s=self._window_samples / elapsed_s,
             data_wait_share=self._window_wait_s / elapsed_s,
             padding=padding,
+            skipped_steps=self.skipped_steps,
         )
         self._window, self._window_samples, self._window_wait_s, self._window_start_s = [], 0, 0.0, now_s
         return log

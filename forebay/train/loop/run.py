@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,17 +20,16 @@ from typing import Any
 
 import torch
 
-from forebay.config.train import TrainConfig
 from forebay.config.tree import Config
-from forebay.errors import ConfigError, MissingExtraError
-from forebay.plan.usage import FILE_NAME
+from forebay.errors import ConfigError
 from forebay.store.source import parts_of, source_kind, without_audio
 from forebay.train.loader import Loader
+from forebay.train.loop.after_step import AfterStep
 from forebay.train.loop.checkpoint import find_checkpoint, run_folder
-from forebay.train.loop.learner import Learner, lr_factor
-from forebay.train.loop.meter import StepLog
-from forebay.train.loop.micro_batches import BatchLoader, host_sum
-from forebay.train.loop.usage_log import UsageLog
+from forebay.train.loop.launch import make_accelerator, process_state
+from forebay.train.loop.learner import Learner
+from forebay.train.loop.meter import Meter, StepLog
+from forebay.train.loop.micro_batches import BatchLoader
 from forebay.train.models.folder import check_config, check_constants, check_weights, model_facts
 from forebay.train.models.table import FAMILIES, ModelFacts
 from forebay.train.select import SourceKind, make_loader
@@ -58,6 +56,8 @@ class TrainReport:
     source: SourceKind
     checkpoint: str | None
     """Folder of the last checkpoint; None on ranks other than 0, which writes it."""
+    skipped_steps: int = 0
+    """Steps of the run that the scaler of fp16 skipped, those before a resume included."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""
@@ -83,7 +83,7 @@ def run(
     facts = _check_settings(config)
     if not resume:
         check_weights(facts.folder, init=config.train.init)
-    state = _process_state()
+    state = process_state()
     try:
         loader = make_loader(_as_stored(config), dp_rank=state.process_index, dp_world_size=state.num_processes)
         for part in parts_of(loader.source):
@@ -111,7 +111,7 @@ def train(
     resume: bool | Path = False,
     log: Callable[[StepLog], None] | None = None,
 ) -> TrainReport:
-    """Returns the report of training up to `train.max_steps`; the run folder then holds the last checkpoint.
+    """Returns the report of a whole run, whose folder then holds the last checkpoint; `Schedule` says how long it is.
 
     loader: this rank's batches, on the host. Ranks come from accelerate (RANK and WORLD_SIZE, as torchrun sets them).
     constants: of the loader's source; batches of uint8 patches need them.
@@ -122,66 +122,45 @@ def train(
     Raises ConfigError, CacheMismatchError (batches that the model cannot take), ResumeError, PlanError (no batches),
     ForebayError (a loss that is not finite, a checkpoint that cannot be written).
     """
-    settings, folder = config.train, run_folder(config)
-    facts, num_steps = _check_settings(config), settings.max_steps or 100
+    facts = _check_settings(config)
     # Micro-batches without audio give the audio encoder no gradient.
     has_text_alone = isinstance(loader, Loader) and without_audio(loader.source) is not None
-    learner = Learner(
-        config, facts=facts, accelerator=_accelerator(settings, has_text_alone=has_text_alone), constants=constants
-    )
-    checkpoint = _resume_from(folder, resume=resume)
+    accelerator = make_accelerator(config.train, has_text_alone=has_text_alone)
+    learner = Learner(config, facts=facts, accelerator=accelerator, constants=constants)
+    checkpoint = _resume_from(run_folder(config), resume=resume)
     state = learner.start(checkpoint, loader=loader)
-    meter, first = learner.meter(state), state.step if state else 0
-    usage = _usage_log(config, loader, step=first, num_ranks=learner.accelerator.num_processes)
+    after_step = AfterStep(config, learner, loader=loader, state=state, log=log)
+    first, last = state.step if state else 0, learner.schedule.num_steps
     with contextlib.closing(learner.groups(loader)) as groups:
-        for step, group in zip(range(first + 1, num_steps + 1), groups, strict=False):
-            loss, grad_norm = learner.update(group, step=step)
-            meter.add(loss=loss, grad_norm=grad_norm, group=group)
-            if _is_due(step, settings.log_every, last=num_steps):
-                rate = settings.learning_rate * lr_factor(step, settings)
-                line = meter.line(learning_rate=rate, padding=float(loader.report()["padding"]))
-                if learner.accelerator.is_main_process:
-                    _logger.info("%s", line) if log is None else log(line)
-            is_saved = _is_due(step, settings.checkpoint_every, last=num_steps)
-            if usage is not None and (is_saved or step % settings.usage_every == 0):
-                usage.record(step)  # before the checkpoint: whoever goes on from it finds a line that leads there
-            if is_saved:
-                checkpoint = learner.save(folder, step=step, meter=meter, loader=loader)
+        for step, group in zip(range(first + 1, last + 1), groups, strict=False):
+            after_step(step, learner.update(group, step=step), group)
+    return _report(
+        after_step.meter,
+        steps=max(first, last),
+        padding=float(loader.report()["padding"]),
+        source=source_kind,
+        checkpoint=checkpoint if first >= last else after_step.checkpoint,
+    )
+
+
+def _report(meter: Meter, *, steps: int, padding: float, source: SourceKind, checkpoint: Path | None) -> TrainReport:
     loss_first, loss_last = meter.losses
     return TrainReport(
-        steps=max(first, num_steps),
+        steps=steps,
         loss_first=loss_first,
         loss_last=loss_last,
         samples_per_s=meter.num_samples / meter.elapsed_s,
         data_wait_share=meter.wait_s / meter.elapsed_s,
-        padding=float(loader.report()["padding"]),
-        source=source_kind,
+        padding=padding,
+        source=source,
         checkpoint=None if checkpoint is None else str(checkpoint),
+        skipped_steps=meter.skipped_steps,
     )
 
 
 def _as_stored(config: Config) -> Config:
     """Returns a config whose packs keep their uint8 patches: the learner expands the patches on the device."""
     return dataclasses.replace(config, loader=dataclasses.replace(config.loader, pixels="uint8"))
-
-
-def _is_due(step: int, every: int, *, last: int) -> bool:
-    """Returns whether something happens after `step`: every so many steps (0: never), and after the last step."""
-    return step == last or (every > 0 and step % every == 0)
-
-
-def _usage_log(config: Config, loader: BatchLoader, *, step: int, num_ranks: int) -> UsageLog | None:
-    """Returns the log of what is used after `step`; None where no log is wanted, or the loader has no plan."""
-    settings = config.train
-    if not settings.usage_every or not isinstance(loader, Loader):
-        return None
-    return UsageLog(
-        run_folder(config) / "logs" / FILE_NAME,
-        loader,
-        step=step,
-        sum_over_ranks=host_sum(num_ranks),
-        with_ids=settings.usage_ids,
-    )
 
 
 def _check_settings(config: Config) -> ModelFacts:
@@ -202,46 +181,3 @@ def _resume_from(folder: Path, *, resume: bool | Path) -> Path | None:
     if resume and checkpoint is None:
         _logger.info("no checkpoint in %s yet: starting at step 1", folder)
     return checkpoint
-
-
-def _process_state() -> Any:
-    """Returns accelerate's process state, its process group started; every rank that torchrun started is in it."""
-    try:
-        from accelerate import PartialState
-    except ImportError as err:
-        raise MissingExtraError("forebay train needs accelerate; run: pip install 'forebay[train]'") from err
-    state = PartialState(cpu=_is_on_cpu())
-    started = int(os.environ.get("WORLD_SIZE", "1"))
-    if state.num_processes != started:
-        raise ConfigError(
-            f"WORLD_SIZE is {started}, but accelerate sees {state.num_processes} rank(s), and each would train alone: "
-            "make no PartialState or Accelerator before forebay's"
-        )
-    return state
-
-
-def _is_on_cpu() -> bool:
-    # Unless told so, accelerate takes the ranks of torchrun on a machine without an accelerator for single processes.
-    return not torch.accelerator.is_available()
-
-
-def _accelerator(settings: TrainConfig, *, has_text_alone: bool) -> Any:
-    state = _process_state()
-    if settings.mixed_precision == "fp16" and state.device.type == "cpu":
-        raise ConfigError(
-            'train.mixed_precision = "fp16" needs an accelerator, and this run is on the CPU; set it to "bf16" or "no"'
-        )
-    from accelerate import Accelerator
-    from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
-
-    try:
-        # The plugin, because a bare number is overridden by an environment variable, and `backward` divides by it.
-        return Accelerator(
-            cpu=_is_on_cpu(),
-            mixed_precision=settings.mixed_precision,
-            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
-            # DDP otherwise waits for the gradients of an encoder that a text has no use for.
-            kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)] if has_text_alone else None,
-        )
-    except ValueError as err:
-        raise ConfigError(f'train.mixed_precision = "{settings.mixed_precision}" is not possible here: {err}') from err

@@ -183,12 +183,12 @@ def check_config(facts: ModelFacts, config: Config) -> None:
             f'audio.features is "{config.audio.features}", but {facts.folder} is a {facts.model_type} model and takes '
             f'"{wanted}"; set audio.features = "{wanted}" or another train.model'
         )
-    n_mels = made(audio_step(wanted), config.audio.settings).fields()[0].shape[0]
-    if n_mels != facts.constants.get("n_mels"):
-        wanted = facts.constants.get("n_mels")
+    n_mels = facts.constants.get("n_mels")
+    made_of = made(audio_step(wanted), config.audio.settings).fields()[0]
+    if n_mels is not None and (bins := made_of.shape[0]) != n_mels:
         raise ConfigError(
-            f"audio.n_mels is {n_mels}, but the model in {facts.folder} takes {wanted} mel bins; "
-            f"set audio.n_mels = {wanted} and run: forebay preprocess {config.path}"
+            f"audio.n_mels is {bins}, but the model in {facts.folder} takes {n_mels} mel bins; "
+            f"set audio.n_mels = {n_mels} and run: forebay preprocess {config.path}"
         )
     prompt = None if config.text is None else config.text.prompt
     if prompt != facts.constants["prompt"]:
@@ -224,9 +224,10 @@ def check_batch(facts: ModelFacts, batch: Mapping[str, torch.Tensor]) -> None:
     """
     _check_fields(facts, batch)
     n_mels = facts.constants.get("n_mels")
-    if "input_features" in batch and (stored := batch["input_features"].shape[1]) != n_mels:
+    is_mel = n_mels is not None and "input_features" in batch
+    if is_mel and (has := batch["input_features"].shape[1]) != n_mels:
         raise CacheMismatchError(
-            f"model in {facts.folder} wants {n_mels} mel bins, the cache has {stored}; "
+            f"model in {facts.folder} wants {n_mels} mel bins, the cache has {has}; "
             f"set audio.n_mels = {n_mels} and run forebay preprocess, or name another train.model"
         )
     audio_token_id = facts.constants.get("audio_token_id")
