@@ -8,6 +8,7 @@ and results cross a socket pair between these processes by pickle, and nothing i
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import signal
@@ -16,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +26,7 @@ from forebay.errors import ForebayError
 
 R = TypeVar("R")
 
+_PR_SET_PDEATHSIG = 1
 _OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets: a call is alone, whatever started its caller."""
 
@@ -51,12 +54,13 @@ class Isolated:
     def __exit__(self, *_: object) -> None:
         if self._server is not None:
             process, connection = self._server
-            connection.close()  # the server ends, and kills the call that it waits for
+            connection.close()
+            process.kill()  # the call that it may wait for ends with it
             process.wait()
             self._server = None
 
-    def call(self, function: Callable[..., R], *arguments: Any) -> R | Died:
-        """Returns what `function(*arguments)` returns in a new process, or `Died` where a signal ended that process.
+    def call(self, function: Callable[..., R], *arguments: Any, **named: Any) -> R | Died:
+        """Returns what `function(*arguments, **named)` returns in a new process, `Died` where a signal ended that one.
 
         function: of a module, by its name. A ForebayError that it raises is raised here; any other error has its
         traceback on standard error and raises ForebayError here.
@@ -64,7 +68,7 @@ class Isolated:
         process, connection = self._server or self._start()
         self._server = process, connection
         try:
-            connection.send((function, arguments))
+            connection.send((function, arguments, named))
             status, answer = connection.recv()
         except (EOFError, ConnectionResetError, BrokenPipeError) as err:
             raise ForebayError(
@@ -86,13 +90,20 @@ class Isolated:
         path = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {name: value for name, value in os.environ.items() if name not in _OF_RANKS}
         process = subprocess.Popen(
-            [sys.executable, "-m", "forebay.train.calibrate.isolated", str(theirs.fileno())],
+            [sys.executable, "-m", "forebay.train.calibrate.isolated", str(theirs.fileno()), str(os.getpid())],
             pass_fds=(theirs.fileno(),),
             env={**environment, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
         )
         theirs.close()
         return process, Connection(ours.detach())
+
+
+def end_with(parent: int) -> None:
+    """Makes the kernel kill this process when its parent dies; it ends at once where the parent has died already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def serve(connection: Connection) -> None:
@@ -103,19 +114,20 @@ def serve(connection: Connection) -> None:
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
     while True:
         try:
-            function, arguments = connection.recv()
+            function, arguments, named = connection.recv()
         except (EOFError, ConnectionResetError):
             return
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            connection.send(_forked(function, arguments))
+            connection.send(_forked(partial(function, *arguments, **named)))
 
 
-def _forked(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[int, tuple[bool, Any] | None]:
+def _forked(call: Callable[[], Any]) -> tuple[int, tuple[bool, Any] | None]:
     ours, theirs = socket.socketpair()
-    child = os.fork()
+    parent, child = os.getpid(), os.fork()
     if child == 0:
+        end_with(parent)
         ours.close()
-        _work(Connection(theirs.detach()), function, arguments)
+        _work(Connection(theirs.detach()), call)
     theirs.close()
     answer = None
     with Connection(ours.detach()) as reader, contextlib.suppress(EOFError, ConnectionResetError):
@@ -123,12 +135,12 @@ def _forked(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[i
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), answer
 
 
-def _work(writer: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _work(writer: Connection, call: Callable[[], Any]) -> None:
     """Sends the result of a call and ends this process; never returns to what the fork was in."""
     status = 1
     try:
         try:
-            writer.send((False, function(*arguments)))
+            writer.send((False, call()))
         except ForebayError as err:
             writer.send((True, err))
         status = 0
@@ -144,4 +156,5 @@ if __name__ == "__main__":
     from forebay.train.calibrate import isolated
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the caller decides what ends
+    isolated.end_with(int(sys.argv[2]))
     isolated.serve(Connection(int(sys.argv[1])))

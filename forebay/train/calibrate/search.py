@@ -72,8 +72,6 @@ class Bounds:
     most: int
     """Nothing larger is tried; a size of the grid."""
     max_trials: int = MAX_TRIALS
-    stops_at_fit: bool = False
-    """The first size that fits is the answer: a trial then only checks the line."""
 
 
 @dataclass(slots=True)
@@ -112,7 +110,9 @@ class Search:
     def _first(self) -> int:
         guess = self.start
         if guess is None:
-            guess = self.line.largest(self.bounds.limit_bytes, most=self.bounds.most) if self.line else self.bounds.least
+            guess = (
+                self.line.largest(self.bounds.limit_bytes, most=self.bounds.most) if self.line else self.bounds.least
+            )
         return min(max(grid_down(guess), self.bounds.least), self.bounds.most)
 
     def _learn(self, size: int, outcome: Outcome) -> None:
@@ -128,9 +128,7 @@ class Search:
     def _next(self) -> int | None:
         """Returns the next size to try; None where the search is over."""
         bounds, left = self.bounds, self.bounds.max_trials - self.trials
-        if left <= 0 or (self.fit is not None and bounds.stops_at_fit):
-            return None
-        if self.fit == bounds.most or self.failure == bounds.least:
+        if left <= 0 or self.fit == bounds.most or self.failure == bounds.least:
             return None
         if self.fit is None and left == 1:
             return bounds.least
