@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from forebay.config.tree import Config
 from forebay.errors import ResumeError
-from forebay.spans import span
+from forebay.spans import BACKWARD, COPY, FORWARD, span
 from forebay.steps.batch import IGNORED
 from forebay.train.collate.patches import fields_of, pixel_dtype, to_model_inputs
 from forebay.train.device import Batch
@@ -210,7 +210,7 @@ class Learner:
             is_last = position == len(group.batches)
             with contextlib.nullcontext() if is_last else sharded.no_sync(self.accelerator, self._model):
                 loss = self._loss(batch) * (weight / group.num_targets)
-                with span("backward"):
+                with span(BACKWARD):
                     self.accelerator.backward(self._scaled(loss))
             total += loss.detach()
         limit = self.settings.max_grad_norm if self.settings.max_grad_norm > 0 else math.inf
@@ -235,9 +235,9 @@ class Learner:
         with span("bookkeeping"):
             check_batch(self.facts, fields_of(batch))
         device, dtype = self.accelerator.device, pixel_dtype(self._loader.pixels)
-        with span("copy to device"):
+        with span(COPY):
             inputs = to_model_inputs(batch, self._constants, device=device, dtype=dtype)
-        with span("forward"):
+        with span(FORWARD):
             labels = inputs.pop("labels")
             logits = self._model(**inputs).logits
             return summed_loss(logits, labels, labels_are_shifted=self.facts.labels_are_shifted)
