@@ -11,6 +11,7 @@ import torch
 
 from forebay.config import EvalConfig
 from forebay.errors import ForebayError
+from forebay.train.evaluation import evaluations
 from forebay.train.evaluation.result import EvalResult
 from forebay.train.loop.after_step import AfterStep
 from forebay.train.loop.checkpoint import load_state, run_folder
@@ -37,6 +38,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
 
     monkeypatch.setattr(AfterStep, "_evaluate", evaluate)
+    monkeypatch.setattr(f"{evaluations.__name__}.open_sets", lambda *_, **__: [])
 
 
 def run_in(folder: Path, **options: Any) -> Path:
