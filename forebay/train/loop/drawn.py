@@ -17,14 +17,15 @@ def drawn_by(loader: BatchLoader, config: Config) -> dict[str, Drawn]:
     """
     if not isinstance(loader, Loader):
         return {}
-    end, lengths = loader.state, loader.source.lengths
-    rate_hz = loader.source.constants.get("sample_rate_hz")
-    has_audio = rate_hz is not None and "num_audio_samples" in lengths
+    end, plan = loader.state, loader.plan
+    rate_hz = loader.source.constants.get("sample_rate_hz", getattr(plan, "sample_rate_hz", None))
+    samples = loader.source.lengths.get("num_audio_samples")
+    has_audio = rate_hz is not None and samples is not None and samples.any()
     return drawn_classes(
-        loader.plan,
+        plan,
         start=LoaderState(plan_key=end.plan_key, seed=end.seed, epoch=0, position=0),
         end=end,
         dp_world_size=loader.dp_world_size,
-        durations_s=lengths["num_audio_samples"] / rate_hz if has_audio else None,
+        durations_s=samples / rate_hz if has_audio else None,
         edges_s=config.plan.edges_s if isinstance(config.plan, BucketConfig) else (),
     )

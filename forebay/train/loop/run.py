@@ -24,6 +24,7 @@ from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.plan.drawn import Drawn, drawn_lines
 from forebay.store.source import parts_of, source_kind, without_audio
+from forebay.train.evaluation.evaluations import Evaluations
 from forebay.train.loader import Loader
 from forebay.train.loop.after_step import AfterStep
 from forebay.train.loop.board import Board
@@ -158,6 +159,8 @@ def train(
     compilations = num_compilations()
     accelerator = make_accelerator(config, has_text_alone=has_text_alone)
     learner = Learner(config, facts=facts, accelerator=accelerator, constants=constants)
+    with phases("evaluation sets") if config.train.eval else contextlib.nullcontext():
+        evaluations = Evaluations(config, facts=facts, accelerator=accelerator)
     checkpoint = _resume_from(run_folder(config), resume=resume)
     state = learner.start(checkpoint, loader=loader, phases=phases)
     first, last = state.step if state else 0, learner.schedule.num_steps
@@ -168,7 +171,7 @@ def train(
         Board(config, accelerator, step=first, last=last, log=log) as board,
         contextlib.closing(learner.groups(loader)) as groups,
     ):
-        after_step = AfterStep(config, learner, loader=loader, state=state, board=board)
+        after_step = AfterStep(config, learner, loader=loader, evaluations=evaluations, state=state, board=board)
         for step, group in zip(range(first + 1, last + 1), phases.started(groups), strict=False):
             after_step(step, learner.update(group, step=step), group)
             if recorder is not None:

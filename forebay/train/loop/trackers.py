@@ -77,10 +77,11 @@ class Trackers:
             )
             if accelerator.is_main_process:
                 self._keep_ids(folder, ids)
-        except OSError as err:
+        except Exception as err:  # each service has errors of its own: no account, no network, no database
+            accelerator.trackers.clear()  # what has not started cannot be finished
             raise ForebayError(
                 f"cannot start the trackers {', '.join(config.train.trackers)} under {folder}: {err}; "
-                "make room, or leave train.trackers out"
+                "mend that, or leave train.trackers out"
             ) from err
 
     def log(self, line: StepLog) -> None:

@@ -24,4 +24,5 @@ def facts(folder: Path, config: Any) -> ModelFacts:
         labels_are_shifted=False,
         value_fields=("input_features",),
         text_prompt="plain",
+        max_positions=config.text_config.max_position_embeddings,
     )

@@ -40,6 +40,8 @@ class ModelFacts:
     """Makes a loaded model take such batches as `train.text_encoder` says; None where the model takes them as it is."""
     max_label_tokens: int | None = None
     """Positions of the decoder; None where the model sets no such limit."""
+    max_positions: int | None = None
+    """Tokens that a prompt and what is written behind it have together at most; None where the model says nothing."""
 
 
 class Family(Protocol):

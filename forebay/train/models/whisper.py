@@ -28,6 +28,7 @@ def facts(folder: Path, config: Any) -> ModelFacts:
         text_prompt="whisper",
         prepare_text_alone=prepare_text_alone,
         max_label_tokens=config.max_target_positions,
+        max_positions=config.max_target_positions,
     )
 
 

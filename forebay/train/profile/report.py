@@ -61,8 +61,9 @@ class ProfileReport:
         if shares.device:
             yield f"{'device':<28} {'share':>7} {'ms a step':>10}"
             yield from _rows(shares.device, shares)
-            for name, seconds in shares.hidden.items():
-                yield f"  {name + ', under kernels':<26} {'':>7} {1e3 * seconds / shares.num_steps:>10.2f}"
+        if shares.hidden:
+            yield f"{'device, under its kernels':<28} {'share':>7} {'ms a step':>10}"
+            yield from _rows(shares.hidden, shares)
         yield f"written to {from_here(self.folder)}: {DOCUMENT}, {TRACE} (ui.perfetto.dev), {PICTURE}"
 
     def write(self) -> None:

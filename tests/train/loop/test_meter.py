@@ -126,7 +126,7 @@ def test_log_line_reads_well() -> None:
     assert str(dataclasses.replace(line, skipped_steps=2)) == f"{wanted}, 2 steps skipped"
 
 
-def test_a_line_has_the_norm_and_the_skipped_steps_up_to_its_last_step() -> None:
+def test_a_line_has_the_norm_of_its_last_step_and_the_skipped_steps_of_the_run() -> None:
     counted = meter()
     add(counted, 1.0, grad_norm=3.0)
     add(counted, 1.0, grad_norm=math.inf, is_skipped=True)

@@ -29,7 +29,7 @@ def test_a_line_as_each_phase_ends_and_all_of_them_when_the_first_step_begins(
     with phases("model"):
         assert messages(caplog) == []
     assert messages(caplog) == [f"phase model: {shown(phases.seconds['model'])}"]
-    seen = []
+    seen: list[int] = []
     for item in phases.started(iter([1, 2, 3])):
         if not seen:
             assert list(phases.seconds) == ["model", "first batch"]

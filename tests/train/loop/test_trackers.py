@@ -146,7 +146,7 @@ def test_a_tracker_without_a_writable_folder_stops_the_run(tmp_path: Path) -> No
 
 
 def test_unknown_and_missing_trackers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="'tensorbord', wanted names among .*wandb; the nearest is 'tensorboard'"):
+    with pytest.raises(ConfigError, match=r"'tensorbord', wanted names among .*wandb; the nearest is 'tensorboard'"):
         check_trackers(config_of(tmp_path, model=tmp_path, trackers=("tensorbord",)).train)
     monkeypatch.setattr("accelerate.tracking._available_trackers", [])
     with pytest.raises(MissingExtraError, match="pip install tensorboard"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.train.profile.shares import Beside, Shares, innermost, shares_of
+from forebay.train.profile.shares import Shares, innermost, shares_of
 from forebay.train.profile.trace import Stretch, read_trace
 from tests.train.profile.traces import MAIN, event, ours, steps
 
@@ -71,10 +72,10 @@ def test_work_of_other_threads_is_beside_the_main_one_except_where_that_waits() 
         ]
     )
     assert found.num_threads == 2
-    assert found.threads == {
-        "collate": Beside(seconds=pytest.approx(40 / SECOND), beside=pytest.approx(1.0)),
-        "read": Beside(seconds=pytest.approx(20 / SECOND), beside=pytest.approx(0.5)),
-        "decode": Beside(seconds=pytest.approx(10 / SECOND), beside=pytest.approx(0.0)),
+    assert {name: (round(each.seconds * SECOND, 6), each.beside) for name, each in found.threads.items()} == {
+        "collate": (40, 1.0),
+        "read": (20, 0.5),
+        "decode": (10, 0.0),
     }
     assert found.main["idle: waiting for data"] == pytest.approx(20 / SECOND)
 
@@ -86,6 +87,27 @@ def test_all_that_happens_in_an_evaluation_is_evaluation() -> None:
     assert found.main == pytest.approx(
         {"evaluation": 60 / SECOND, "unclaimed": 35 / SECOND, "forward: rest": 5 / SECOND}
     )
+
+
+def test_a_forward_pass_inside_of_a_backward_one_is_made_again() -> None:
+    found = shares(
+        [
+            *steps(100),
+            ours("backward", 1000, 60),
+            ours("forward: encoder.layers", 1020, 20),
+            ours("forward: encoder.layers.fc1", 1025, 5),
+            event("c10d::allreduce_", 1050, 5, kind="cpu_op"),
+        ]
+    )
+    assert found.main == pytest.approx(
+        {
+            "unclaimed": 40 / SECOND,
+            "backward": 35 / SECOND,
+            "backward: recompute": 20 / SECOND,
+            "all-reduce": 5 / SECOND,
+        }
+    )
+    assert found.modules == {}
 
 
 def test_collectives_are_all_reduce_wherever_they_run() -> None:
@@ -174,4 +196,4 @@ def test_rows_add_up_to_the_wall_time_whatever_is_nested(spans: list[Stretch]) -
     assert all(seconds >= -1e-12 for seconds in found.main.values())
     segments = innermost(read_trace(events).spans.get(MAIN, []))
     assert all(start < end for start, end, _ in segments)
-    assert all(before.end <= after.start for before, after in zip(segments, segments[1:], strict=False))
+    assert all(before.end <= after.start for before, after in itertools.pairwise(segments))
