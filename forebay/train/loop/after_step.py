@@ -15,6 +15,7 @@ from forebay.train.loop.checkpoint import TrainState, run_folder
 from forebay.train.loop.learner import Learner, Outcome
 from forebay.train.loop.meter import Meter
 from forebay.train.loop.micro_batches import BatchLoader, Group, host_sum
+from forebay.train.loop.steps_log import StepsLog
 from forebay.train.loop.usage_log import UsageLog
 
 
@@ -40,6 +41,7 @@ class AfterStep:
         self.meter: Meter = learner.meter(state)
         self.checkpoint: Path | None = None
         """The last one that this run has written; None before, and on ranks other than 0."""
+        self._steps = StepsLog(config, run_folder(config), step=state.step if state else 0)
         self._usage = _usage_log(config, loader, step=state.step if state else 0, num_ranks=learner.num_ranks)
 
     def __call__(self, step: int, outcome: Outcome, group: Group) -> None:
@@ -80,6 +82,8 @@ class AfterStep:
     def _write_line(self, step: int) -> None:
         rate = self._settings.learning_rate * self._learner.schedule.factor(step)
         line = self.meter.line(learning_rate=rate, padding=float(self._loader.report()["padding"]))
+        if self._learner.is_main_rank:
+            self._steps.add(line)
         self._board.show(line)
 
 

@@ -121,15 +121,11 @@ class Learner:
 
     def _load(self, checkpoint: Path | None, state: TrainState | None) -> Any:
         """Returns the model on the host, that of `checkpoint` or a new one."""
-        self._base = base_hashes(self._config, self.facts, checkpoint)
-        if state is not None and state.base != self._base:
-            raise ResumeError(
-                f"the weights in {self.facts.folder} have checksums {self._base}, and the adapters in {checkpoint} "
-                f"were trained on {state.base}; set train.model back, or train without --resume"
-            )
-        if checkpoint is None:
+        if checkpoint is None or state is None:
+            self._base = base_hashes(self._config, self.facts)
             return new_model(self._config, self.facts)
-        return checkpoint_model(self._config, self.facts, checkpoint)
+        self._base = state.base
+        return checkpoint_model(self._config, self.facts, checkpoint, base=state.base)
 
     def _tell_start(self, model: Any, *, is_new: bool) -> None:
         sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
