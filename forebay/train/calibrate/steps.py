@@ -118,7 +118,7 @@ class Steps:
         group = Group(
             batches=[(batch, 1)] * self._times,
             num_targets=max(targets * self._times * ranks, 1),
-            num_samples=count_samples(fields) * self._times * ranks,
+            num_samples=count_samples(batch) * self._times * ranks,
             wait_s=0.0,
         )
         self._count += 1
