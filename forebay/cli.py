@@ -126,19 +126,23 @@ def _parser() -> argparse.ArgumentParser:
     _add_inspect(commands)
     _add_train(commands)
     _add_calibrate(commands)
+    _add_compare(commands)
+    _add_eval(commands)
+    _add_warm_start(commands)
     _add_key(commands)
     _add_index(commands)
     return parser
 
 
 def _command(
-    commands: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str, *, has_caches: bool = True
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=summary)
     parser.set_defaults(run=run)
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
     parser.add_argument("-v", "--verbose", action="count", default=0, help="log more; twice for all")
-    parser.add_argument("--cache-root", metavar="DIR", type=Path, help="instead of run.cache_root")
+    if has_caches:
+        parser.add_argument("--cache-root", metavar="DIR", type=Path, help="instead of run.cache_root")
     return parser
 
 
@@ -262,23 +266,38 @@ def _add_train(commands: Any) -> None:
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint under train.output_dir")
     parser.add_argument("--dry-run", action="store_true", help="plan and loader alone, without a model")
     parser.add_argument("--steps", type=int, metavar="N", help="with --dry-run: micro-batches to read; default: 200")
+    parser.add_argument(
+        "--profile", type=int, nargs="?", const=20, metavar="N", help="where the time of N steps goes; default: 20"
+    )
 
 
 def _train(options: argparse.Namespace) -> int:
-    from forebay.train.loop.run import run
-
     logging.getLogger("forebay.train").setLevel(min(logging.INFO, _level(options)))
+    from forebay.train.loop.phases import Phases
+
+    phases = Phases()
+    with phases("imports"):
+        from forebay.train.loop.run import run
+        from forebay.train.profile.command import profile
+
     if options.dry_run:
         return _dry_run(options)
     if options.steps is not None:
         raise ConfigError("--steps goes with --dry-run; for training: --set train.max_steps=N")
-    report = run(_load(options), resume=options.resume)
+    config = _load(options)
+    report: Any = (
+        run(config, resume=options.resume, phases=phases)
+        if options.profile is None
+        else profile(config, num_steps=options.profile, resume=options.resume, phases=phases)
+    )
     return DONE if report is None else _show(options, report)  # None: not the rank that reports
 
 
 def _dry_run(options: argparse.Namespace) -> int:
     from forebay.train.loop.dry_run import dry_run
 
+    if options.profile is not None:
+        raise ConfigError("--profile does not go with --dry-run: without a model there are no steps to look at")
     if options.resume:
         raise ConfigError("--resume does not go with --dry-run, which has no checkpoint to go on from")
     return _show(options, dry_run(_load(options), steps=200 if options.steps is None else options.steps))
@@ -318,6 +337,58 @@ def _calibrate(options: argparse.Namespace) -> int:
         return DONE
     _show(options, verified)
     return FAILED if verified.problems else DONE
+
+
+def _add_compare(commands: Any) -> None:
+    parser = _command(commands, "compare", _compare, "a config's way beside others on the same samples, or two runs")
+    _add_config(parser)
+    parser.add_argument("other", metavar="RUN", nargs="?", help="with a run folder instead of CONFIG: the other run")
+    parser.add_argument(
+        "--against", metavar="ARMS", help="uncached, unbucketed, hf, uncached+unbucketed; several with commas"
+    )
+    parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps of the config's own way; default: 200")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="default: compare/ in the run's folder")
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from forebay.train.compare.command import CompareOptions, show
+
+    logging.getLogger("forebay.train").setLevel(min(logging.INFO, _level(options)))
+    asked = {name: getattr(options, name) for name in ("other", "against", "steps", "out")}
+    first = Path(options.config)
+    return _show(options, show(first if first.is_dir() else _load(options), CompareOptions(**asked)))
+
+
+def _add_eval(commands: Any) -> None:
+    parser = _command(commands, "eval", _eval, "WER, CER and loss of a checkpoint on the sets of [[train.eval]]")
+    _add_config(parser)
+    parser.add_argument(
+        "--checkpoint",
+        metavar="DIR",
+        type=Path,
+        help="default: the run's best one, else its last one, else train.model",
+    )
+
+
+def _eval(options: argparse.Namespace) -> int:
+    from forebay.train.evaluation.alone import evaluate_alone
+
+    report = evaluate_alone(_load(options), checkpoint=options.checkpoint)
+    return DONE if report is None else _show(options, report)  # None: not the rank that reports
+
+
+def _add_warm_start(commands: Any) -> None:
+    parser = _command(commands, "warm-start", _warm_start, "put a model on a new tokenizer", has_caches=False)
+    parser.add_argument("model", metavar="MODEL", type=Path, help="folder of a transformers model with weights")
+    parser.add_argument("--tokenizer", metavar="DIR", type=Path, required=True, help="folder with a tokenizer.json")
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder to make")
+    parser.add_argument("--seed", type=int, metavar="N", default=0, help="of the new rows; default: 0")
+
+
+def _warm_start(options: argparse.Namespace) -> int:
+    from forebay.train.warm_start.run import warm_start
+
+    return _show(options, warm_start(options.model, tokenizer=options.tokenizer, out=options.out, seed=options.seed))
 
 
 def _add_key(commands: Any) -> None:

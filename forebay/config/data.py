@@ -15,13 +15,15 @@ STRICT = {"extra": "forbid", "strict": True}
 class SourceKind:
     """What is known of a kind of source before any data is read. speech, vision: what lists it.
 
-    files: those of a folder that are manifests. has_columns: it reads `[source.columns]`, which are then in the key.
-    has_audio: its samples have sound. has_splits: a folder may hold several splits, of which `source.split` is read.
+    files: those of a folder that are manifests. else_files: those of a folder that has none of these. has_columns: it
+    reads `[source.columns]`, which are then in the key. has_audio: its samples have sound. has_splits: a folder may
+    hold several splits, of which `source.split` is read.
     """
 
     speech: str = ""
     vision: str = ""
     files: tuple[str, ...] = ("*",)
+    else_files: tuple[str, ...] = ()
     has_columns: bool = False
     has_audio: bool = True
     has_splits: bool = False
@@ -41,7 +43,7 @@ SOURCE_KINDS = {
         speech=f"{_SPEECH}.hf:KIND", vision=f"{_VISION}.hf:KIND", files=_HF_FILES, has_columns=True, has_splits=True
     ),
     "ljspeech": SourceKind(speech=f"{_SPEECH}.ljspeech:KIND", files=("metadata.csv",)),
-    "text": SourceKind(speech=f"{_SPEECH}.jsonl:TEXT", files=("*.jsonl",), has_audio=False),
+    "text": SourceKind(speech=f"{_SPEECH}.text:KIND", files=("*.jsonl",), else_files=("*.txt",), has_audio=False),
 }
 """By `source.kind`. What lists a kind is imported when that is asked for."""
 
@@ -79,8 +81,9 @@ class SourceConfig:
     kind: str
     """`tar`: a parquet manifest over tars. `filelist`: TSV of shard, id, language and seconds. `webdataset`: tars of
     audio and `.json` or `.txt`. `jsonl`: lines of `audio`, `text`, `language`?, `prompt`?. `hf`: a `save_to_disk`
-    folder or parquet (extra `hf`). `ljspeech`: an LJSpeech folder. `text`: JSON lines of `text`, `id`?, `language`?,
-    `prompt`?, without audio. A config with `[vision]` takes `jsonl`, `hf` or `webdataset`."""
+    folder or parquet (extra `hf`). `ljspeech`: an LJSpeech folder. `text`: texts without audio, `.txt` files of a text
+    a line, or JSON lines of `text`, `id`?, `language`?, `prompt`?. A config with `[vision]` takes `jsonl`, `hf` or
+    `webdataset`."""
     manifest: str | tuple[str, ...] = field(metadata={"path": True})
     """File, folder or glob, or a list of them. The path is not in the key, the content is."""
     split: str = "train"
@@ -99,12 +102,12 @@ class SourceConfig:
     languages: tuple[str, ...] | None = None
     """Codes of the languages to keep. A code that never occurs is named. Left out: all."""
     max_samples: int | None = None
-    """Only the first this many samples that pass the filters."""
+    """Only the first this many samples that pass the filters. Texts (`kind = "text"`) are read no further than that."""
     exclude: tuple[str, ...] = ()
     """Sample ids to leave out, for example one that crashes the decoder."""
     max_sample_bytes: int = 256 * 1024 * 1024
-    """A sample whose file, or whose decoded float32 waveform, is larger fails as `too_large` instead of filling
-    memory."""
+    """A sample whose file, whose line of plain text, or whose decoded float32 waveform is larger fails as `too_large`
+    instead of filling memory."""
     confined: bool = False
     """Refuse manifests, files that they name, and caches made of them that lie outside of the manifest's folder, links
     followed. For manifests of strangers, see `SECURITY.md`. In no key: the setting changes no value."""

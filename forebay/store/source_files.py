@@ -99,14 +99,18 @@ def _expand(source: SourceConfig, path: Path) -> list[Path]:
     if path.is_dir():
         kind = SOURCE_KINDS[source.kind]
         folder = path / source.split if kind.has_splits and (path / _DICT).exists() else path
-        found = [p for pattern in kind.files for p in sorted(folder.glob(pattern))]
+        found = _matching(folder, kind.files) or _matching(folder, kind.else_files)
         # `datasets` leaves results of map() in a dataset's folder as cache-*.arrow; they are not the dataset.
-        found = [p for p in found if p.is_file() and not p.match("cache-*.arrow")]
+        found = [p for p in found if not p.match("cache-*.arrow")]
         return _of_split(found, source.split) if kind.has_splits else found
     if glob.has_magic(str(path)) and not path.exists():
         found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
         return [p for p in found if p.is_file() and not _is_ours(p)]
     return [path] if path.exists() else []
+
+
+def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    return [p for pattern in patterns for p in sorted(folder.glob(pattern)) if p.is_file()]
 
 
 def hf_splits(folder: Path) -> list[str]:

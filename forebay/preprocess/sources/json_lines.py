@@ -224,20 +224,34 @@ def not_lines(path: Path, number: int, problem: str) -> ManifestError:
     return ManifestError(f"{path} is {form.name}, wanted JSON lines, one object a line; {advice}")
 
 
-def _form_of(path: Path) -> _Form | None:
-    try:
-        with open(path, "rb") as file:
-            head = file.read(_HEAD_BYTES)
-    except OSError:
+def not_text(path: Path) -> ManifestError | None:
+    """Returns the error for a file that was given for plain text and whose first bytes are of another form."""
+    form = _magic_form(_head(path))
+    if form is None:
         return None
-    for magic, form in _MAGICS.items():
-        if head.startswith(magic):
-            return form
-    if head[257:262] == b"ustar":
-        return _TAR
-    return _text_form(
+    advice = form.advice.format(path=shlex.quote(str(path)), lines="")
+    return ManifestError(f"{path} is {form.name}, wanted plain text in UTF-8, a text a line; {advice}")
+
+
+def _form_of(path: Path) -> _Form | None:
+    head = _head(path)
+    return _magic_form(head) or _text_form(
         head.removeprefix(_BOM).strip().decode("utf-8", "replace"), is_table=path.suffix in _TABLE_SUFFIXES
     )
+
+
+def _head(path: Path) -> bytes:
+    """Returns the first bytes of a file; none where it cannot be read, which others say."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(_HEAD_BYTES)
+    except OSError:
+        return b""
+
+
+def _magic_form(head: bytes) -> _Form | None:
+    found = next((form for magic, form in _MAGICS.items() if head.startswith(magic)), None)
+    return _TAR if found is None and head[257:262] == b"ustar" else found
 
 
 def _text_form(text: str, *, is_table: bool) -> _Form | None:

@@ -15,6 +15,7 @@ from forebay.errors import SampleError
 from forebay.preprocess.modality import Read, Values
 from forebay.preprocess.speech.decode import decode_audio
 from forebay.preprocess.worker import mark
+from forebay.spans import span
 from forebay.steps.recipe import Recipe
 from forebay.steps.text.transcript import TextEncoder
 from forebay.store.layout import Array, FieldSpec
@@ -55,9 +56,9 @@ def media_samples(recipe: Recipe, rows: pa.Table, read: Read) -> Iterator[Values
         audio = None
         try:
             data = read(row["file"], row["offset"], row["size"])
-            audio = decode_audio(
-                data, recipe.decode, sample_id=row["sample_id"], want=(recipe.waveform or recipe.features).clip_dtype
-            )
+            want = (recipe.waveform or recipe.features).clip_dtype
+            with span("decode"):
+                audio = decode_audio(data, recipe.decode, sample_id=row["sample_id"], want=want)
             values["num_audio_samples"] = np.int64(len(audio))
             held += len(audio)
         except SampleError as err:
@@ -127,7 +128,8 @@ def _compute(recipe: Recipe, waveforms: Sequence[Array]) -> list[Mapping[str, Ar
     if not waveforms:
         return []
     try:
-        return list(_all_features(recipe, waveforms))
+        with span("features"):
+            return list(_all_features(recipe, waveforms))
     except SampleError as err:
         if len(waveforms) == 1:
             return [err]

@@ -161,6 +161,15 @@ class TextEncoder:
         """
         return self._vocabulary.decode(self._prompt.text_ids([int(i) for i in input_ids]))
 
+    @property
+    def end_id(self) -> int | None:
+        """Id of the token that ends a transcript."""
+        return self._vocabulary.eos_token_id
+
+    def transcript(self, text: str, *, sample_id: str) -> str:
+        """Returns the transcript of a manifest's text as the model learns it: normalised, without a language in it."""
+        return self._normalize(self._prompt.split(text)[1], sample_id)
+
     def _utterance(self, text: str, language: str | None, prompt: str | None, sample_id: str) -> Utterance:
         # Before normalisation: NFKC turns full-width brackets into those of a header, and nobody meant them as one.
         carried, body = self._prompt.split(text)

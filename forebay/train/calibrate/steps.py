@@ -78,7 +78,7 @@ class Steps:
         has_text_alone: bool = False,
     ) -> None:
         """Loads the model. accumulates: a step takes the same micro-batch twice, so that gradients are there."""
-        self._accelerator = make_accelerator(config.train, has_text_alone=has_text_alone)
+        self._accelerator = make_accelerator(config, has_text_alone=has_text_alone)
         self._learner = Learner(config, facts=facts, accelerator=self._accelerator, constants=constants)
         self._learner.start(None, loader=_NoLoader())
         self._facts, self._times, self._count = facts, 2 if accumulates else 1, 0

@@ -1,21 +1,22 @@
-"""What happens after an optimizer step, in its order: counting, the log line, the usage log, the checkpoint."""
+"""What happens after an optimizer step, in its order: counting, log line, evaluations, usage log, checkpoint."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from pathlib import Path
 
 from forebay.config.tree import Config
 from forebay.plan.usage import FILE_NAME
+from forebay.spans import EVALUATION, span
+from forebay.train.evaluation.evaluations import Evaluations
+from forebay.train.evaluation.result import EvalResult
 from forebay.train.loader import Loader
+from forebay.train.loop.board import Board
 from forebay.train.loop.checkpoint import TrainState, run_folder
 from forebay.train.loop.learner import Learner, Outcome
-from forebay.train.loop.meter import Meter, StepLog
+from forebay.train.loop.meter import Meter
 from forebay.train.loop.micro_batches import BatchLoader, Group, host_sum
+from forebay.train.loop.steps_log import StepsLog
 from forebay.train.loop.usage_log import UsageLog
-
-_logger = logging.getLogger(__name__)
 
 
 class AfterStep:
@@ -27,16 +28,20 @@ class AfterStep:
         learner: Learner,
         *,
         loader: BatchLoader,
+        evaluations: Evaluations,
         state: TrainState | None,
-        log: Callable[[StepLog], None] | None = None,
+        board: Board,
     ) -> None:
-        """state: of the checkpoint that the run goes on from. log: called with each line of rank 0; None: a logger."""
-        self._settings, self._folder = config.train, run_folder(config)
+        """state: of the checkpoint that the run goes on from. board: where log lines and evaluations are shown."""
+        self._settings = config.train
         self._learner, self._loader = learner, loader
-        self._log = log
+        self._board = board
+        self._evaluations = evaluations
+        evaluations.begin(run_folder(config), step=state.step if state else 0)
         self.meter: Meter = learner.meter(state)
         self.checkpoint: Path | None = None
         """The last one that this run has written; None before, and on ranks other than 0."""
+        self._steps = StepsLog(config, run_folder(config), step=state.step if state else 0)
         self._usage = _usage_log(config, loader, step=state.step if state else 0, num_ranks=learner.num_ranks)
 
     def __call__(self, step: int, outcome: Outcome, group: Group) -> None:
@@ -44,14 +49,31 @@ class AfterStep:
 
         The order is part of what a resume can rely on: what a line of a log says is there before the checkpoint.
         """
-        self.meter.add(loss=outcome.loss, grad_norm=outcome.grad_norm, group=group, is_skipped=outcome.is_skipped)
+        with span("bookkeeping"):
+            self.meter.add(loss=outcome.loss, grad_norm=outcome.grad_norm, group=group, is_skipped=outcome.is_skipped)
         if self._is_due(step, self._settings.log_every):
-            self._write_line(step)
-        is_saved = self._is_due(step, self._settings.checkpoint_every)
+            with span("log"):
+                self._write_line(step)
+        results = self._evaluate(step)
+        for result in results:
+            self._board.show_evaluation(result)
+        is_best = self._learner.checkpoints.best.consider(results)
+        is_saved = is_best or self._is_due(step, self._settings.checkpoint_every)
         if self._usage is not None and (is_saved or step % self._settings.usage_every == 0):
             self._usage.record(step)  # before the checkpoint: whoever goes on from it finds a line that leads there
         if is_saved:
-            self.checkpoint = self._learner.save(self._folder, step=step, meter=self.meter, loader=self._loader)
+            with span("checkpoint"):
+                self.checkpoint = self._learner.save(step=step, meter=self.meter, loader=self._loader)
+        self._board.step_done()
+
+    def _evaluate(self, step: int) -> list[EvalResult]:
+        """Returns the evaluations after a step, equal on all ranks."""
+        is_last = step == self._learner.schedule.num_steps
+        if not self._evaluations.are_due(step, is_last=is_last):
+            return []
+        with span(EVALUATION):
+            self.meter.settle()  # weights that are not finite end the run here, before anything is written by them
+            return self._evaluations.after(step, model=self._learner.model, is_last=is_last)
 
     def _is_due(self, step: int, every: int) -> bool:
         """Returns whether something happens after `step`: every so many steps (0: never), and after the last step."""
@@ -61,7 +83,8 @@ class AfterStep:
         rate = self._settings.learning_rate * self._learner.schedule.factor(step)
         line = self.meter.line(learning_rate=rate, padding=float(self._loader.report()["padding"]))
         if self._learner.is_main_rank:
-            _logger.info("%s", line) if self._log is None else self._log(line)
+            self._steps.add(line)
+        self._board.show(line)
 
 
 def _usage_log(config: Config, loader: BatchLoader, *, step: int, num_ranks: int) -> UsageLog | None:

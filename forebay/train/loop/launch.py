@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
 import torch
 
-from forebay.config.train import TrainConfig
+from forebay.config.tree import Config
 from forebay.errors import ConfigError, MissingExtraError
+from forebay.train.loop.trackers import tracker_settings
+
+_logger = logging.getLogger(__name__)
 
 
 def process_state() -> Any:
@@ -27,16 +31,30 @@ def process_state() -> Any:
     return state
 
 
-def make_accelerator(settings: TrainConfig, *, has_text_alone: bool) -> Any:
+def make_accelerator(config: Config, *, has_text_alone: bool) -> Any:
     """Returns accelerate's Accelerator in the precision of the config.
 
     has_text_alone: some micro-batches have no audio, and give the audio encoder no gradient.
-    Raises ConfigError for a precision that is not possible here, MissingExtraError without accelerate.
+    Raises ConfigError for a precision that is not possible here, and for text alone under FSDP; MissingExtraError
+    without accelerate.
     """
-    state = process_state()
+    state, settings = process_state(), config.train
+    if has_text_alone and state.num_processes > 1 and os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
+        raise ConfigError(
+            "a rank with a text alone has no use for the audio encoder, whose weights the other ranks then wait for: "
+            "mixtures with text alone do not go with FSDP; use DDP (distributed_type: MULTI_GPU in accelerate's "
+            "configuration), or leave the cache without audio out of mixture.source"
+        )
     if settings.mixed_precision == "fp16" and state.device.type == "cpu":
         raise ConfigError(
             'train.mixed_precision = "fp16" needs an accelerator, and this run is on the CPU; set it to "bf16" or "no"'
+        )
+    given = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if given not in ("no", settings.mixed_precision) and state.is_main_process:
+        _logger.warning(
+            'accelerate\'s configuration says mixed_precision %s; train.mixed_precision = "%s" holds',
+            given,
+            settings.mixed_precision,
         )
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
@@ -49,6 +67,7 @@ def make_accelerator(settings: TrainConfig, *, has_text_alone: bool) -> Any:
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
             # DDP otherwise waits for the gradients of an encoder that a text has no use for.
             kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)] if has_text_alone else None,
+            **tracker_settings(config),
         )
     except ValueError as err:
         raise ConfigError(f'train.mixed_precision = "{settings.mixed_precision}" is not possible here: {err}') from err

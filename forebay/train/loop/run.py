@@ -22,16 +22,24 @@ import torch
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
+from forebay.plan.drawn import Drawn, drawn_lines
 from forebay.store.source import parts_of, source_kind, without_audio
+from forebay.train.evaluation.evaluations import Evaluations
 from forebay.train.loader import Loader
 from forebay.train.loop.after_step import AfterStep
+from forebay.train.loop.board import Board
 from forebay.train.loop.checkpoint import find_checkpoint, run_folder
+from forebay.train.loop.compiled import num_compilations
+from forebay.train.loop.drawn import drawn_by
 from forebay.train.loop.launch import make_accelerator, process_state
 from forebay.train.loop.learner import Learner
 from forebay.train.loop.meter import Meter, StepLog
 from forebay.train.loop.micro_batches import BatchLoader
+from forebay.train.loop.phases import Phases
+from forebay.train.loop.trackers import check_trackers
 from forebay.train.models.folder import check_config, check_constants, check_weights, model_facts
 from forebay.train.models.table import FAMILIES, ModelFacts
+from forebay.train.profile.recorder import Recorder
 from forebay.train.select import SourceKind, make_loader
 from forebay.visible import from_here
 
@@ -58,6 +66,12 @@ class TrainReport:
     """Folder of the last checkpoint; None on ranks other than 0, which writes it."""
     skipped_steps: int = 0
     """Steps of the run that the scaler of fp16 skipped, those before a resume included."""
+    compilations: int = 0
+    """Graphs that torch.compile has compiled, those of new shapes included; 0 without `train.compile`."""
+    phases: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Seconds of the phases of this process's start, in their order."""
+    buckets: dict[str, Drawn] = dataclasses.field(default_factory=dict)
+    """What was drawn of each bucket in the whole run, over all ranks; empty for a loader without a plan."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""
@@ -68,26 +82,38 @@ class TrainReport:
         return [
             f"{self.steps} steps, loss {self.loss_first:.3f} -> {self.loss_last:.3f}, {self.samples_per_s:.1f} "
             f"samples/s, {100 * self.data_wait_share:.1f} % waiting for data, {100 * self.padding:.1f} % padding, read "
-            f"from {self.source}; checkpoint {from_here(self.checkpoint or 'none')}"
+            f"from {self.source}; checkpoint {from_here(self.checkpoint or 'none')}",
+            *drawn_lines(self.buckets),
+            *([f"{self.skipped_steps} steps skipped by the scaler of fp16"] if self.skipped_steps else []),
+            *([f"{self.compilations} graphs compiled"] if self.compilations else []),
         ]
 
 
 def run(
-    config: Config, *, resume: bool | Path = False, log: Callable[[StepLog], None] | None = None
+    config: Config,
+    *,
+    resume: bool | Path = False,
+    log: Callable[[StepLog], None] | None = None,
+    phases: Phases | None = None,
+    recorder: Recorder | None = None,
 ) -> TrainReport | None:
     """Returns the report of `train` with this rank's loader, which is made here; None on ranks other than 0.
 
     The model is checked against the config before any data is looked for, and against the source's constants before
-    any of it is read.
+    any of it is read. phases: what came before, imports for one.
+    recorder: ends the run after its steps, see `forebay.train.profile`.
     """
-    facts = _check_settings(config)
-    if not resume:
-        check_weights(facts.folder, init=config.train.init)
-    state = process_state()
+    phases = phases or Phases()
+    with phases("settings"):
+        facts = _check_settings(config)
+        if not resume:
+            check_weights(facts.folder, init=config.train.init)
+        state = process_state()
     try:
-        loader = make_loader(_as_stored(config), dp_rank=state.process_index, dp_world_size=state.num_processes)
-        for part in parts_of(loader.source):
-            check_constants(facts, part.constants)
+        with phases("data"):
+            loader = make_loader(_as_stored(config), dp_rank=state.process_index, dp_world_size=state.num_processes)
+            for part in parts_of(loader.source):
+                check_constants(facts, part.constants)
         report = train(
             config,
             loader=loader,
@@ -95,6 +121,8 @@ def run(
             constants=loader.source.constants,
             resume=resume,
             log=log,
+            phases=phases,
+            recorder=recorder,
         )
         return report if state.is_main_process else None
     finally:
@@ -110,6 +138,8 @@ def train(
     constants: Mapping[str, Any] | None = None,
     resume: bool | Path = False,
     log: Callable[[StepLog], None] | None = None,
+    phases: Phases | None = None,
+    recorder: Recorder | None = None,
 ) -> TrainReport:
     """Returns the report of a whole run, whose folder then holds the last checkpoint; `Schedule` says how long it is.
 
@@ -125,36 +155,49 @@ def train(
     facts = _check_settings(config)
     # Micro-batches without audio give the audio encoder no gradient.
     has_text_alone = isinstance(loader, Loader) and without_audio(loader.source) is not None
-    accelerator = make_accelerator(config.train, has_text_alone=has_text_alone)
+    phases = phases or Phases()
+    compilations = num_compilations()
+    accelerator = make_accelerator(config, has_text_alone=has_text_alone)
     learner = Learner(config, facts=facts, accelerator=accelerator, constants=constants)
+    with phases("evaluation sets") if config.train.eval else contextlib.nullcontext():
+        evaluations = Evaluations(config, facts=facts, accelerator=accelerator)
     checkpoint = _resume_from(run_folder(config), resume=resume)
-    state = learner.start(checkpoint, loader=loader)
-    after_step = AfterStep(config, learner, loader=loader, state=state, log=log)
+    state = learner.start(checkpoint, loader=loader, phases=phases)
     first, last = state.step if state else 0, learner.schedule.num_steps
-    with contextlib.closing(learner.groups(loader)) as groups:
-        for step, group in zip(range(first + 1, last + 1), groups, strict=False):
+    if recorder is not None:
+        last = first + recorder.watch(learner.model)
+    with (
+        recorder or contextlib.nullcontext(),
+        Board(config, accelerator, step=first, last=last, log=log) as board,
+        contextlib.closing(learner.groups(loader)) as groups,
+    ):
+        after_step = AfterStep(config, learner, loader=loader, evaluations=evaluations, state=state, board=board)
+        for step, group in zip(range(first + 1, last + 1), phases.started(groups), strict=False):
             after_step(step, learner.update(group, step=step), group)
+            if recorder is not None:
+                recorder.step_done()
     return _report(
         after_step.meter,
         steps=max(first, last),
         padding=float(loader.report()["padding"]),
         source=source_kind,
         checkpoint=checkpoint if first >= last else after_step.checkpoint,
+        compilations=num_compilations() - compilations,
+        phases=phases.seconds,
+        buckets=drawn_by(loader, config) if learner.is_main_rank else {},
     )
 
 
-def _report(meter: Meter, *, steps: int, padding: float, source: SourceKind, checkpoint: Path | None) -> TrainReport:
+def _report(meter: Meter, *, checkpoint: Path | None, **facts: Any) -> TrainReport:
     loss_first, loss_last = meter.losses
     return TrainReport(
-        steps=steps,
         loss_first=loss_first,
         loss_last=loss_last,
         samples_per_s=meter.num_samples / meter.elapsed_s,
         data_wait_share=meter.wait_s / meter.elapsed_s,
-        padding=padding,
-        source=source,
         checkpoint=None if checkpoint is None else str(checkpoint),
-        skipped_steps=meter.skipped_steps,
+        skipped_steps=meter.skipped.total,
+        **facts,
     )
 
 
@@ -169,6 +212,7 @@ def _check_settings(config: Config) -> ModelFacts:
             f"{config.path}: train.model is missing; name the folder of a model whose model_type is one of "
             f"{', '.join(FAMILIES)}"
         )
+    check_trackers(config.train)
     facts = model_facts(Path(config.train.model))
     check_config(facts, config)
     return facts

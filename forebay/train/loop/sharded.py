@@ -10,7 +10,6 @@ import contextlib
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -105,18 +104,17 @@ def _as_part(value: Any, *, of: torch.Tensor) -> Any:
 
 
 class Gathered:
-    """A model with whole weights, which `save_pretrained` writes as it writes a model on one rank."""
+    """A model and its whole weights, so that rank 0 alone can write a checkpoint."""
 
     def __init__(self, accelerator: Any, model: Any) -> None:
         """Gathers sharded weights on the CPU of rank 0, one after the other. Every rank makes it."""
-        self._model = accelerator.unwrap_model(model)  # keeps the casts of mixed precision in place
-        self._weights: dict[str, torch.Tensor] | None = None
-        if isinstance(self._model, FSDPModule):
-            self._weights = _gathered_weights(self._model, keep=accelerator.is_main_process)
-
-    def save_pretrained(self, folder: Path) -> None:
-        """Writes config and weights in transformers' form. Rank 0 alone calls it."""
-        self._model.save_pretrained(folder, **({} if self._weights is None else {"state_dict": self._weights}))
+        # The casts of mixed precision stay in place. A wrapper of torch.compile, which accelerate's file may ask for,
+        # has other names of weights.
+        self.model = accelerator.unwrap_model(model, keep_torch_compile=False)
+        self.weights: dict[str, torch.Tensor] | None = None
+        """The state dict, where the model itself has only a part of it; None where the model has the whole."""
+        if isinstance(self.model, FSDPModule):
+            self.weights = _gathered_weights(self.model, keep=accelerator.is_main_process)
 
 
 def _gathered_weights(model: Any, *, keep: bool) -> dict[str, torch.Tensor]:

@@ -1,8 +1,7 @@
-"""`kind = "jsonl"`: one JSON object a line, one audio file a sample; `kind = "text"`: the same lines without audio."""
+"""`kind = "jsonl"`: one JSON object a line, one audio file a sample."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -22,11 +21,8 @@ from forebay.preprocess.sources.speech.locate import (
     DURATIONS,
     IDS,
     Failures,
-    Located,
-    LocateTask,
     SpeechKind,
     locate_loose,
-    located,
 )
 
 _TYPES = {
@@ -39,18 +35,16 @@ _TYPES = {
     **dict.fromkeys(("language", "prompt", "text"), pa.large_string()),
 }
 
-_OF_TEXT = frozenset({"text", "language", "prompt", *IDS})
-_OF_AUDIO = frozenset({"audio", *_OF_TEXT, *DURATIONS})
+TEXT_FIELDS = frozenset({"text", "language", "prompt", *IDS})
+_FIELDS = frozenset({"audio", *TEXT_FIELDS, *DURATIONS})
 
 
-def list_jsonl(source: SourceConfig, *, has_audio: bool = True) -> Manifest:
+def list_jsonl(source: SourceConfig) -> Manifest:
     """Returns the rows of JSON lines `{"audio", "text", "language"?, "prompt"?, "sample_id"?, "duration_s"?}`.
 
     `audio` is relative to the manifest; an id left out is `audio` without its extension. `id` and `duration` are taken
     for `sample_id` and `duration_s`; other fields are counted by name. A text is taken as it is, with
     `language English<asr_text>` in front or not; null where there is none. A line with a field twice fails.
-    Without audio a manifest is its own source file, an id left out is the manifest's name without its extension and the
-    line, `texts/17`, and `audio` and durations are fields like any other.
     Raises ManifestError, with the line, for what is no such object; blank lines are passed over.
     """
     manifests = manifest_files(source)
@@ -62,13 +56,12 @@ def list_jsonl(source: SourceConfig, *, has_audio: bool = True) -> Manifest:
         for number, line in manifest_lines(manifest.path):
             try:
                 fields = parse_object(line)
-                unused.add_of(fields, _OF_AUDIO if has_audio else _OF_TEXT)
-                audio = _audio(fields) if has_audio else None
-                given, *texts = _texts(fields)
-                seconds = 0.0 if audio is None else seconds_of(fields, DURATIONS)
-                file = group if audio is None else files.number(audio, manifest=manifest)
-                sample_id = given or (f"{stem}/{number}" if audio is None else path_stem(audio))
-                rows.append((count, group, sample_id, given is not None, file, seconds, *texts))
+                unused.add_of(fields, _FIELDS)
+                audio = _audio(fields)
+                given, *texts = texts_of(fields)
+                seconds = seconds_of(fields, DURATIONS)
+                file = files.number(audio, manifest=manifest)
+                rows.append((count, group, given or path_stem(audio), given is not None, file, seconds, *texts))
             except JsonError as err:
                 if err.reason is None:
                     raise not_lines(manifest.path, number, str(err)) from err
@@ -89,8 +82,8 @@ def _audio(fields: dict[str, Any]) -> str:
     return audio
 
 
-def _texts(fields: dict[str, Any]) -> tuple[str | None, ...]:
-    """Returns id, language, prompt and text of a line."""
+def texts_of(fields: dict[str, Any]) -> tuple[str | None, ...]:
+    """Returns id, language, prompt and text of a line. Raises JsonError for a line without the field `text`."""
     if "text" not in fields:
         raise JsonError("has no field text, wanted a string or null")
     given = string_of(fields, IDS)
@@ -99,10 +92,4 @@ def _texts(fields: dict[str, Any]) -> tuple[str | None, ...]:
     return given, *(string_of(fields, (name,)) for name in ("language", "prompt", "text"))
 
 
-def _as_listed(task: LocateTask) -> Located:
-    """Returns the rows as they are: there is nothing to find."""
-    return located(task, {}, Failures())
-
-
 KIND = SpeechKind(list=list_jsonl, locate=locate_loose)
-TEXT = SpeechKind(list=partial(list_jsonl, has_audio=False), locate=_as_listed)

@@ -83,7 +83,9 @@ def read_rows(source: SourceConfig, *, cache_root: str | os.PathLike[str], map_:
     listed = dataclasses.replace(listed, files=tuple(stamped(listed.files)))
     tasks = list(locate_tasks(listed, source, cache_root=cache_root))
     results: list[Located] = []
-    wave = FIRST_WAVE if source.max_samples is not None else len(tasks)
+    # Where no more rows were listed than are wanted, every task is needed.
+    all_at_once = source.max_samples is None or 0 < len(listed.rows) <= source.max_samples
+    wave = len(tasks) if all_at_once else FIRST_WAVE
     while True:
         done = len(results)
         results += map_(_kind(source).locate, tasks[done : done + max(1, wave)])

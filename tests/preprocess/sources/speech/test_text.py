@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError
+from forebay.preprocess.sources.speech import text as text_kind
 from forebay.preprocess.sources.speech.listing import read_rows
 
 
@@ -84,3 +90,147 @@ def test_no_rows_at_all(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ManifestError, match=r"holds no manifest of kind text"):
         read(tmp_path / "empty")
+
+
+def plain(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def texts(manifest: Any) -> list[tuple[str, str]]:
+    return list(zip(manifest.rows["sample_id"].to_pylist(), manifest.rows["text"].to_pylist(), strict=True))
+
+
+def test_plain_text_is_a_text_a_line(tmp_path: Path) -> None:
+    path = plain(tmp_path / "p.txt", "\ufeffone\r\n\n \t\nzwei, {\u2028} \r\n  three\rfour".encode())
+    manifest = read(path)
+    assert texts(manifest) == [("p/1", "one"), ("p/4", "zwei, {\u2028} "), ("p/5", "  three\rfour")]
+    assert manifest.rows["row"].to_pylist() == [0, 1, 2]
+    assert manifest.rows["language"].to_pylist() == manifest.rows["prompt"].to_pylist() == [None] * 3
+    assert not any(manifest.rows["explicit_id"].to_pylist())
+
+
+def test_a_plain_line_that_cannot_be_a_text_costs_that_sample(tmp_path: Path) -> None:
+    path = plain(tmp_path / "p.txt", b"good\n\xff\xfe bad\n" + b"x" * 41 + b"\n" + b"y" * 40 + b"\r\nlast\n")
+    manifest = read(path, max_sample_bytes=40)
+    assert texts(manifest) == [("p/1", "good"), ("p/4", "y" * 40), ("p/5", "last")]
+    assert manifest.rows["row"].to_pylist() == [0, 3, 4]
+    (_, bad_text, named), (_, too_large, limit) = manifest.failed()
+    assert (bad_text, too_large) == ("bad_text", "too_large")
+    assert "p.txt, line 2: is not UTF-8" in named
+    assert limit.endswith("line 3: has more than 40 bytes, which is source.max_sample_bytes; correct the manifest")
+    assert manifest.counts()["failed"] == {"bad_text": 1, "too_large": 1}
+
+
+def test_a_file_without_line_ends_fills_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "p.txt"
+    with open(path, "wb") as file:
+        file.truncate(256 << 20)  # sparse
+        file.seek(0, os.SEEK_END)
+        file.write(b"\nlast\n")
+    tracemalloc.start()
+    try:
+        manifest = read(path, max_sample_bytes=1 << 20)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert texts(manifest) == [("p/2", "last")]
+    assert manifest.counts()["failed"] == {"too_large": 1}
+    assert peak < 8 << 20
+
+
+def test_folders_lists_and_globs_of_plain_text(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        plain(tmp_path / f"{name}.txt", f"{name}1\n{name}2\n".encode())
+    everything = [("a/1", "a1"), ("a/2", "a2"), ("b/1", "b1"), ("b/2", "b2")]
+    assert texts(read(tmp_path)) == texts(read(tmp_path / "*.txt")) == everything
+    write(tmp_path / "c.jsonl", {"text": "c1"})
+    assert texts(read(tmp_path)) == [("c/1", "c1")]  # a licence beside JSON lines is no text
+    both = read_rows(
+        SourceConfig(kind="text", manifest=(str(tmp_path / "c.jsonl"), str(tmp_path / "a.txt"))), cache_root="caches"
+    )
+    assert texts(both) == [("c/1", "c1"), *everything[:2]]
+    assert [file.name for file in both.files] == ["c.jsonl", "a.txt"]
+
+
+def test_json_lines_are_what_they_are_by_any_name(tmp_path: Path) -> None:
+    path = write(tmp_path / "texts.txt", "", {"text": "one", "id": "x"})
+    assert texts(read(path)) == [("x", "one")]
+    assert texts(read(plain(tmp_path / "p.txt", b'{"no": "text"}\n{"text": "x"}\n')))[0] == ("p/1", '{"no": "text"}')
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\x1f\x8b\x08 and so on", r"p\.txt is compressed \(gzip\), wanted plain text in UTF-8.*unpack it: gzip -dk"),
+        ("text".encode("utf-16"), r"p\.txt is text in UTF-16, wanted plain text in UTF-8.*save it as UTF-8"),
+        (b"\n \n", r"p\.txt: no rows"),
+    ],
+)
+def test_what_is_no_plain_text_is_named(tmp_path: Path, data: bytes, message: str) -> None:
+    with pytest.raises(ManifestError, match=message):
+        read(plain(tmp_path / "p.txt", data))
+
+
+def test_plain_text_has_no_language(tmp_path: Path) -> None:
+    path = plain(tmp_path / "p.txt", b"one\n")
+    with pytest.raises(ManifestError, match=r"whose lines have no language, and source.languages is \['en'\]"):
+        read(path, languages=("en",))
+
+
+class _Reads:
+    """Counts the lines that a listing reads."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        for name in ("plain_lines", "manifest_lines"):
+            monkeypatch.setattr(text_kind, name, self._counted(getattr(text_kind, name)))
+
+    def _counted(self, lines: Any) -> Any:
+        def counted(*args: Any, **settings: Any) -> Any:
+            for line in lines(*args, **settings):
+                self.count += 1
+                yield line
+
+        return counted
+
+
+def test_nothing_is_read_behind_the_last_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain(tmp_path / "a.txt", b"".join(b"%d\n" % i for i in range(10)))
+    plain(tmp_path / "b.txt", b"".join(b"%d\n" % i for i in range(1000)))
+    plain(tmp_path / "c.txt", b"never\n")
+    reads = _Reads(monkeypatch)
+    manifest = read(tmp_path, max_samples=14, exclude=("a/3", "b/2"))
+    wanted = [f"a/{n}" for n in range(1, 11) if n != 3] + ["b/1", "b/3", "b/4", "b/5", "b/6"]
+    assert manifest.rows["sample_id"].to_pylist() == wanted
+    assert reads.count == 2 + 10 + 6  # the first line of a file is looked at for its form
+    assert len(manifest.files) == 3  # all of them are in the key
+
+
+def test_the_same_of_json_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "t.jsonl", *({"text": str(i)} for i in range(50)), "[")
+    reads = _Reads(monkeypatch)
+    assert read(path, max_samples=5).rows["text"].to_pylist() == [*"01234"]
+    assert reads.count == 5
+    with pytest.raises(ManifestError, match=r"line 51: is not JSON"):
+        read(path, max_samples=5, languages=("en",))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    ids=st.lists(st.sampled_from([None, "a", "b", "t/2", "u/t/1", "t/t/1"]), min_size=1, max_size=8),
+    max_samples=st.integers(1, 8),
+    exclude=st.sets(st.sampled_from(["a", "t/1", "u/t/1"])),
+)
+def test_stopping_early_leaves_the_samples_of_reading_all(
+    tmp_path: Path, ids: list[str | None], max_samples: int, exclude: set[str]
+) -> None:
+    for name in ("s", "u"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        write(tmp_path / name / "t.jsonl", *({"text": str(i), "id": given} for i, given in enumerate(ids)))
+    # Two files whose derived ids are the same: names are relative to each entry's folder.
+    entries = tuple(str(tmp_path / name / "t.jsonl") for name in ("s", "u"))
+    source = SourceConfig(kind="text", manifest=entries, exclude=tuple(exclude))
+    everything = read_rows(source, cache_root="caches")
+    first = read_rows(replace(source, max_samples=max_samples), cache_root="caches")
+    assert texts(first) == texts(everything)[:max_samples]
