@@ -55,6 +55,10 @@ class SourceColumns:
     """Column of the transcript."""
     language: str = "language"
     """Column of the language's code."""
+    features: str | None = None
+    """With `audio.features = "given"`: column of features [n_mels, 3000], read instead of sound."""
+    labels: str | None = None
+    """With `text.prompt = "given"`: column of token ids, read instead of a transcript."""
     id: str | None = None
     """Column of the sample's id. Left out: `sample_id`, else `id`, else a name made of the file's and the row's."""
     image: str = "image"
@@ -65,6 +69,11 @@ class SourceColumns:
     """With `[vision]`: column of the answer, where there are no messages."""
     messages: str = "messages"
     """With `[vision]`: column of the conversation, a list or its JSON. `conversations` is found too."""
+
+    @property
+    def media(self) -> str:
+        """The column of the sound, or of the features that stand for it."""
+        return self.audio if self.features is None else self.features
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ from forebay.config.tree import Config
 from forebay.errors import CacheMismatchError, ConfigError
 from forebay.pretrained import from_folder
 from forebay.steps.batch import IGNORED
-from forebay.steps.table import audio_step, made
+from forebay.steps.table import audio_step, made, text_step
 from forebay.train.models.table import ModelFacts, family_of
 
 _logger = logging.getLogger(__name__)
@@ -177,23 +177,23 @@ def check_config(facts: ModelFacts, config: Config) -> None:
         )
     if facts.takes_packs or (facts.takes_text_alone and not audio_step(config.audio.features).has_audio):
         return
-    wanted = facts.constants["features"]
-    if config.audio.features != wanted:
+    wanted, step = facts.constants["features"], audio_step(config.audio.features)
+    if step.form() != wanted:
         raise ConfigError(
             f'audio.features is "{config.audio.features}", but {facts.folder} is a {facts.model_type} model and takes '
             f'"{wanted}"; set audio.features = "{wanted}" or another train.model'
         )
-    n_mels = made(audio_step(wanted), config.audio.settings).fields()[0].shape[0]
+    n_mels = made(step, config.audio.settings).fields()[0].shape[0]
     if n_mels != facts.constants.get("n_mels"):
         wanted = facts.constants.get("n_mels")
         raise ConfigError(
             f"audio.n_mels is {n_mels}, but the model in {facts.folder} takes {wanted} mel bins; "
             f"set audio.n_mels = {wanted} and run: forebay preprocess {config.path}"
         )
-    prompt = None if config.text is None else config.text.prompt
+    prompt = None if config.text is None else text_step(config.text.prompt).form()
     if prompt != facts.constants["prompt"]:
         raise ConfigError(
-            f"text.prompt is {prompt!r}, but {facts.folder} is a {facts.model_type} model; "
+            f"text.prompt is {config.text and config.text.prompt!r}, but {facts.folder} is a {facts.model_type} model; "
             f'set text.prompt = "{facts.constants["prompt"]}"'
         )
 
