@@ -85,9 +85,9 @@ class SourceConfig:
     kind: str
     """`tar`: a parquet manifest over tars. `filelist`: TSV of shard, id, language and seconds. `webdataset`: tars of
     audio and `.json` or `.txt`. `jsonl`: lines of `audio`, `text`, `language`?, `prompt`?. `hf`: a `save_to_disk`
-    folder or parquet (extra `hf`). `ljspeech`: an LJSpeech folder. `text`: texts without audio, `.txt` files of a text
-    a line, or JSON lines of `text`, `id`?, `language`?, `prompt`?. A config with `[vision]` takes `jsonl`, `hf` or
-    `webdataset`."""
+    folder or parquet (extra `hf`), of sound or of features. `ljspeech`: an LJSpeech folder. `text`: texts without
+    audio, `.txt` files of a text a line, or JSON lines of `text`, `id`?, `language`?, `prompt`?. A config with
+    `[vision]` takes `jsonl`, `hf` or `webdataset`."""
     manifest: str | tuple[str, ...] = field(metadata={"path": True})
     """File, folder or glob, or a list of them. The path is not in the key, the content is."""
     split: str = "train"

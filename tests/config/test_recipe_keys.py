@@ -45,7 +45,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 def present_keys() -> dict[str, str]:
     """Returns the recipe key of every config by its name."""
-    files = {path.stem: path for path in sorted(CONFIGS.glob("*.toml"))}
+    files: dict[str, Any] = {path.stem: path for path in sorted(CONFIGS.glob("*.toml"))}
     others = {name: {"name": name, **values} for name, values in OTHERS.items()}
     return {name: recipe_of(load_config(config)).key for name, config in {**files, **others}.items()}
 
