@@ -124,6 +124,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_preprocess(commands)
     _add_inspect(commands)
     _add_train(commands)
+    _add_eval(commands)
+    _add_warm_start(commands)
     _add_key(commands)
     _add_index(commands)
     return parser
@@ -255,31 +257,78 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _add_train(commands: Any) -> None:
-    parser = _command(commands, "train", _train, "a small reference loop for Whisper and Qwen3-ASR models")
+    parser = _command(commands, "train", _train, "a small reference loop for Whisper, Qwen3-ASR and Qwen3-VL models")
     _add_config(parser)
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint under train.output_dir")
     parser.add_argument("--dry-run", action="store_true", help="plan and loader alone, without a model")
     parser.add_argument("--steps", type=int, metavar="N", help="with --dry-run: micro-batches to read; default: 200")
+    parser.add_argument(
+        "--profile", type=int, nargs="?", const=20, metavar="N", help="where the time of N steps goes; default: 20"
+    )
 
 
 def _train(options: argparse.Namespace) -> int:
-    from forebay.train.loop.run import run
-
     logging.getLogger("forebay.train").setLevel(min(logging.INFO, _level(options)))
+    from forebay.train.loop.phases import Phases
+
+    phases = Phases()
+    with phases("imports"):
+        from forebay.train.loop.run import run
+        from forebay.train.profile.command import profile
+
     if options.dry_run:
         return _dry_run(options)
     if options.steps is not None:
         raise ConfigError("--steps goes with --dry-run; for training: --set train.max_steps=N")
-    report = run(_load(options), resume=options.resume)
+    config = _load(options)
+    report: Any = (
+        run(config, resume=options.resume, phases=phases)
+        if options.profile is None
+        else profile(config, num_steps=options.profile, resume=options.resume, phases=phases)
+    )
     return DONE if report is None else _show(options, report)  # None: not the rank that reports
 
 
 def _dry_run(options: argparse.Namespace) -> int:
     from forebay.train.loop.dry_run import dry_run
 
+    if options.profile is not None:
+        raise ConfigError("--profile does not go with --dry-run: without a model there are no steps to look at")
     if options.resume:
         raise ConfigError("--resume does not go with --dry-run, which has no checkpoint to go on from")
     return _show(options, dry_run(_load(options), steps=200 if options.steps is None else options.steps))
+
+
+def _add_eval(commands: Any) -> None:
+    parser = _command(commands, "eval", _eval, "WER, CER and loss of a checkpoint on the sets of [[train.eval]]")
+    _add_config(parser)
+    parser.add_argument(
+        "--checkpoint",
+        metavar="DIR",
+        type=Path,
+        help="default: the run's best one, else its last one, else train.model",
+    )
+
+
+def _eval(options: argparse.Namespace) -> int:
+    from forebay.train.evaluation.alone import evaluate_alone
+
+    report = evaluate_alone(_load(options), checkpoint=options.checkpoint)
+    return DONE if report is None else _show(options, report)  # None: not the rank that reports
+
+
+def _add_warm_start(commands: Any) -> None:
+    parser = _command(commands, "warm-start", _warm_start, "put a model on a new tokenizer")
+    parser.add_argument("model", metavar="MODEL", type=Path, help="folder of a transformers model with weights")
+    parser.add_argument("--tokenizer", metavar="DIR", type=Path, required=True, help="folder with a tokenizer.json")
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder to make")
+    parser.add_argument("--seed", type=int, metavar="N", default=0, help="of the new rows; default: 0")
+
+
+def _warm_start(options: argparse.Namespace) -> int:
+    from forebay.train.warm_start.run import warm_start
+
+    return _show(options, warm_start(options.model, tokenizer=options.tokenizer, out=options.out, seed=options.seed))
 
 
 def _add_key(commands: Any) -> None:

@@ -16,7 +16,8 @@ class SourceKind:
     """What is known of a kind of source before any data is read. speech, vision: what lists it.
 
     files: those of a folder that are manifests. else_files: those of a folder that has none of these. has_columns: it
-    reads `[source.columns]`, which are then in the key.
+    reads `[source.columns]`, which are then in the key. has_audio: its samples have sound. has_splits: a folder may
+    hold several splits, of which `source.split` is read.
     """
 
     speech: str = ""
@@ -24,6 +25,8 @@ class SourceKind:
     files: tuple[str, ...] = ("*",)
     else_files: tuple[str, ...] = ()
     has_columns: bool = False
+    has_audio: bool = True
+    has_splits: bool = False
 
 
 _SPEECH, _VISION = "forebay.preprocess.sources.speech", "forebay.preprocess.sources.vision"
@@ -36,9 +39,11 @@ SOURCE_KINDS = {
         speech=f"{_SPEECH}.webdataset:KIND", vision=f"{_VISION}.webdataset:KIND", files=("*.tar",)
     ),
     "jsonl": SourceKind(speech=f"{_SPEECH}.jsonl:KIND", vision=f"{_VISION}.jsonl:KIND", files=("*.jsonl",)),
-    "hf": SourceKind(speech=f"{_SPEECH}.hf:KIND", vision=f"{_VISION}.hf:KIND", files=_HF_FILES, has_columns=True),
+    "hf": SourceKind(
+        speech=f"{_SPEECH}.hf:KIND", vision=f"{_VISION}.hf:KIND", files=_HF_FILES, has_columns=True, has_splits=True
+    ),
     "ljspeech": SourceKind(speech=f"{_SPEECH}.ljspeech:KIND", files=("metadata.csv",)),
-    "text": SourceKind(speech=f"{_SPEECH}.text:KIND", files=("*.jsonl",), else_files=("*.txt",)),
+    "text": SourceKind(speech=f"{_SPEECH}.text:KIND", files=("*.jsonl",), else_files=("*.txt",), has_audio=False),
 }
 """By `source.kind`. What lists a kind is imported when that is asked for."""
 

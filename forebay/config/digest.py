@@ -29,10 +29,7 @@ _PATTERNS = (
     "additional_chat_templates/*",
 )
 
-
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tekken.json")
-
-
 _VOCABULARY_SUFFIXES = (".model", ".tiktoken")
 
 
@@ -111,7 +108,6 @@ def _model_type(path: Path) -> str:
 
 
 Thing = Literal["tokenizer", "processor", "model", "dataset"]
-
 
 _LINES: dict[Thing, str] = {
     "tokenizer": "from transformers import AutoTokenizer as A; A.from_pretrained({name!r}).save_pretrained({folder!r})",

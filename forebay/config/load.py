@@ -23,10 +23,8 @@ from forebay.errors import ConfigError
 _NO_FILE = "CONFIG"
 """The name, in messages, of a config that is no file: a user who has it in a file knows which one is meant."""
 
-
 _MAX_PROBLEMS = 20
 """Problems of one file that a message lists."""
-
 
 _TO_LOADER = (
     *("cache", "cache_dir", "verify", "seed", "dtype", "crop_s", "pixels", "pack_shapes", "patch_classes", "varlen"),
@@ -44,10 +42,8 @@ RENAMED = {
 }
 """Today's name of every setting that had another one, for the message that refuses the old name."""
 
-
 _MAX_INTEGER = 2**63
 """TOML's integers are below this, Python's are not."""
-
 
 Check = Callable[[str, Mapping[str, Any]], Sequence[str]]
 """What is wrong with the values of a section, by its name."""
@@ -258,10 +254,7 @@ def _absolute_path(value: Any, folder: Path) -> Any:
 MAX_DEPTH = 16
 """Levels of tables and lists; settings lie three deep."""
 
-
 _STRINGS = re.compile(r'''"""(?:[^\\]|\\.)*?"""|'{3}.*?'{3}|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+'|\#[^\n]*+''', re.DOTALL)
-
-
 _LONG_KEY = re.compile(rf"(?:\.[ \t]*+[\w\-\"]++[ \t]*+){{{MAX_DEPTH},}}")
 
 

@@ -22,8 +22,6 @@ def bucket_names(edges_s: Sequence[float], *, num_buckets: int) -> list[str]:
 
 
 CLASSIC_EDGES_S = (3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0)
-
-
 Tail = Literal["short", "drop", "pad"]
 
 

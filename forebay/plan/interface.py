@@ -69,6 +69,10 @@ class Plan(Protocol):
         """Returns epoch `epoch` (0 or more) under `seed` (any integer)."""
         ...
 
+    def described(self) -> str:
+        """Returns what the plan is, for a terminal: `11 batches in 7 buckets`."""
+        ...
+
 
 class KeptPlan:
     """A plan that a folder keeps as flat arrays; `forebay.plan.disk` reads and writes it.

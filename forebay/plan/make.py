@@ -15,13 +15,12 @@ from forebay.config.plan import PackConfig, PlanConfig, WindowConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, CacheNotFoundError, ConfigError, PlanError
 from forebay.plan.bucket.make import bucket_plan
-from forebay.plan.bucket.plan import BucketPlan
 from forebay.plan.disk import STATISTICS, AnyPlan, load_plan, pack_settings, plan_content, save_plan, sealed_content
 from forebay.plan.interface import Plan
 from forebay.plan.names import plan_folder, state_key
 from forebay.plan.pack.plan import PackPlan, pack_plan
 from forebay.plan.statistics import batch_statistics, pack_statistics
-from forebay.plan.window import WindowPlan, window_plan
+from forebay.plan.window import window_plan
 from forebay.steps.table import audio_step
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, Array
@@ -43,16 +42,9 @@ class Planned:
 
     def summary(self) -> str:
         """Returns one line for a terminal."""
-        plan, what = self.plan, "batches"
-        if isinstance(plan, PackPlan):
-            line = f"plan: {len(plan.members)} samples in {plan.num_batches} packs"
-            line += "".join(f", {len(own)} left out as {reason}" for reason, own in plan.unplaced.items() if len(own))
-        else:
-            what = f"{len(plan.batch_sizes)} buckets" if isinstance(plan, BucketPlan) else "windows"
-            what = f"{plan.num_windows} windows" if isinstance(plan, WindowPlan) else what
-            line = f"plan: {plan.num_batches} batches in {what}"
+        line = f"plan: {self.plan.described()}"
         if self.folder is None:
-            return f"{line}, not kept (the cache root cannot be written)"
+            return f"{line}, not kept on disk"
         found = json.loads((self.folder / STATISTICS).read_bytes())
         share = f"{100 * found['fill']:.2f} % fill" if "fill" in found else f"{100 * found['padding']:.1f} % padding"
         return f"{line}, {share}"

@@ -57,7 +57,7 @@ def plan_folder(root: Path, *, dataset: str, split: str, cache_key: str, setting
 _EARLIER = "resume with the earlier config, or start anew without the state"
 
 _CHANGES = (
-    f"the settings of [plan] or a mixture changed since: {_EARLIER}",
+    f"the settings of [plan] or a mixture changed since, or one of the two was made with shuffle = False: {_EARLIER}",
     f"the recipe ([source], [audio], [text], [vision]) changed since: {_EARLIER}",
     "the samples are others: the data changed since, or a run without the cache had samples that the build left out as "
     'bad; resume with the earlier data, a run that had no cache with loader.cache = "off"',
@@ -86,6 +86,11 @@ def state_key(settings: PlanConfig, *, recipe: str, sample_ids: str, content: Ma
 def with_mixture(key: str, mixture: Mapping[str, Any]) -> str:
     """Returns the state key of a mixture over the plan of `key`: it is a setting, on top of those of the plan."""
     return digest({"plan": key[:_PART], "mixture": mixture})[:_PART] + key[_PART:]
+
+
+def without_shuffle(key: str, *, by_part: bool) -> str:
+    """Returns the state key of the same batches in the order of the cache. by_part: no batch is of two sources."""
+    return digest({"plan": key[:_PART], "shuffle": False, "by_part": by_part})[:_PART] + key[_PART:]
 
 
 def why_differ(stored: Any, wanted: str) -> str:

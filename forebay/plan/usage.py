@@ -127,7 +127,7 @@ class UsageCounter:
             shards=np.zeros(len(self.population.shard_sizes), np.int64),
         )
         used = [np.zeros(0, np.int64)]
-        for state, positions in self._stretches(start, end):
+        for state, positions in stretches(self.plan, start, end, dp_world_size=self.dp_world_size):
             seen = self._seen_before(state) if self._can_repeat else None
             for indices, batches in _samples(self.plan, state, positions):
                 self._add(usage, indices, batches=batches, seen=seen)
@@ -137,20 +137,6 @@ class UsageCounter:
                 self._seen = (state.at(state.position + len(positions)), seen)
         usage.used = np.unique(np.concatenate(used))
         return usage
-
-    def _stretches(self, start: LoaderState, end: LoaderState) -> Iterator[tuple[LoaderState, Array]]:
-        """Yields, an epoch at a time, where it was entered and the positions, int64, that were taken from there on."""
-        count = self.plan.num_batches
-        state = start
-        while state.epoch < end.epoch:
-            steps = num_steps(count, self.dp_world_size, tail=self.plan.tail, start=state.position)
-            last = state.position + steps * self.dp_world_size
-            if self.plan.tail == "short":  # what fills the last step has weight 0
-                last = min(last, count)
-            yield state, np.arange(state.position, last) % count
-            state = state.next_epoch()
-        if end.position > state.position:
-            yield state, np.arange(state.position, end.position)
 
     def _seen_before(self, state: LoaderState) -> Array:
         """Returns which samples the epoch had handed out before `state`, bool [num_samples]."""
@@ -172,6 +158,26 @@ class UsageCounter:
             different = np.unique(indices)
             usage.repeats += len(indices) - int(np.count_nonzero(~seen[different]))
             seen[different] = True
+
+
+def stretches(
+    plan: Plan, start: LoaderState, end: LoaderState, *, dp_world_size: int
+) -> Iterator[tuple[LoaderState, Array]]:
+    """Yields, an epoch at a time, where all ranks entered it and the positions, int64, that they took from there on.
+
+    Without fillers of weight 0. start, end: two states of a loader of one run.
+    """
+    count = plan.num_batches
+    state = start
+    while state.epoch < end.epoch:
+        steps = num_steps(count, dp_world_size, tail=plan.tail, start=state.position)
+        last = state.position + steps * dp_world_size
+        if plan.tail == "short":  # what fills the last step has weight 0
+            last = min(last, count)
+        yield state, np.arange(state.position, last) % count
+        state = state.next_epoch()
+    if end.position > state.position:
+        yield state, np.arange(state.position, end.position)
 
 
 def _samples(plan: Plan, state: LoaderState, positions: Array) -> Iterator[tuple[Array, int]]:

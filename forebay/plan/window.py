@@ -64,6 +64,10 @@ class WindowPlan(KeptPlan):
         """See `Plan`."""
         return self.num_windows * self.batches_per_window + self.last_batches
 
+    def described(self) -> str:
+        """See `Plan`."""
+        return f"{self.num_batches} batches in {self.num_windows} windows"
+
     @property
     def dropped(self) -> int:
         """Samples that an epoch leaves out, other ones each epoch: under `batch_size` and `drop`."""

@@ -1,6 +1,7 @@
 """From a config to its recipe: the steps above the cut, and the document that the recipe key is made of.
 
-Everything that changes values is in the document, by content; `[layout]`, `[plan]`, `[train]` and `[run]` are not.
+Everything that changes values is in the document, by content; `[layout]`, `[plan]`, `[loader]`, `[mixture]`, `[train]`
+and `[run]` are not.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ def contradictions(config: Config) -> list[str]:
     step, text = audio_step(config.audio.features), config.text
     if text is not None and text_step(text.prompt).of_images:
         return [f'text.prompt = "{text.prompt}" is only for a config with [vision]']
-    if (config.source.kind == "text") == step.has_audio:
+    if SOURCE_KINDS[config.source.kind].has_audio != step.has_audio:
         return [
             f'source.kind is "{config.source.kind}" and audio.features is "{step.name}"; text alone needs '
             'kind = "text" and features = "none"'

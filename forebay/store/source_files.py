@@ -97,12 +97,12 @@ def listed_files(source: SourceConfig) -> list[SourceFile]:
 
 def _expand(source: SourceConfig, path: Path) -> list[Path]:
     if path.is_dir():
-        folder = path / source.split if source.kind == "hf" and (path / _DICT).exists() else path
         kind = SOURCE_KINDS[source.kind]
+        folder = path / source.split if kind.has_splits and (path / _DICT).exists() else path
         found = _matching(folder, kind.files) or _matching(folder, kind.else_files)
         # `datasets` leaves results of map() in a dataset's folder as cache-*.arrow; they are not the dataset.
         found = [p for p in found if not p.match("cache-*.arrow")]
-        return _of_split(found, source.split) if source.kind == "hf" else found
+        return _of_split(found, source.split) if kind.has_splits else found
     if glob.has_magic(str(path)) and not path.exists():
         found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
         return [p for p in found if p.is_file() and not _is_ours(p)]

@@ -14,6 +14,7 @@ import torch
 from forebay.errors import ConfigError
 from forebay.plan.cursor import Cursor, LoaderState, Resumable, Step
 from forebay.plan.make import Planned
+from forebay.spans import span
 from forebay.steps.batch import IGNORED
 from forebay.steps.step import Batch, PaddingSide
 from forebay.store.source import SampleSource, SourceUnion, parts_of
@@ -44,6 +45,8 @@ class LoaderSettings:
     the batch's own tokens is NaN."""
     as_tensordict: bool = False
     """Batches are TensorDicts."""
+    with_ids: bool = False
+    """What is handed out is a pair: the batch, and the ids of its samples in their order, a list of strings."""
     num_threads: int = 2
     """Threads that fill batches; 0: batches are filled in the caller's thread, when asked."""
     prefetch: int = 4
@@ -74,6 +77,7 @@ class Loader(Resumable):
 
     A batch is a dict of CPU tensors with the model's argument names (see `Collator` and `PackCollator`), right for
     `model(**batch)`, pinned where CUDA is present; of packs with uint8 patches a `PatchBatch`, which is no mapping.
+    With `with_ids` a pair is handed out: the batch, and the ids of its samples. A batch itself holds what models take.
     A batch is the user's for as long as any view of it lives: its memory is used again only when the last view is gone.
     Under a mixture with `per_source` each batch is of one source and has that source's own fields.
     Order and contents depend on (plan, seed, epoch, rank, world size) alone, never on threads. An epoch left before its
@@ -114,6 +118,7 @@ class Loader(Resumable):
         self._read_ahead = ReadAhead(source)
         self._totals = _Totals()
         self._weight = 1
+        self._indices: list[int] = []
 
     @property
     def dp_rank(self) -> int:
@@ -156,6 +161,11 @@ class Loader(Resumable):
         Zeros come under `plan.tail = "short"` on several ranks, where the last step would leave some without a batch.
         """
         return self._weight
+
+    @property
+    def indices(self) -> list[int]:
+        """The samples of the batch handed out last, in their order, by their index in `source`; empty before it."""
+        return self._indices
 
     @property
     def epoch(self) -> int:
@@ -209,13 +219,17 @@ class Loader(Resumable):
         index, samples = None, []
         try:
             with self._read_ahead.watch():
-                for index in work.indices:
-                    sample = self.source.read(index)
-                    samples.append(work.draws.beside(sample, self.source.sample_id(index)) if work.draws else sample)
+                with span("read"):
+                    for index in work.indices:
+                        sample = self.source.read(index)
+                        samples.append(
+                            work.draws.beside(sample, self.source.sample_id(index)) if work.draws else sample
+                        )
                 index = None
                 part = self.source.part(work.indices[0]) if isinstance(self.source, SourceUnion) else 0
                 collator = self._collators[part]
-                batch = collator.collate(samples, allocate=self._ring.take)
+                with span("collate"):
+                    batch = collator.collate(samples, allocate=self._ring.take)
         except Exception as err:
             which = f"samples {work.indices}" if index is None else f"sample {index}"
             err.add_note(
@@ -247,12 +261,18 @@ class Loader(Resumable):
 
     def _take(self, filled: Iterator[_Filled]) -> Any:
         began = time.perf_counter()
-        item = next(filled)
+        with span("idle: waiting for data"):
+            item = next(filled)
         self._totals.add(item, wait_s=time.perf_counter() - began)
-        self._weight = item.step.turn.weight
+        self._weight, self._indices = item.step.turn.weight, item.step.samples.tolist()
         self.cursor.hand_out(item.step)
-        if not self.settings.as_tensordict:
-            return item.batch
+        batch = self._as_tensordict(item) if self.settings.as_tensordict else item.batch
+        if not self.settings.with_ids:
+            return batch
+        return batch, [self.source.sample_id(index) for index in self._indices]
+
+    @staticmethod
+    def _as_tensordict(item: _Filled) -> Any:
         from tensordict import TensorDict
 
         # A pack has no dimension of samples, of a single one either.

@@ -12,6 +12,7 @@ import torch
 
 from forebay.config import Config, LoaderConfig, MixtureConfig, MixtureSource, PackConfig, PlanConfig
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
+from forebay.plan.in_order import in_order
 from forebay.plan.make import Planned, plan_of
 from forebay.plan.mixture.from_config import mix
 from forebay.steps.recipe import load_config, recipe_of
@@ -47,6 +48,8 @@ class Selected:
 def make_loader(
     config: Config,
     *,
+    shuffle: bool = True,
+    with_ids: bool = False,
     dp_rank: int | None = None,
     dp_world_size: int | None = None,
     device_mesh: DeviceMesh | None = None,
@@ -62,6 +65,10 @@ def make_loader(
     top of the plan of all their samples.
     Every batch is right for `model(**batch)`. Packs have `pixel_values`, expanded where the batch is handed out, and
     `use_cache=False`; with `loader.pixels = "uint8"` they are of another form, see `PatchBatch`.
+    shuffle: False gives the same batches at every seed and epoch, in the order of the cache, with every sample once:
+    what an evaluation wants. See `in_order` for what that order is. A mixture's weights then do not count.
+    with_ids: True hands out pairs: the batch, and the ids of its samples in their order, a list of strings. The ids are
+    not in the batch, because a model would not take them.
     dp_rank, dp_world_size, device_mesh: which batches are this process's, see `resolve_ranks`; left out, they are
     found.
     device, device_prefetch: where batches are handed out, and how many are copied there ahead, see `Loader`; they
@@ -72,11 +79,12 @@ def make_loader(
     """
     ranks = resolve_ranks(dp_rank, dp_world_size, device_mesh=device_mesh)
     selected = select(config)
-    planned = _planned(config, selected)
+    planned = _planned(config, selected) if shuffle else planned_in_order(config, selected)
     collator, finish = None, None
     if config.modality == "vision":
         collator, finish = pack_forms(config, selected.source, device=device, as_tensordict=as_tensordict)
     here: dict[str, Any] = {"as_tensordict": as_tensordict, "device": device, "device_prefetch": device_prefetch}
+    here["with_ids"] = with_ids
     return Loader(
         selected.source,
         planned,
@@ -102,12 +110,25 @@ def loader_settings(config: Config) -> LoaderSettings:
 
 
 def _planned(config: Config, selected: Selected) -> Planned:
-    """Returns the plan of what is read, with the weights of a mixture on top; rank 0 makes it, the others open it."""
+    """Returns the plan of what is read, with the weights of a mixture on top."""
+    planned = _plan_of_all(config, selected)
+    return mix(config, selected.source, planned) if config.mixture.is_given else planned
+
+
+def planned_in_order(config: Config, selected: Selected) -> Planned:
+    """Returns the plan of what is read without its shuffle, see `in_order`; of a mixture every sample once."""
+    source = selected.source
+    is_apart = isinstance(source, SourceUnion) and config.mixture.batches == "per_source"
+    parts = source.source_of if is_apart and isinstance(source, SourceUnion) else None
+    return in_order(_plan_of_all(config, selected), parts=parts)
+
+
+def _plan_of_all(config: Config, selected: Selected) -> Planned:
+    """Returns the plan of all samples that are read; rank 0 makes it, the others open it."""
     source, made = selected.source, []
     if selected.kind == "cache":
         _by_rank_0(lambda: made.append(plan_of(config, source)))
-    planned = made[0] if made else plan_of(config, source, keep=selected.kind == "cache")
-    return mix(config, source, planned) if config.mixture.is_given else planned
+    return made[0] if made else plan_of(config, source, keep=selected.kind == "cache")
 
 
 def pack_forms(

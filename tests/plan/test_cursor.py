@@ -31,6 +31,9 @@ class Line:
     def __init__(self, num_batches: int, tail: Tail = "short", *, epoch: int = 0) -> None:
         self.num_batches, self.tail, self.epoch = num_batches, tail, epoch
 
+    def described(self) -> str:
+        return f"{self.num_batches} numbers"
+
     def order(self, seed: int, epoch: int) -> Any:
         assert seed == SEED
         return Line(self.num_batches, self.tail, epoch=epoch)

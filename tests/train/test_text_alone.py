@@ -243,8 +243,3 @@ def test_several_caches_with_audio_share_the_ratio_by_hours(tmp_path: Path, fold
         hours[1] = 0
         wanted = 0.8 * hours / hours.sum() + [0, 0.2, 0]
         assert plan.shares == pytest.approx(wanted, abs=2e-5)
-
-
-def test_a_whisper_does_not_begin(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is a whisper model and takes"):
-        run(text_config(folder, f'train.model="{Path(__file__).parents[2] / "demo" / "speech" / "model"}"'))

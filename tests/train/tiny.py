@@ -170,10 +170,13 @@ def real_loader(*, dp_rank: int = 0, dp_world_size: int = 1, num_threads: int = 
     )
 
 
-def text_loader(*, dp_rank: int = 0, dp_world_size: int = 1, tail: Tail = "short") -> Loader:
-    """Returns the loader of Qwen3-ASR samples and texts without audio, two micro-batches of three with audio."""
-    speech = FakeSource(list(range(20, 230, 10)), features="qwen3_asr", prompt="qwen3_asr", seed=2)
-    texts = FakeSource([0] * 9, features="none", prompt="plain", seed=3)
+def text_loader(
+    *, dp_rank: int = 0, dp_world_size: int = 1, tail: Tail = "short", model_type: str = "qwen3_asr"
+) -> Loader:
+    """Returns the loader of samples and of texts without audio, two micro-batches of three with audio."""
+    features, prompt = ("log_mel", "whisper") if model_type == "whisper" else ("qwen3_asr", "plain")
+    speech = FakeSource(list(range(20, 230, 10)), features=features, prompt=model_type, seed=2)
+    texts = FakeSource([0] * 9, features="none", prompt=prompt, seed=3)
     union = SourceUnion([speech, texts], ["speech", "texts"], shares_batches=False)
     settings = BucketConfig(edges_s=(1.0, 3.0), edges=(15, 30), batch_size=3, lockstep=1, tail=tail)
     lengths = union.lengths
@@ -194,6 +197,13 @@ def real_loader_model(folder: Path) -> Path:
     """Makes `folder` the config.json of a Qwen3-ASR with the token ids of `real_loader`."""
     return qwen3_asr_folder(
         folder, vocab_size=fake_source.AUDIO_TOKEN_ID + 1, audio_token_id=fake_source.AUDIO_TOKEN_ID
+    )
+
+
+def real_loader_whisper(folder: Path) -> Path:
+    """Makes `folder` the config.json of a Whisper that takes the samples of `text_loader`."""
+    return whisper_folder(
+        folder, vocab_size=fake_source.AUDIO_TOKEN_ID, max_source_positions=1500, max_target_positions=64
     )
 
 

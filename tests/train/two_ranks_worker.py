@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.train.tiny import (
     qwen3_asr_folder,
     real_loader,
     real_loader_model,
+    real_loader_whisper,
     text_loader,
     whisper_batch,
     whisper_folder,
@@ -35,9 +37,17 @@ SCENARIOS = {
     "qwen3_asr": ("qwen3_asr", 3, 2),
     "real_loader": ("qwen3_asr", 7, 1),
     "text_loader": ("qwen3_asr", 10, 2),
+    "whisper_zeros": ("whisper", 10, 1),
+    "whisper_silence": ("whisper", 10, 1),
 }
-"""Name to (model type, micro-batches in an epoch, grad_acc); the last two with forebay's own loader."""
-REAL_LOADERS: dict[str, Callable[..., Loader]] = {"real_loader": real_loader, "text_loader": text_loader}
+"""Name to (model type, micro-batches in an epoch, grad_acc)."""
+REAL_LOADERS: dict[str, Callable[..., Loader]] = {
+    "real_loader": real_loader,
+    "text_loader": text_loader,
+    "whisper_zeros": partial(text_loader, model_type="whisper"),
+    "whisper_silence": partial(text_loader, model_type="whisper"),
+}
+"""The scenarios with forebay's own loader."""
 NUM_STEPS = 5
 RESUME_AT = 3
 
@@ -55,7 +65,7 @@ def loader_of(name: str, *, dp_rank: int = 0, dp_world_size: int = 1) -> ListLoa
 def scenario(folder: Path, name: str, *, grad_acc: int, max_steps: int = NUM_STEPS) -> Config:
     """Returns the config of a scenario, its model folder made where it is not there."""
     model_type = SCENARIOS[name][0]
-    model = folder / ("real_loader_model" if name in REAL_LOADERS else f"{model_type}_model")
+    model = folder / (f"real_loader_{model_type}" if name in REAL_LOADERS else f"{model_type}_model")
     return dataclasses.replace(
         config_of(
             folder,
@@ -67,6 +77,7 @@ def scenario(folder: Path, name: str, *, grad_acc: int, max_steps: int = NUM_STE
             warmup_steps=NUM_STEPS,  # a linear rate, which does not depend on max_steps
             log_every=1,
             max_grad_norm=3.0,  # of norms from 2 to 6: AdamW alone would not see a wrong scale
+            text_encoder="silence" if name == "whisper_silence" else "zeros",
         ),
         name=name,
     )
@@ -79,7 +90,8 @@ def noting(losses: list[float]) -> Callable[[StepLog], None]:
 
 def make_models(folder: Path) -> None:
     """Makes the model folders of all scenarios."""
-    real_loader_model(folder / "real_loader_model")
+    real_loader_model(folder / "real_loader_qwen3_asr")
+    real_loader_whisper(folder / "real_loader_whisper")
     whisper_folder(folder / "whisper_model")
     qwen3_asr_folder(folder / "qwen3_asr_model")
 

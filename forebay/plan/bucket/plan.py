@@ -75,6 +75,10 @@ class BucketPlan(KeptPlan):
         """See `Plan`."""
         return int(self.batch_counts.sum())
 
+    def described(self) -> str:
+        """See `Plan`."""
+        return f"{self.num_batches} batches in {len(self.batch_sizes)} buckets"
+
     @property
     def dropped(self) -> Array:
         """int64 [num_buckets], samples that an epoch leaves out under `drop`: other ones each epoch."""

@@ -70,6 +70,10 @@ class MixturePlan:
         groups = max(draw.groups_once(), 1) if self.exhausted == "repeat" else draw.groups_before_repeat()
         return groups * self.lockstep
 
+    def described(self) -> str:
+        """See `Plan`."""
+        return f"{self.num_batches} batches of {len(self.names)} sources"
+
     @property
     def shares(self) -> Array:
         """float64 [k]: the share of each source, exactly (65,536 is a power of two)."""

@@ -61,6 +61,11 @@ class PackPlan(KeptPlan):
         """Packs: the micro-batches of one epoch, over all ranks."""
         return len(self.offsets) - 1
 
+    def described(self) -> str:
+        """See `Plan`; samples that are in no pack are counted by their reason."""
+        left_out = [f", {len(own)} left out as {reason}" for reason, own in self.unplaced.items() if len(own)]
+        return f"{len(self.members)} samples in {self.num_batches} packs{''.join(left_out)}"
+
     @property
     def num_samples(self) -> int:
         """Samples that the plan was made from, in packs or not."""

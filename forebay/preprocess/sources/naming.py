@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from forebay.config import SourceConfig
+from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.config.digest import hub_advice
 from forebay.errors import ManifestError
 from forebay.store.memo import Stat, stat_now
@@ -85,13 +85,14 @@ def manifest_files(source: SourceConfig) -> list[SourceFile]:
 
 def _nothing(entry: Path, source: SourceConfig) -> str:
     """Says why an entry of `source.manifest` stands for no file, and what to do."""
-    if source.kind == "hf" and (splits := hf_splits(entry)):
+    is_dataset = SOURCE_KINDS[source.kind].has_splits
+    if is_dataset and (splits := hf_splits(entry)):
         return (
             f'has no split "{source.split}", it has {", ".join(splits)}; set source.split to one of them, or name '
             "files in source.manifest"
         )
     what = f"holds no manifest of kind {source.kind}" if entry.is_dir() else "does not exist"
-    advice = hub_advice(entry, "dataset") if source.kind == "hf" else ""
+    advice = hub_advice(entry, "dataset") if is_dataset else ""
     return f"{what}; correct source.manifest or source.kind in the config{advice}"
 
 

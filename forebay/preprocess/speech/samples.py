@@ -15,6 +15,7 @@ from forebay.errors import SampleError
 from forebay.preprocess.modality import Read, Values
 from forebay.preprocess.speech.decode import decode_audio
 from forebay.preprocess.worker import mark
+from forebay.spans import span
 from forebay.steps.recipe import Recipe
 from forebay.steps.text.transcript import TextEncoder
 from forebay.store.layout import Array, FieldSpec
@@ -55,7 +56,8 @@ def media_samples(recipe: Recipe, rows: pa.Table, read: Read) -> Iterator[Values
         audio = None
         try:
             data = read(row["file"], row["offset"], row["size"])
-            audio = _clip(recipe, data, sample_id=row["sample_id"])
+            with span("decode"):
+                audio = _clip(recipe, data, sample_id=row["sample_id"])
             values["num_audio_samples"] = np.int64(recipe.features.num_samples(audio))
             held += audio.size
         except SampleError as err:
@@ -80,7 +82,7 @@ def text_samples(rows: pa.Table, names: Sequence[str], encoder: TextEncoder | No
         if encoder is not None:
             try:
                 tokens = encoder.encode(row["text"] or "", row["language"], row["prompt"], sample_id=row["sample_id"])
-                values |= {**tokens, "text": encoder.transcript(values["text"], tokens["input_ids"])}
+                values |= {**tokens, "text": encoder.row_text(values["text"], tokens["input_ids"])}
             except SampleError as err:
                 values |= {"failure": err.reason, "message": str(err)}
         yield values
@@ -131,7 +133,8 @@ def _compute(recipe: Recipe, waveforms: Sequence[Array]) -> list[Mapping[str, Ar
     if not waveforms:
         return []
     try:
-        return list(_all_features(recipe, waveforms))
+        with span("features"):
+            return list(_all_features(recipe, waveforms))
     except SampleError as err:
         if len(waveforms) == 1:
             return [err]

@@ -13,6 +13,7 @@ from forebay.errors import SampleError
 from forebay.preprocess.modality import Read, Values
 from forebay.preprocess.unchanged import require_processor
 from forebay.preprocess.worker import mark
+from forebay.spans import span
 from forebay.steps.image.qwen2_vl import Patches, PixelSteps
 from forebay.steps.recipe import VisionRecipe
 from forebay.steps.text.chat import Chat, ChatEncoder
@@ -45,7 +46,8 @@ def image_samples(steps: PixelSteps, rows: pa.Table, read: Read, *, codec: Codec
         values: Values = {"image_hash": row["hash"]}
         try:
             data = read(row["file"], row["offset"], row["size"])
-            image = steps.make(data, sample_id=row["sample_id"])
+            with span("features"):
+                image = steps.make(data, sample_id=row["sample_id"])
             if image.grid != (1, row["grid_h"], row["grid_w"]):
                 raise SampleError(
                     "unreadable_image",

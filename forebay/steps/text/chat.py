@@ -18,8 +18,6 @@ from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.layout import FieldSpec
 
 VISION_START, IMAGE_PAD, VISION_END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
-
-
 _QUESTION, _ANSWER = "forebay-question", "forebay-answer"
 
 

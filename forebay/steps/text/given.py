@@ -66,7 +66,7 @@ class GivenPrompt(WhisperPrompt):
             raise TextError("empty_text", f"{utterance.sample_id}: the labels hold nothing but padding")
         return TokenSequence(ids=[self._start_id, *labels], prefix_len=1, num_label_tokens=len(labels))
 
-    def transcript(self, text: str, ids: Sequence[int]) -> str:  # noqa: ARG002
+    def row_text(self, text: str, ids: Sequence[int]) -> str:  # noqa: ARG002
         """Returns what the labels say, without control tokens."""
         return self._vocabulary.decode(ids)
 

@@ -116,7 +116,7 @@ class Prompt:
         """Returns the sequence of an utterance; raises TextError where it cannot be written."""
         raise NotImplementedError
 
-    def transcript(self, text: str, ids: Sequence[int]) -> str:  # noqa: ARG002
+    def row_text(self, text: str, ids: Sequence[int]) -> str:  # noqa: ARG002
         """Returns what a row says that it is a transcript of. text: of the source. ids: what was made of it."""
         return text
 
@@ -164,9 +164,9 @@ class TextEncoder:
         values = {"input_ids": sequence.ids, "prefix_len": [sequence.prefix_len], **sequence.more}
         return {name: np.array(value, dtype=np.int32) for name, value in values.items()}
 
-    def transcript(self, text: str, input_ids: np.ndarray) -> str:
+    def row_text(self, text: str, input_ids: np.ndarray) -> str:
         """Returns the transcript that stands beside the ids of a row. text: of the source."""
-        return self._prompt.transcript(text, input_ids.tolist())
+        return self._prompt.row_text(text, input_ids.tolist())
 
     def decode(self, input_ids: Iterable[int] | np.ndarray) -> str:
         """Returns the transcript in the ids of a sample: without prompt, language and control tokens.
@@ -174,6 +174,15 @@ class TextEncoder:
         Ids below zero (masked labels) are left out.
         """
         return self._vocabulary.decode(self._prompt.text_ids([int(i) for i in input_ids]))
+
+    @property
+    def end_id(self) -> int | None:
+        """Id of the token that ends a transcript."""
+        return self._vocabulary.eos_token_id
+
+    def transcript(self, text: str, *, sample_id: str) -> str:
+        """Returns the transcript of a manifest's text as the model learns it: normalised, without a language in it."""
+        return self._normalize(self._prompt.split(text)[1], sample_id)
 
     def _utterance(self, text: str, language: str | None, prompt: str | None, sample_id: str) -> Utterance:
         # Before normalisation: NFKC turns full-width brackets into those of a header, and nobody meant them as one.

@@ -20,6 +20,7 @@ class Whisper(Transcript):
     """The whole decoder sequence, as `WhisperTokenizer` gives it."""
 
     name: ClassVar[str] = "whisper"
+    stands_alone: ClassVar[bool] = True
 
     def writer(self, vocabulary: Vocabulary) -> Prompt:
         """Returns what writes the sequence."""
@@ -27,7 +28,11 @@ class Whisper(Transcript):
 
     @classmethod
     def batch(cls, stored: Stored) -> TextBatch:
-        """Returns the form `decoder_input_ids`, `labels` [B, L]."""
+        """Returns the form `decoder_input_ids`, `labels` [B, L], beside audio and without.
+
+        A Whisper that is called with a batch without audio raises, because its encoder has no input: `forebay train`
+        gives the decoder what `train.text_encoder` names, and a loop of your own passes `encoder_outputs`.
+        """
         return partial(whisper_text, pad_token_id=int(stored.constant("pad_token_id")))
 
 

@@ -1,11 +1,13 @@
-"""Checkpoints of the reference loop: complete or absent, the last one kept, without a pickle that could run code."""
+"""One checkpoint of the reference loop: complete or absent, without a pickle that could run code."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -16,14 +18,19 @@ import torch
 
 from forebay.config.tree import Config
 from forebay.errors import ForebayError, ResumeError
-from forebay.store.files import fsync_folder, hash_file, write_bytes
-from forebay.store.temporary import sweep, temporary_name
+from forebay.store.files import fsync_folder, hash_file
+from forebay.store.temporary import temporary_name
+from forebay.train.loop.best import BestRecord
+from forebay.train.models.lora import base_of, is_adapted, save_adapter
+from forebay.train.models.processor import processor_class
 
+_logger = logging.getLogger(__name__)
+
+POINTER = "last.json"
 _VERSION = 1
-_POINTER = "last.json"
-_PREFIX = "checkpoint-"
+_NAME = re.compile(r"checkpoint-[0-9]{8,}(-[0-9]+)?\Z", re.ASCII)
+_STATE = "state.json"
 _OPTIMIZER = "optimizer.pt"
-_PROCESSOR_SUFFIXES = {".json", ".txt", ".jinja", ".model"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +52,17 @@ class TrainState:
     scaler: dict[str, Any] | None = None
     """Loss scale of fp16."""
     files: dict[str, str] = field(default_factory=dict)
-    """xxh3-128 of the files with weights and moments; `save_checkpoint` fills it in."""
+    """xxh3-128 of the files with weights and moments; `write_checkpoint` fills it in."""
+    kept: list[str] = field(default_factory=list)
+    """Names of the run's checkpoints that stay, oldest first, this one among them."""
+    best: BestRecord | None = None
+    """The best evaluation so far."""
+    base: dict[str, str] = field(default_factory=dict)
+    """xxh3-128 of the weights in `train.model` that an adapter was trained on."""
     version: int = _VERSION
+    skipped_steps: int = 0
+    """Steps that the scaler of fp16 has skipped, of all steps, and of the last ones in a row."""
+    skipped_in_a_row: int = 0
 
 
 def run_folder(config: Config) -> Path:
@@ -54,37 +70,87 @@ def run_folder(config: Config) -> Path:
     return Path(config.train.output_dir) / config.name
 
 
-def save_checkpoint(
-    folder: Path, state: TrainState, *, model: Any, optimizer: Mapping[str, Any], processor_folder: Path
-) -> Path:
-    """Returns the new checkpoint folder under `folder`; afterwards it is the last one and the others are gone.
+def write_checkpoint(
+    target: Path,
+    state: TrainState,
+    *,
+    model: Any,
+    optimizer: Mapping[str, Any],
+    processor: Mapping[str, Path],
+    weights: Mapping[str, torch.Tensor] | None = None,
+) -> None:
+    """Makes `target` a checkpoint folder, whole or not at all; a checkpoint of that name is replaced.
 
-    It holds transformers' `save_pretrained` form (safetensors), the tokenizer and processor files of
-    `processor_folder`, optimizer.pt (readable with `weights_only=True`) and state.json. Everything is written aside
-    and fsynced, then renamed, then named by last.json: a crash at any instant leaves the previous checkpoint in force.
-    Raises ForebayError where it cannot be written; the previous checkpoint stays.
+    It can be used for inference as it lies: it holds transformers' `save_pretrained` form (safetensors), or peft's for
+    a model with adapters (see `save_adapter`), and the files of `processor`. Training goes on from optimizer.pt
+    (readable with `weights_only=True`) and state.json. weights: the model's
+    state dict, where the model itself has only parts of it (FSDP). Raises ForebayError where it cannot be written.
     """
     from safetensors import SafetensorError
 
-    sweep(folder)
-    target = _free_name(folder, state.step)
     try:
         with _folder_aside(target) as temporary:
-            model.save_pretrained(temporary)
-            _copy_processor(processor_folder, temporary)
+            _write_model(temporary, target, model=model, processor=processor, weights=weights)
             torch.save(dict(optimizer), temporary / _OPTIMIZER)
             sealed = replace(state, files=_hashes(temporary))
-            (temporary / "state.json").write_text(json.dumps(asdict(sealed), indent=1), encoding="utf-8")
-        write_bytes(folder / _POINTER, json.dumps({"checkpoint": target.name}).encode())
+            (temporary / _STATE).write_text(json.dumps(asdict(sealed), indent=1), encoding="utf-8")
     except (OSError, RuntimeError, SafetensorError) as err:
-        raise ForebayError(
-            f"cannot write checkpoint {target} of step {state.step}: {err}; the checkpoint before it is whole: "
-            "make room and go on with forebay train --resume"
-        ) from err
-    for other in folder.glob(f"{_PREFIX}*"):
-        if other != target:
-            shutil.rmtree(other, ignore_errors=True)
-    return target
+        raise cannot_write(target, state.step, err) from err
+
+
+def cannot_write(target: Path, step: int, err: Exception) -> ForebayError:
+    """Returns the error that says that a checkpoint was not written, and what to do."""
+    return ForebayError(
+        f"cannot write checkpoint {target} of step {step}: {err}; the last whole checkpoint stays in force: "
+        "make room, or lower train.save_total_limit, and go on with forebay train --resume"
+    )
+
+
+def _write_model(
+    folder: Path,
+    target: Path,
+    *,
+    model: Any,
+    processor: Mapping[str, Path],
+    weights: Mapping[str, torch.Tensor] | None,
+) -> None:
+    if is_adapted(model):
+        save_adapter(model, folder, target=target, weights=weights)
+        if (name := processor_class(processor, base_of(model).config.model_type)) is not None:
+            (folder / "processor_config.json").write_text(json.dumps({"processor_class": name}), encoding="utf-8")
+    else:
+        model.save_pretrained(folder, **({} if weights is None else {"state_dict": weights}))
+    for name, path in processor.items():
+        if not (folder / name).exists():
+            shutil.copyfile(path, folder / name)
+
+
+def checkpoint_name(step: int, attempt: int = 1) -> str:
+    """Returns the name of the checkpoint of a step; attempt 2, 3, ... where a name is taken."""
+    return f"checkpoint-{step:08d}" + (f"-{attempt}" if attempt > 1 else "")
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Returns whether a path is a folder that `write_checkpoint` has made, under a name that it gives."""
+    if _NAME.match(path.name) is None or path.is_symlink() or not path.is_dir():
+        return False
+    try:
+        document = json.loads((path / _STATE).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and {"version", "step", "loader", "settings", "files"} <= document.keys()
+
+
+def discard(checkpoint: Path) -> None:
+    """Removes a checkpoint folder; what cannot be removed now is left under a name that the next run sweeps."""
+    aside = temporary_name(checkpoint)
+    try:
+        # First the name: half a checkpoint must not look like one.
+        os.rename(checkpoint, aside)
+    except OSError as err:
+        _logger.warning("cannot remove the old checkpoint %s: %s", checkpoint, err)
+    else:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def find_checkpoint(folder: Path) -> Path | None:
@@ -92,7 +158,7 @@ def find_checkpoint(folder: Path) -> Path | None:
 
     Raises ResumeError where last.json names a checkpoint that is not there.
     """
-    pointer = folder / _POINTER
+    pointer = folder / POINTER
     try:
         name = json.loads(pointer.read_bytes())["checkpoint"]
     except FileNotFoundError:
@@ -101,7 +167,7 @@ def find_checkpoint(folder: Path) -> Path | None:
         raise ResumeError(
             f"cannot read {pointer}: {err!r}; name a checkpoint folder, or train without --resume"
         ) from err
-    if not (folder / str(name) / "state.json").is_file():
+    if not (folder / str(name) / _STATE).is_file():
         raise ResumeError(f"{pointer} names {name}, which is not a checkpoint in {folder}; train without --resume")
     return folder / str(name)
 
@@ -111,7 +177,7 @@ def load_state(checkpoint: Path) -> TrainState:
 
     Raises ResumeError, naming the file and both values, where one is missing or not what it was.
     """
-    path = checkpoint / "state.json"
+    path = checkpoint / _STATE
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as err:
@@ -127,19 +193,35 @@ def load_state(checkpoint: Path) -> TrainState:
         "settings": (dict,),
         "scaler": (dict, type(None)),
         "files": (dict,),
+        "skipped_steps": (int,),
+        "skipped_in_a_row": (int,),
     }
+    document = {"skipped_steps": 0, "skipped_in_a_row": 0, **document}  # older checkpoints do not count them
+    later = {"kept": (list,), "base": (dict,)}  # checkpoints of before have none
+    wanted |= {name: kinds for name, kinds in later.items() if name in document}
     for name, kinds in wanted.items():
         if name not in document or not isinstance(document[name], kinds):
             raise ResumeError(
                 f"{path}: {name} is {document.get(name)!r}, wanted a {kinds[0].__name__}; train without --resume"
             )
     _verify(checkpoint, document["files"])
-    return TrainState(**{each.name: document[each.name] for each in fields(TrainState)})
+    best = _best_of(document.get("best"), path)
+    known = {each.name: document[each.name] for each in fields(TrainState) if each.name in document}
+    return TrainState(**{**known, "best": best})
+
+
+def _best_of(document: object, path: Path) -> BestRecord | None:
+    if document is None:
+        return None
+    wanted = {"checkpoint": str, "step": int, "name": str, "metric": str, "value": float}
+    if isinstance(document, dict) and {key: type(value) for key, value in document.items()} == wanted:
+        return BestRecord(**document)
+    raise ResumeError(f"{path}: best is {document!r}, wanted {', '.join(wanted)}; train without --resume")
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    paths = sorted([*folder.glob("*.safetensors"), folder / _OPTIMIZER])
-    return {path.name: hash_file(path) for path in paths}
+    paths = sorted([*folder.rglob("*.safetensors"), folder / _OPTIMIZER])
+    return {str(path.relative_to(folder)): hash_file(path) for path in paths}
 
 
 def _verify(checkpoint: Path, stored: Mapping[str, str]) -> None:
@@ -168,16 +250,6 @@ def load_optimizer(checkpoint: Path) -> dict[str, Any]:
     return loaded
 
 
-def _free_name(folder: Path, step: int) -> Path:
-    # A new run in the folder of an old one reaches the same steps. The old name stays taken until last.json names
-    # another.
-    target, attempt = folder / f"{_PREFIX}{step:08d}", 1
-    while target.exists():
-        attempt += 1
-        target = folder / f"{_PREFIX}{step:08d}-{attempt}"
-    return target
-
-
 @contextlib.contextmanager
 def _folder_aside(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -185,10 +257,9 @@ def _folder_aside(target: Path) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
-        for path in temporary.iterdir():
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
-        fsync_folder(temporary)
+        _fsync_all(temporary)
+        if is_checkpoint(target):
+            discard(target)
         os.rename(temporary, target)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -196,9 +267,11 @@ def _folder_aside(target: Path) -> Iterator[Path]:
     fsync_folder(target.parent)
 
 
-def _copy_processor(source: Path, target: Path) -> None:
-    for path in sorted(source.iterdir()):
-        is_weights = ".safetensors" in path.name or ".bin" in path.name
-        is_wanted = path.is_file() and path.suffix in _PROCESSOR_SUFFIXES and not is_weights
-        if is_wanted and not (target / path.name).exists():
-            shutil.copyfile(path, target / path.name)
+def _fsync_all(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir():
+            _fsync_all(path)
+        else:
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+    fsync_folder(folder)

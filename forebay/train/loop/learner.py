@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import random
 from collections.abc import Generator, Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,19 +17,40 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from forebay.config.train import TrainConfig
 from forebay.config.tree import Config
-from forebay.errors import ConfigError, ResumeError
+from forebay.errors import ResumeError
+from forebay.spans import span
 from forebay.steps.batch import IGNORED
 from forebay.train.collate.patches import fields_of, pixel_dtype, to_model_inputs
 from forebay.train.device import Batch
-from forebay.train.loop.checkpoint import TrainState, load_optimizer, load_state, save_checkpoint
+from forebay.train.loop import sharded
+from forebay.train.loop.checkpoint import TrainState, load_optimizer, load_state, run_folder
+from forebay.train.loop.compiled import set_passes
+from forebay.train.loop.kept import Checkpoints
 from forebay.train.loop.meter import Meter
 from forebay.train.loop.micro_batches import BatchLoader, Group, host_sum, micro_batch_groups
-from forebay.train.models.folder import check_batch, load_model, model_facts
+from forebay.train.loop.phases import Phases
+from forebay.train.loop.schedule import Schedule, run_steps
+from forebay.train.loop.skipped import SkippedSteps
+from forebay.train.loop.trainable import set_learning_rate, set_trainable
+from forebay.train.models.folder import check_batch
+from forebay.train.models.processor import processor_files, warn_of_missing
 from forebay.train.models.table import ModelFacts
+from forebay.train.models.trainee import base_hashes, checkpoint_model, new_model
 
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What came of one step."""
+
+    loss: torch.Tensor
+    """This rank's part of the step's loss, a scalar on the device; the ranks' parts add up to the loss."""
+    grad_norm: torch.Tensor
+    """Norm of the gradient before clipping, over all ranks."""
+    is_skipped: bool
+    """Whether the scaler of fp16 left the weights as they were, since a gradient was not finite."""
 
 
 class Learner:
@@ -37,58 +60,114 @@ class Learner:
         self, config: Config, *, facts: ModelFacts, accelerator: Any, constants: Mapping[str, Any] | None = None
     ) -> None:
         """Starts nothing yet. constants: those of the source, by which uint8 patches are expanded."""
+        self._config = config
         self.settings = config.train
         self._loader = config.loader
         self._constants = constants or {}
         self.facts = facts
         self.accelerator = accelerator
+        self.checkpoints = Checkpoints(run_folder(config), config.train)
+        self._processor = processor_files(config, facts)
+        self._base: dict[str, str] = {}
         self._model: Any = None
         self._optimizer: Any = None
+        self._schedule: Schedule | None = None
 
-    def start(self, checkpoint: Path | None, *, loader: BatchLoader) -> TrainState | None:
+    @property
+    def is_main_rank(self) -> bool:
+        """Whether this rank writes logs and checkpoints."""
+        return bool(self.accelerator.is_main_process)
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that share a step."""
+        return int(self.accelerator.num_processes)
+
+    @property
+    def model(self) -> Any:
+        """The model as it was loaded, without what accelerate put around it; `start` makes it."""
+        return self.accelerator.unwrap_model(self._model)
+
+    @property
+    def schedule(self) -> Schedule:
+        """Number of steps and learning rates of the run; `start` makes it."""
+        if self._schedule is None:
+            raise RuntimeError("the learner was not started")
+        return self._schedule
+
+    def start(self, checkpoint: Path | None, *, loader: BatchLoader, phases: Phases | None = None) -> TrainState | None:
         """Returns the state of `checkpoint`; model, optimizer and loader then stand where the checkpoint left them."""
-        state = load_state(checkpoint) if checkpoint else None
-        model = (
-            _checkpoint_model(self.facts, checkpoint)
-            if checkpoint
-            else load_model(self.facts.folder, seed=self._loader.seed, init=self.settings.init)
-        )
-        self._model, self._optimizer = self.accelerator.prepare(model, adamw(model, self.settings))
-        if state is None or checkpoint is None:
-            return None
+        phases = phases or Phases()
+        with phases("checkpoint") if checkpoint else contextlib.nullcontext():
+            state = load_state(checkpoint) if checkpoint else None
+        if state is not None:
+            loader.load_state_dict(state.loader)
+        num_steps = run_steps(self.settings, loader, steps_done=state.step if state else 0)
+        self._schedule = Schedule.of(self.settings, num_steps=num_steps)
+        with phases("model"):
+            model = self._load(checkpoint, state)
+            if self.facts.prepare_text_alone is not None:
+                self.facts.prepare_text_alone(model, self.settings.text_encoder)
+            set_trainable(model, self.settings)
+            if self.is_main_rank:
+                self._tell_start(model, is_new=checkpoint is None)
+            set_passes(model, self.settings)
+        with phases("to device"):
+            self._model, self._optimizer = sharded.prepare(self.accelerator, model, self.settings)
+        if state is not None and checkpoint is not None:
+            with phases("optimizer state"):
+                self._go_on(checkpoint, state)
+        return state
+
+    def _load(self, checkpoint: Path | None, state: TrainState | None) -> Any:
+        """Returns the model on the host, that of `checkpoint` or a new one."""
+        self._base = base_hashes(self._config, self.facts, checkpoint)
+        if state is not None and state.base != self._base:
+            raise ResumeError(
+                f"the weights in {self.facts.folder} have checksums {self._base}, and the adapters in {checkpoint} "
+                f"were trained on {state.base}; set train.model back, or train without --resume"
+            )
+        if checkpoint is None:
+            return new_model(self._config, self.facts)
+        return checkpoint_model(self._config, self.facts, checkpoint)
+
+    def _tell_start(self, model: Any, *, is_new: bool) -> None:
+        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+        learning, total = sum(size for size, learns in sizes if learns), sum(size for size, _ in sizes)
+        _logger.info("%s of %s parameters learn (%.2f %%)", f"{learning:,}", f"{total:,}", 100 * learning / total)
+        warn_of_missing(self._processor, self.facts)
+        if is_new:
+            self.checkpoints.begin()
+
+    def _go_on(self, checkpoint: Path, state: TrainState) -> None:
+        """Makes optimizer and scaler those of a checkpoint, and tells what differs from its settings."""
+        then, now = state.settings, self._arithmetic()
+        changed = [f"{name} {then[name]!r} -> {now[name]!r}" for name in now if then.get(name, now[name]) != now[name]]
         try:
-            self._optimizer.load_state_dict(load_optimizer(checkpoint))
+            sharded.load_optimizer_state(self._optimizer, load_optimizer(checkpoint))
         except (ValueError, KeyError) as err:
             raise ResumeError(
-                f"{checkpoint}/optimizer.pt does not fit the model: {err}; train without --resume"
+                f"{checkpoint}/optimizer.pt does not fit the model: {err} "
+                f"({', '.join(changed) or 'settings are the same'}); train without --resume, or set them back"
             ) from err
         if self.accelerator.scaler is not None and state.scaler is not None:
             self.accelerator.scaler.load_state_dict(state.scaler)
-        loader.load_state_dict(state.loader)
-        self._tell_resume(checkpoint, state)
-        return state
-
-    def _tell_resume(self, checkpoint: Path, state: TrainState) -> None:
-        if not self.accelerator.is_main_process:
+        self.checkpoints.go_on(checkpoint, state, writes=self.is_main_rank)
+        if not self.is_main_rank:
             return
-        now = self._arithmetic()
-        changed = [f"{k} {state.settings.get(k)!r} -> {now[k]!r}" for k in now if state.settings.get(k) != now[k]]
         _logger.info("going on after step %d of %s", state.step, checkpoint)
         if changed:
             _logger.warning("settings differ from those of the checkpoint, so losses will too: %s", ", ".join(changed))
 
     def _arithmetic(self) -> dict[str, Any]:
-        names = (
-            "max_steps",
-            "learning_rate",
-            "warmup_steps",
-            "weight_decay",
-            "max_grad_norm",
-            "grad_acc",
-            "mixed_precision",
-        )
-        settings = {"seed": self._loader.seed, **{name: getattr(self.settings, name) for name in names}}
-        return {**settings, "num_ranks": self.accelerator.num_processes}
+        """Returns the settings that losses depend on, as JSON values, and the steps that they come to."""
+        names = ("learning_rate", "schedule", "embed_lr_mult", "weight_decay", "max_grad_norm", "freeze", "lora")
+        settings = asdict(self.settings)
+        found = {name: settings[name] for name in (*names, "text_encoder", "grad_acc", "mixed_precision")}
+        found |= {"max_steps": self.schedule.num_steps, "warmup_steps": self.schedule.warmup_steps}
+        found |= {"seed": self._loader.seed, "num_ranks": self.num_ranks}
+        as_json: dict[str, Any] = json.loads(json.dumps(found))
+        return as_json
 
     def groups(self, loader: BatchLoader) -> Generator[Group, None, None]:
         """Returns the groups of micro-batches, one a step, of the size of the plan's calibration or `train.grad_acc`.
@@ -114,43 +193,65 @@ class Learner:
             first_step=state.step + 1 if state else 1,
             losses=(state.loss_first, state.loss_last) if state else None,
             sum_on_device=partial(self.accelerator.reduce, reduction="sum"),
-            has_scaler=self.accelerator.scaler is not None,
+            skipped=SkippedSteps(
+                limit=self.settings.max_skipped_steps,
+                total=state.skipped_steps if state else 0,
+                in_a_row=state.skipped_in_a_row if state else 0,
+            ),
+            device=self.accelerator.device,
         )
 
-    def update(self, group: Group, *, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns this rank's part of the step's loss and the gradient norm before clipping; the weights have moved.
+    def update(self, group: Group, *, step: int) -> Outcome:
+        """Returns what came of one step on a group of micro-batches; the weights have moved.
 
-        Only the last micro-batch of the group synchronises gradients. DDP takes the mean over ranks, hence the factor.
+        Only the last micro-batch of the group synchronises gradients.
         """
-        seed_step(self._loader.seed, step=step, rank=self.accelerator.process_index)
-        for parameters in self._optimizer.param_groups:
-            parameters["lr"] = self.settings.learning_rate * lr_factor(step, self.settings)
+        with span("bookkeeping"):
+            seed_step(self._loader.seed, step=step, rank=self.accelerator.process_index)
+            set_learning_rate(self._optimizer, self.settings.learning_rate * self.schedule.factor(step))
         total = torch.zeros((), device=self.accelerator.device)
         for position, (batch, weight) in enumerate(group.batches, start=1):
             is_last = position == len(group.batches)
-            with contextlib.nullcontext() if is_last else self.accelerator.no_sync(self._model):
+            with contextlib.nullcontext() if is_last else sharded.no_sync(self.accelerator, self._model):
                 loss = self._loss(batch) * (weight / group.num_targets)
-                self.accelerator.backward(loss * self.accelerator.num_processes)
+                with span("backward"):
+                    self.accelerator.backward(self._scaled(loss))
             total += loss.detach()
         limit = self.settings.max_grad_norm if self.settings.max_grad_norm > 0 else math.inf
-        grad_norm: torch.Tensor = self.accelerator.clip_grad_norm_(self._model.parameters(), limit)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        return total, grad_norm
+        with span("optimizer"):
+            grad_norm = sharded.whole(self.accelerator.clip_grad_norm_(self._model.parameters(), limit))
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+        return Outcome(loss=total, grad_norm=grad_norm, is_skipped=bool(self.accelerator.optimizer_step_was_skipped))
+
+    def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """Returns the loss as it goes into the backward pass: DDP and FSDP take the mean over ranks, hence the factor.
+
+        Under a scaler, a loss that is not finite makes every gradient not finite: gradients of such a loss can be
+        finite, and the scaler would not skip the step.
+        """
+        scaled = loss * self.num_ranks
+        if self.accelerator.scaler is None:
+            return scaled
+        return scaled * torch.where(loss.detach().isfinite(), 1.0, math.nan)
 
     def _loss(self, batch: Batch) -> torch.Tensor:
-        check_batch(self.facts, fields_of(batch))
+        with span("bookkeeping"):
+            check_batch(self.facts, fields_of(batch))
         device, dtype = self.accelerator.device, pixel_dtype(self._loader.pixels)
-        inputs = to_model_inputs(batch, self._constants, device=device, dtype=dtype)
-        labels = inputs.pop("labels")
-        logits = self._model(**inputs).logits
-        return summed_loss(logits, labels, labels_are_shifted=self.facts.labels_are_shifted)
+        with span("copy to device"):
+            inputs = to_model_inputs(batch, self._constants, device=device, dtype=dtype)
+        with span("forward"):
+            labels = inputs.pop("labels")
+            logits = self._model(**inputs).logits
+            return summed_loss(logits, labels, labels_are_shifted=self.facts.labels_are_shifted)
 
-    def save(self, folder: Path, *, step: int, meter: Meter, loader: BatchLoader) -> Path | None:
+    def save(self, *, step: int, meter: Meter, loader: BatchLoader) -> Path | None:
         """Returns the checkpoint that rank 0 has written, None on other ranks; all ranks return when it is there."""
         saved = None
         loss_first, loss_last = meter.losses
-        if self.accelerator.is_main_process:
+        whole, optimizer = sharded.Gathered(self.accelerator, self._model), sharded.gathered_optimizer(self._optimizer)
+        if self.is_main_rank:
             scaler = self.accelerator.scaler
             state = TrainState(
                 step=step,
@@ -159,36 +260,16 @@ class Learner:
                 loader=loader.state_dict(),
                 settings=self._arithmetic(),
                 scaler=None if scaler is None else scaler.state_dict(),
+                skipped_steps=meter.skipped.total,
+                skipped_in_a_row=meter.skipped.in_a_row,
+                base=self._base,
             )
-            saved = save_checkpoint(
-                folder,
-                state,
-                model=self.accelerator.unwrap_model(self._model),  # keeps the casts of mixed precision in place
-                optimizer=self._optimizer.state_dict(),
-                processor_folder=self.facts.folder,
+            saved = self.checkpoints.save(
+                state, model=whole.model, weights=whole.weights, optimizer=optimizer, processor=self._processor
             )
             _logger.info("checkpoint of step %d: %s", step, saved)
         self.accelerator.wait_for_everyone()
         return saved
-
-
-def _checkpoint_model(wanted: ModelFacts, checkpoint: Path) -> Any:
-    try:
-        stored = model_facts(checkpoint)
-        model = load_model(checkpoint, seed=0)
-    except ConfigError as err:
-        raise ResumeError(f"cannot go on from {checkpoint}: {err}; train without --resume") from err
-    was, now = (
-        {"model_type": facts.model_type, "vocab_size": facts.vocab_size, **facts.constants}
-        for facts in (stored, wanted)
-    )
-    for name, value in now.items():
-        if was.get(name) != value:
-            raise ResumeError(
-                f"{name} is {was.get(name)} in {checkpoint} and {value} in {wanted.folder}; "
-                "train without --resume, or set train.model back"
-            )
-    return model
 
 
 def count_targets(labels: torch.Tensor, *, labels_are_shifted: bool) -> int:
@@ -207,30 +288,6 @@ def summed_loss(logits: torch.Tensor, labels: torch.Tensor, *, labels_are_shifte
         logits, labels = logits[:, :-1], labels[:, 1:]
     return functional.cross_entropy(
         logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
-    )
-
-
-def lr_factor(step: int, settings: TrainConfig) -> float:
-    """Returns the share of `learning_rate` that step 1, 2, ... takes: linear warm-up, then half a cosine towards 0.
-
-    Step `warmup_steps` is the first at the full rate, and no step is spent at a rate of 0 (transformers'
-    `get_cosine_schedule_with_warmup` spends the first). A function of the step, so it needs no state.
-    """
-    if step <= settings.warmup_steps:
-        return step / settings.warmup_steps
-    done = (step - 1 - settings.warmup_steps) / max((settings.max_steps or 100) - settings.warmup_steps, 1)
-    return 0.5 * (1.0 + math.cos(math.pi * min(done, 1.0)))
-
-
-def adamw(model: torch.nn.Module, settings: TrainConfig) -> torch.optim.AdamW:
-    """Returns AdamW over the model's trainable parameters; biases and norm weights (one axis) are not decayed."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return torch.optim.AdamW(
-        [
-            {"params": [p for p in trainable if p.ndim > 1], "weight_decay": settings.weight_decay},
-            {"params": [p for p in trainable if p.ndim <= 1], "weight_decay": 0.0},
-        ],
-        lr=settings.learning_rate,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from forebay.errors import PlanError
+from forebay.spans import span
 from forebay.steps.batch import IGNORED
 from forebay.train.device import Batch
 
@@ -101,8 +102,9 @@ def _next_group(
     # The weight is the loader's word on the batch that it handed out last.
     batches = [(batch, loader.weight) for batch in itertools.islice(epoch, size)]
     wait_s = time.perf_counter() - started_s
-    num_targets = sum(weight * count_targets(batch["labels"]) for batch, weight in batches)
-    num_samples = sum(weight * count_samples(batch) for batch, weight in batches)
+    with span("bookkeeping"):
+        num_targets = sum(weight * count_targets(batch["labels"]) for batch, weight in batches)
+        num_samples = sum(weight * count_samples(batch) for batch, weight in batches)
     ready, num_targets, num_samples = sum_over_ranks([bool(batches), num_targets, num_samples])
     if not ready:
         return None
@@ -135,7 +137,8 @@ def host_sum(num_ranks: int) -> SumOverRanks:
 
     def sum_over_ranks(values: Sequence[int]) -> list[int]:
         counts = torch.tensor(values, dtype=torch.int64)
-        torch.distributed.all_reduce(counts, group=process_group)
+        with span("all-reduce"):
+            torch.distributed.all_reduce(counts, group=process_group)
         return [int(count) for count in counts]
 
     return sum_over_ranks

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,19 +20,25 @@ from typing import Any
 
 import torch
 
-from forebay.config.train import TrainConfig
 from forebay.config.tree import Config
-from forebay.errors import ConfigError, MissingExtraError
-from forebay.plan.usage import FILE_NAME
+from forebay.errors import ConfigError
+from forebay.plan.drawn import Drawn, drawn_lines
 from forebay.store.source import parts_of, source_kind, without_audio
+from forebay.train.evaluation.evaluations import Evaluations
 from forebay.train.loader import Loader
+from forebay.train.loop.after_step import AfterStep
+from forebay.train.loop.board import Board
 from forebay.train.loop.checkpoint import find_checkpoint, run_folder
-from forebay.train.loop.learner import Learner, lr_factor
-from forebay.train.loop.meter import StepLog
-from forebay.train.loop.micro_batches import BatchLoader, host_sum
-from forebay.train.loop.usage_log import UsageLog
+from forebay.train.loop.drawn import drawn_by
+from forebay.train.loop.launch import make_accelerator, process_state
+from forebay.train.loop.learner import Learner
+from forebay.train.loop.meter import Meter, StepLog
+from forebay.train.loop.micro_batches import BatchLoader
+from forebay.train.loop.phases import Phases
+from forebay.train.loop.trackers import check_trackers
 from forebay.train.models.folder import check_config, check_constants, check_weights, model_facts
 from forebay.train.models.table import FAMILIES, ModelFacts
+from forebay.train.profile.recorder import Recorder
 from forebay.train.select import SourceKind, make_loader
 from forebay.visible import from_here
 
@@ -58,6 +63,12 @@ class TrainReport:
     source: SourceKind
     checkpoint: str | None
     """Folder of the last checkpoint; None on ranks other than 0, which writes it."""
+    skipped_steps: int = 0
+    """Steps of the run that the scaler of fp16 skipped, those before a resume included."""
+    phases: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Seconds of the phases of this process's start, in their order."""
+    buckets: dict[str, Drawn] = dataclasses.field(default_factory=dict)
+    """What was drawn of each bucket in the whole run, over all ranks; empty for a loader without a plan."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""
@@ -68,26 +79,36 @@ class TrainReport:
         return [
             f"{self.steps} steps, loss {self.loss_first:.3f} -> {self.loss_last:.3f}, {self.samples_per_s:.1f} "
             f"samples/s, {100 * self.data_wait_share:.1f} % waiting for data, {100 * self.padding:.1f} % padding, read "
-            f"from {self.source}; checkpoint {from_here(self.checkpoint or 'none')}"
+            f"from {self.source}; checkpoint {from_here(self.checkpoint or 'none')}",
+            *drawn_lines(self.buckets),
         ]
 
 
 def run(
-    config: Config, *, resume: bool | Path = False, log: Callable[[StepLog], None] | None = None
+    config: Config,
+    *,
+    resume: bool | Path = False,
+    log: Callable[[StepLog], None] | None = None,
+    phases: Phases | None = None,
+    recorder: Recorder | None = None,
 ) -> TrainReport | None:
     """Returns the report of `train` with this rank's loader, which is made here; None on ranks other than 0.
 
     The model is checked against the config before any data is looked for, and against the source's constants before
-    any of it is read.
+    any of it is read. phases: what came before, imports for one.
+    recorder: ends the run after its steps, see `forebay.train.profile`.
     """
-    facts = _check_settings(config)
-    if not resume:
-        check_weights(facts.folder, init=config.train.init)
-    state = _process_state()
+    phases = phases or Phases()
+    with phases("settings"):
+        facts = _check_settings(config)
+        if not resume:
+            check_weights(facts.folder, init=config.train.init)
+        state = process_state()
     try:
-        loader = make_loader(_as_stored(config), dp_rank=state.process_index, dp_world_size=state.num_processes)
-        for part in parts_of(loader.source):
-            check_constants(facts, part.constants)
+        with phases("data"):
+            loader = make_loader(_as_stored(config), dp_rank=state.process_index, dp_world_size=state.num_processes)
+            for part in parts_of(loader.source):
+                check_constants(facts, part.constants)
         report = train(
             config,
             loader=loader,
@@ -95,6 +116,8 @@ def run(
             constants=loader.source.constants,
             resume=resume,
             log=log,
+            phases=phases,
+            recorder=recorder,
         )
         return report if state.is_main_process else None
     finally:
@@ -110,8 +133,10 @@ def train(
     constants: Mapping[str, Any] | None = None,
     resume: bool | Path = False,
     log: Callable[[StepLog], None] | None = None,
+    phases: Phases | None = None,
+    recorder: Recorder | None = None,
 ) -> TrainReport:
-    """Returns the report of training up to `train.max_steps`; the run folder then holds the last checkpoint.
+    """Returns the report of a whole run, whose folder then holds the last checkpoint; `Schedule` says how long it is.
 
     loader: this rank's batches, on the host. Ranks come from accelerate (RANK and WORLD_SIZE, as torchrun sets them).
     constants: of the loader's source; batches of uint8 patches need them.
@@ -122,41 +147,50 @@ def train(
     Raises ConfigError, CacheMismatchError (batches that the model cannot take), ResumeError, PlanError (no batches),
     ForebayError (a loss that is not finite, a checkpoint that cannot be written).
     """
-    settings, folder = config.train, run_folder(config)
-    facts, num_steps = _check_settings(config), settings.max_steps or 100
+    facts = _check_settings(config)
     # Micro-batches without audio give the audio encoder no gradient.
     has_text_alone = isinstance(loader, Loader) and without_audio(loader.source) is not None
-    learner = Learner(
-        config, facts=facts, accelerator=_accelerator(settings, has_text_alone=has_text_alone), constants=constants
+    phases = phases or Phases()
+    accelerator = make_accelerator(config, has_text_alone=has_text_alone)
+    learner = Learner(config, facts=facts, accelerator=accelerator, constants=constants)
+    with phases("evaluation sets"):
+        evaluations = Evaluations(config, facts=facts, accelerator=accelerator)
+    checkpoint = _resume_from(run_folder(config), resume=resume)
+    state = learner.start(checkpoint, loader=loader, phases=phases)
+    first, last = state.step if state else 0, learner.schedule.num_steps
+    if recorder is not None:
+        last = first + recorder.watch(learner.model)
+    with (
+        recorder or contextlib.nullcontext(),
+        Board(config, accelerator, step=first, last=last, log=log) as board,
+        contextlib.closing(learner.groups(loader)) as groups,
+    ):
+        after_step = AfterStep(config, learner, loader=loader, evaluations=evaluations, state=state, board=board)
+        for step, group in zip(range(first + 1, last + 1), phases.started(groups), strict=False):
+            after_step(step, learner.update(group, step=step), group)
+            if recorder is not None:
+                recorder.step_done()
+    return _report(
+        after_step.meter,
+        steps=max(first, last),
+        padding=float(loader.report()["padding"]),
+        source=source_kind,
+        checkpoint=checkpoint if first >= last else after_step.checkpoint,
+        phases=phases.seconds,
+        buckets=drawn_by(loader, config) if learner.is_main_rank else {},
     )
-    checkpoint = _resume_from(folder, resume=resume)
-    state = learner.start(checkpoint, loader=loader)
-    meter, first = learner.meter(state), state.step if state else 0
-    usage = _usage_log(config, loader, step=first, num_ranks=learner.accelerator.num_processes)
-    with contextlib.closing(learner.groups(loader)) as groups:
-        for step, group in zip(range(first + 1, num_steps + 1), groups, strict=False):
-            loss, grad_norm = learner.update(group, step=step)
-            meter.add(loss=loss, grad_norm=grad_norm, group=group)
-            if _is_due(step, settings.log_every, last=num_steps):
-                rate = settings.learning_rate * lr_factor(step, settings)
-                line = meter.line(learning_rate=rate, padding=float(loader.report()["padding"]))
-                if learner.accelerator.is_main_process:
-                    _logger.info("%s", line) if log is None else log(line)
-            is_saved = _is_due(step, settings.checkpoint_every, last=num_steps)
-            if usage is not None and (is_saved or step % settings.usage_every == 0):
-                usage.record(step)  # before the checkpoint: whoever goes on from it finds a line that leads there
-            if is_saved:
-                checkpoint = learner.save(folder, step=step, meter=meter, loader=loader)
+
+
+def _report(meter: Meter, *, checkpoint: Path | None, **facts: Any) -> TrainReport:
     loss_first, loss_last = meter.losses
     return TrainReport(
-        steps=max(first, num_steps),
         loss_first=loss_first,
         loss_last=loss_last,
         samples_per_s=meter.num_samples / meter.elapsed_s,
         data_wait_share=meter.wait_s / meter.elapsed_s,
-        padding=float(loader.report()["padding"]),
-        source=source_kind,
         checkpoint=None if checkpoint is None else str(checkpoint),
+        skipped_steps=meter.skipped.total,
+        **facts,
     )
 
 
@@ -165,31 +199,13 @@ def _as_stored(config: Config) -> Config:
     return dataclasses.replace(config, loader=dataclasses.replace(config.loader, pixels="uint8"))
 
 
-def _is_due(step: int, every: int, *, last: int) -> bool:
-    """Returns whether something happens after `step`: every so many steps (0: never), and after the last step."""
-    return step == last or (every > 0 and step % every == 0)
-
-
-def _usage_log(config: Config, loader: BatchLoader, *, step: int, num_ranks: int) -> UsageLog | None:
-    """Returns the log of what is used after `step`; None where no log is wanted, or the loader has no plan."""
-    settings = config.train
-    if not settings.usage_every or not isinstance(loader, Loader):
-        return None
-    return UsageLog(
-        run_folder(config) / "logs" / FILE_NAME,
-        loader,
-        step=step,
-        sum_over_ranks=host_sum(num_ranks),
-        with_ids=settings.usage_ids,
-    )
-
-
 def _check_settings(config: Config) -> ModelFacts:
     if config.train.model is None:
         raise ConfigError(
             f"{config.path}: train.model is missing; name the folder of a model whose model_type is one of "
             f"{', '.join(FAMILIES)}"
         )
+    check_trackers(config.train)
     facts = model_facts(Path(config.train.model))
     check_config(facts, config)
     return facts
@@ -202,46 +218,3 @@ def _resume_from(folder: Path, *, resume: bool | Path) -> Path | None:
     if resume and checkpoint is None:
         _logger.info("no checkpoint in %s yet: starting at step 1", folder)
     return checkpoint
-
-
-def _process_state() -> Any:
-    """Returns accelerate's process state, its process group started; every rank that torchrun started is in it."""
-    try:
-        from accelerate import PartialState
-    except ImportError as err:
-        raise MissingExtraError("forebay train needs accelerate; run: pip install 'forebay[train]'") from err
-    state = PartialState(cpu=_is_on_cpu())
-    started = int(os.environ.get("WORLD_SIZE", "1"))
-    if state.num_processes != started:
-        raise ConfigError(
-            f"WORLD_SIZE is {started}, but accelerate sees {state.num_processes} rank(s), and each would train alone: "
-            "make no PartialState or Accelerator before forebay's"
-        )
-    return state
-
-
-def _is_on_cpu() -> bool:
-    # Unless told so, accelerate takes the ranks of torchrun on a machine without an accelerator for single processes.
-    return not torch.accelerator.is_available()
-
-
-def _accelerator(settings: TrainConfig, *, has_text_alone: bool) -> Any:
-    state = _process_state()
-    if settings.mixed_precision == "fp16" and state.device.type == "cpu":
-        raise ConfigError(
-            'train.mixed_precision = "fp16" needs an accelerator, and this run is on the CPU; set it to "bf16" or "no"'
-        )
-    from accelerate import Accelerator
-    from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
-
-    try:
-        # The plugin, because a bare number is overridden by an environment variable, and `backward` divides by it.
-        return Accelerator(
-            cpu=_is_on_cpu(),
-            mixed_precision=settings.mixed_precision,
-            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
-            # DDP otherwise waits for the gradients of an encoder that a text has no use for.
-            kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)] if has_text_alone else None,
-        )
-    except ValueError as err:
-        raise ConfigError(f'train.mixed_precision = "{settings.mixed_precision}" is not possible here: {err}') from err

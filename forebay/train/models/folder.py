@@ -102,12 +102,14 @@ def _listed(folder: Path) -> str:
     return shown + (f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else "")
 
 
-def load_model(folder: Path, *, seed: int, init: Init = "pretrained") -> Any:
+def load_model(
+    folder: Path, *, seed: int, init: Init = "pretrained", dtype: torch.dtype | Literal["auto"] = torch.float32
+) -> Any:
     """Returns the float32 model of `folder` on the CPU, in training mode.
 
     init: `pretrained` loads the folder's safetensors (none, a missing or a misfitting weight raises ConfigError);
     `random` makes weights from `seed` alone: equal in every run and on every rank. The caller's random state does not
-    move.
+    move. dtype: of loaded weights; `auto` is that of the files.
     """
     import transformers
 
@@ -115,7 +117,7 @@ def load_model(folder: Path, *, seed: int, init: Init = "pretrained") -> Any:
     check_weights(folder, init=init)
     model_class = getattr(transformers, family_of(config.model_type, path=folder).facts(folder, config).model_class)
     if init == "pretrained":
-        model = _pretrained(model_class, folder)
+        model = _pretrained(model_class, folder, dtype=dtype)
         _freeze_as_made(model, model_class, config)
     else:
         with torch.random.fork_rng():
@@ -136,15 +138,14 @@ def _generation_config(path: Path) -> Any:
         raise ConfigError(f"train.model: {path} is not a transformers generation_config.json: {err}") from err
 
 
-def _pretrained(model_class: Any, folder: Path) -> Any:
+def _pretrained(model_class: Any, folder: Path, *, dtype: torch.dtype | Literal["auto"]) -> Any:
     from safetensors import SafetensorError
 
     try:
         model, loading = from_folder(
             model_class,
             folder,
-            # float32 also from half-precision files: AdamW on bfloat16 weights loses small updates.
-            dtype=torch.float32,
+            dtype=dtype,  # by default float32, from half-precision files too: AdamW on bfloat16 loses small updates
             use_safetensors=True,
             output_loading_info=True,
         )
@@ -175,7 +176,11 @@ def check_config(facts: ModelFacts, config: Config) -> None:
             f"train.model: {facts.folder} is a {facts.model_type} model and takes {takes}, but {config.path} has {has} "
             "[vision] section; name another train.model or change the config"
         )
-    if facts.takes_packs or (facts.takes_text_alone and not audio_step(config.audio.features).has_audio):
+    if facts.takes_packs:
+        return
+    prompt = None if config.text is None else config.text.prompt
+    if facts.text_prompt is not None and not audio_step(config.audio.features).has_audio:
+        _check_prompt(facts, prompt, facts.text_prompt)
         return
     wanted, step = facts.constants["features"], audio_step(config.audio.features)
     if step.form() != wanted:
@@ -183,29 +188,27 @@ def check_config(facts: ModelFacts, config: Config) -> None:
             f'audio.features is "{config.audio.features}", but {facts.folder} is a {facts.model_type} model and takes '
             f'"{wanted}"; set audio.features = "{wanted}" or another train.model'
         )
-    n_mels = made(step, config.audio.settings).fields()[0].shape[0]
-    if n_mels != facts.constants.get("n_mels"):
-        wanted = facts.constants.get("n_mels")
+    n_mels = facts.constants.get("n_mels")
+    made_of = made(step, config.audio.settings).fields()[0]
+    if n_mels is not None and (bins := made_of.shape[0]) != n_mels:
         raise ConfigError(
-            f"audio.n_mels is {n_mels}, but the model in {facts.folder} takes {wanted} mel bins; "
-            f"set audio.n_mels = {wanted} and run: forebay preprocess {config.path}"
+            f"audio.n_mels is {bins}, but the model in {facts.folder} takes {n_mels} mel bins; "
+            f"set audio.n_mels = {n_mels} and run: forebay preprocess {config.path}"
         )
-    prompt = None if config.text is None else text_step(config.text.prompt).form()
-    if prompt != facts.constants["prompt"]:
+    _check_prompt(facts, prompt, facts.constants["prompt"])
+
+
+def _check_prompt(facts: ModelFacts, prompt: str | None, wanted: str) -> None:
+    if prompt is None or text_step(prompt).form() != wanted:
         raise ConfigError(
-            f"text.prompt is {config.text and config.text.prompt!r}, but {facts.folder} is a {facts.model_type} model; "
-            f'set text.prompt = "{facts.constants["prompt"]}"'
+            f'text.prompt is {prompt!r}, but {facts.folder} is a {facts.model_type} model; set text.prompt = "{wanted}"'
         )
 
 
 def check_constants(facts: ModelFacts, constants: Mapping[str, Any]) -> None:
     """Returns when a source's constants are the model's, else raises CacheMismatchError with both values."""
     if constants.get("features") == "none":
-        if not facts.takes_text_alone:
-            raise CacheMismatchError(
-                f"features: the {facts.model_type} model in {facts.folder} takes no text without audio, and the cache "
-                'has "none"; leave that cache out of mixture.source, or name a model that is trained on text alone, too'
-            )
+        _check_text_alone(facts, constants.get("prompt"))
         return
     for name, wanted in facts.constants.items():
         stored = constants.get(name)
@@ -216,6 +219,19 @@ def check_constants(facts: ModelFacts, constants: Mapping[str, Any]) -> None:
             )
 
 
+def _check_text_alone(facts: ModelFacts, prompt: str | None) -> None:
+    if facts.text_prompt is None:
+        raise CacheMismatchError(
+            f"features: the {facts.model_type} model in {facts.folder} takes no text without audio, and the cache "
+            'has "none"; leave that cache out of mixture.source, or name a model that is trained on text alone, too'
+        )
+    if prompt not in (None, facts.text_prompt):
+        raise CacheMismatchError(
+            f"prompt: the model in {facts.folder} wants {facts.text_prompt!r} for text without audio, the cache has "
+            f'{prompt!r}; set text.prompt = "{facts.text_prompt}" in its config and run forebay preprocess'
+        )
+
+
 def check_batch(facts: ModelFacts, batch: Mapping[str, torch.Tensor]) -> None:
     """Returns when the model can take this batch (on the host), else raises CacheMismatchError with both values.
 
@@ -224,9 +240,10 @@ def check_batch(facts: ModelFacts, batch: Mapping[str, torch.Tensor]) -> None:
     """
     _check_fields(facts, batch)
     n_mels = facts.constants.get("n_mels")
-    if "input_features" in batch and (stored := batch["input_features"].shape[1]) != n_mels:
+    is_mel = n_mels is not None and "input_features" in batch
+    if is_mel and (has := batch["input_features"].shape[1]) != n_mels:
         raise CacheMismatchError(
-            f"model in {facts.folder} wants {n_mels} mel bins, the cache has {stored}; "
+            f"model in {facts.folder} wants {n_mels} mel bins, the cache has {has}; "
             f"set audio.n_mels = {n_mels} and run forebay preprocess, or name another train.model"
         )
     audio_token_id = facts.constants.get("audio_token_id")
@@ -243,7 +260,7 @@ def _check_fields(facts: ModelFacts, batch: Mapping[str, torch.Tensor]) -> None:
     # Packs have their images in one of two forms: uint8 patches, and what the model takes.
     names = {*batch, "patches"} if "pixel_values" in batch else set(batch)
     of_media = {field for name in facts.value_fields for field in (name, f"{name}_mask")}
-    is_text = facts.takes_text_alone and not of_media & names
+    is_text = facts.text_prompt is not None and not of_media & names
     for name in (*(() if is_text else facts.value_fields), facts.ids_field, "labels"):
         if name not in names:
             wanted = (

@@ -23,5 +23,6 @@ def facts(folder: Path, config: Any) -> ModelFacts:
         vocab_size=config.text_config.vocab_size,
         labels_are_shifted=False,
         value_fields=("input_features",),
-        takes_text_alone=True,
+        text_prompt="plain",
+        max_positions=config.text_config.max_position_embeddings,
     )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from forebay.errors import ConfigError
+
+TextEncoder = Literal["zeros", "silence"]
+"""What the decoder of an encoder-decoder attends to beside text alone, as `train.text_encoder` names it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,10 +34,14 @@ class ModelFacts:
     """Batch fields that the model needs beside token ids and labels."""
     takes_packs: bool = False
     """True: the model is trained on packs of images and text."""
-    takes_text_alone: bool = False
-    """True: the model is trained on batches without `value_fields`, too."""
+    text_prompt: str | None = None
+    """Prompt of the batches without `value_fields` that the model is trained on, too; None where it takes none."""
+    prepare_text_alone: Callable[[Any, TextEncoder], None] | None = None
+    """Makes a loaded model take such batches as `train.text_encoder` says; None where the model takes them as it is."""
     max_label_tokens: int | None = None
     """Positions of the decoder; None where the model sets no such limit."""
+    max_positions: int | None = None
+    """Tokens that a prompt and what is written behind it have together at most; None where the model says nothing."""
 
 
 class Family(Protocol):

@@ -1,4 +1,4 @@
-"""Checkpoints: what is in them, the last one kept, and every crash on the way leaves the one before in force."""
+"""Checkpoints: what is in them, which of them stay, and every crash on the way leaves the one before in force."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from forebay.config import TrainConfig
 from forebay.errors import ForebayError, ResumeError
 from forebay.train.loop import checkpoint as module
-from forebay.train.loop.checkpoint import TrainState, find_checkpoint, load_optimizer, load_state, save_checkpoint
-from forebay.train.models.folder import load_model
-from tests.train.tiny import whisper_folder
+from forebay.train.loop import kept
+from forebay.train.loop.checkpoint import TrainState, find_checkpoint, load_optimizer, load_state
+from forebay.train.loop.kept import Checkpoints
+from forebay.train.models.folder import load_model, model_facts
+from forebay.train.models.processor import processor_files
+from tests.train.tiny import config_of, whisper_folder
 
 
 class TinyModel:
@@ -39,12 +43,14 @@ def state_of(step: int) -> TrainState:
     return TrainState(step=step, loss_first=5.5, loss_last=1.0 / 3.0, loader=loader, settings={"seed": 3})
 
 
-def save(folder: Path, step: int) -> Path:
-    """Saves a checkpoint whose weight and optimizer state are its step."""
+def save(folder: Path, step: int, *, run: Checkpoints | None = None) -> Path:
+    """Saves a checkpoint whose weight and optimizer state are its step; of a new run, unless one is given."""
     optimizer = {"state": {0: {"step": torch.tensor(float(step))}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
     source = folder.parent / "model"
     source.mkdir(parents=True, exist_ok=True)
-    return save_checkpoint(folder, state_of(step), model=TinyModel(step), optimizer=optimizer, processor_folder=source)
+    files = {path.name: path for path in source.iterdir()}
+    run = run or Checkpoints(folder, TrainConfig())
+    return run.save(state_of(step), model=TinyModel(step), optimizer=optimizer, processor=files)
 
 
 def step_in_force(folder: Path) -> int:
@@ -57,15 +63,21 @@ def step_in_force(folder: Path) -> int:
     return step
 
 
-def test_saved_state_comes_back_and_only_the_last_is_kept(tmp_path: Path) -> None:
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_saved_state_comes_back_and_the_newest_are_kept(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
+    run = Checkpoints(folder, TrainConfig(save_total_limit=2))
     assert find_checkpoint(folder) is None
     for step in (5, 10, 15):
-        checkpoint = save(folder, step)
+        checkpoint = save(folder, step, run=run)
         assert find_checkpoint(folder) == checkpoint
-        assert dataclasses.replace(load_state(checkpoint), files={}) == state_of(step)
+        assert dataclasses.replace(load_state(checkpoint), files={}, kept=[]) == state_of(step)
         assert step_in_force(folder) == step
-    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint-00000015", "last.json"]
+    assert load_state(checkpoint).kept == ["checkpoint-00000010", "checkpoint-00000015"]
+    assert names_in(folder) == ["checkpoint-00000010", "checkpoint-00000015", "last.json"]
 
 
 def test_new_run_in_an_old_folder_takes_over(tmp_path: Path) -> None:
@@ -93,7 +105,9 @@ def test_checkpoint_is_a_model_folder_with_its_processor(tmp_path: Path) -> None
     for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json", "notes.md"):
         (source / name).write_text("left out", encoding="utf-8")
     model = load_model(whisper_folder(tmp_path / "config"), seed=4, init="random")
-    checkpoint = save_checkpoint(tmp_path / "runs", state_of(1), model=model, optimizer={}, processor_folder=source)
+    files = processor_files(config_of(tmp_path, model=source), model_facts(source))
+    run = Checkpoints(tmp_path / "runs", TrainConfig())
+    checkpoint = run.save(state_of(1), model=model, optimizer={}, processor=files)
     assert (checkpoint / "chat_template.jinja").read_text(encoding="utf-8") == "chat_template.jinja"
     assert sorted(path.name for path in checkpoint.iterdir()) == [
         "chat_template.jinja",
@@ -108,6 +122,10 @@ def test_checkpoint_is_a_model_folder_with_its_processor(tmp_path: Path) -> None
     ]
     again = dict(load_model(checkpoint, seed=0).named_parameters())
     assert all(torch.equal(parameter, again[name]) for name, parameter in model.named_parameters())
+
+
+DEAD_PID = 2**22 + 1
+"""Above the largest number that Linux gives a process."""
 
 
 class Killed(BaseException):
@@ -138,6 +156,7 @@ def test_death_at_any_step_leaves_one_whole_checkpoint(
     with monkeypatch.context() as dead:
         for name in ("fsync", "rename", "replace"):
             dead.setattr(os, name, dying(name))
+        dead.setattr(os, "getpid", lambda: DEAD_PID)  # what it leaves behind is that of a process that is gone
         dead.setattr(shutil, "rmtree", lambda *args, **kwargs: None)
         dead.setattr(Path, "unlink", lambda *args, **kwargs: None)
         try:
@@ -164,7 +183,7 @@ def test_full_disk_is_an_error_and_the_checkpoint_before_stays(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as disk:
-        disk.setattr(f"{module.__name__}.{name}", full)
+        disk.setattr(f"{(kept if name == 'write_bytes' else module).__name__}.{name}", full)
         with pytest.raises(
             ForebayError, match=r"cannot write checkpoint .*00000002 of step 2: .*No space left.*--resume"
         ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -12,15 +13,17 @@ from hypothesis import strategies as st
 from forebay.errors import ForebayError
 from forebay.train.loop.meter import Meter, StepLog
 from forebay.train.loop.micro_batches import Group
+from forebay.train.loop.skipped import SkippedSteps
 
 
-def meter(*, first_step: int = 1, has_scaler: bool = False) -> Meter:
-    return Meter(first_step=first_step, sum_on_device=lambda tensor: 2 * tensor, has_scaler=has_scaler)
+def meter(*, first_step: int = 1, limit: int = 20) -> Meter:
+    skipped = SkippedSteps(limit=limit)
+    return Meter(first_step=first_step, sum_on_device=lambda tensor: 2 * tensor, skipped=skipped)
 
 
-def add(to: Meter, loss: float, *, grad_norm: float = 1.0, num_samples: int = 3) -> None:
+def add(to: Meter, loss: float, *, grad_norm: float = 1.0, num_samples: int = 3, is_skipped: bool = False) -> None:
     group = Group(batches=[], num_targets=1, num_samples=num_samples, wait_s=0.0)
-    to.add(loss=torch.tensor(loss), grad_norm=torch.tensor(grad_norm), group=group)
+    to.add(loss=torch.tensor(loss), grad_norm=torch.tensor(grad_norm), group=group, is_skipped=is_skipped)
 
 
 @given(losses=st.lists(st.floats(0, 100, width=32), min_size=2, max_size=12), cut=st.integers(1, 11))
@@ -51,9 +54,9 @@ def test_first_loss_that_is_not_finite_is_named(bad: float, at: int, first_step:
         counted.settle()
 
 
-def test_gradient_norm_may_overflow_under_fp16_only() -> None:
-    scaled = meter(has_scaler=True)
-    add(scaled, 1.0, grad_norm=math.inf)
+def test_gradient_norm_may_overflow_in_a_skipped_step_only() -> None:
+    scaled = meter()
+    add(scaled, 1.0, grad_norm=math.inf, is_skipped=True)
     assert scaled.losses == (2.0, 2.0)
     plain = meter()
     add(plain, 1.0, grad_norm=math.inf)
@@ -61,13 +64,84 @@ def test_gradient_norm_may_overflow_under_fp16_only() -> None:
         plain.settle()
 
 
+@given(
+    steps=st.lists(st.tuples(st.sampled_from([1.0, 2.0, math.nan, math.inf]), st.booleans()), min_size=1, max_size=12)
+)
+def test_losses_of_skipped_steps_may_be_anything_and_do_not_count(steps: list[tuple[float, bool]]) -> None:
+    """A finite loss counts also where its step was skipped: the gradient alone overflowed."""
+    steps = [(loss, is_skipped or not math.isfinite(loss)) for loss, is_skipped in steps]
+    counted = meter()
+    for loss, is_skipped in steps:
+        add(counted, loss, grad_norm=math.nan if is_skipped else 1.0, is_skipped=is_skipped)
+    line = counted.line(learning_rate=0.1, padding=0.0)
+    finite = [2 * loss for loss, _ in steps if math.isfinite(loss)]
+    assert line.step == len(steps)
+    assert line.skipped_steps == sum(is_skipped for _, is_skipped in steps)
+    if finite:
+        assert line.loss == pytest.approx(sum(finite) / len(finite))
+        assert counted.losses == (finite[0], finite[-1])
+    else:
+        assert math.isnan(line.loss)
+        assert all(map(math.isnan, counted.losses))
+        add(counted, 1.0)
+        assert counted.losses == (2.0, 2.0)
+
+
+@given(skips=st.lists(st.booleans(), max_size=30), limit=st.integers(1, 5), before=st.integers(0, 4))
+def test_so_many_skipped_steps_in_a_row_end_the_run(skips: list[bool], limit: int, before: int) -> None:
+    before = min(before, limit - 1)
+    skipped = SkippedSteps(limit=limit, total=before, in_a_row=before)
+    row = before
+    for step, is_skipped in enumerate(skips, start=before + 1):
+        row = row + 1 if is_skipped else 0
+        if row == limit:
+            wanted = rf"skipped steps {step - limit + 1} to {step}, .*max_skipped_steps = {limit} .*embed_lr_mult"
+            with pytest.raises(ForebayError, match=wanted):
+                skipped.add(step, is_skipped=is_skipped)
+            break
+        skipped.add(step, is_skipped=is_skipped)
+        assert (skipped.in_a_row, skipped.total) == (row, before + sum(skips[: step - before]))
+
+
 def test_log_line_reads_well() -> None:
-    line = StepLog(step=10, loss=3.14159, learning_rate=1e-4, samples_per_s=45.26, data_wait_share=0.021, padding=0.083)
-    assert str(line) == "step 10: loss 3.1416, lr 1.00e-04, 45.3 samples/s, data wait 2.1 %, padding 8.3 %"
+    line = StepLog(
+        step=10,
+        loss=3.14159,
+        learning_rate=1e-4,
+        samples_per_s=45.26,
+        data_wait_share=0.021,
+        padding=0.083,
+        grad_norm=0.8312,
+        cpu_share=1.694,
+    )
+    wanted = (
+        "step 10: loss 3.1416, lr 1.00e-04, grad norm 0.831, 45.3 samples/s, data wait 2.1 %, padding 8.3 %, "
+        "CPU 1.69 cores"
+    )
+    assert str(line) == wanted
+    on_a_gpu = dataclasses.replace(
+        line, device_utilization=0.984, device_memory_bytes=38_200_000_000, device_total_bytes=80_000_000_000
+    )
+    assert str(on_a_gpu) == f"{wanted}, device 98 %, 38.2 GB of 80 GB"
+    assert str(dataclasses.replace(line, skipped_steps=2)) == f"{wanted}, 2 steps skipped"
+
+
+def test_a_line_has_the_norm_of_its_last_step_and_the_skipped_steps_of_the_run() -> None:
+    counted = meter()
+    add(counted, 1.0, grad_norm=3.0)
+    add(counted, 1.0, grad_norm=math.inf, is_skipped=True)
+    counted.settle()
+    add(counted, 1.0, grad_norm=0.5)
+    line = counted.line(learning_rate=0.1, padding=0.5)
+    assert (line.grad_norm, line.skipped_steps) == (0.5, 1)
+    assert line.cpu_share > 0
+    assert line.device_utilization is line.device_memory_bytes is None
 
 
 def test_losses_of_a_resumed_run_begin_where_it_began() -> None:
-    resumed = Meter(first_step=4, losses=(9.0, 5.0), sum_on_device=lambda tensor: tensor, has_scaler=False)
+    resumed = Meter(
+        first_step=4, losses=(9.0, 5.0), sum_on_device=lambda tensor: tensor, skipped=SkippedSteps(limit=20)
+    )
     assert resumed.losses == (9.0, 5.0)
     add(resumed, 3.0)
     assert resumed.losses == (9.0, 3.0)

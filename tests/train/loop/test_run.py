@@ -21,9 +21,11 @@ from forebay.config import TrainConfig
 from forebay.errors import CacheMismatchError, ConfigError, ForebayError, MissingExtraError, PlanError, ResumeError
 from forebay.train.loop import run as module
 from forebay.train.loop.checkpoint import find_checkpoint, run_folder
-from forebay.train.loop.learner import adamw, lr_factor, summed_loss
+from forebay.train.loop.learner import summed_loss
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import run, train
+from forebay.train.loop.schedule import Schedule
+from forebay.train.loop.trainable import adamw
 from forebay.train.models.folder import load_model
 from forebay.train.prefetch import THREAD_NAME
 from tests.train.tiny import (
@@ -57,10 +59,11 @@ def plain_losses(config: Any, groups: list[list[dict[str, torch.Tensor]]]) -> li
     settings = config.train
     model = load_model(Path(settings.model), seed=config.loader.seed, init=settings.init)
     optimizer = adamw(model, settings)
+    schedule = Schedule.of(settings, num_steps=settings.max_steps)
     losses = []
     for step, group in enumerate(groups, start=1):
         for parameters in optimizer.param_groups:
-            parameters["lr"] = settings.learning_rate * lr_factor(step, settings)
+            parameters["lr"] = settings.learning_rate * schedule.factor(step)
         terms, count = [], 0
         for batch in group:
             inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
@@ -372,14 +375,14 @@ def test_accelerate_that_is_not_installed_names_the_extra(
 
 
 def test_learning_rate_rises_linearly_then_follows_half_a_cosine(tmp_path: Path, whisper: Path) -> None:
-    settings = TrainConfig(max_steps=12, warmup_steps=4)
-    factors = [lr_factor(step, settings) for step in range(1, 13)]
+    schedule = Schedule(num_steps=12, warmup_steps=4, kind="cosine")
+    factors = [schedule.factor(step) for step in range(1, 13)]
     assert factors[:4] == [0.25, 0.5, 0.75, 1.0]
     assert factors[4] == 1.0
     assert factors[8] == pytest.approx(0.5)
     assert factors[4:] == sorted(factors[4:], reverse=True)
     assert factors[-1] == pytest.approx(0.5 * (1 + math.cos(math.pi * 7 / 8)))
-    assert lr_factor(1, TrainConfig(max_steps=1)) == 1.0
+    assert Schedule(num_steps=1, warmup_steps=0, kind="cosine").factor(1) == 1.0
     config = config_of(tmp_path, model=whisper, max_steps=4, warmup_steps=2, learning_rate=1e-3, log_every=1)
     rates: list[float] = []
     train(

@@ -50,17 +50,20 @@ def test_batch_that_the_model_cannot_take_is_refused(tmp_path: Path) -> None:
         check_batch(facts, whisper_batch(0, num_tokens=[17]))
 
 
-def test_text_without_audio_fits_a_causal_model_alone(tmp_path: Path) -> None:
+def test_text_without_audio_fits_the_models_that_learn_from_it(tmp_path: Path) -> None:
     whisper, qwen = whisper_folder(tmp_path / "whisper"), qwen3_asr_folder(tmp_path / "qwen")
+    vision = dataclasses.replace(model_facts(whisper), model_type="qwen3_vl", text_prompt=None)
     constants = {"features": "none", "prompt": "plain", "n_mels": None}
     batch = {name: torch.full((2, 5), 7) for name in ("input_ids", "labels")} | {"attention_mask": torch.ones(2, 5)}
     check_constants(model_facts(qwen), constants)
     check_batch(model_facts(qwen), batch)
     with pytest.raises(
-        CacheMismatchError, match=r"the whisper model in .* takes no text without audio, and the cache has"
+        CacheMismatchError, match=r"the qwen3_vl model in .* takes no text without audio, and the cache has"
     ):
-        check_constants(model_facts(whisper), constants)
-    with pytest.raises(CacheMismatchError, match=r"batch has no field input_features .* a whisper model needs"):
+        check_constants(vision, constants)
+    with pytest.raises(CacheMismatchError, match=r"batch has no field input_features .* a qwen3_vl model needs"):
+        check_batch(vision, batch)
+    with pytest.raises(CacheMismatchError, match=r"batch has no field decoder_input_ids .* a whisper model needs"):
         check_batch(model_facts(whisper), batch)
     batch["input_ids"][1, 2] = 30
     with pytest.raises(

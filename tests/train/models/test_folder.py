@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from forebay.config import AudioConfig
 from forebay.errors import ConfigError
-from forebay.train.models.folder import load_model, model_facts
-from tests.train.tiny import qwen3_asr_folder, whisper_folder
+from forebay.train.models.folder import check_batch, check_config, load_model, model_facts
+from tests.train.tiny import config_of, qwen3_asr_folder, whisper_folder
 
 
 def test_facts_of_both_models(tmp_path: Path) -> None:
@@ -127,3 +129,20 @@ def test_generation_config_of_the_folder_is_kept(tmp_path: Path) -> None:
     folder = whisper_folder(tmp_path)
     (folder / "generation_config.json").write_text('{"max_length": 11, "eos_token_id": 2}', encoding="utf-8")
     assert load_model(folder, seed=0, init="random").generation_config.max_length == 11
+
+
+def test_a_family_without_mel_bins_is_checked_without_them(tmp_path: Path) -> None:
+    """What is known of mel bins is compared; a family that names none, say of waveforms, takes what its fields say."""
+    facts = replace(
+        model_facts(whisper_folder(tmp_path)),
+        constants={"features": "waveform", "prompt": "whisper"},
+        value_fields=("input_values",),
+    )
+    config = config_of(tmp_path, model=tmp_path)
+    check_config(facts, replace(config, audio=AudioConfig(features="waveform")))
+    with pytest.raises(ConfigError, match=r'audio.features is "log_mel", but .* takes "waveform"'):
+        check_config(facts, config)
+    ids = torch.ones((1, 2), dtype=torch.int64)
+    batch = {"input_values": torch.zeros(1, 8), "decoder_input_ids": ids, "labels": ids}
+    check_batch(facts, batch)
+    check_batch(replace(facts, value_fields=("input_features",)), {**batch, "input_features": torch.zeros(1, 8)})

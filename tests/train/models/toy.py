@@ -17,5 +17,5 @@ def facts(folder: Path, config: Any) -> ModelFacts:
         constants={"features": "none", "prompt": "plain"},
         vocab_size=config.vocab_size,
         labels_are_shifted=False,
-        takes_text_alone=True,
+        text_prompt="plain",
     )

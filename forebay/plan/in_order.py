@@ -1,0 +1,147 @@
+"""The batches of a plan without its shuffle: what `shuffle = False` and evaluations read, in the order of the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from forebay.errors import PlanError
+from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.interface import EpochOrder, Plan, Tail, check_epoch, checked_positions
+from forebay.plan.make import Planned
+from forebay.plan.names import without_shuffle
+from forebay.plan.pack.plan import PackPlan
+from forebay.plan.window import WindowPlan, greedy_cut
+from forebay.store.layout import Array, Ints
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class InOrderPlan:
+    """Micro-batches in the order of their first samples; the same at every seed and epoch.
+
+    members: int64, sample indices batch by batch. offsets: int64 [num_batches + 1]; batch b holds
+    members[offsets[b] : offsets[b + 1]]. classes: int64 [num_batches], the shape class of each.
+    """
+
+    members: Ints
+    offsets: Ints
+    classes: Ints
+    grad_accs: tuple[int, ...] | None = None
+
+    @property
+    def num_batches(self) -> int:
+        """See `Plan`."""
+        return len(self.classes)
+
+    @property
+    def lockstep(self) -> int:
+        """1: neighbours are of any shapes."""
+        return 1
+
+    @property
+    def tail(self) -> Tail:
+        """`short`: every sample counts exactly once, whatever `plan.tail` says."""
+        return "short"
+
+    def order(self, seed: int, epoch: int) -> InOrder:  # noqa: ARG002
+        """See `Plan`."""
+        check_epoch(epoch)
+        return InOrder(self)
+
+    def described(self) -> str:
+        """See `Plan`."""
+        return f"{self.num_batches} batches in the order of the cache"
+
+
+class InOrder(EpochOrder):
+    """Any epoch of an `InOrderPlan`."""
+
+    __slots__ = ("plan",)
+
+    def __init__(self, plan: InOrderPlan) -> None:
+        self.plan = plan
+
+    def __len__(self) -> int:
+        return self.plan.num_batches
+
+    def batches(self, positions: Sequence[int] | Array) -> list[Ints]:
+        """See `EpochOrder`."""
+        where, plan = checked_positions(positions, len(self)), self.plan
+        bounds = zip(plan.offsets[where].tolist(), plan.offsets[where + 1].tolist(), strict=True)
+        return [plan.members[start:end] for start, end in bounds]
+
+    def buckets(self, positions: Sequence[int] | Array) -> Ints:
+        """See `EpochOrder`."""
+        found: Ints = self.plan.classes[checked_positions(positions, len(self))]
+        return found
+
+
+def in_order(planned: Planned, *, parts: Array | None = None) -> Planned:
+    """Returns a plan's batches without its shuffle, with a key of their own.
+
+    Every sample of the plan is in exactly one batch. Buckets: the samples of a bucket, in the order of the cache, are
+    cut into its batches. Windows: the samples of the cache are cut into windows, sorted by length in each. Packs stay
+    as they are. Batches come in the order of their first samples. `plan.tail` does not matter: the last batch of a
+    bucket is short.
+    parts: integers [num_samples], which source each sample is of, where no batch may hold samples of two.
+    """
+    key = without_shuffle(planned.key, by_part=parts is not None)
+    return Planned(plan=_in_order(planned.plan, parts), key=key)
+
+
+def _in_order(plan: Plan, parts: Array | None) -> InOrderPlan:
+    pieces = list(_pieces(plan, parts))
+    members = np.concatenate([samples for samples, _, _ in pieces])
+    sizes = np.concatenate([sizes for _, sizes, _ in pieces])
+    classes = np.repeat([number for _, _, number in pieces], [len(sizes) for _, sizes, _ in pieces]).astype(np.int64)
+    starts = np.cumsum(sizes) - sizes
+    order = np.argsort(np.minimum.reduceat(members, starts), kind="stable")
+    sizes, starts = sizes[order], starts[order]
+    offsets = np.concatenate(([0], np.cumsum(sizes)))
+    places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], sizes)
+    return InOrderPlan(members=members[places], offsets=offsets, classes=classes[order], grad_accs=plan.grad_accs)
+
+
+def _pieces(plan: Plan, parts: Array | None) -> Iterator[tuple[Ints, Ints, int]]:
+    """Yields samples batch by batch, the sizes of these batches, and their shape class."""
+    if isinstance(plan, PackPlan):
+        yield plan.members_at(np.arange(len(plan.members))), np.diff(plan.offsets).astype(np.int64), 0
+    elif isinstance(plan, WindowPlan):
+        yield from _windows(plan)
+    elif isinstance(plan, BucketPlan):
+        for bucket, size in enumerate(plan.batch_sizes.tolist()):
+            own = np.sort(plan.members_at(np.arange(plan.offsets[bucket], plan.offsets[bucket + 1])))
+            groups = [own] if parts is None else [own[parts[own] == part] for part in np.unique(parts[own])]
+            for group in groups:
+                if len(group):
+                    yield group, _cut(len(group), size), bucket
+    else:
+        raise PlanError(f"a {type(plan).__name__} has no order without its shuffle")
+
+
+def _windows(plan: WindowPlan) -> Iterator[tuple[Ints, Ints, int]]:
+    """Yields the windows of a cache's samples, each sorted by length and cut."""
+    count = len(plan.members)
+    ranks = np.empty(count, np.int64)
+    ranks[plan.members_at(np.arange(count))] = np.arange(count)
+    width = plan.batch_size * plan.batches_per_window if plan.batch_size else -(-count // plan.num_windows)
+    for start in range(0, count, width):
+        own = np.sort(ranks[start : start + width])
+        if plan.batch_size:
+            sizes = _cut(len(own), plan.batch_size)
+        else:
+            lengths = plan.lengths_at(own).tolist()
+            bounds = greedy_cut(lengths.__getitem__, len(own), budget=plan.budget or 0, limit=len(own) + 1)
+            sizes = np.diff(bounds).astype(np.int64)
+        samples = plan.members_at(own)
+        for place, (end, size) in enumerate(zip(np.cumsum(sizes).tolist(), sizes.tolist(), strict=True)):
+            yield np.sort(samples[end - size : end]), np.array([size]), place
+
+
+def _cut(count: int, size: int) -> Ints:
+    """Returns the sizes of the batches of `count` samples: all of `size`, but for the last."""
+    sizes = np.full(-(-count // size), size, np.int64)
+    sizes[-1] = count - (len(sizes) - 1) * size
+    return sizes

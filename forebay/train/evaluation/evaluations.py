@@ -1,0 +1,183 @@
+"""The evaluations of a run: when each set's turn is, the line that says what came out, and `<run>/eval.jsonl`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forebay.config.tree import Config
+from forebay.errors import ForebayError
+from forebay.store.files import write_bytes
+from forebay.train.evaluation.evaluate import Evaluator, Gather, Outcome
+from forebay.train.evaluation.rates import worst_lines
+from forebay.train.evaluation.result import EvalResult
+from forebay.train.evaluation.sets import EvalSet, open_sets
+from forebay.train.evaluation.texts import normalizer, text_encoder
+from forebay.train.models.table import ModelFacts
+from forebay.visible import printable
+
+_logger = logging.getLogger(__name__)
+
+FILE_NAME = "eval.jsonl"
+"""In the run's folder: a line an evaluation."""
+
+
+class Evaluations:
+    """The sets of a run, opened and checked; evaluated after steps. Every rank has one and calls it alike."""
+
+    def __init__(self, config: Config, *, facts: ModelFacts, accelerator: Any) -> None:
+        """Opens the sets: what `open_sets` raises is raised before the first step. Without sets nothing is done."""
+        self._config, self._facts, self._accelerator = config, facts, accelerator
+        self._sets: list[EvalSet] = open_sets(
+            config, facts=facts, rank=accelerator.process_index, num_ranks=accelerator.num_processes
+        )
+        tokenizer = Path(config.text.tokenizer) if config.text is not None else facts.folder
+        kinds = {each.settings.text for each in self._sets if each.writes}
+        self._normalizers = {kind: normalizer(kind, tokenizer=tokenizer) for kind in sorted(kinds)}
+        self._encoder = text_encoder(config) if kinds else None
+        self._gather = gather_on_host(accelerator.num_processes) if self._sets else list
+        self._log: EvalLog | None = None
+
+    def begin(self, folder: Path, *, step: int) -> None:
+        """Makes `folder` the run's: lines of steps behind `step`, those of a checkpoint or 0, are cut away."""
+        if self._accelerator.is_main_process and self._sets:
+            self._log = EvalLog(folder, step=step)
+
+    def after(self, step: int, *, model: Any, is_last: bool) -> list[EvalResult]:
+        """Returns the results of the sets whose turn is after `step`, in their order; each has been said and kept.
+
+        model: as accelerate prepared it. After the last step every set is evaluated.
+        """
+        return [self._evaluate(each, step=step, model=model).result for each in self._due(step, is_last=is_last)]
+
+    def are_due(self, step: int, *, is_last: bool) -> bool:
+        """Returns whether a set's turn is after `step`."""
+        return bool(self._due(step, is_last=is_last))
+
+    def _due(self, step: int, *, is_last: bool) -> list[EvalSet]:
+        return [each for each in self._sets if is_last or (each.settings.every and step % each.settings.every == 0)]
+
+    def now(self, *, step: int, model: Any) -> list[Outcome]:
+        """Returns the outcomes of all sets."""
+        return [self._evaluate(each, step=step, model=model) for each in self._sets]
+
+    def _evaluate(self, each: EvalSet, *, step: int, model: Any) -> Outcome:
+        outcome = self._evaluator(model).evaluate(each, step=step)
+        if self._accelerator.is_main_process:
+            _logger.info("%s", line_of(outcome.result))
+            if outcome.result.trap is not None:
+                _logger.warning("%s after step %d: %s", printable(each.settings.name), step, outcome.result.trap)
+            if self._log is not None:
+                self._log.add(outcome)
+        return outcome
+
+    def _evaluator(self, model: Any) -> Evaluator:
+        bare = self._accelerator.unwrap_model(model)
+        bare = bare.get_base_model() if hasattr(bare, "get_base_model") else bare  # of peft: adapters stay inside
+        return Evaluator(
+            model=bare,
+            facts=self._facts,
+            device=self._accelerator.device,
+            autocast=self._accelerator.autocast,
+            encoder=self._encoder,
+            normalizers=self._normalizers,
+            repetition_limit=self._config.train.repetition_limit,
+            gather=self._gather,
+            is_sharded=self._accelerator.num_processes > 1 and is_sharded(bare),
+        )
+
+
+def line_of(result: EvalResult) -> str:
+    """Returns what is said of an evaluation: `Step 100: dev WER 29.59 %, CER 11.20 %, loss 1.234 (500 samples, 41 s)`.
+
+    Behind the samples stands the normalisation of the texts, where there is one.
+    """
+    rates = [
+        f"{name} {100 * rate:.2f} %" for name, rate in (("WER", result.wer), ("CER", result.cer)) if rate is not None
+    ]
+    figures = ", ".join([*rates, f"loss {result.loss:.3f}"])
+    text = "" if result.text == "none" or result.wer is None else f", text {result.text}"
+    spent = f"{result.elapsed_s:.0f} s" if result.elapsed_s >= 9.95 else f"{result.elapsed_s:.1f} s"
+    return f"Step {result.step}: {printable(result.name)} {figures} ({result.num_samples} samples{text}, {spent})"
+
+
+class EvalLog:
+    """`eval.jsonl` of a run and the listings of its worst samples; written by rank 0."""
+
+    def __init__(self, folder: Path, *, step: int) -> None:
+        """Touches no file yet. step: of the checkpoint that the run goes on from, or 0: the file is begun anew."""
+        self._folder, self._path = folder, folder / FILE_NAME
+        self._kept: bytes | None = b"".join(_lines_up_to(self._path, step)) if step else b""
+
+    def add(self, outcome: Outcome) -> None:
+        """Appends the line of an evaluation and writes its listing; ForebayError where they cannot be written."""
+        line = (json.dumps(asdict(outcome.result)) + "\n").encode()
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if self._kept is not None:
+                write_bytes(self._path, self._kept + line)
+                self._kept = None
+            else:
+                with open(self._path, "ab") as file:
+                    file.write(line)
+                    file.flush()
+                    os.fsync(file.fileno())
+            if outcome.result.wer is not None:
+                self._list_worst(outcome)
+        except OSError as err:
+            raise ForebayError(
+                f"cannot write {err.filename or self._path}: {err.strerror}; make room, then go on with "
+                "forebay train --resume"
+            ) from err
+
+    def _list_worst(self, outcome: Outcome) -> None:
+        result, folder = outcome.result, self._folder / "eval"
+        folder.mkdir(exist_ok=True)
+        lines = [line_of(result), f"The {len(outcome.worst)} worst samples by WER:", "", *worst_lines(outcome.worst)]
+        name = re.sub(r"[^\w.-]", "_", result.name)
+        write_bytes(folder / f"{name}-{result.step:08d}.txt", "\n".join(lines).encode("utf-8", "backslashreplace"))
+
+
+def _lines_up_to(path: Path, step: int) -> list[bytes]:
+    """Returns the whole lines of an earlier part of the run up to `step`; what is no such line ends them."""
+    try:
+        found = path.read_bytes().splitlines(keepends=True)
+    except OSError:
+        return []
+    kept = []
+    for line in found:
+        try:
+            if json.loads(line)["step"] > step or not line.endswith(b"\n"):
+                break
+        except (ValueError, KeyError, TypeError):
+            break
+        kept.append(line)
+    return kept
+
+
+def gather_on_host(num_ranks: int) -> Gather:
+    """Returns a function that gives every rank what all ranks gave it, over gloo on the host."""
+    if num_ranks == 1:
+        return lambda value: [value]
+    group = torch.distributed.new_group(backend="gloo")
+
+    def gather(value: Any) -> list[Any]:
+        found: list[Any] = [None] * num_ranks
+        torch.distributed.all_gather_object(found, value, group=group)
+        return found
+
+    return gather
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Returns whether ranks hold parts of the model's weights, so that every forward pass is one of all ranks."""
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())

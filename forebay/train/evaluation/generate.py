@@ -1,0 +1,116 @@
+"""What a model writes for the samples of a batch: greedy `generate` from the prompt that each sample was learnt behind.
+
+transformers' own `generate` of a Whisper finds out languages, cuts long audio and builds prompts from names. Here every
+sample has its prompt already: language, task and earlier text are in the cached ids in front of the labels. So the
+general `GenerationMixin.generate` does the writing, with these ids as the decoder's beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from forebay.steps.batch import IGNORED
+from forebay.train.models.table import ModelFacts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompts:
+    """The prompts of a batch, padded on the left: what is written then begins at one place."""
+
+    ids: torch.Tensor
+    """int64 [batch, longest prompt]."""
+    mask: torch.Tensor
+    """int64, 1 where a prompt is."""
+
+
+def prompts_of(ids: torch.Tensor, labels: torch.Tensor, *, labels_are_shifted: bool, pad_token_id: int) -> Prompts:
+    """Returns what stands in front of the first target of each sample.
+
+    ids, labels: int64 [batch, tokens], padded on the right, on the host. labels_are_shifted: `labels[:, t]` is the
+    target of position t, so that position is still a part of the prompt.
+    """
+    lengths = (labels != IGNORED).int().argmax(1) + int(labels_are_shifted)
+    width = int(lengths.max())
+    places = torch.arange(width)[None] + (lengths - width)[:, None]
+    mask = places >= 0
+    found = torch.where(mask, ids.gather(1, places.clamp(min=0)), pad_token_id)
+    return Prompts(ids=found, mask=mask.long())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generator:
+    """Writes texts with one model, which is in evaluation mode and of which this is the bare module."""
+
+    model: Any
+    facts: ModelFacts
+    end_ids: Sequence[int]
+    """Each of them ends a text; the first fills up what is shorter than the longest text of a batch."""
+    max_tokens: int | None
+    """Tokens of a text at most; None: as many as the model has positions for, or its generation config says."""
+    synced: bool = False
+    """Whether every rank goes on until all ranks are done: where weights are sharded, a forward pass is collective."""
+
+    def write(
+        self, inputs: Mapping[str, Any], prompts: Prompts, *, encoded: torch.Tensor | None
+    ) -> list[tuple[list[int], bool]]:
+        """Returns for each sample the ids that the model writes, without the end token, and whether it was cut short.
+
+        inputs: the model's arguments for the batch, on its device. encoded: what the encoder made of them, where the
+        model has one: the loss has it already.
+        """
+        from transformers import GenerationMixin
+
+        width = prompts.ids.shape[1]
+        written = GenerationMixin.generate(
+            self.model,
+            **self._arguments(inputs, prompts, encoded),
+            synced_gpus=self.synced,
+            # Over what the model's generation config says, so that its own limits and sampling do not count.
+            max_new_tokens=self._limit(width),
+            max_length=None,
+            min_length=0,
+            do_sample=False,
+            num_beams=1,
+            num_return_sequences=1,
+            temperature=1.0,
+            top_p=1.0,
+            top_k=50,
+            return_dict_in_generate=False,
+            use_cache=True,
+            eos_token_id=list(self.end_ids),
+            pad_token_id=self.end_ids[0],
+        )
+        return [self._until_end(row) for row in written[:, width:].tolist()]
+
+    def _limit(self, width: int) -> int:
+        room = self.facts.max_positions - width if self.facts.max_positions is not None else None
+        wanted = self.max_tokens
+        if wanted is None:
+            wanted = self.model.generation_config.max_new_tokens or room
+        if wanted is None:
+            wanted = self.model.generation_config.max_length or 448
+        return max(1, wanted if room is None else min(wanted, room))
+
+    def _arguments(self, inputs: Mapping[str, Any], prompts: Prompts, encoded: torch.Tensor | None) -> dict[str, Any]:
+        from transformers.modeling_outputs import BaseModelOutput
+
+        device = next(self.model.parameters()).device
+        ids, mask = prompts.ids.to(device), prompts.mask.to(device)
+        if encoded is None:
+            media = {name: value for name, value in inputs.items() if name.startswith("input_features")}
+            return {"input_ids": ids, "attention_mask": mask, **media}
+        return {
+            "decoder_input_ids": ids,
+            **({} if bool(prompts.mask.all()) else {"decoder_attention_mask": mask}),
+            "encoder_outputs": BaseModelOutput(last_hidden_state=encoded),
+            # Of the audio, all of which counts; left out, transformers warns that it cannot guess it.
+            "attention_mask": torch.ones(encoded.shape[:2], dtype=torch.long, device=device),
+        }
+
+    def _until_end(self, row: list[int]) -> tuple[list[int], bool]:
+        ends = [place for place, token in enumerate(row) if token in self.end_ids]
+        return (row[: ends[0]], False) if ends else (row, True)

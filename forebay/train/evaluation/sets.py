@@ -1,0 +1,143 @@
+"""The sets of `[[train.eval]]`, opened and checked against the model before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from forebay.config.digest import tokenizer_digest
+from forebay.config.loader import MixtureConfig
+from forebay.config.train import EvalConfig
+from forebay.config.tree import Config
+from forebay.errors import CacheMismatchError, ConfigError, ManifestError
+from forebay.plan.in_order import in_order
+from forebay.plan.make import plan_of
+from forebay.steps.recipe import load_config
+from forebay.store.cache import open_cache
+from forebay.store.first import first_samples
+from forebay.store.source import SampleSource, SourceUnion, has_audio, parts_of
+from forebay.train.evaluation.rates import jiwer_module
+from forebay.train.evaluation.texts import languages_of, stored_texts
+from forebay.train.loader import Loader
+from forebay.train.models.folder import check_config, check_constants
+from forebay.train.models.table import ModelFacts
+from forebay.train.select import loader_settings, pack_collator, select
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSet:
+    """A set that is ready to be evaluated."""
+
+    settings: EvalConfig
+    loader: Loader
+    """This rank's batches, in the order of the cache; every rank has as many."""
+    writes: bool
+    """Whether the model writes texts for the samples: they are speech."""
+    texts: Sequence[str | None]
+    """The manifest's text of every sample; None where the labels have to say it."""
+    languages: Sequence[str]
+    """The language of every sample, "" where none is known."""
+
+
+def open_sets(config: Config, *, facts: ModelFacts, rank: int, num_ranks: int) -> list[EvalSet]:
+    """Returns the sets of a config for one rank, each of which the model can take.
+
+    Raises CacheMismatchError for a set of other features or another tokenizer than the model's, with both values;
+    ConfigError for a set without samples, of speech and text alone together, or where `generate_max_tokens` is more
+    than the model has positions for; MissingExtraError without jiwer.
+    """
+    sets = [_opened(config, entry, facts=facts, rank=rank, num_ranks=num_ranks) for entry in config.train.eval]
+    if any(each.writes for each in sets):
+        jiwer_module()
+    return sets
+
+
+def _opened(config: Config, entry: EvalConfig, *, facts: ModelFacts, rank: int, num_ranks: int) -> EvalSet:
+    limit, room = entry.generate_max_tokens, facts.max_positions
+    if limit is not None and room is not None and limit > room:
+        raise ConfigError(
+            f"{_name(entry)}: generate_max_tokens is {limit}, the model in {facts.folder} has {room} positions; "
+            f"set it to {room} or less"
+        )
+    planned_by, source = _source(config, entry, facts)
+    writes = _writes(entry, source)
+    for part in parts_of(source):
+        check_constants(facts, part.constants)
+    _check_tokenizer(config, entry, source)
+    return EvalSet(
+        settings=entry,
+        loader=_loader(config, planned_by, source, rank=rank, num_ranks=num_ranks),
+        writes=writes,
+        texts=stored_texts(source) if writes else (),
+        languages=languages_of(source) if writes else (),
+    )
+
+
+def _source(config: Config, entry: EvalConfig, facts: ModelFacts) -> tuple[Config, SampleSource]:
+    """Returns the config whose `[plan]` makes the batches of a set, and the set's samples, at least one."""
+    settings = config.loader
+    try:
+        if entry.cache is not None:
+            planned_by = replace(config, mixture=MixtureConfig())
+            source: SampleSource = open_cache(
+                entry.cache, verify=settings.verify, max_open_shards=settings.max_open_shards
+            )
+        else:
+            named = load_config(str(entry.config))
+            reading = {name: getattr(settings, name) for name in ("cache", "verify", "max_open_shards")}
+            planned_by = replace(named, loader=replace(named.loader, **reading))
+            check_config(facts, planned_by)
+            source = select(planned_by).source
+    except ManifestError as err:
+        raise ConfigError(f"{_name(entry)}: {err}") from err
+    if not len(source):
+        raise ConfigError(f"{_name(entry)}: {entry.cache or entry.config} has no sample; name a set that has some")
+    return planned_by, first_samples(source, entry.max_samples)
+
+
+def _writes(entry: EvalConfig, source: SampleSource) -> bool:
+    """Returns whether a set is speech: not images, and not text alone."""
+    heard = {has_audio(part) for part in parts_of(source)}
+    if len(heard) > 1:
+        raise ConfigError(
+            f"{_name(entry)}: it holds speech and text without audio, and only speech has a WER; make it two sets"
+        )
+    return heard == {True} and "patch_table" not in source.constants and "prompt" in source.constants
+
+
+def _check_tokenizer(config: Config, entry: EvalConfig, source: SampleSource) -> None:
+    if config.text is None:
+        return
+    wanted = tokenizer_digest(Path(config.text.tokenizer))
+    for part in parts_of(source):
+        if part.tokenizer is not None and part.tokenizer != wanted:
+            raise CacheMismatchError(
+                f"{_name(entry)}: text.tokenizer is {part.tokenizer[:16]} in {entry.cache or entry.config} and "
+                f"{wanted[:16]} in {config.path}: their ids mean different texts; build the set with the tokenizer in "
+                f"{config.text.tokenizer}: forebay preprocess CONFIG"
+            )
+
+
+def _loader(config: Config, planned_by: Config, source: SampleSource, *, rank: int, num_ranks: int) -> Loader:
+    is_apart = isinstance(source, SourceUnion) and planned_by.mixture.batches == "per_source"
+    parts = source.source_of if is_apart and isinstance(source, SourceUnion) else None
+    # Evaluation sets are small: to make their plan costs less than to keep it.
+    planned = in_order(plan_of(planned_by, source, keep=False), parts=parts)
+    collator: Any = None
+    if config.modality == "vision":
+        # The patches cross over as they are and are expanded on the device.
+        collator = pack_collator(replace(config.loader, pixels="uint8"), planned_by.plan, source)
+    return Loader(
+        source,
+        planned,
+        replace(loader_settings(config), crop_s=None),
+        dp_rank=rank,
+        dp_world_size=num_ranks,
+        collator=collator,
+    )
+
+
+def _name(entry: EvalConfig) -> str:
+    return f'[[train.eval]] "{entry.name}"'

@@ -1,0 +1,97 @@
+"""What happens after an optimizer step, in its order: counting, log line, evaluations, usage log, checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forebay.config.tree import Config
+from forebay.plan.usage import FILE_NAME
+from forebay.spans import span
+from forebay.train.evaluation.evaluations import Evaluations
+from forebay.train.evaluation.result import EvalResult
+from forebay.train.loader import Loader
+from forebay.train.loop.board import Board
+from forebay.train.loop.checkpoint import TrainState, run_folder
+from forebay.train.loop.learner import Learner, Outcome
+from forebay.train.loop.meter import Meter
+from forebay.train.loop.micro_batches import BatchLoader, Group, host_sum
+from forebay.train.loop.usage_log import UsageLog
+
+
+class AfterStep:
+    """What a run does between two steps. Every rank calls it after every step; the ranks meet in it."""
+
+    def __init__(
+        self,
+        config: Config,
+        learner: Learner,
+        *,
+        loader: BatchLoader,
+        evaluations: Evaluations,
+        state: TrainState | None,
+        board: Board,
+    ) -> None:
+        """state: of the checkpoint that the run goes on from. board: where log lines and evaluations are shown."""
+        self._settings = config.train
+        self._learner, self._loader = learner, loader
+        self._board = board
+        self._evaluations = evaluations
+        evaluations.begin(run_folder(config), step=state.step if state else 0)
+        self.meter: Meter = learner.meter(state)
+        self.checkpoint: Path | None = None
+        """The last one that this run has written; None before, and on ranks other than 0."""
+        self._usage = _usage_log(config, loader, step=state.step if state else 0, num_ranks=learner.num_ranks)
+
+    def __call__(self, step: int, outcome: Outcome, group: Group) -> None:
+        """Does what is due after step 1, 2, ...; raises ForebayError where the run cannot go on.
+
+        The order is part of what a resume can rely on: what a line of a log says is there before the checkpoint.
+        """
+        with span("bookkeeping"):
+            self.meter.add(loss=outcome.loss, grad_norm=outcome.grad_norm, group=group, is_skipped=outcome.is_skipped)
+        if self._is_due(step, self._settings.log_every):
+            with span("log"):
+                self._write_line(step)
+        with span("evaluation"):
+            results = self._evaluate(step)
+        for result in results:
+            self._board.show_evaluation(result)
+        is_best = self._learner.checkpoints.best.consider(results)
+        is_saved = is_best or self._is_due(step, self._settings.checkpoint_every)
+        if self._usage is not None and (is_saved or step % self._settings.usage_every == 0):
+            self._usage.record(step)  # before the checkpoint: whoever goes on from it finds a line that leads there
+        if is_saved:
+            with span("checkpoint"):
+                self.checkpoint = self._learner.save(step=step, meter=self.meter, loader=self._loader)
+        self._board.step_done()
+
+    def _evaluate(self, step: int) -> list[EvalResult]:
+        """Returns the evaluations after a step, equal on all ranks."""
+        is_last = step == self._learner.schedule.num_steps
+        if not self._evaluations.are_due(step, is_last=is_last):
+            return []
+        self.meter.settle()  # weights that are not finite end the run here, before anything is written by them
+        return self._evaluations.after(step, model=self._learner.model, is_last=is_last)
+
+    def _is_due(self, step: int, every: int) -> bool:
+        """Returns whether something happens after `step`: every so many steps (0: never), and after the last step."""
+        return step == self._learner.schedule.num_steps or (every > 0 and step % every == 0)
+
+    def _write_line(self, step: int) -> None:
+        rate = self._settings.learning_rate * self._learner.schedule.factor(step)
+        line = self.meter.line(learning_rate=rate, padding=float(self._loader.report()["padding"]))
+        self._board.show(line)
+
+
+def _usage_log(config: Config, loader: BatchLoader, *, step: int, num_ranks: int) -> UsageLog | None:
+    """Returns the log of what is used after `step`; None where no log is wanted, or the loader has no plan."""
+    settings = config.train
+    if not settings.usage_every or not isinstance(loader, Loader):
+        return None
+    return UsageLog(
+        run_folder(config) / "logs" / FILE_NAME,
+        loader,
+        step=step,
+        sum_over_ranks=host_sum(num_ranks),
+        with_ids=settings.usage_ids,
+    )

@@ -1,0 +1,60 @@
+"""What a run takes of its machine: cores of this process, and the device's utilisation and memory."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import torch
+
+_logger = logging.getLogger(__name__)
+
+
+class Hardware:
+    """Looks at the machine from time to time; a look costs microseconds, and on a GPU asks its driver."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Begins to count; logs, once, if the device's utilisation cannot be told for want of a package."""
+        self._device = device if device.type == "cuda" else None
+        self._has_utilization = self._device is not None and _has_nvml()
+        self._wall_s, self._cpu_s = time.perf_counter(), time.process_time()
+
+    def look(self) -> dict[str, Any]:
+        """Returns what was taken since the last look, or since this object was made; the fields of `StepLog`.
+
+        On a CPU `cpu_share` alone.
+        """
+        wall_s, cpu_s = time.perf_counter(), time.process_time()
+        share = (cpu_s - self._cpu_s) / max(wall_s - self._wall_s, 1e-9)
+        self._wall_s, self._cpu_s = wall_s, cpu_s
+        if self._device is None:
+            return {"cpu_share": share}
+        free, total = torch.cuda.mem_get_info(self._device)
+        return {
+            "cpu_share": share,
+            "device_utilization": self._utilization(),
+            "device_memory_bytes": total - free,
+            "device_total_bytes": total,
+        }
+
+    def _utilization(self) -> float | None:
+        if not self._has_utilization:
+            return None
+        import pynvml
+
+        try:
+            return torch.cuda.utilization(self._device) / 100
+        except pynvml.NVMLError as err:  # a part of a GPU (MIG) has none
+            _logger.info("the device does not tell its utilisation: %s", err)
+            self._has_utilization = False
+            return None
+
+
+def _has_nvml() -> bool:
+    try:
+        import pynvml  # noqa: F401
+    except ImportError:
+        _logger.info("log lines go without the device's utilisation; for it run: pip install 'forebay[gpu]'")
+        return False
+    return True

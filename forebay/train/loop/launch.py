@@ -1,0 +1,68 @@
+"""accelerate as the loop uses it: the ranks of a run, and the accelerator that places, casts and scales."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from forebay.config.tree import Config
+from forebay.errors import ConfigError, MissingExtraError
+from forebay.train.loop.trackers import tracker_settings
+
+
+def process_state() -> Any:
+    """Returns accelerate's process state, its process group started; every rank that torchrun started is in it."""
+    try:
+        from accelerate import PartialState
+    except ImportError as err:
+        raise MissingExtraError("forebay train needs accelerate; run: pip install 'forebay[train]'") from err
+    state = PartialState(cpu=_is_on_cpu())
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if state.num_processes != started:
+        raise ConfigError(
+            f"WORLD_SIZE is {started}, but accelerate sees {state.num_processes} rank(s), and each would train alone: "
+            "make no PartialState or Accelerator before forebay's"
+        )
+    return state
+
+
+def make_accelerator(config: Config, *, has_text_alone: bool) -> Any:
+    """Returns accelerate's Accelerator in the precision of the config.
+
+    has_text_alone: some micro-batches have no audio, and give the audio encoder no gradient.
+    Raises ConfigError for a precision that is not possible here, and for text alone under FSDP; MissingExtraError
+    without accelerate.
+    """
+    state, settings = process_state(), config.train
+    if has_text_alone and state.num_processes > 1 and os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
+        raise ConfigError(
+            "a rank with a text alone has no use for the audio encoder, whose weights the other ranks then wait for: "
+            "mixtures with text alone do not go with FSDP; use DDP (distributed_type: MULTI_GPU in accelerate's "
+            "configuration), or leave the cache without audio out of mixture.source"
+        )
+    if settings.mixed_precision == "fp16" and state.device.type == "cpu":
+        raise ConfigError(
+            'train.mixed_precision = "fp16" needs an accelerator, and this run is on the CPU; set it to "bf16" or "no"'
+        )
+    from accelerate import Accelerator
+    from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
+
+    try:
+        # The plugin, because a bare number is overridden by an environment variable, and `backward` divides by it.
+        return Accelerator(
+            cpu=_is_on_cpu(),
+            mixed_precision=settings.mixed_precision,
+            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+            # DDP otherwise waits for the gradients of an encoder that a text has no use for.
+            kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)] if has_text_alone else None,
+            **tracker_settings(config),
+        )
+    except ValueError as err:
+        raise ConfigError(f'train.mixed_precision = "{settings.mixed_precision}" is not possible here: {err}') from err
+
+
+def _is_on_cpu() -> bool:
+    # Unless told so, accelerate takes the ranks of torchrun on a machine without an accelerator for single processes.
+    return not torch.accelerator.is_available()

@@ -1,0 +1,126 @@
+"""A model that is spread over the ranks (FSDP2), or repeated on them (DDP): prepared, gathered, and loaded again.
+
+accelerate's configuration file says which, by the environment variables that `accelerate launch` sets. A checkpoint
+has one form under both and on one rank: whole tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from forebay.config.train import TrainConfig
+from forebay.errors import ConfigError
+from forebay.train.loop.trainable import adamw
+
+
+def prepare(accelerator: Any, model: Any, settings: TrainConfig) -> tuple[Any, Any]:
+    """Returns the model and its AdamW as the ranks train them. Raises ConfigError for FSDP that is not possible here.
+
+    accelerate leaves its FSDP settings aside on the CPU, without a word, and would take DDP: there the model is sharded
+    here, every layer for itself, as accelerate's `TRANSFORMER_BASED_WRAP` does.
+    """
+    wants_shards = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    if wants_shards and os.environ.get("FSDP_VERSION", "1") != "2":
+        raise ConfigError(
+            "accelerate's configuration wants FSDP in its first version, whose checkpoints forebay does not write; "
+            "set fsdp_version: 2 there (accelerate to-fsdp2 converts the file)"
+        )
+    if not (wants_shards and accelerator.device.type == "cpu" and accelerator.num_processes > 1):
+        prepared, optimizer = accelerator.prepare(model, adamw(model, settings))
+        return prepared, optimizer
+    if settings.mixed_precision != "no":
+        raise ConfigError(
+            f'train.mixed_precision = "{settings.mixed_precision}" is not possible with FSDP on the CPU; set it to "no"'
+        )
+    for module in list(model.modules()):
+        if type(module).__name__ in (model._no_split_modules or ()):
+            fully_shard(module)
+    fully_shard(model)
+    return model, accelerator.prepare_optimizer(adamw(model, settings))
+
+
+def no_sync(accelerator: Any, model: Any) -> AbstractContextManager[None]:
+    """Returns a context in which backward passes leave the ranks' gradients apart."""
+    if isinstance(model, FSDPModule) and not accelerator.is_fsdp2:
+        return _apart(model)
+    context: AbstractContextManager[None] = accelerator.no_sync(model)
+    return context
+
+
+@contextlib.contextmanager
+def _apart(model: FSDPModule) -> Any:
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor with the parts of all ranks. Every rank calls it for the same tensors in the same order."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def gathered_optimizer(optimizer: Any) -> dict[str, Any]:
+    """Returns the optimizer's state of whole tensors; of sharded ones on the CPU. Every rank calls it."""
+    state: dict[str, Any] = optimizer.state_dict()
+    moments = {
+        index: {name: whole(value).cpu() if isinstance(value, DTensor) else value for name, value in values.items()}
+        for index, values in state["state"].items()
+    }
+    return {**state, "state": moments}
+
+
+def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Makes the optimizer's moments those of `gathered_optimizer`, each rank's part of them.
+
+    Weight decay and factors stay those of the optimizer: settings of today, not of the checkpoint. Raises ValueError
+    or KeyError where the state is that of other parameters.
+    """
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    moments = {
+        index: {name: _as_part(value, of=parameters[index]) for name, value in values.items()}
+        for index, values in state["state"].items()
+        if index < len(parameters)
+    }
+    optimizer.load_state_dict({**state, "state": moments})
+    for group, own in zip(optimizer.param_groups, groups, strict=True):
+        group.update(own)
+
+
+def _as_part(value: Any, *, of: torch.Tensor) -> Any:
+    if not isinstance(of, DTensor) or not isinstance(value, torch.Tensor) or value.shape != of.shape:
+        return value  # a count of steps has no parts
+    return distribute_tensor(value.to(of.device), of.device_mesh, of.placements)
+
+
+class Gathered:
+    """A model and its whole weights, so that rank 0 alone can write a checkpoint."""
+
+    def __init__(self, accelerator: Any, model: Any) -> None:
+        """Gathers sharded weights on the CPU of rank 0, one after the other. Every rank makes it."""
+        self.model = accelerator.unwrap_model(model)  # keeps the casts of mixed precision in place
+        self.weights: dict[str, torch.Tensor] | None = None
+        """The state dict, where the model itself has only a part of it; None where the model has the whole."""
+        if isinstance(self.model, FSDPModule):
+            self.weights = _gathered_weights(self.model, keep=accelerator.is_main_process)
+
+
+def _gathered_weights(model: Any, *, keep: bool) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    seen: dict[int, torch.Tensor] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if id(value) not in seen:  # tied weights stay one tensor
+            full = whole(value.detach())
+            seen[id(value)] = full.cpu() if keep else full.new_empty(0)
+        found[name] = seen[id(value)]
+    return found

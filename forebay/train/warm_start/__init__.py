@@ -1,0 +1,1 @@
+"""A model on a new tokenizer: `forebay warm-start`."""
