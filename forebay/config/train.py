@@ -129,7 +129,8 @@ class TrainConfig:
     """What the best checkpoint is chosen by, on the first set of `[[train.eval]]`; lower is better. An evaluation of
     that set then writes a checkpoint if it is the best so far."""
     trackers: tuple[str, ...] = ()
-    """Where metrics go too, by accelerate's names: `tensorboard`, `wandb`, `mlflow` and others."""
+    """Where the figures of log lines and evaluations go too, by accelerate's names: `tensorboard`, `wandb`, `mlflow`
+    and others. A resumed run goes on there. TensorBoard's files lie in `logs/` of the run."""
     usage_every: int = 100
     """Steps between lines of `logs/data_usage.jsonl`. Checkpoints and the end write a line too. 0: no log."""
     usage_ids: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ from forebay.config import Config
 from forebay.errors import CacheMismatchError, ConfigError
 from forebay.steps.recipe import load_config
 from forebay.store.source import SourceUnion
+from forebay.train.loop import launch
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import run
 from forebay.train.models.folder import check_batch, check_config, check_constants, load_model, model_facts
@@ -131,6 +133,25 @@ def test_the_loss_is_that_of_transformers_with_encoder_outputs_given(tmp_path: P
         assert torch.equal(
             model(encoder_outputs=(given,), **batch).logits, plain(encoder_outputs=(given,), **batch).logits
         )
+
+
+def test_a_compiled_model_takes_text_too(tmp_path: Path) -> None:
+    # 8 s of CPU, nearly all of them torch's: the one place where the hook is traced.
+    folder = whisper_folder(tmp_path, encoder_layers=1, decoder_layers=1)
+    model, plain = (load_model(folder, seed=3, init="random").eval() for _ in range(2))
+    for each in (model, plain):
+        prepare_text_alone(each, "silence")
+    model.compile(backend="eager")
+    for batch in (text_batch(), whisper_batch(1)):
+        torch.testing.assert_close(model(**batch).logits, plain(**batch).logits)
+
+
+def test_text_alone_and_fsdp_do_not_go_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank with a text gathers no weights of the encoder, for which the rank with audio beside it would wait."""
+    monkeypatch.setattr(launch, "process_state", lambda: SimpleNamespace(num_processes=2))
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ConfigError, match=r"mixtures with text alone do not go with FSDP; use DDP"):
+        launch.make_accelerator(config_of(tmp_path, model=tmp_path), has_text_alone=True)
 
 
 @pytest.mark.parametrize("text_encoder", ["zeros", "silence"])

@@ -69,6 +69,8 @@ def evaluate_alone(config: Config, *, checkpoint: Path | None = None) -> EvalRep
             model = checkpoint_model(config, facts, folder)
         else:
             model = load_model(folder, seed=config.loader.seed, init=init)
+        if facts.prepare_text_alone is not None:
+            facts.prepare_text_alone(model, config.train.text_encoder)
         model = accelerator.prepare_model(model, evaluation_mode=True)
         outcomes = evaluations.now(step=_step_of(folder), model=model)
         return EvalReport(checkpoint=str(folder), outcomes=outcomes) if state.is_main_process else None

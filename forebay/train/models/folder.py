@@ -105,11 +105,12 @@ def _listed(folder: Path) -> str:
 def load_model(
     folder: Path, *, seed: int, init: Init = "pretrained", dtype: torch.dtype | Literal["auto"] = torch.float32
 ) -> Any:
-    """Returns the float32 model of `folder` on the CPU, in training mode.
+    """Returns the model of `folder` on the CPU, in training mode.
 
     init: `pretrained` loads the folder's safetensors (none, a missing or a misfitting weight raises ConfigError);
     `random` makes weights from `seed` alone: equal in every run and on every rank. The caller's random state does not
-    move. dtype: of loaded weights; `auto` is that of the files.
+    move. dtype: of loaded weights; `auto` is that of the
+    files. Random ones are float32.
     """
     import transformers
 

@@ -22,7 +22,8 @@ from forebay.train.models.folder import load_model
 from forebay.train.profile.command import profile
 from forebay.train.profile.recorder import Recorder, named_parts
 from forebay.train.profile.report import ProfileReport
-from forebay.train.profile.shares import Beside, Shares
+from forebay.train.profile.shares import Beside, Shares, shares_of
+from forebay.train.profile.trace import read_trace
 from tests.commands import run
 from tests.processes import ROOT
 from tests.train.tiny import ListLoader, config_of, real_loader_model, whisper_batch, whisper_folder
@@ -52,7 +53,7 @@ def test_the_demo_s_profile_adds_up_and_shows_what_ran_beside(
     assert math.fsum(part["seconds"] for part in main.values()) == pytest.approx(document["wall_s"], rel=1e-9)
     assert math.fsum(part["share"] for part in main.values()) == pytest.approx(1, rel=1e-9)
     parts = {"copy to device", "forward: encoder", "forward: decoder", "forward: rest", "backward", "optimizer"}
-    assert parts | {"idle: waiting for data", "bookkeeping", "log", "unclaimed"} == set(main)
+    assert parts | {"idle: waiting for data", "bookkeeping", "log", "unclaimed"} == set(main) - {"evaluation"}
     # Uncached, so that a sample is decoded and its features are made, in the loader's threads.
     assert set(document["threads"]) == {"read", "decode", "features", "collate"}
     assert 1 <= document["num_threads"] <= 2
@@ -82,6 +83,19 @@ def test_a_recorded_run_has_the_losses_of_one_that_is_not(tiny: Any) -> None:
     assert losses[1] == losses[0][:4]
     with span("nobody listens") as nothing:
         assert nothing is None
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_activations_that_are_made_again_have_a_row(tiny: Any, tmp_path: Path) -> None:
+    config = dataclasses.replace(tiny, train=dataclasses.replace(tiny.train, gradient_checkpointing=True))
+    recorder = Recorder(num_steps=2)
+    train(config, loader=ListLoader([whisper_batch(0)]), source_kind="cache", recorder=recorder)
+    recorder.write(tmp_path / "trace.json")
+    shares = shares_of(read_trace(json.loads((tmp_path / "trace.json").read_bytes())["traceEvents"]))
+    assert shares.num_steps == 2
+    assert shares.main["backward: recompute"] > 0
+    assert math.fsum(shares.main.values()) == pytest.approx(shares.wall_s, rel=1e-9)
+    assert "encoder.layers.self_attn" in shares.modules
 
 
 @pytest.mark.usefixtures("fresh_accelerate")
