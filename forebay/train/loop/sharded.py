@@ -108,7 +108,9 @@ class Gathered:
 
     def __init__(self, accelerator: Any, model: Any) -> None:
         """Gathers sharded weights on the CPU of rank 0, one after the other. Every rank makes it."""
-        self.model = accelerator.unwrap_model(model)  # keeps the casts of mixed precision in place
+        # The casts of mixed precision stay in place. A wrapper of torch.compile, which accelerate's file may ask for,
+        # has other names of weights.
+        self.model = accelerator.unwrap_model(model, keep_torch_compile=False)
         self.weights: dict[str, torch.Tensor] | None = None
         """The state dict, where the model itself has only a part of it; None where the model has the whole."""
         if isinstance(self.model, FSDPModule):
