@@ -13,7 +13,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from forebay.config import Config
+from forebay.config import Config, LoraConfig
 from forebay.train.loop import sharded
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import train
@@ -68,6 +68,22 @@ def passes(model: Any, *, rank: int) -> list[float]:
     return [*found, model(**batch).loss.item()]
 
 
+def losses_with_adapters(folder: Path, *, dp_rank: int = 0, dp_world_size: int = 1) -> list[float]:
+    """Returns the losses of a run with LoRA, which is stopped and resumed; on ranks other than 0 none."""
+    losses: list[float] = []
+    changes = {"lora": LoraConfig(rank=4, alpha=16.0), "learning_rate": 0.05, "freeze": (), "embed_lr_mult": 1.0}
+    for max_steps, resume in ((2, False), (4, True)):
+        config = config_for(folder, grad_acc=4 // dp_world_size, max_steps=max_steps, **changes)
+        train(
+            dataclasses.replace(config, name="adapters"),
+            loader=loader_of(dp_rank=dp_rank, dp_world_size=dp_world_size),
+            source_kind="cache",
+            resume=resume,
+            log=lambda line: losses.append(line.loss),
+        )
+    return losses
+
+
 def main(folder: Path) -> None:
     """Trains, stops, resumes, and goes on from the checkpoint of the other way where there is one."""
     torch.set_num_threads(1)
@@ -103,6 +119,8 @@ def main(folder: Path) -> None:
         loader = loader_of(dp_rank=rank, dp_world_size=world_size)
         results["other"] = train(config, loader=loader, source_kind="cache", resume=other).loss_last
     results["passes"] = passes(models[1], rank=rank)
+    sharded.prepare = prepare
+    results["adapters"] = losses_with_adapters(folder, dp_rank=rank, dp_world_size=world_size)
     (folder / f"rank_{rank}.json").write_text(json.dumps(results), encoding="utf-8")
     torch.distributed.destroy_process_group()
 

@@ -118,7 +118,7 @@ def _real(steps: Steps, case: Case, config: Config, source: Any) -> Probed | Non
 def _tracked(steps: Any, case: Case, config: Config, source: Any) -> Callable[[int], Tracked]:
     """Returns what gives the parts at the peak of a step on a batch of the case, by the batch's size."""
 
-    def measure(size: int) -> Parts:
+    def measure(size: int) -> Tracked:
         return tracked_step(steps, case.batch(config, source, size))
 
     return measure
@@ -126,7 +126,7 @@ def _tracked(steps: Any, case: Case, config: Config, source: Any) -> Callable[[i
 
 def tracked_step(steps: FakeSteps | Steps, batch: Batch) -> Tracked:
     """Returns the memory of a step on `batch`, on the steps' device."""
-    inputs = steps.prepared(batch)
+    inputs: Any = steps.prepared(batch)
     tracker = _PeakTracker()
     with warnings.catch_warnings(), steps.mode:
         warnings.filterwarnings("ignore", message="Module is None")  # of an output that nobody kept

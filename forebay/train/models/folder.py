@@ -16,6 +16,7 @@ from forebay.errors import CacheMismatchError, ConfigError
 from forebay.pretrained import from_folder
 from forebay.steps.batch import IGNORED
 from forebay.steps.table import audio_step, made, text_step
+from forebay.train.models.lora import ADAPTER_CONFIG
 from forebay.train.models.table import ModelFacts, family_of
 
 _logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ def _transformers_config(folder: Path) -> Any:
     except OSError as err:
         raise ConfigError(
             f"train.model: cannot read {path} ({err.strerror}); name a folder with a transformers config.json"
-            f"{hub_advice(folder, 'model')}"
+            f"{hub_advice(folder, 'model')}{_adapter_advice(folder)}"
         ) from err
     except (ValueError, KeyError, TypeError, RecursionError) as err:
         raise ConfigError(f"train.model: {path} is not a transformers config.json: {err!r}") from err
@@ -63,6 +64,14 @@ def _transformers_config(folder: Path) -> Any:
         return from_folder(AutoConfig, folder)
     except (OSError, ValueError, TypeError, StrictDataclassError) as err:
         raise ConfigError(f"train.model: transformers refuses {path}: {err}") from err
+
+
+def _adapter_advice(folder: Path) -> str:
+    """Returns what to do with a folder of adapters alone, such as a checkpoint of LoRA; nothing for another folder."""
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return ""
+    merge = f"peft.AutoPeftModel.from_pretrained({str(folder)!r}).merge_and_unload().save_pretrained('merged')"
+    return f'; it holds adapters without the weights under them: merge both with python -c "import peft; {merge}"'
 
 
 def _kernels(document: Any) -> Iterator[str]:

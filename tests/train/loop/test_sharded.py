@@ -19,7 +19,7 @@ from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import train
 from forebay.train.loop.sharded import prepare
 from tests.processes import python
-from tests.train.sharded_worker import NUM_STEPS, RESUME_AT, config_for, loader_of
+from tests.train.sharded_worker import NUM_STEPS, RESUME_AT, config_for, loader_of, losses_with_adapters
 from tests.train.tiny import ListLoader
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -103,6 +103,15 @@ def test_ddp_fsdp2_and_one_process_have_the_same_losses(tmp_path: Path, ways: di
         assert first["norms"] == pytest.approx(alone["norms"], rel=1e-4), name
         assert second["losses"] == []
         assert second["last"] == first["last"]
+
+
+def test_adapters_have_the_same_losses_on_two_ranks(tmp_path: Path, ways: dict[str, list[dict[str, Any]]]) -> None:
+    """Stopped and resumed on the way, from a checkpoint that gathered adapters and the weights under them."""
+    alone = losses_with_adapters(tmp_path)
+    assert len(alone) == 4
+    for name, (first, second) in ways.items():
+        assert first["adapters"] == pytest.approx(alone, rel=1e-5), name
+        assert second["adapters"] == []
 
 
 def test_fsdp2_holds_a_part_of_the_model_on_each_rank(ways: dict[str, list[dict[str, Any]]]) -> None:
