@@ -11,6 +11,7 @@ import os
 import select
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -322,12 +323,20 @@ def _add_calibrate(commands: Any) -> None:
 def _calibrate(options: argparse.Namespace) -> int:
     from forebay.train.calibrate.bench import CalibrateOptions
     from forebay.train.calibrate.run import calibrate
+    from forebay.train.calibrate.verify import verify
 
     names = ("start_bs", "min_bs", "max_memory_gb", "steps", "target_samples", "out")
     asked = CalibrateOptions(buckets=tuple(options.bucket), **{name: getattr(options, name) for name in names})
     out = sys.stderr if options.json else sys.stdout
-    report = calibrate(_load(options), asked, tell=lambda line: print(line, file=out, flush=True))
-    return DONE if report is None else _show(options, report)  # None: not the rank that reports
+    tell: Callable[[str], None] = partial(print, file=out, flush=True)
+    if options.mode == "find":
+        found = calibrate(_load(options), asked, tell=tell)
+        return DONE if found is None else _show(options, found)  # None: not the rank that reports
+    verified = verify(_load(options), asked, tell=tell)
+    if verified is None:
+        return DONE
+    _show(options, verified)
+    return FAILED if verified.problems else DONE
 
 
 def _add_compare(commands: Any) -> None:

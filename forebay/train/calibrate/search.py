@@ -68,9 +68,9 @@ class Bounds:
 
     limit_bytes: int
     least: int
-    """Nothing smaller is tried; a size of the grid."""
+    """Nothing smaller is tried."""
     most: int
-    """Nothing larger is tried; a size of the grid."""
+    """Nothing larger is tried."""
     max_trials: int = MAX_TRIALS
 
 
@@ -130,10 +130,10 @@ class Search:
         bounds, left = self.bounds, self.bounds.max_trials - self.trials
         if left <= 0 or self.fit == bounds.most or self.failure == bounds.least:
             return None
-        if self.fit is None and left == 1:
-            return bounds.least
         low = bounds.least if self.fit is None else grid_up(self.fit)
         high = bounds.most if self.failure is None else grid_down(self.failure - 1)
+        if self.fit is None and (left == 1 or low >= high):
+            return bounds.least
         return None if low > high else min(max(grid_down(int(self._guess(low, high))), low), high)
 
     def _guess(self, low: int, high: int) -> float:

@@ -15,7 +15,7 @@ from forebay.config.tree import Config
 from forebay.errors import CacheMismatchError, ConfigError
 from forebay.pretrained import from_folder
 from forebay.steps.batch import IGNORED
-from forebay.steps.table import audio_step, made
+from forebay.steps.table import audio_step, made, text_step
 from forebay.train.models.lora import ADAPTER_CONFIG
 from forebay.train.models.table import ModelFacts, family_of
 
@@ -192,14 +192,14 @@ def check_config(facts: ModelFacts, config: Config) -> None:
     if facts.text_prompt is not None and not audio_step(config.audio.features).has_audio:
         _check_prompt(facts, prompt, facts.text_prompt)
         return
-    wanted = facts.constants["features"]
-    if config.audio.features != wanted:
+    wanted, step = facts.constants["features"], audio_step(config.audio.features)
+    if step.form() != wanted:
         raise ConfigError(
             f'audio.features is "{config.audio.features}", but {facts.folder} is a {facts.model_type} model and takes '
             f'"{wanted}"; set audio.features = "{wanted}" or another train.model'
         )
     n_mels = facts.constants.get("n_mels")
-    made_of = made(audio_step(wanted), config.audio.settings).fields()[0]
+    made_of = made(step, config.audio.settings).fields()[0]
     if n_mels is not None and (bins := made_of.shape[0]) != n_mels:
         raise ConfigError(
             f"audio.n_mels is {bins}, but the model in {facts.folder} takes {n_mels} mel bins; "
@@ -209,7 +209,7 @@ def check_config(facts: ModelFacts, config: Config) -> None:
 
 
 def _check_prompt(facts: ModelFacts, prompt: str | None, wanted: str) -> None:
-    if prompt != wanted:
+    if prompt is None or text_step(prompt).form() != wanted:
         raise ConfigError(
             f'text.prompt is {prompt!r}, but {facts.folder} is a {facts.model_type} model; set text.prompt = "{wanted}"'
         )
