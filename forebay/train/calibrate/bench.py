@@ -191,12 +191,12 @@ class Bench:
     def _by_line(self, case: Case, probed: Probed | None, limit: int) -> dict[str, Any] | None:
         """Returns size and peak by the line, and what a small trial on the CPU took."""
         least = self.least(case)
-        size = 0 if probed is None else probed.line.largest(limit, most=MAX_SIZE)
+        size = 0 if probed is None else probed.largest(limit, most=MAX_SIZE)
         if probed is None or size < least:
             return None
-        found: dict[str, Any] = {"size": size, "peak_bytes": round(probed.line.at(size)), "step_s": None}
+        found: dict[str, Any] = {"size": size, "peak_bytes": probed.at(size), "step_s": None}
         small = least if isinstance(case, PackCase) else min(least, _HOST_SIZE)
-        if probed.line.at(small) > _HOST_SHARE * self.device.free_bytes:
+        if probed.at(small) > _HOST_SHARE * self.device.free_bytes:
             _logger.warning("%s: no trial on the CPU, whose free memory is too small for one", case.name)
             return {**found, "trials": 0, "measured": False}
         taken = self._trial(case, small, limit=limit, steps=min(self.options.steps, _HOST_STEPS))

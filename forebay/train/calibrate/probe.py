@@ -32,6 +32,7 @@ from forebay.train.device import Batch
 from forebay.train.loop.compiled import set_passes
 from forebay.train.loop.learner import summed_loss
 from forebay.train.loop.trainable import adamw, set_trainable
+from forebay.train.models.lora import with_adapters
 from forebay.train.models.table import ModelFacts
 
 _logger = logging.getLogger(__name__)
@@ -41,16 +42,31 @@ PARTS = ("weights", "gradients", "optimizer", "activations")
 _PART_OF = {"Parameter": "weights", "Buffer": "weights", "Gradient": "gradients", "Optstate": "optimizer"}
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-Parts = Mapping[str, float]
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tracked:
+    """What the tracker saw of one step."""
+
+    parts: Mapping[str, float]
+    """Bytes of each of `PARTS` at the peak of the passes."""
+    update_bytes: int
+    """The peak while the optimizer moved the weights."""
+
+    @property
+    def total(self) -> float:
+        """All bytes at the peak of the passes."""
+        return sum(self.parts.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probed:
-    """Memory at the peak of a step, each part as a line in the size of the batch."""
+    """Memory at the peak of the passes of a step, each part as a line in the size of the batch."""
 
     parts: Mapping[str, Line]
     is_fake: bool
     """Whether the steps were on fake tensors. Else they were real."""
+    update_bytes: int
+    """What the optimizer takes at most while it moves the weights, whatever the batch is."""
     gradient_bytes: int
     """Of all parameters that learn. At the peak there may be fewer: gradients come as activations go."""
 
@@ -60,6 +76,14 @@ class Probed:
         return Line(
             base=sum(part.base for part in self.parts.values()), slope=sum(part.slope for part in self.parts.values())
         )
+
+    def at(self, size: int) -> int:
+        """Returns the bytes of a step at a size."""
+        return max(round(self.line.at(size)), self.update_bytes)
+
+    def largest(self, limit: float, *, most: int) -> int:
+        """Returns the largest size whose bytes are not above `limit`, as `Line.largest`; 0 where none is."""
+        return self.line.largest(limit, most=most) if self.update_bytes <= limit else 0
 
     def breakdown(self, size: int) -> dict[str, int]:
         """Returns the bytes of each part at a size."""
@@ -74,7 +98,7 @@ def probe(config: Config, facts: ModelFacts, cases: list[Case], *, accumulates: 
     source = opened(config)
     found: list[Probed | None] = []
     try:
-        steps = _FakeSteps(config, facts, source.constants, accumulates=accumulates)
+        steps = FakeSteps(config, facts, source.constants, accumulates=accumulates)
         for case in cases:
             found.append(_through(case.fake_sizes, steps, _tracked(steps, case, config, source), is_fake=True))
         return found
@@ -91,39 +115,59 @@ def _real(steps: Steps, case: Case, config: Config, source: Any) -> Probed | Non
         return None
 
 
-def _tracked(steps: Any, case: Case, config: Config, source: Any) -> Callable[[int], Parts]:
+def _tracked(steps: Any, case: Case, config: Config, source: Any) -> Callable[[int], Tracked]:
     """Returns what gives the parts at the peak of a step on a batch of the case, by the batch's size."""
 
-    def measure(size: int) -> Parts:
-        batch = steps.prepared(case.batch(config, source, size))
-        tracker = _PeakTracker()
-        with warnings.catch_warnings(), steps.mode:
-            warnings.filterwarnings("ignore", message="Module is None")  # of an output that nobody kept
-            steps.warm(batch)
-            tracker.track_external(steps.model, steps.optimizer)
-            with tracker:  # inside the mode: it leaves out what is done in another one
-                steps.step(batch)
-        return tracker.parts(steps.device)
+    def measure(size: int) -> Tracked:
+        return tracked_step(steps, case.batch(config, source, size))
 
     return measure
 
 
-def _through(sizes: tuple[int, int], steps: Any, measure: Callable[[int], Parts], *, is_fake: bool) -> Probed:
+def tracked_step(steps: FakeSteps | Steps, batch: Batch) -> Tracked:
+    """Returns the memory of a step on `batch`, on the steps' device."""
+    inputs: Any = steps.prepared(batch)
+    tracker = _PeakTracker()
+    with warnings.catch_warnings(), steps.mode:
+        warnings.filterwarnings("ignore", message="Module is None")  # of an output that nobody kept
+        steps.warm(inputs)
+        tracker.track_external(steps.model, steps.optimizer)
+        with tracker:  # inside the mode: it leaves out what is done in another one
+            steps.step(inputs)
+    return Tracked(parts=tracker.parts(steps.device), update_bytes=tracker.of_update.get(steps.device, 0))
+
+
+def _through(sizes: tuple[int, int], steps: Any, measure: Callable[[int], Tracked], *, is_fake: bool) -> Probed:
     learning = [parameter for parameter in steps.model.parameters() if parameter.requires_grad]
     gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in learning)
     (first, low), (second, high) = ((size, measure(size)) for size in sizes)
-    parts = {name: Line.through((first, low[name]), (second, high[name])) for name in PARTS}
-    return Probed(parts=parts, is_fake=is_fake, gradient_bytes=gradient_bytes)
+    parts = {name: Line.through((first, low.parts[name]), (second, high.parts[name])) for name in PARTS}
+    return Probed(parts=parts, is_fake=is_fake, update_bytes=high.update_bytes, gradient_bytes=gradient_bytes)
 
 
 class _PeakTracker(MemTracker):
     """torch's tracker without its statistics by module, which cost modules times operations; frozen weights may be."""
 
+    def __init__(self) -> None:
+        """Has seen nothing yet."""
+        super().__init__()
+        self.of_update: dict[torch.device, int] = {}
+        """The peak while the optimizer moved the weights, by device: it does not depend on the batch."""
+
     def _update_peak_stats(self, peak_state: Any) -> None:  # noqa: ARG002
+        if self._in_opt:
+            for device, now in self._curr_mem_snap.items():
+                self.of_update[device] = max(self.of_update.get(device, 0), now["Total"])
+            return
         for device, now in self._curr_mem_snap.items():
             if self._peak_mem.get(device, 0) < now["Total"]:
                 self._peak_mem[device] = now["Total"]
                 self._peak_mem_snap[device] = dict(now)
+
+    def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
+        if not self._mod_tracker.is_bw and module in self.memory_tracking:
+            del self.memory_tracking[module]  # the second micro-batch of a step is like the first
+        super()._pre_fw_hook(module, inputs)
 
     def _track_module_params_and_buffers(self, module: nn.Module, install_grad_hooks: bool = True) -> Any:  # noqa: FBT001, FBT002
         # Its hooks can only be put on parameters that learn; on the others they are never called.
@@ -137,7 +181,7 @@ class _PeakTracker(MemTracker):
                 parameter.requires_grad = False
 
     def parts(self, device: torch.device) -> dict[str, float]:
-        """Returns the bytes of each of `PARTS` at the peak."""
+        """Returns the bytes of each of `PARTS` at the peak of the passes."""
         found = dict.fromkeys(PARTS, 0.0)
         for kind, size in self.get_tracker_snapshot("peak").get(device, {}).items():
             if kind != "Total":
@@ -145,7 +189,7 @@ class _PeakTracker(MemTracker):
         return found
 
 
-class _FakeSteps:
+class FakeSteps:
     """Training steps of the config's model on fake tensors: what `Learner.update` does, without a value.
 
     mode: what `warm` and `step` are to be called under.
@@ -206,6 +250,8 @@ def fake_model(config: Config, facts: ModelFacts, *, mode: FakeTensorMode, devic
     wanted = from_folder(transformers.AutoConfig, facts.folder)
     with torch.device("meta"):
         model = getattr(transformers, facts.model_class)(wanted).float().train()
+        if config.train.lora is not None:
+            model = with_adapters(model, config.train.lora, seed=0, base=None)
     with mode:
         for module in model.modules():
             for name, parameter in module._parameters.items():
@@ -216,6 +262,8 @@ def fake_model(config: Config, facts: ModelFacts, *, mode: FakeTensorMode, devic
                 if buffer is not None:
                     module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
         model.tie_weights()
+    if facts.prepare_text_alone is not None:
+        facts.prepare_text_alone(model, config.train.text_encoder)
     set_trainable(model, config.train)
     set_passes(model, dataclasses.replace(config.train, compile=False))
     return model

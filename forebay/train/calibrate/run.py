@@ -182,7 +182,7 @@ def _failure(bench: Bench, failed: Sequence[tuple[Case, Probed | None]]) -> str:
     train, found = bench.config.train, []
     for case, probed in failed:
         least = bench.least(case)
-        takes = "more" if probed is None else f"about {human_bytes(probed.line.at(least))}"
+        takes = "more" if probed is None else f"about {human_bytes(probed.at(least))}"
         found.append(f"{case.name} at {bench.amount(case, least)} (takes {takes})")
     advice = [
         *(["train.gradient_checkpointing = true"] if not train.gradient_checkpointing else []),

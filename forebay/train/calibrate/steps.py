@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,7 +44,7 @@ def for_trials(config: Config) -> Config:
         eval=(),
         save_best=None,
         trackers=(),
-        output_dir=tempfile.gettempdir(),
+        output_dir=str(Path(tempfile.gettempdir()) / f"forebay-calibrate-{os.getpid()}"),  # never made
     )
     return dataclasses.replace(config, train=train, loader=dataclasses.replace(config.loader, pixels="uint8"))
 

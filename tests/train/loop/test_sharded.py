@@ -153,6 +153,14 @@ def test_a_checkpoint_goes_on_under_the_other_way(tmp_path: Path, ways: dict[str
     assert first["other"] == pytest.approx(ways["fsdp2"][0]["losses"][RESUME_AT], rel=1e-5)
 
 
+def test_ranks_that_hold_the_whole_model_use_it_apart(ways: dict[str, list[dict[str, Any]]]) -> None:
+    for name, (first, second) in ways.items():
+        assert len(first["passes"]) == len(second["passes"]) + 1
+        both = first["passes"] + second["passes"]
+        assert both == pytest.approx([both[0]] * len(both), rel=1e-6), name
+        assert both[0] == pytest.approx(ways["ddp"][0]["passes"][0], rel=1e-5)
+
+
 def test_first_version_of_fsdp_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setenv("FSDP_VERSION", "1")

@@ -66,7 +66,8 @@ def test_the_demo_s_profile_adds_up_and_shows_what_ran_beside(
     # Nothing else: no checkpoint, no usage log. And 6 steps although the run has 2, the first one not recorded.
     assert sorted(os.listdir(folder.parent)) == ["profile"]
     assert sorted(os.listdir(folder)) == ["profile.json", "profile.png", "prompts", "trace.json"]
-    assert sorted(os.listdir(folder / "prompts")) == ["eval", "eval.jsonl"]
+    assert sorted(os.listdir(folder / "prompts")) == ["eval", "eval.jsonl", "logs"]
+    assert os.listdir(folder / "prompts" / "logs") == ["steps.jsonl"]
     assert [f"step {step}:" in caplog.text for step in (1, 6, 7)] == [True, True, False]
 
 
