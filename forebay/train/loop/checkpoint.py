@@ -10,7 +10,7 @@ import pickle
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,20 @@ _VERSION = 1
 _NAME = re.compile(r"checkpoint-[0-9]{8,}(-[0-9]+)?\Z", re.ASCII)
 _STATE = "state.json"
 _OPTIMIZER = "optimizer.pt"
+_KINDS: dict[str, tuple[type, ...]] = {
+    "step": (int,),
+    "loss_first": (float,),
+    "loss_last": (float,),
+    "loader": (dict,),
+    "settings": (dict,),
+    "scaler": (dict, type(None)),
+    "files": (dict,),
+    "skipped_steps": (int,),
+    "skipped_in_a_row": (int,),
+    "kept": (list,),
+    "base": (dict,),
+}
+"""The fields of state.json beside `version` and `best`, and what each one is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,31 +199,17 @@ def load_state(checkpoint: Path) -> TrainState:
     if not isinstance(document, dict) or document.get("version") != _VERSION:
         version = document.get("version") if isinstance(document, dict) else None
         raise ResumeError(f"{path} has version {version!r}, this forebay reads {_VERSION}; train without --resume")
-    wanted: dict[str, tuple[type, ...]] = {
-        "step": (int,),
-        "loss_first": (float,),
-        "loss_last": (float,),
-        "loader": (dict,),
-        "settings": (dict,),
-        "scaler": (dict, type(None)),
-        "files": (dict,),
-        "skipped_steps": (int,),
-        "skipped_in_a_row": (int,),
-    }
-    document = {"skipped_steps": 0, "skipped_in_a_row": 0, **document}  # older checkpoints do not count them
-    later = {"kept": (list,), "base": (dict,)}  # checkpoints of before have none
-    wanted |= {name: kinds for name, kinds in later.items() if name in document}
-    for name, kinds in wanted.items():
+    # Checkpoints of before have neither the skipped steps nor what stays beside them.
+    document = {"skipped_steps": 0, "skipped_in_a_row": 0, "kept": [], "base": {}, **document}
+    for name, kinds in _KINDS.items():
         if name not in document or not isinstance(document[name], kinds):
             raise ResumeError(
                 f"{path}: {name} is {document.get(name)!r}, wanted a {kinds[0].__name__}; train without --resume"
             )
-    if not all(isinstance(name, str) for name in document.get("kept", [])):
+    if not all(isinstance(name, str) for name in document["kept"]):
         raise ResumeError(f"{path}: kept is {document['kept']!r}, wanted names of checkpoints; train without --resume")
     _verify(checkpoint, document["files"])
-    best = _best_of(document.get("best"), path)
-    known = {each.name: document[each.name] for each in fields(TrainState) if each.name in document}
-    return TrainState(**{**known, "best": best})
+    return TrainState(**{name: document[name] for name in _KINDS}, best=_best_of(document.get("best"), path))
 
 
 def _best_of(document: object, path: Path) -> BestRecord | None:
