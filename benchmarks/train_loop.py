@@ -4,6 +4,7 @@ One contestant is `forebay.train.loop.run.train` itself, with its accelerate, co
 rate, seeds and log line. The other is a bare torch loop: forward, loss, backward, clipping, AdamW, `zero_grad`. Both
 train a random Whisper of the same first weights on the same ready batches, so reading data is in neither. The bare loop
 takes a block of steps whenever the loop asks for the first batch of its next block: blocks take turns within one run.
+Blocks are short, since a neighbour on the machine changes its mind within seconds, and every block has a log line.
 Losses of both are compared before the figures count. CPU seconds stand beside wall time. The ratio is the median of the
 pairs.
 """
@@ -155,9 +156,9 @@ class Clock:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(__doc__, argv)
-    block, pairs = (2, args.rounds or 2) if args.tiny else (10, args.rounds or 12)
-    shape = {"num_samples": 2, "num_tokens": 16} if args.tiny else {"num_samples": 8, "num_tokens": 40}
-    size = {"width": 64, "layers": 1} if args.tiny else {"width": 256, "layers": 4}
+    block, pairs = (2, args.rounds or 2) if args.tiny else (5, args.rounds or 30)
+    shape = {"num_samples": 2, "num_tokens": 16} if args.tiny else {"num_samples": 4, "num_tokens": 40}
+    size = {"width": 64, "layers": 1} if args.tiny else {"width": 256, "layers": 2}
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         # One block before those that count, and one step behind them: the run's end writes a checkpoint.
