@@ -6,15 +6,17 @@ from pathlib import Path
 
 from forebay.config.tree import Config
 from forebay.plan.usage import FILE_NAME
-from forebay.spans import span
+from forebay.spans import EVALUATION, span
 from forebay.train.evaluation.evaluations import Evaluations
 from forebay.train.evaluation.result import EvalResult
 from forebay.train.loader import Loader
+from forebay.train.loop import sharded
 from forebay.train.loop.board import Board
 from forebay.train.loop.checkpoint import TrainState, run_folder
 from forebay.train.loop.learner import Learner, Outcome
 from forebay.train.loop.meter import Meter
 from forebay.train.loop.micro_batches import BatchLoader, Group, host_sum
+from forebay.train.loop.steps_log import StepsLog
 from forebay.train.loop.usage_log import UsageLog
 
 
@@ -40,6 +42,7 @@ class AfterStep:
         self.meter: Meter = learner.meter(state)
         self.checkpoint: Path | None = None
         """The last one that this run has written; None before, and on ranks other than 0."""
+        self._steps = StepsLog(config, run_folder(config), step=state.step if state else 0)
         self._usage = _usage_log(config, loader, step=state.step if state else 0, num_ranks=learner.num_ranks)
 
     def __call__(self, step: int, outcome: Outcome, group: Group) -> None:
@@ -52,8 +55,7 @@ class AfterStep:
         if self._is_due(step, self._settings.log_every):
             with span("log"):
                 self._write_line(step)
-        with span("evaluation"):
-            results = self._evaluate(step)
+        results = self._evaluate(step)
         for result in results:
             self._board.show_evaluation(result)
         is_best = self._learner.checkpoints.best.consider(results)
@@ -70,8 +72,10 @@ class AfterStep:
         is_last = step == self._learner.schedule.num_steps
         if not self._evaluations.are_due(step, is_last=is_last):
             return []
-        self.meter.settle()  # weights that are not finite end the run here, before anything is written by them
-        return self._evaluations.after(step, model=self._learner.model, is_last=is_last)
+        with span(EVALUATION):
+            self.meter.settle()  # weights that are not finite end the run here, before anything is written by them
+            with sharded.held_whole(self._learner.model):
+                return self._evaluations.after(step, model=self._learner.model, is_last=is_last)
 
     def _is_due(self, step: int, every: int) -> bool:
         """Returns whether something happens after `step`: every so many steps (0: never), and after the last step."""
@@ -80,6 +84,8 @@ class AfterStep:
     def _write_line(self, step: int) -> None:
         rate = self._settings.learning_rate * self._learner.schedule.factor(step)
         line = self.meter.line(learning_rate=rate, padding=float(self._loader.report()["padding"]))
+        if self._learner.is_main_rank:
+            self._steps.add(line)
         self._board.show(line)
 
 

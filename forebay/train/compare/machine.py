@@ -1,0 +1,166 @@
+"""What an arm takes of its machine: CPU seconds and memory of its processes, its device, and the device's peak."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_PEAKS: tuple[tuple[str, float, float], ...] = (
+    ("B200", 2250.0, 80.0),
+    ("GH200", 989.0, 67.0),
+    ("H200", 989.0, 67.0),
+    ("H100 PCIe", 756.0, 51.0),
+    ("H100 NVL", 835.0, 60.0),
+    ("H100", 989.0, 67.0),
+    ("H20", 148.0, 44.0),
+    ("A100", 312.0, 19.5),
+    ("A800", 312.0, 19.5),
+    ("A40", 149.7, 37.4),
+    ("A30", 165.0, 10.3),
+    ("A10G", 70.0, 35.0),
+    ("A10", 125.0, 31.2),
+    ("A6000", 154.8, 38.7),
+    ("L40S", 362.0, 91.6),
+    ("L40", 181.0, 90.5),
+    ("L4", 121.0, 30.3),
+    ("V100", 125.0, 15.7),
+    ("T4", 65.0, 8.1),
+    ("RTX 5090", 209.5, 104.8),
+    ("RTX 4090", 165.2, 82.6),
+    ("RTX 3090", 71.0, 35.6),
+)
+"""By a part of a device's name, the first that fits: dense TFLOP/s of its data sheet, half precision and float32."""
+
+_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+def peak_flops(device: str, *, precision: str) -> float | None:
+    """Returns the peak FLOP/s of a device by its name, None where it is in no table.
+
+    precision: `train.mixed_precision`; "no" is float32 without TF32, as torch multiplies unless told otherwise.
+    """
+    for part, half, single in _PEAKS:
+        if part in device:
+            return 1e12 * (single if precision == "no" else half)
+    return None
+
+
+def device_name() -> str | None:
+    """Returns the name of the CUDA device, None on the CPU."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def machine() -> dict[str, Any]:
+    """Returns what figures depend on: processor, cores, torch's threads, versions, the load when it began."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "load_1_min": round(os.getloadavg()[0], 2),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def cpu_seconds() -> float:
+    """Returns the CPU seconds of this process and its children, those that ended and those that live."""
+    own, ended = os.times(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    living = sum(_ticks(pid) for pid in _descendants(os.getpid())) / _TICKS_A_SECOND
+    return own.user + own.system + ended.ru_utime + ended.ru_stime + living
+
+
+def host_bytes() -> int:
+    """Returns the most memory that this process has had, and what its children have now, shared pages shared out."""
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return own + sum(_proportional_bytes(pid) for pid in _descendants(os.getpid()))
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = [int(child) for child in path.read_text().split()]
+        except OSError:  # the thread has ended
+            continue
+        for child in children:
+            found += [child, *_descendants(child)]
+    return found
+
+
+def _ticks(pid: int) -> int:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])
+
+
+def _proportional_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
+class Utilisation:
+    """Asks the driver ten times a second how busy the device is while a block runs. Without CUDA: no samples.
+
+    bucket: that of the step at hand, to be set by the arm; the host may be a little ahead of the device.
+    """
+
+    def __init__(self) -> None:
+        self.bucket = -1
+        self._is_possible = torch.cuda.is_available() and _has_driver_figures()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._samples: list[tuple[int, float]] = []
+
+    def __enter__(self) -> Utilisation:
+        self._samples, self._stop = [], threading.Event()
+        if self._is_possible:
+            self._thread = threading.Thread(target=self._sample, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    @property
+    def samples(self) -> list[tuple[int, float]]:
+        """Bucket and share of time in which the device computed, of each look."""
+        return self._samples
+
+    def _sample(self) -> None:
+        while not self._stop.wait(0.1):
+            self._samples.append((self.bucket, torch.cuda.utilization() / 100))
+
+
+def _has_driver_figures() -> bool:
+    try:
+        import pynvml
+    except ImportError:
+        return False
+    try:
+        torch.cuda.utilization()
+    except pynvml.NVMLError:  # a part of a GPU (MIG) has none
+        return False
+    return True
