@@ -16,7 +16,7 @@ from forebay.steps.batch import IGNORED
 from forebay.steps.text.transcript import TextEncoder
 from forebay.train.collate.patches import fields_of, pixel_dtype, to_model_inputs
 from forebay.train.device import Batch
-from forebay.train.evaluation.generate import Generator, prompts_of
+from forebay.train.evaluation.generate import Encoded, Generator, prompts_of
 from forebay.train.evaluation.rates import Errors, Written, by_language, count_errors, summed, worst
 from forebay.train.evaluation.repetition import repeats_itself
 from forebay.train.evaluation.result import EvalResult
@@ -86,7 +86,7 @@ class Evaluator:
         with contextlib.closing(iter(loader)) as batches:  # type: ignore[type-var]
             for batch in batches:
                 indices, weight = loader.indices, loader.weight
-                loss, encoded, inputs = self._loss(batch, loader)
+                loss, encoded, inputs = self._loss(batch, loader, keeps=generator is not None)
                 fields = fields_of(batch)
                 if weight:
                     count = count_targets(fields["labels"], labels_are_shifted=self.facts.labels_are_shifted)
@@ -100,15 +100,20 @@ class Evaluator:
         found.losses.extend((first, float(loss), count) for first, loss, count in losses)
         return Pass(losses=found.losses, written=found.written, num_samples=seen)
 
-    def _loss(self, batch: Batch, loader: Any) -> tuple[torch.Tensor, torch.Tensor | None, dict[str, Any]]:
-        """Returns the summed loss, the encoder's output where the model has an encoder, and the model's arguments."""
+    def _loss(self, batch: Batch, loader: Any, *, keeps: bool) -> tuple[torch.Tensor, Encoded | None, dict[str, Any]]:
+        """Returns the summed loss, what the model's encoder made of the audio if it has one, and the model's arguments.
+
+        keeps: whether texts are written next, so that what was computed is kept for them.
+        """
         check_batch(self.facts, fields_of(batch))
         dtype = pixel_dtype(self.pixels)
         inputs = to_model_inputs(batch, loader.source.constants, device=self.device, dtype=dtype)
         labels = inputs.pop("labels")
-        output = self.model(**inputs)
+        has_encoder = keeps and self.facts.labels_are_shifted
+        output = self.model(**{**inputs, **({"use_cache": True} if has_encoder else {})})
         loss = summed_loss(output.logits, labels, labels_are_shifted=self.facts.labels_are_shifted)
-        return loss, getattr(output, "encoder_last_hidden_state", None), inputs
+        encoded = Encoded(output.encoder_last_hidden_state, output.past_key_values) if has_encoder else None
+        return loss, encoded, inputs
 
     def _prompts(self, fields: Any) -> Any:
         return prompts_of(

@@ -27,6 +27,18 @@ class Prompts:
     """int64, 1 where a prompt is."""
 
 
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """What a model with an encoder has computed for a batch already.
+
+    hidden: [batch, frames, width], the encoder's output. cache: the decoder's keys and values, of the audio and of all
+    that it has read, the prompts first; None where none were kept.
+    """
+
+    hidden: torch.Tensor
+    cache: Any = None
+
+
 def prompts_of(ids: torch.Tensor, labels: torch.Tensor, *, labels_are_shifted: bool, pad_token_id: int) -> Prompts:
     """Returns what stands in front of the first target of each sample.
 
@@ -55,12 +67,12 @@ class Generator:
     """Whether every rank goes on until all ranks are done: where weights are sharded, a forward pass is collective."""
 
     def write(
-        self, inputs: Mapping[str, Any], prompts: Prompts, *, encoded: torch.Tensor | None
+        self, inputs: Mapping[str, Any], prompts: Prompts, *, encoded: Encoded | None
     ) -> list[tuple[list[int], bool]]:
         """Returns for each sample the ids that the model writes, without the end token, and whether it was cut short.
 
-        inputs: the model's arguments for the batch, on its device. encoded: what the encoder made of them, where the
-        model has one: the loss has it already.
+        inputs: the model's arguments for the batch, on its device. encoded: of a model with an encoder, from the pass
+        of the loss, which had the same prompts in front of its targets; it is used up.
         """
         from transformers import GenerationMixin
 
@@ -95,7 +107,7 @@ class Generator:
             wanted = self.model.generation_config.max_length or 448
         return max(1, wanted if room is None else min(wanted, room))
 
-    def _arguments(self, inputs: Mapping[str, Any], prompts: Prompts, encoded: torch.Tensor | None) -> dict[str, Any]:
+    def _arguments(self, inputs: Mapping[str, Any], prompts: Prompts, encoded: Encoded | None) -> dict[str, Any]:
         from transformers.modeling_outputs import BaseModelOutput
 
         device = next(self.model.parameters()).device
@@ -103,13 +115,19 @@ class Generator:
         if encoded is None:
             media = {name: value for name, value in inputs.items() if name.startswith("input_features")}
             return {"input_ids": ids, "attention_mask": mask, **media}
-        return {
+        arguments = {
             "decoder_input_ids": ids,
-            **({} if bool(prompts.mask.all()) else {"decoder_attention_mask": mask}),
-            "encoder_outputs": BaseModelOutput(last_hidden_state=encoded),
+            "encoder_outputs": BaseModelOutput(last_hidden_state=encoded.hidden),
             # Of the audio, all of which counts; left out, transformers warns that it cannot guess it.
-            "attention_mask": torch.ones(encoded.shape[:2], dtype=torch.long, device=device),
+            "attention_mask": torch.ones(encoded.hidden.shape[:2], dtype=torch.long, device=device),
         }
+        if not bool(prompts.mask.all()):
+            return arguments | {"decoder_attention_mask": mask}
+        if encoded.cache is None:
+            return arguments
+        # Keys and values of audio and prompt; the prompt's last token is read again, since it gives the first logits.
+        encoded.cache.crop(ids.shape[1] - 1 - encoded.cache.get_seq_length())  # below 0: so many are taken away
+        return arguments | {"decoder_attention_mask": mask, "past_key_values": encoded.cache}
 
     def _until_end(self, row: list[int]) -> tuple[list[int], bool]:
         ends = [place for place, token in enumerate(row) if token in self.end_ids]
