@@ -167,3 +167,12 @@ def test_the_tars_of_scale_are_what_tarfile_reads(tmp_path: Path) -> None:
         members = tar.getmembers()
     assert [member.name for member in members] == manifest["tar_member_name"].to_pylist()[: scale.CLIPS_PER_TAR]
     assert {member.size for member in members} == {8}
+
+
+def test_calibrate_counts_the_trials_of_a_search(capsys: pytest.CaptureFixture[str]) -> None:
+    calibrate = importlib.import_module("benchmarks.calibrate")
+    assert calibrate.main(["--tiny", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["trials"]
+    assert len(rows) == len(calibrate.DEVICES)
+    assert {row["reached"] for row in rows} == {"yes"}
+    assert max(row["trials, most"] for row in rows) <= 6

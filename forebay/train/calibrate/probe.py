@@ -116,16 +116,19 @@ def _real(steps: Steps, case: Case, config: Config, source: Any) -> Probed | Non
 
 
 def _tracked(steps: Any, case: Case, config: Config, source: Any) -> Callable[[int], Tracked]:
-    """Returns what gives the parts at the peak of a step on a batch of the case, by the batch's size."""
+    """Returns what gives the memory of a step on a batch of the case, by the batch's size."""
 
-    def measure(size: int) -> Parts:
+    def measure(size: int) -> Tracked:
         return tracked_step(steps, case.batch(config, source, size))
 
     return measure
 
 
-def tracked_step(steps: FakeSteps | Steps, batch: Batch) -> Tracked:
-    """Returns the memory of a step on `batch`, on the steps' device."""
+def tracked_step(steps: Any, batch: Batch) -> Tracked:
+    """Returns the memory of a step on `batch`, on the steps' device.
+
+    steps: `FakeSteps`, or `Steps` for real ones.
+    """
     inputs = steps.prepared(batch)
     tracker = _PeakTracker()
     with warnings.catch_warnings(), steps.mode:
