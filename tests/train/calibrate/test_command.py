@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 from forebay import load_config
+from forebay.config import BucketConfig
+from forebay.plan.bucket.plan import BucketPlan
 from forebay.plan.make import plan_of
 from forebay.preprocess import build
 from forebay.train.calibrate.steps import opened
@@ -62,10 +65,12 @@ def test_the_demo_is_calibrated_and_planned_and_kept(calibrate: Call, root: Path
         assert sum(entry["memory"].values()) == pytest.approx(entry["peak_bytes"], rel=0.01)
         assert entry["cpu"]["peak_bytes"] > 0
     assert 40 < entries["b_20_30"]["batch_size"] <= entries["b_0_3"]["batch_size"] < 80
-    changes = ["plan.batch_seconds=null", f"plan.calibration={json.dumps(str(path))}"]
-    config = load_config(SPEECH, overrides=[f"run.cache_root={json.dumps(str(root))}", *changes])
-    planned = plan_of(config, opened(config), keep=False).plan
-    assert planned.batch_sizes.tolist() == [entry["batch_size"] for entry in entries.values()]  # type: ignore[attr-defined]
+    config = load_config(SPEECH, overrides=[f"run.cache_root={json.dumps(str(root))}"])
+    assert isinstance(config.plan, BucketConfig)
+    settings = dataclasses.replace(config.plan, batch_seconds=None, calibration=str(path))
+    planned = plan_of(dataclasses.replace(config, plan=settings), opened(config), keep=False).plan
+    assert isinstance(planned, BucketPlan)
+    assert planned.batch_sizes.tolist() == [entry["batch_size"] for entry in entries.values()]
     # Interrupted after the fourth, and going on: the kept ones are not made again, and grad_acc follows the target.
     kept = {name: {**entries[name], "step_s": 9.0} for name in NAMES[:4]}
     path.write_text(json.dumps(kept), encoding="utf-8")
@@ -141,7 +146,7 @@ def test_bad_input_ends_with_2(calibrate: Call, config: Path, arguments: tuple[s
             r'plan\.kind is "window", .*; set plan\.kind = "bucket" with ',
         ),
         (
-            r"\[plan\](.|\n)*?\n\n",
+            r"\n\[plan\](.|\n)*?\n(?=\n)",
             "",
             r"windows\.toml: no \[plan\] section; add one, for example: \[plan\] with batch_",
         ),
