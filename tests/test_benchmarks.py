@@ -182,3 +182,12 @@ def test_the_loop_and_the_bare_loop_take_turns_on_the_same_losses(
     monkeypatch.setattr(train_loop.Bare, "steps", lambda bare, batches: steps(bare, batches[:1]))
     with pytest.raises(SystemExit, match=r"step 2: the loop has loss .*, the bare loop has"):
         train_loop.main(["--tiny"])
+
+
+def test_calibrate_counts_the_trials_of_a_search(capsys: pytest.CaptureFixture[str]) -> None:
+    calibrate = importlib.import_module("benchmarks.calibrate")
+    assert calibrate.main(["--tiny", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["trials"]
+    assert len(rows) == len(calibrate.DEVICES)
+    assert {row["reached"] for row in rows} == {"yes"}
+    assert max(row["trials, most"] for row in rows) <= 6

@@ -116,7 +116,7 @@ def _real(steps: Steps, case: Case, config: Config, source: Any) -> Probed | Non
 
 
 def _tracked(steps: Any, case: Case, config: Config, source: Any) -> Callable[[int], Tracked]:
-    """Returns what gives the parts at the peak of a step on a batch of the case, by the batch's size."""
+    """Returns what gives the memory of a step on a batch of the case, by the batch's size."""
 
     def measure(size: int) -> Tracked:
         return tracked_step(steps, case.batch(config, source, size))
@@ -124,9 +124,12 @@ def _tracked(steps: Any, case: Case, config: Config, source: Any) -> Callable[[i
     return measure
 
 
-def tracked_step(steps: FakeSteps | Steps, batch: Batch) -> Tracked:
-    """Returns the memory of a step on `batch`, on the steps' device."""
-    inputs: Any = steps.prepared(batch)
+def tracked_step(steps: Any, batch: Batch) -> Tracked:
+    """Returns the memory of a step on `batch`, on the steps' device.
+
+    steps: `FakeSteps`, or `Steps` for real ones.
+    """
+    inputs = steps.prepared(batch)
     tracker = _PeakTracker()
     with warnings.catch_warnings(), steps.mode:
         warnings.filterwarnings("ignore", message="Module is None")  # of an output that nobody kept

@@ -47,7 +47,7 @@ def test_a_line_goes_through_its_points_and_says_what_fits() -> None:
     has_figure=st.booleans(),
 )
 def test_the_largest_batch_is_found_within_a_step_in_six_trials(
-    base: float, slope: float, room: float, error: float, noise: list[float], *, has_figure: bool
+    *, base: float, slope: float, room: float, error: float, noise: list[float], has_figure: bool
 ) -> None:
     """Memory a fifth off the line, with fragments of up to 2 % that depend on the size."""
     limit = int(base + slope * room)
@@ -82,7 +82,7 @@ def test_the_largest_batch_is_found_within_a_step_in_six_trials(
     has_line=st.booleans(),
 )
 def test_whatever_the_line_says_the_trials_are_six_and_the_answer_was_tried(
-    limits: int, least: int, start: int | None, slope: float, curve: float, *, has_line: bool
+    *, limits: int, least: int, start: int | None, slope: float, curve: float, has_line: bool
 ) -> None:
     asked: dict[int, bool] = {}
 
