@@ -54,7 +54,7 @@ def recorded(folder: str, *, steps: int) -> tuple[Cost, Trace]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(__doc__, argv)
-    steps, rounds = (2, 1) if options.tiny else (20, options.rounds or 10)
+    steps, rounds = (2, 1) if options.tiny else (10, options.rounds or 10)
     with_s, without_s, unclaimed, spans = [], [], [], 0.0
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(rounds):

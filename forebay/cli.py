@@ -11,6 +11,7 @@ import os
 import select
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_preprocess(commands)
     _add_inspect(commands)
     _add_train(commands)
+    _add_calibrate(commands)
     _add_compare(commands)
     _add_eval(commands)
     _add_warm_start(commands)
@@ -133,13 +135,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(
-    commands: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str, *, has_caches: bool = True
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=summary)
     parser.set_defaults(run=run)
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
     parser.add_argument("-v", "--verbose", action="count", default=0, help="log more; twice for all")
-    parser.add_argument("--cache-root", metavar="DIR", type=Path, help="instead of run.cache_root")
+    if has_caches:
+        parser.add_argument("--cache-root", metavar="DIR", type=Path, help="instead of run.cache_root")
     return parser
 
 
@@ -300,6 +303,42 @@ def _dry_run(options: argparse.Namespace) -> int:
     return _show(options, dry_run(_load(options), steps=200 if options.steps is None else options.steps))
 
 
+def _add_calibrate(commands: Any) -> None:
+    parser = _command(commands, "calibrate", _calibrate, "find the largest batch of every bucket, or the largest pack")
+    _add_config(parser)
+    parser.add_argument(
+        "--bucket", action="append", default=[], metavar="B", help="only this bucket, by name or index: b_0_3 or 0"
+    )
+    parser.add_argument("--start-bs", type=int, metavar="N", help="first batch that is tried; default: that of a line")
+    parser.add_argument("--min-bs", type=int, default=8, metavar="N", help="smallest batch that counts; default: 8")
+    parser.add_argument(
+        "--max-memory-gb", type=float, metavar="G", help="GB of 10^9 bytes; default: 91 %% of the CUDA device"
+    )
+    parser.add_argument("--steps", type=int, default=5, metavar="N", help="optimizer steps of a trial; default: 5")
+    parser.add_argument("--target-samples", type=int, metavar="N", help="samples of a step over all ranks: grad_acc")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: calibrated_bs.json beside the config")
+    parser.add_argument("--mode", choices=("find", "verify-all"), default="find", help="verify-all: under torchrun")
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from forebay.train.calibrate.bench import CalibrateOptions
+    from forebay.train.calibrate.run import calibrate
+    from forebay.train.calibrate.verify import verify
+
+    names = ("start_bs", "min_bs", "max_memory_gb", "steps", "target_samples", "out")
+    asked = CalibrateOptions(buckets=tuple(options.bucket), **{name: getattr(options, name) for name in names})
+    out = sys.stderr if options.json else sys.stdout
+    tell: Callable[[str], None] = partial(print, file=out, flush=True)
+    if options.mode == "find":
+        found = calibrate(_load(options), asked, tell=tell)
+        return DONE if found is None else _show(options, found)  # None: not the rank that reports
+    verified = verify(_load(options), asked, tell=tell)
+    if verified is None:
+        return DONE
+    _show(options, verified)
+    return FAILED if verified.problems else DONE
+
+
 def _add_compare(commands: Any) -> None:
     parser = _command(commands, "compare", _compare, "a config's way beside others on the same samples, or two runs")
     _add_config(parser)
@@ -339,7 +378,7 @@ def _eval(options: argparse.Namespace) -> int:
 
 
 def _add_warm_start(commands: Any) -> None:
-    parser = _command(commands, "warm-start", _warm_start, "put a model on a new tokenizer")
+    parser = _command(commands, "warm-start", _warm_start, "put a model on a new tokenizer", has_caches=False)
     parser.add_argument("model", metavar="MODEL", type=Path, help="folder of a transformers model with weights")
     parser.add_argument("--tokenizer", metavar="DIR", type=Path, required=True, help="folder with a tokenizer.json")
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder to make")

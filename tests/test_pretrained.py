@@ -85,6 +85,7 @@ from forebay.steps.text.chat import find_turn_marks
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.steps.image.qwen2_vl import load_processor
 from forebay.train.models.folder import load_model, model_facts
+from forebay.train.warm_start.tokenizer import check_loaded, read_tokenizer
 for given in sys.argv[1:]:
     folder = Path(given)
     for load in (
@@ -93,6 +94,7 @@ for given in sys.argv[1:]:
         lambda: load_tokenizer(folder),
         lambda: model_facts(folder),
         lambda: load_model(folder, seed=0, init="random"),
+        lambda: check_loaded(read_tokenizer(folder), folder),
     ):
         try:
             print("loaded", type(load()).__name__)
@@ -152,9 +154,9 @@ def test_no_code_of_a_folder_runs_even_after_a_yes(tmp_path: Path) -> None:
     assert not marker.exists(), ended.stdout
     lines = ended.stdout.splitlines()
     outcomes = [line.split()[0] for line in lines]
-    own, timm, unknown, template = (outcomes[start : start + 5] for start in range(0, 20, 5))
-    assert (own, timm[0], unknown[0]) == (["loaded"] * 5, "loaded", "loaded")
-    assert timm[3:] == unknown[3:] == ["refused"] * 2
+    own, timm, unknown, template = (outcomes[start : start + 6] for start in range(0, 24, 6))
+    assert (own, timm[0], unknown[0]) == (["loaded"] * 6, "loaded", "loaded")
+    assert timm[3:5] == unknown[3:5] == ["refused"] * 2
     assert template[1] == "refused"
     assert lines[0] == "loaded Qwen2VLImageProcessorPil"
 

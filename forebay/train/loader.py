@@ -14,7 +14,7 @@ import torch
 from forebay.errors import ConfigError
 from forebay.plan.cursor import Cursor, LoaderState, Resumable, Step
 from forebay.plan.make import Planned
-from forebay.spans import span
+from forebay.spans import DATA_WAIT, span
 from forebay.steps.batch import IGNORED
 from forebay.steps.step import Batch, PaddingSide
 from forebay.store.source import SampleSource, SourceUnion, parts_of
@@ -261,7 +261,7 @@ class Loader(Resumable):
 
     def _take(self, filled: Iterator[_Filled]) -> Any:
         began = time.perf_counter()
-        with span("idle: waiting for data"):
+        with span(DATA_WAIT):
             item = next(filled)
         self._totals.add(item, wait_s=time.perf_counter() - began)
         self._weight, self._indices = item.step.turn.weight, item.step.samples.tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +17,8 @@ from forebay.config import Config
 from forebay.errors import CacheMismatchError, ConfigError
 from forebay.steps.recipe import load_config
 from forebay.store.source import SourceUnion
+from forebay.train.evaluation.alone import evaluate_alone
+from forebay.train.loop import launch
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import run
 from forebay.train.models.folder import check_batch, check_config, check_constants, load_model, model_facts
@@ -51,8 +54,10 @@ num_workers = 1
 
 
 def speech_toml(folder: Path) -> str:
-    """Returns `configs/demo_speech.toml` with a small model and its caches and runs under `folder`."""
+    """Returns `configs/demo_speech.toml` without its evaluation and with its caches and runs under `folder`."""
     toml = (ROOT / "configs" / "demo_speech.toml").read_text(encoding="utf-8")
+    head, _, rest = toml.partition("[[train.eval]]")
+    toml = head + rest[rest.index("[run]") :]
     toml = toml.replace('"../caches"', f'"{folder / "caches"}"').replace('"../runs"', f'"{folder / "runs"}"')
     return toml.replace("../demo", str(ROOT / "demo")).replace("num_workers = 2", "num_workers = 1")
 
@@ -133,6 +138,25 @@ def test_the_loss_is_that_of_transformers_with_encoder_outputs_given(tmp_path: P
         )
 
 
+def test_a_compiled_model_takes_text_too(tmp_path: Path) -> None:
+    # 8 s of CPU, nearly all of them torch's: the one place where the hook is traced.
+    folder = whisper_folder(tmp_path, encoder_layers=1, decoder_layers=1)
+    model, plain = (load_model(folder, seed=3, init="random").eval() for _ in range(2))
+    for each in (model, plain):
+        prepare_text_alone(each, "silence")
+    model.compile(backend="eager")
+    for batch in (text_batch(), whisper_batch(1)):
+        torch.testing.assert_close(model(**batch).logits, plain(**batch).logits)
+
+
+def test_text_alone_and_fsdp_do_not_go_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank with a text gathers no weights of the encoder, for which the rank with audio beside it would wait."""
+    monkeypatch.setattr(launch, "process_state", lambda: SimpleNamespace(num_processes=2))
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ConfigError, match=r"mixtures with text alone do not go with FSDP; use DDP"):
+        launch.make_accelerator(config_of(tmp_path, model=tmp_path), has_text_alone=True)
+
+
 @pytest.mark.parametrize("text_encoder", ["zeros", "silence"])
 def test_the_encoder_gets_no_gradient_and_passes_once_at_most(tmp_path: Path, text_encoder: TextEncoder) -> None:
     model = load_model(whisper_folder(tmp_path), seed=3, init="random")
@@ -203,6 +227,20 @@ def test_a_text_alone_run_and_inspect(folder: Path, tmp_path: Path, capsys: pyte
     assert cli.main(["inspect", str(folder / "texts.toml"), "--sample", "0", "--json"]) == 0
     sample = json.loads(capsys.readouterr().out)["sample"]
     assert sample["row"]["text"] == sample["labels"]["text"]
+
+
+def test_texts_are_evaluated_by_their_loss(folder: Path, tmp_path: Path) -> None:
+    """In a run and by `forebay eval`, which loads the checkpoint anew; nothing is written for a text."""
+    sets = f'train.eval=[{{name = "texts", config = "{folder / "texts.toml"}", max_samples = 10}}]'
+    settings = ["train.max_steps=1", f'train.output_dir="{tmp_path}"', "plan.batch_seconds=5", sets]
+    config = mixed_config(folder, *settings, 'train.text_encoder="silence"')
+    assert run(config) is not None
+    [line] = (tmp_path / config.name / "eval.jsonl").read_text(encoding="utf-8").splitlines()
+    report = evaluate_alone(config)
+    assert report is not None
+    [outcome] = report.outcomes
+    assert (outcome.result.wer, outcome.result.num_samples) == (None, 10)
+    assert json.loads(line)["loss"] == pytest.approx(outcome.result.loss, rel=1e-6)
 
 
 def test_texts_of_another_prompt_are_refused_before_data_is_read(tmp_path: Path) -> None:

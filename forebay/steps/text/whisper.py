@@ -31,7 +31,8 @@ class Whisper(Transcript):
         """Returns the form `decoder_input_ids`, `labels` [B, L], beside audio and without.
 
         A Whisper that is called with a batch without audio raises, because its encoder has no input: `forebay train`
-        gives the decoder what `train.text_encoder` names, and a loop of your own passes `encoder_outputs`.
+        gives the decoder what `train.text_encoder` names. A loop of your own passes `encoder_outputs`, or calls
+        `forebay.train.models.whisper.prepare_text_alone` once.
         """
         return partial(whisper_text, pad_token_id=int(stored.constant("pad_token_id")))
 

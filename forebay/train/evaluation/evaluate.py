@@ -62,6 +62,8 @@ class Evaluator:
     """Reads and writes the texts; None where no set is speech."""
     normalizers: Mapping[Normalisation, Callable[[str], str]]
     repetition_limit: float
+    pixels: str
+    """`loader.pixels` of the run, whose dtype the patches of images get."""
     gather: Gather
     is_sharded: bool = False
 
@@ -101,7 +103,7 @@ class Evaluator:
     def _loss(self, batch: Batch, loader: Any) -> tuple[torch.Tensor, torch.Tensor | None, dict[str, Any]]:
         """Returns the summed loss, the encoder's output where the model has an encoder, and the model's arguments."""
         check_batch(self.facts, fields_of(batch))
-        dtype = pixel_dtype("uint8")
+        dtype = pixel_dtype(self.pixels)
         inputs = to_model_inputs(batch, loader.source.constants, device=self.device, dtype=dtype)
         labels = inputs.pop("labels")
         output = self.model(**inputs)

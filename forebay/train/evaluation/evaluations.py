@@ -20,6 +20,7 @@ from forebay.train.evaluation.rates import worst_lines
 from forebay.train.evaluation.result import EvalResult
 from forebay.train.evaluation.sets import EvalSet, open_sets
 from forebay.train.evaluation.texts import normalizer, text_encoder
+from forebay.train.models.lora import base_of
 from forebay.train.models.table import ModelFacts
 from forebay.visible import printable
 
@@ -35,19 +36,19 @@ class Evaluations:
     def __init__(self, config: Config, *, facts: ModelFacts, accelerator: Any) -> None:
         """Opens the sets: what `open_sets` raises is raised before the first step. Without sets nothing is done."""
         self._config, self._facts, self._accelerator = config, facts, accelerator
-        self._sets: list[EvalSet] = open_sets(
+        self.sets: list[EvalSet] = open_sets(
             config, facts=facts, rank=accelerator.process_index, num_ranks=accelerator.num_processes
         )
         tokenizer = Path(config.text.tokenizer) if config.text is not None else facts.folder
-        kinds = {each.settings.text for each in self._sets if each.writes}
+        kinds = {each.settings.text for each in self.sets if each.writes}
         self._normalizers = {kind: normalizer(kind, tokenizer=tokenizer) for kind in sorted(kinds)}
         self._encoder = text_encoder(config) if kinds else None
-        self._gather = gather_on_host(accelerator.num_processes) if self._sets else list
+        self._gather = gather_on_host(accelerator.num_processes) if self.sets else list
         self._log: EvalLog | None = None
 
     def begin(self, folder: Path, *, step: int) -> None:
         """Makes `folder` the run's: lines of steps behind `step`, those of a checkpoint or 0, are cut away."""
-        if self._accelerator.is_main_process and self._sets:
+        if self._accelerator.is_main_process and self.sets:
             self._log = EvalLog(folder, step=step)
 
     def after(self, step: int, *, model: Any, is_last: bool) -> list[EvalResult]:
@@ -62,11 +63,11 @@ class Evaluations:
         return bool(self._due(step, is_last=is_last))
 
     def _due(self, step: int, *, is_last: bool) -> list[EvalSet]:
-        return [each for each in self._sets if is_last or (each.settings.every and step % each.settings.every == 0)]
+        return [each for each in self.sets if is_last or (each.settings.every and step % each.settings.every == 0)]
 
     def now(self, *, step: int, model: Any) -> list[Outcome]:
         """Returns the outcomes of all sets."""
-        return [self._evaluate(each, step=step, model=model) for each in self._sets]
+        return [self._evaluate(each, step=step, model=model) for each in self.sets]
 
     def _evaluate(self, each: EvalSet, *, step: int, model: Any) -> Outcome:
         outcome = self._evaluator(model).evaluate(each, step=step)
@@ -79,8 +80,7 @@ class Evaluations:
         return outcome
 
     def _evaluator(self, model: Any) -> Evaluator:
-        bare = self._accelerator.unwrap_model(model)
-        bare = bare.get_base_model() if hasattr(bare, "get_base_model") else bare  # of peft: adapters stay inside
+        bare = base_of(self._accelerator.unwrap_model(model))  # adapters are inside of it
         return Evaluator(
             model=bare,
             facts=self._facts,
@@ -89,6 +89,7 @@ class Evaluations:
             encoder=self._encoder,
             normalizers=self._normalizers,
             repetition_limit=self._config.train.repetition_limit,
+            pixels=self._config.loader.pixels,
             gather=self._gather,
             is_sharded=self._accelerator.num_processes > 1 and is_sharded(bare),
         )
@@ -140,7 +141,8 @@ class EvalLog:
     def _list_worst(self, outcome: Outcome) -> None:
         result, folder = outcome.result, self._folder / "eval"
         folder.mkdir(exist_ok=True)
-        lines = [line_of(result), f"The {len(outcome.worst)} worst samples by WER:", "", *worst_lines(outcome.worst)]
+        head = f"The {len(outcome.worst)} worst samples by WER:" if outcome.worst else "No sample has a wrong word."
+        lines = [line_of(result), head, "", *worst_lines(outcome.worst)]
         name = re.sub(r"[^\w.-]", "_", result.name)
         write_bytes(folder / f"{name}-{result.step:08d}.txt", "\n".join(lines).encode("utf-8", "backslashreplace"))
 

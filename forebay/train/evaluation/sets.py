@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,11 @@ from forebay.train.loader import Loader
 from forebay.train.models.folder import check_config, check_constants
 from forebay.train.models.table import ModelFacts
 from forebay.train.select import loader_settings, pack_collator, select
+
+_logger = logging.getLogger(__name__)
+
+_MANY_TOKENS = 1024
+"""More than anybody says in 30 s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +69,11 @@ def _opened(config: Config, entry: EvalConfig, *, facts: ModelFacts, rank: int, 
         )
     planned_by, source = _source(config, entry, facts)
     writes = _writes(entry, source)
+    if writes and limit is None and (room is None or room > _MANY_TOKENS):
+        _logger.warning(
+            "%s: a model that has gone astray may write %s tokens for each sample; set generate_max_tokens",
+            *(_name(entry), "any number of" if room is None else room),
+        )
     for part in parts_of(source):
         check_constants(facts, part.constants)
     _check_tokenizer(config, entry, source)

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from forebay.config.tree import Config
 from forebay.plan.usage import FILE_NAME
-from forebay.spans import span
+from forebay.spans import EVALUATION, span
 from forebay.train.evaluation.evaluations import Evaluations
 from forebay.train.evaluation.result import EvalResult
 from forebay.train.loader import Loader
+from forebay.train.loop import sharded
 from forebay.train.loop.board import Board
 from forebay.train.loop.checkpoint import TrainState, run_folder
 from forebay.train.loop.learner import Learner, Outcome
@@ -54,8 +55,7 @@ class AfterStep:
         if self._is_due(step, self._settings.log_every):
             with span("log"):
                 self._write_line(step)
-        with span("evaluation"):
-            results = self._evaluate(step)
+        results = self._evaluate(step)
         for result in results:
             self._board.show_evaluation(result)
         is_best = self._learner.checkpoints.best.consider(results)
@@ -72,8 +72,10 @@ class AfterStep:
         is_last = step == self._learner.schedule.num_steps
         if not self._evaluations.are_due(step, is_last=is_last):
             return []
-        self.meter.settle()  # weights that are not finite end the run here, before anything is written by them
-        return self._evaluations.after(step, model=self._learner.model, is_last=is_last)
+        with span(EVALUATION):
+            self.meter.settle()  # weights that are not finite end the run here, before anything is written by them
+            with sharded.held_whole(self._learner.model):
+                return self._evaluations.after(step, model=self._learner.model, is_last=is_last)
 
     def _is_due(self, step: int, every: int) -> bool:
         """Returns whether something happens after `step`: every so many steps (0: never), and after the last step."""

@@ -204,6 +204,8 @@ def load_state(checkpoint: Path) -> TrainState:
             raise ResumeError(
                 f"{path}: {name} is {document.get(name)!r}, wanted a {kinds[0].__name__}; train without --resume"
             )
+    if not all(isinstance(name, str) for name in document.get("kept", [])):
+        raise ResumeError(f"{path}: kept is {document['kept']!r}, wanted names of checkpoints; train without --resume")
     _verify(checkpoint, document["files"])
     best = _best_of(document.get("best"), path)
     known = {each.name: document[each.name] for each in fields(TrainState) if each.name in document}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from typing import Any
 
@@ -55,6 +56,7 @@ def _has_nvml() -> bool:
     try:
         import pynvml  # noqa: F401
     except ImportError:
-        _logger.info("log lines go without the device's utilisation; for it run: pip install 'forebay[gpu]'")
+        if int(os.environ.get("RANK", "0")) == 0:
+            _logger.info("log lines go without the device's utilisation; for it run: pip install 'forebay[gpu]'")
         return False
     return True

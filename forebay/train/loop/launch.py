@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, MissingExtraError
 from forebay.train.loop.trackers import tracker_settings
+
+_logger = logging.getLogger(__name__)
 
 
 def process_state() -> Any:
@@ -45,6 +48,13 @@ def make_accelerator(config: Config, *, has_text_alone: bool) -> Any:
     if settings.mixed_precision == "fp16" and state.device.type == "cpu":
         raise ConfigError(
             'train.mixed_precision = "fp16" needs an accelerator, and this run is on the CPU; set it to "bf16" or "no"'
+        )
+    given = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if given not in ("no", settings.mixed_precision) and state.is_main_process:
+        _logger.warning(
+            'accelerate\'s configuration says mixed_precision %s; train.mixed_precision = "%s" holds',
+            given,
+            settings.mixed_precision,
         )
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin

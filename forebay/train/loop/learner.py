@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from forebay.config.tree import Config
 from forebay.errors import ResumeError
-from forebay.spans import span
+from forebay.spans import BACKWARD, COPY, FORWARD, span
 from forebay.steps.batch import IGNORED
 from forebay.train.collate.patches import fields_of, pixel_dtype, to_model_inputs
 from forebay.train.device import Batch
@@ -121,15 +121,11 @@ class Learner:
 
     def _load(self, checkpoint: Path | None, state: TrainState | None) -> Any:
         """Returns the model on the host, that of `checkpoint` or a new one."""
-        self._base = base_hashes(self._config, self.facts, checkpoint)
-        if state is not None and state.base != self._base:
-            raise ResumeError(
-                f"the weights in {self.facts.folder} have checksums {self._base}, and the adapters in {checkpoint} "
-                f"were trained on {state.base}; set train.model back, or train without --resume"
-            )
-        if checkpoint is None:
+        if checkpoint is None or state is None:
+            self._base = base_hashes(self._config, self.facts)
             return new_model(self._config, self.facts)
-        return checkpoint_model(self._config, self.facts, checkpoint)
+        self._base = state.base
+        return checkpoint_model(self._config, self.facts, checkpoint, base=state.base)
 
     def _tell_start(self, model: Any, *, is_new: bool) -> None:
         sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
@@ -214,7 +210,7 @@ class Learner:
             is_last = position == len(group.batches)
             with contextlib.nullcontext() if is_last else sharded.no_sync(self.accelerator, self._model):
                 loss = self._loss(batch) * (weight / group.num_targets)
-                with span("backward"):
+                with span(BACKWARD):
                     self.accelerator.backward(self._scaled(loss))
             total += loss.detach()
         limit = self.settings.max_grad_norm if self.settings.max_grad_norm > 0 else math.inf
@@ -239,9 +235,9 @@ class Learner:
         with span("bookkeeping"):
             check_batch(self.facts, fields_of(batch))
         device, dtype = self.accelerator.device, pixel_dtype(self._loader.pixels)
-        with span("copy to device"):
+        with span(COPY):
             inputs = to_model_inputs(batch, self._constants, device=device, dtype=dtype)
-        with span("forward"):
+        with span(FORWARD):
             labels = inputs.pop("labels")
             logits = self._model(**inputs).logits
             return summed_loss(logits, labels, labels_are_shifted=self.facts.labels_are_shifted)

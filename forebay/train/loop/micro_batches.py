@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from forebay.errors import PlanError
-from forebay.spans import span
+from forebay.spans import ALL_REDUCE, span
 from forebay.steps.batch import IGNORED
 from forebay.train.device import Batch
 
@@ -137,7 +137,7 @@ def host_sum(num_ranks: int) -> SumOverRanks:
 
     def sum_over_ranks(values: Sequence[int]) -> list[int]:
         counts = torch.tensor(values, dtype=torch.int64)
-        with span("all-reduce"):
+        with span(ALL_REDUCE):
             torch.distributed.all_reduce(counts, group=process_group)
         return [int(count) for count in counts]
 

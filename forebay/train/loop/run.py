@@ -29,6 +29,7 @@ from forebay.train.loader import Loader
 from forebay.train.loop.after_step import AfterStep
 from forebay.train.loop.board import Board
 from forebay.train.loop.checkpoint import find_checkpoint, run_folder
+from forebay.train.loop.compiled import num_compilations
 from forebay.train.loop.drawn import drawn_by
 from forebay.train.loop.launch import make_accelerator, process_state
 from forebay.train.loop.learner import Learner
@@ -65,6 +66,8 @@ class TrainReport:
     """Folder of the last checkpoint; None on ranks other than 0, which writes it."""
     skipped_steps: int = 0
     """Steps of the run that the scaler of fp16 skipped, those before a resume included."""
+    compilations: int = 0
+    """Graphs that torch.compile has compiled, those of new shapes included; 0 without `train.compile`."""
     phases: dict[str, float] = dataclasses.field(default_factory=dict)
     """Seconds of the phases of this process's start, in their order."""
     buckets: dict[str, Drawn] = dataclasses.field(default_factory=dict)
@@ -81,6 +84,8 @@ class TrainReport:
             f"samples/s, {100 * self.data_wait_share:.1f} % waiting for data, {100 * self.padding:.1f} % padding, read "
             f"from {self.source}; checkpoint {from_here(self.checkpoint or 'none')}",
             *drawn_lines(self.buckets),
+            *([f"{self.skipped_steps} steps skipped by the scaler of fp16"] if self.skipped_steps else []),
+            *([f"{self.compilations} graphs compiled"] if self.compilations else []),
         ]
 
 
@@ -151,9 +156,10 @@ def train(
     # Micro-batches without audio give the audio encoder no gradient.
     has_text_alone = isinstance(loader, Loader) and without_audio(loader.source) is not None
     phases = phases or Phases()
+    compilations = num_compilations()
     accelerator = make_accelerator(config, has_text_alone=has_text_alone)
     learner = Learner(config, facts=facts, accelerator=accelerator, constants=constants)
-    with phases("evaluation sets"):
+    with phases("evaluation sets") if config.train.eval else contextlib.nullcontext():
         evaluations = Evaluations(config, facts=facts, accelerator=accelerator)
     checkpoint = _resume_from(run_folder(config), resume=resume)
     state = learner.start(checkpoint, loader=loader, phases=phases)
@@ -176,6 +182,7 @@ def train(
         padding=float(loader.report()["padding"]),
         source=source_kind,
         checkpoint=checkpoint if first >= last else after_step.checkpoint,
+        compilations=num_compilations() - compilations,
         phases=phases.seconds,
         buckets=drawn_by(loader, config) if learner.is_main_rank else {},
     )

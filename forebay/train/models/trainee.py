@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,20 @@ def new_model(config: Config, facts: ModelFacts) -> Any:
     return with_adapters(model, settings.lora, seed=seed, base=base)
 
 
-def checkpoint_model(config: Config, facts: ModelFacts, checkpoint: Path) -> Any:
-    """Returns the model of a checkpoint, as `new_model` does; raises ResumeError where it is not the config's model."""
+def checkpoint_model(
+    config: Config, facts: ModelFacts, checkpoint: Path, *, base: Mapping[str, str] | None = None
+) -> Any:
+    """Returns the model of a checkpoint, in the form that `new_model` gives.
+
+    base: the `base_hashes` of the run that wrote the checkpoint; None: not looked at. Raises ResumeError where the
+    checkpoint is not of the config's model and adapters, or the weights under the adapters are others by now.
+    """
     check_adapter(config.train.lora, checkpoint)
+    if base is not None and (now := base_hashes(config, facts, checkpoint)) != base:
+        raise ResumeError(
+            f"the weights in {facts.folder} have checksums {now}, and the adapters in {checkpoint} were trained on "
+            f"{dict(base)}; set train.model back, or train without --resume"
+        )
     if config.train.lora is None:
         return _whole_model(facts, checkpoint)
     has_base = (checkpoint / BASE).is_dir()

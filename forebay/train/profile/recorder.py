@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from forebay.spans import listening
+from forebay.spans import FORWARD, listening
 from forebay.store.temporary import temporary_name
 from forebay.train.profile.trace import MARK
 
@@ -63,7 +63,7 @@ class Recorder:
         Not those of a compiled model: a hook would cut its graph.
         """
         for module, name in [] if _is_compiled(model) else named_parts(model):
-            for remove in _hooked(module, f"{MARK}forward: {name}"):
+            for remove in _hooked(module, f"{MARK}{FORWARD}: {name}"):
                 self._stack.callback(remove)
         return WARM_UP + self.num_steps
 

@@ -12,17 +12,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from forebay.train.profile.trace import ALL_REDUCE, DEVICE_WAIT, DeviceWork, Stretch, Trace
+from forebay.spans import ALL_REDUCE, BACKWARD, COPY, DATA_WAIT, EVALUATION, FORWARD
+from forebay.train.profile.trace import DEVICE_WAIT, DeviceWork, Stretch, Trace
 
-DATA_WAIT = "idle: waiting for data"
 DEVICE_IDLE = "idle"
-EVALUATION = "evaluation"
-"""Takes all that happens in it."""
+RECOMPUTE = "backward: recompute"
 UNCLAIMED = "unclaimed"
-COPY = "copy to device"
 
-_FORWARD = "forward"
-"""The whole pass: what is neither encoder nor decoder falls to its row."""
 _IDLE = (DATA_WAIT, DEVICE_WAIT)
 
 
@@ -63,7 +59,7 @@ def shares_of(trace: Trace) -> Shares:
     modules: defaultdict[str, float] = defaultdict(float)
     for start, end, name in main:
         rows[row_of(name)] += end - start
-        if name.startswith(f"{_FORWARD}: "):
+        if name.startswith(f"{FORWARD}: "):
             modules[name.partition(": ")[2]] += end - start
     wall = trace.end - trace.start
     rows[UNCLAIMED] = wall - sum(rows.values())
@@ -82,15 +78,16 @@ def shares_of(trace: Trace) -> Shares:
 
 def row_of(name: str) -> str:
     """Returns the row of a stretch: a submodule, `forward: encoder.layers`, belongs to `forward: encoder`."""
-    if name == _FORWARD:
-        return f"{_FORWARD}: rest"
-    return name.partition(".")[0] if name.startswith(f"{_FORWARD}: ") else name
+    if name == FORWARD:
+        return f"{FORWARD}: rest"
+    return name.partition(".")[0] if name.startswith(f"{FORWARD}: ") else name
 
 
 def innermost(spans: Sequence[Stretch]) -> list[Stretch]:
     """Returns stretches without overlap, by start, each with the name of the innermost of those that were open.
 
-    spans: nested, of one thread, by start, the longer of two first. What is inside of an evaluation is evaluation.
+    spans: nested, of one thread, by start, the longer of two first. What is inside of an evaluation is evaluation, and
+    a forward pass inside of a backward one makes activations again that were not kept.
     """
     found: list[Stretch] = []
     open_: list[Stretch] = []
@@ -109,10 +106,16 @@ def innermost(spans: Sequence[Stretch]) -> list[Stretch]:
         if open_ and span.start > at:
             found.append(Stretch(at, span.start, open_[-1].name))
         at = max(at, span.start)
-        name = EVALUATION if open_ and open_[-1].name == EVALUATION else span.name
-        open_.append(span._replace(name=name))
+        open_.append(span._replace(name=_inside(open_[-1].name, span.name) if open_ else span.name))
     close(float("inf"))
     return found
+
+
+def _inside(outer: str, name: str) -> str:
+    """Returns what a stretch counts as that is inside of another one."""
+    if outer in (EVALUATION, RECOMPUTE):
+        return outer
+    return RECOMPUTE if outer == BACKWARD and name.startswith(FORWARD) else name
 
 
 def _beside(threads: Iterable[Sequence[Stretch]], *, idle: Sequence[Stretch]) -> dict[str, Beside]:

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from forebay.spans import ALL_REDUCE
+
 MARK = "forebay/"
 """In front of the names of our own stretches."""
 STEP = "ProfilerStep#"
-ALL_REDUCE = "all-reduce"
 DEVICE_WAIT = "idle: waiting for the device"
 
 _COLLECTIVES = ("c10d::", "gloo:", "nccl:", "record_param_comms")

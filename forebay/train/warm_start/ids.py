@@ -46,7 +46,7 @@ class IdMover:
             if name.endswith("_token_id"):
                 setattr(node, name, self._needed(value, f"{place}.{name}"))
             elif name in _LISTS:
-                setattr(node, name, list(self._wanted(value)))
+                setattr(node, name, list(self._wanted(value)) or None)
             elif name in _LISTS_OF_LISTS:
                 words = [list(self._wanted(word)) for word in value]
                 setattr(node, name, [new for new, word in zip(words, value, strict=True) if len(new) == len(word)])

@@ -36,6 +36,7 @@ _TOKENIZER = (
     *("vocab.txt", "merges.txt", "normalizer.json", "chat_template.json", "chat_template.jinja"),
 )
 _PROCESSOR = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _OF_EITHER = ("normalizer.json", "chat_template.json", "chat_template.jinja")
 """What the new tokenizer may have, and else keeps of the model."""
 
@@ -49,7 +50,7 @@ class WarmStartReport:
     drawn: int
     """New tokens: their rows come from the normal distribution of the old rows."""
     dropped: int
-    """Old tokens that the new vocabulary lacks."""
+    """Old tokens that the new vocabulary lacks. `copied` + `dropped` are the tokens of the old tokenizer."""
     old_size: int
     """Rows of the old embedding; those behind the old tokenizer's last id have no token and count nowhere else."""
     new_size: int
@@ -90,16 +91,15 @@ def warm_start(model: Path, *, tokenizer: Path, out: Path, seed: int = 0) -> War
     another form, a token that the model needs and the tokenizer lacks. Raises ForebayError, which names the tensor,
     where a weight is not finite before or after. `out` is complete or absent.
     """
-    _check_out(out)
-    new = read_tokenizer(tokenizer)
-    facts = model_facts(model)
+    _check_folders(model, out)
+    new, facts = read_tokenizer(tokenizer), model_facts(model)
     loaded = load_model(model, seed=seed, dtype="auto")
     _check_finite(loaded, f"of {model}", "load the model again from where it came from")
     old = _old_tokenizer(model)
     old_size = loaded.get_input_embeddings().weight.shape[0]
     old_ids = {token: i for token, i in old.get_vocab().items() if i < old_size}
     ids_dropped = _move_ids(loaded, old_ids, new)
-    moves = _moves(old_ids, new, same_alphabet=_is_byte_level(old) == new.byte_level)
+    moves = moves_of(old_ids, new, same_alphabet=_is_byte_level(old) == new.byte_level)
     _move_rows(loaded, moves, seed=seed)
     _check_finite(loaded, "after the warm start", "try another --seed, or a model whose weights are float32")
     with _folder_aside(out) as aside:
@@ -107,11 +107,11 @@ def warm_start(model: Path, *, tokenizer: Path, out: Path, seed: int = 0) -> War
         _copy_files(model, tokenizer, aside, new)
         check_loaded(new, aside)
         _check_prompt(facts, aside, new)
-        loaded.save_pretrained(aside)
+        _save(loaded, aside, out)
     return WarmStartReport(
         copied=len(moves.copied),
         drawn=len(moves.drawn),
-        dropped=len(old_ids.keys() - new.ids.keys()),
+        dropped=len(old_ids) - len(moves.copied),
         old_size=old_size,
         new_size=moves.size,
         ids_dropped=ids_dropped,
@@ -119,7 +119,12 @@ def warm_start(model: Path, *, tokenizer: Path, out: Path, seed: int = 0) -> War
     )
 
 
-def _check_out(out: Path) -> None:
+def _check_folders(model: Path, out: Path) -> None:
+    if model.is_dir() and not any((model / name).is_file() for name in _WEIGHTS):
+        raise ConfigError(
+            f"{model} has no weights ({' or '.join(_WEIGHTS)}), and a warm start keeps weights; name a folder that "
+            "save_pretrained has written, or a checkpoint of forebay train"
+        )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} is there and not an empty folder; name a new folder, or remove that one")
 
@@ -159,7 +164,7 @@ def _move_ids(model: Any, old_ids: Mapping[str, int], new: NewTokenizer) -> int:
     return mover.num_dropped
 
 
-def _moves(old_ids: Mapping[str, int], new: NewTokenizer, *, same_alphabet: bool) -> Moves:
+def moves_of(old_ids: Mapping[str, int], new: NewTokenizer, *, same_alphabet: bool) -> Moves:
     """Returns where rows come from.
 
     same_alphabet: whether both vocabularies spell bytes, or both characters. Where they differ, `é` is a byte in one
@@ -187,6 +192,15 @@ def _move_rows(model: Any, moves: Moves, *, seed: int) -> None:
     inputs.weight = torch.nn.Parameter(made["input"])
     outputs.weight = inputs.weight if is_tied else torch.nn.Parameter(made["output"])
     inputs.num_embeddings = outputs.out_features = moves.size
+
+
+def _save(model: Any, aside: Path, out: Path) -> None:
+    from safetensors import SafetensorError
+
+    try:
+        model.save_pretrained(aside)
+    except (OSError, RuntimeError, SafetensorError) as err:
+        raise ForebayError(f"cannot write the weights of {out}: {err}; make room and run the command again") from err
 
 
 def _copy_files(model: Path, tokenizer: Path, target: Path, new: NewTokenizer) -> None:

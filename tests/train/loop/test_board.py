@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers.utils import logging as transformers_logging
 
 from forebay.train.loop.board import Board
 from forebay.train.loop.meter import StepLog
@@ -41,6 +43,8 @@ def show(tmp_path: Path, *, is_main: bool = True) -> None:
     accelerator = SimpleNamespace(is_main_process=is_main, trackers=[])
     with Board(config_of(tmp_path, model=tmp_path), accelerator, step=2, last=10) as board:
         board.step_done()
+        has_bar = is_main and sys.stderr.isatty()
+        assert transformers_logging.is_progress_bar_enabled() != has_bar  # a second bar would move the cursor
         board.show(LINE)
         board.step_done()
 

@@ -111,10 +111,11 @@ def test_count_goes_on_after_a_resume_and_the_losses_too(tmp_path: Path, whisper
 
     with pytest.raises(KeyboardInterrupt, match="stopped"):
         train(config, loader=ListLoader(batches), source_kind="cache", log=stop)
-    checkpoint = find_checkpoint(run_folder(config))
+    run_folder(config).rename(tmp_path / "kept")
+    checkpoint = find_checkpoint(tmp_path / "kept")
     assert checkpoint is not None
     assert (load_state(checkpoint).skipped_steps, load_state(checkpoint).skipped_in_a_row) == (1, 1)
-    again, lines = trained(config, batches, resume=True)
+    again, lines = trained(config, batches, resume=checkpoint)
     assert [repr(line.loss) for line in lines] == [repr(line.loss) for line in whole[2:]]
     assert [line.skipped_steps for line in lines] == [2, 2, 2, 3, 4, 4]
     assert (again.skipped_steps, again.loss_first) == (report.skipped_steps, report.loss_first) == (4, whole[0].loss)

@@ -89,6 +89,27 @@ def test_all_that_happens_in_an_evaluation_is_evaluation() -> None:
     )
 
 
+def test_a_forward_pass_inside_of_a_backward_one_is_made_again() -> None:
+    found = shares(
+        [
+            *steps(100),
+            ours("backward", 1000, 60),
+            ours("forward: encoder.layers", 1020, 20),
+            ours("forward: encoder.layers.fc1", 1025, 5),
+            event("c10d::allreduce_", 1050, 5, kind="cpu_op"),
+        ]
+    )
+    assert found.main == pytest.approx(
+        {
+            "unclaimed": 40 / SECOND,
+            "backward": 35 / SECOND,
+            "backward: recompute": 20 / SECOND,
+            "all-reduce": 5 / SECOND,
+        }
+    )
+    assert found.modules == {}
+
+
 def test_collectives_are_all_reduce_wherever_they_run() -> None:
     found = shares(
         [

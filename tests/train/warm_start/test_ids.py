@@ -42,6 +42,13 @@ def test_every_kind_of_field_moves() -> None:
     assert (config.max_length, ids.num_dropped, ids.missing) == (17, 3, {})
 
 
+def test_a_list_of_which_nothing_is_left_is_none() -> None:
+    config = GenerationConfig(suppress_tokens=[77], begin_suppress_tokens=[])
+    ids = mover()
+    ids.move_generation(config)
+    assert (config.suppress_tokens, config.begin_suppress_tokens, ids.num_dropped) == (None, None, 1)
+
+
 def test_nested_configurations_move_too() -> None:
     inner = WhisperConfig(vocab_size=10, bos_token_id=3, eos_token_id=4, pad_token_id=0, decoder_start_token_id=7)
     inner.begin_suppress_tokens = [1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer
 
@@ -159,6 +162,38 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
         path.write_text(content, encoding="utf-8")
         with pytest.raises(ConfigError, match=message):
             read_tokenizer(tmp_path)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 9) | st.text(max_size=3) | st.floats(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_a_strangers_file_gives_a_tokenizer_or_a_config_error(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "stranger"
+    folder.mkdir(exist_ok=True)
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
+    token = {"id": 3, "content": "<s>", "special": True, "normalized": False}
+    token |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    document: Any = {"version": "1.0", "added_tokens": [token], "model": model, "decoder": None}
+    (folder / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
+    assert read_tokenizer(folder).ids == {"a": 0, "b": 1, "ab": 2, "<s>": 3}
+    node = document
+    while isinstance(node, (dict, list)) and node:
+        key = data.draw(st.sampled_from(list(node) if isinstance(node, dict) else range(len(node))))
+        if not isinstance(node[key], (dict, list)) or not node[key] or data.draw(st.booleans()):
+            node[key] = data.draw(_JSON)
+            break
+        node = node[key]
+    (folder / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
+    with contextlib.suppress(ConfigError):
+        assert sorted(read_tokenizer(folder).ids.values()) == list(range(len(read_tokenizer(folder).ids)))
 
 
 def test_a_class_that_reads_other_tokens_is_refused(tmp_path: Path) -> None:

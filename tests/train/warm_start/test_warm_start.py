@@ -20,7 +20,8 @@ from forebay.steps.recipe import load_config
 from forebay.train.loop.run import run
 from forebay.train.models.folder import load_model, model_facts
 from forebay.train.warm_start.ids import nodes
-from forebay.train.warm_start.run import WarmStartReport, warm_start
+from forebay.train.warm_start.run import WarmStartReport, moves_of, warm_start
+from forebay.train.warm_start.tokenizer import NewTokenizer
 from tests.preprocess.here_pool import build_here
 from tests.text_corpus import ROOT
 from tests.train.warm_start.folders import DEMO, FAMILIES, Family, document_of, model_folder, new_tokenizer
@@ -146,6 +147,34 @@ def test_the_folder_is_whole(root: Path, family: Family) -> None:
         assert audio["input_features"][0].shape[0] in (80, 128)
 
 
+@pytest.mark.parametrize(("family", "tied"), [("whisper", True), ("qwen3_asr", False), ("qwen3_vl", True)])
+def test_its_own_tokenizer_changes_nothing(root: Path, tmp_path: Path, family: Family, tied: bool) -> None:  # noqa: FBT001
+    model = root / family / f"old_{tied}"
+    report = warm_start(model, tokenizer=model, out=tmp_path / "out")
+    assert (report.copied, report.drawn, report.dropped) == (report.old_size, 0, 0)
+    old, new = (load_file(folder / "model.safetensors") for folder in (model, tmp_path / "out"))
+    assert old.keys() == new.keys()
+    assert all(torch.equal(value, new[name]) for name, value in old.items())
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        was, now = (_without_noise(document_of(folder, name)) for folder in (model, tmp_path / "out"))
+        assert was == now
+
+
+def _without_noise(document: dict[str, Any]) -> dict[str, Any]:
+    """Returns a configuration without what transformers adds as it saves, and its default id that no token has."""
+    noise = ("dtype", "begin_suppress_tokens")
+    return {k: _without_noise(v) if isinstance(v, dict) else v for k, v in document.items() if k not in noise}
+
+
+def test_a_whisper_writes_with_its_new_ids(root: Path) -> None:
+    model = load_model(root / "whisper" / "new_True", seed=0).eval()
+    tokenizer = AutoTokenizer.from_pretrained(root / "whisper" / "new_True")
+    features = torch.zeros(1, 80, 3000)
+    ids = model.generate(features, language="hi", task="translate", max_new_tokens=4, return_dict_in_generate=True)
+    start = [tokenizer.convert_ids_to_tokens(i) for i in ids["sequences"][0].tolist()[:4]]
+    assert start == ["<|startoftranscript|>", "<|hi|>", "<|translate|>", "<|notimestamps|>"]
+
+
 def test_a_bare_tokenizer_gets_the_names_of_its_control_tokens(root: Path, tmp_path: Path) -> None:
     """What `tokenizers` saves is one file; the model's tokenizer_config.json says which token is which."""
     bare = new_tokenizer(tmp_path / "bare", "qwen3_asr", bare=True)
@@ -168,6 +197,16 @@ def test_the_seed_alone_decides(root: Path) -> None:
     assert [name for name, value in new.items() if not torch.equal(value, other[name])] == [
         name for name in new if "embed_tokens" in name or "lm_head" in name
     ]
+
+
+def test_letters_are_not_taken_for_bytes() -> None:
+    """In a vocabulary of bytes `é` is the byte 0xE9; where alphabets differ, ASCII and control tokens are shared."""
+    old_ids = {"a": 0, "é": 1, "<｜go｜>": 2, "b": 3}
+    ids = {"é": 0, "b": 1, "<｜go｜>": 2, "ü": 3}
+    new = NewTokenizer(folder=Path("new"), ids=ids, added=frozenset({"<｜go｜>"}), byte_level=False)
+    assert moves_of(old_ids, new, same_alphabet=True).copied == {0: 1, 1: 3, 2: 2}
+    moves = moves_of(old_ids, new, same_alphabet=False)
+    assert (moves.copied, moves.drawn, moves.size) == ({1: 3, 2: 2}, {0: "é", 3: "ü"}, 4)
 
 
 def test_rows_without_a_token_are_left_out(root: Path, tmp_path: Path) -> None:
@@ -268,7 +307,9 @@ def test_languages_that_the_tokenizer_lacks_are_dropped(root: Path, tmp_path: Pa
 
 def test_a_model_without_weights_or_tokenizer_is_refused(root: Path, tmp_path: Path) -> None:
     tokenizer = root / "whisper" / "tokenizer"
-    with pytest.raises(ConfigError, match=r"model has no weights, neither model.safetensors nor"):
+    with pytest.raises(
+        ConfigError, match=r"model has no weights \(model.safetensors or .*, and a warm start keeps weights"
+    ):
         warm_start(DEMO["whisper"], tokenizer=tokenizer, out=tmp_path / "out")
     model = tmp_path / "bare"
     shutil.copytree(root / "whisper" / "old_True", model, ignore=shutil.ignore_patterns("tokenizer*"))
@@ -285,12 +326,17 @@ def test_forebay_trains_from_the_folder(root: Path, tmp_path: Path, family: Fami
     settings |= {"train.output_dir": tmp_path / "runs", "train.init": "pretrained", "loader.cache": "require"}
     overrides = [f'{name}="{value}"' for name, value in settings.items()]
     overrides += ["source.max_samples=12", "train.max_steps=4", "plan.batch_seconds=20", "train.learning_rate=3e-3"]
-    loaded = load_config(ROOT / "configs" / f"{config}.toml", overrides=[*overrides, "train.warmup_steps=0"])
+    loaded = load_config(
+        ROOT / "configs" / f"{config}.toml", overrides=[*overrides, "train.warmup_steps=0", "train.eval=[]"]
+    )
     build_here(loaded)
     report = run(loaded)
     assert report is not None
     assert report.loss_last < report.loss_first
     assert report.checkpoint is not None
-    assert (
-        AutoTokenizer.from_pretrained(report.checkpoint).get_vocab() == AutoTokenizer.from_pretrained(model).get_vocab()
-    )
+    vocabulary = AutoTokenizer.from_pretrained(model).get_vocab()
+    assert AutoTokenizer.from_pretrained(report.checkpoint).get_vocab() == vocabulary
+    back = warm_start(Path(report.checkpoint), tokenizer=DEMO[family], out=tmp_path / "back")
+    assert back.old_size == len(vocabulary)
+    names = {path.name for path in (tmp_path / "back").iterdir()}
+    assert names == {path.name for path in model.iterdir()}  # nothing of the run's state
