@@ -91,9 +91,10 @@ def _require_possible(arm: Arm, config: Config) -> None:
             f"--against names {arm.name}, but {config.path} reads several sources by [[mixture.source]], which have no "
             "random batches in common; give --against uncached, or compare a config of one source"
         )
-    if arm.is_plain and not audio_step(config.audio.features).has_audio:
+    step = audio_step(config.audio.features)
+    if arm.is_plain and not (step.has_audio and step.reads_sound):
         raise ConfigError(
-            f"--against names hf, but {config.path} has no audio to be extracted; give --against uncached,unbucketed"
+            f"--against names hf, but {config.path} has no sound for an extractor; give --against uncached,unbucketed"
         )
     if arm.is_uncached and any(entry.cache is not None for entry in config.mixture.source):
         raise ConfigError(

@@ -41,15 +41,13 @@ class Block:
         """Returns the same samples in random batches: as many steps and micro-batches, the latter of equal size (+-1).
 
         A random batch has as many samples as the plan's batches of the block have on average. grad_acc: micro-batches
-        of every step instead of the plan's own.
+        of every step instead of the plan's own; of all steps no more than there are samples.
         """
         samples = np.random.default_rng(list(seed)).permutation(self.samples)
         counts = [grad_acc or len(step.batches) for step in self.steps]
         parts = iter(np.array_split(samples, sum(counts)))
-        # A block of few samples and many micro-batches leaves parts without a sample.
-        batches = [[part for part in itertools.islice(parts, count) if len(part)] for count in counts]
-        steps = [Step(bucket=-1, batches=tuple(tuple(part.tolist()) for part in own)) for own in batches if own]
-        return Block(tuple(steps))
+        batches = [tuple(tuple(part.tolist()) for part in itertools.islice(parts, count)) for count in counts]
+        return Block(tuple(Step(bucket=-1, batches=own) for own in batches))
 
 
 def planned_steps(plan: Plan, *, seed: int, grad_acc: int) -> Iterator[Step]:

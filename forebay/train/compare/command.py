@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from forebay.config.tree import Config
 from forebay.errors import ConfigError, MissingExtraError
 from forebay.train.compare.arms import PARTS
 from forebay.train.compare.compare import compare
-from forebay.train.compare.figure import draw
+from forebay.train.compare.figure import draw, draw_runs
 from forebay.train.compare.report import Comparison
 from forebay.train.compare.runs import RunComparison, compare_runs
 
@@ -41,6 +43,9 @@ def _runs(first: Path, options: CompareOptions) -> RunComparison:
         raise ConfigError("--against and --steps go with a config; two runs are compared by what their folders tell")
     comparison = compare_runs(first, Path(options.other), out=options.out)
     comparison.write()
+    if comparison.out is not None:
+        with _without_matplotlib():
+            draw_runs(comparison.to_json(), comparison.out / "compare.png")
     return comparison
 
 
@@ -54,8 +59,15 @@ def _arms(config: Config, options: CompareOptions) -> Comparison:
     steps = DEFAULT_STEPS if options.steps is None else options.steps
     comparison = compare(config, against=options.against, steps=steps, out=options.out)
     comparison.write()
-    try:
+    with _without_matplotlib():
         draw(comparison.to_json(), comparison.folder / "compare.png")
+    return comparison
+
+
+@contextlib.contextmanager
+def _without_matplotlib() -> Iterator[None]:
+    """Makes a picture that cannot be drawn a line of the log, which names the extra."""
+    try:
+        yield
     except MissingExtraError as err:
         logger.warning("%s", err)
-    return comparison

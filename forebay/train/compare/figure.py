@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import MissingExtraError
 from forebay.store.files import write_bytes
-from forebay.visible import printable
+from forebay.visible import from_here, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _DPI = 120
 _OURS, _OTHERS = "#c2410c", ("#52606d", "#2b6cb0", "#9aa5b1", "#2f855a", "#805ad5")
@@ -19,13 +20,7 @@ _OURS, _OTHERS = "#c2410c", ("#52606d", "#2b6cb0", "#9aa5b1", "#2f855a", "#805ad
 
 def draw(document: dict[str, Any], path: Path) -> None:
     """Makes `path` a PNG of a comparison's document. Raises MissingExtraError where matplotlib is not installed."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as err:
-        raise MissingExtraError(f"the picture needs matplotlib ({err}); run: pip install 'forebay[report]'") from err
-    figure = Figure(figsize=(12, 8), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _new_figure(12, 8)
     arms: dict[str, dict[str, Any]] = document["arms"]
     colours = dict(zip(arms, (_OURS, *_OTHERS * len(arms)), strict=False))
     (speed, losses), (steps, shares) = figure.subplots(2, 2)
@@ -35,6 +30,33 @@ def draw(document: dict[str, Any], path: Path) -> None:
     _shares(shares, arms, colours)
     title = f"{printable(document['name'])}: {document['steps']} steps, {document['samples']} samples, "
     figure.suptitle(title + (document["device"] or document["machine"]["cpu"]), parse_math=False)
+    _write(figure, path)
+
+
+def draw_runs(document: dict[str, Any], path: Path) -> None:
+    """Makes `path` a PNG of the loss curves of two runs. Raises MissingExtraError where matplotlib is not installed."""
+    figure = _new_figure(9, 4.5)
+    axes = figure.subplots()
+    for name, curve, colour in zip(document["runs"], document["losses"], (_OURS, _OTHERS[0]), strict=True):
+        label = printable(from_here(name)).replace("$", r"\$")
+        axes.plot(*zip(*curve, strict=True), color=colour, label=label, linewidth=1.2)
+    axes.set_title("loss by step, mean since the log line before", loc="left", fontsize=10)
+    axes.legend(fontsize=8)
+    _write(figure, path)
+
+
+def _new_figure(width_in: float, height_in: float) -> Figure:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as err:
+        raise MissingExtraError(f"the picture needs matplotlib ({err}); run: pip install 'forebay[report]'") from err
+    figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _write(figure: Figure, path: Path) -> None:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=_DPI)
     write_bytes(path, buffer.getbuffer())

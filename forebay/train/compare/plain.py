@@ -38,7 +38,6 @@ logger = logging.getLogger(__name__)
 
 _MAX_WORKERS = 32
 
-
 Batches = list[list[list[int]]]
 """A block: by step, by micro-batch, the places of its samples in the data set."""
 
@@ -73,7 +72,9 @@ def plain_blocks(task: Task) -> list[Batches]:
     """Returns the random batches of each block; the Trainer has as many micro-batches in every step."""
     places = {index: place for place, index in enumerate(task.ids)}
     steps = [step for block in task.blocks for step in block.steps]
-    acc = max(1, round(sum(len(step.batches) for step in steps) / len(steps)))
+    acc = round(sum(len(step.batches) for step in steps) / len(steps))
+    # No micro-batch without a sample: the Trainer would go on into the next block.
+    acc = max(1, min([acc, *(len(block.samples) // len(block.steps) for block in task.blocks)]))
     found = [block.shuffled(task.seed_of(number), grad_acc=acc) for number, block in enumerate(task.blocks)]
     return [[[[places[i] for i in batch] for batch in step.batches] for step in block.steps] for block in found]
 

@@ -116,7 +116,8 @@ class RunComparison:
         """Yields what `forebay compare RUN_A RUN_B` prints, which is Markdown."""
         yield from _markdown(self.to_json())
         if self.out is not None:
-            yield f"\nwritten to {from_here(self.out)}: compare.md, compare.json"
+            names = [path.name for path in sorted(self.out.glob("compare.*"))]
+            yield f"\nwritten to {from_here(self.out)}: {', '.join(names)}"
 
     def write(self) -> None:
         """Makes the folder `out`, if there is one, hold compare.md and compare.json."""

@@ -70,7 +70,8 @@ def test_sources_of_a_mixture_have_no_random_batches_in_common(speech: Config, t
         arms_of("uncached", config)
 
 
-def test_hf_needs_audio(speech: Config) -> None:
-    config = dataclasses.replace(speech, audio=dataclasses.replace(speech.audio, features="none"))
-    with pytest.raises(ConfigError, match=r"has no audio to be extracted; give --against uncached,unbucketed"):
+@pytest.mark.parametrize("features", ["none", "given"])
+def test_hf_needs_sound(speech: Config, features: str) -> None:
+    config = dataclasses.replace(speech, audio=dataclasses.replace(speech.audio, features=features))
+    with pytest.raises(ConfigError, match=r"has no sound for an extractor; give --against uncached,unbucketed"):
         arms_of("hf", config)

@@ -222,6 +222,7 @@ def test_two_runs_stand_beside_each_other(
     assert "Their settings are the same." in out
     assert "at 2 equal steps is 0, at step" in out
     assert (tmp_path / "compare.md").read_text().startswith("# ")
+    assert (tmp_path / "compare.png").is_file()
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from forebay.errors import ConfigError
+from forebay.train.compare.figure import draw_runs
 from forebay.train.compare.runs import compare_runs
 
 Line = dict[str, Any]
@@ -75,6 +76,9 @@ def test_out_gets_the_table_and_the_document(tmp_path: Path) -> None:
     found.write()
     assert json.loads((tmp_path / "out/compare.json").read_text()) == found.to_json()
     assert "| loss, last line | 3.0000 | 3.5000 |" in (tmp_path / "out/compare.md").read_text()
+    draw_runs(found.to_json(), tmp_path / "out/compare.png")
+    assert (tmp_path / "out/compare.png").read_bytes().startswith(b"\x89PNG")
+    assert list(found.lines())[-1].endswith("compare.json, compare.md, compare.png")
 
 
 def test_a_foreign_folder_is_refused_with_what_it_lacks(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from forebay.config.tree import Config
 from forebay.errors import CacheMismatchError, ConfigError, ManifestError
 from forebay.train.compare import own, plain
 from forebay.train.compare.arms import arms_of
+from forebay.train.compare.blocks import Block, Step
 from forebay.train.compare.compare import tasks_of
 from forebay.train.compare.measure import Finish, Setup, Task, Turn
 from forebay.train.select import make_loader
@@ -156,6 +157,9 @@ def test_the_plain_way_has_the_mean_micro_batches_in_every_step(config: Config, 
     task = tasks(wanted, against="hf", steps=4, folder=tmp_path)["hf"]
     blocks = plain.plain_blocks(task)
     assert {len(step) for block in blocks for step in block} == {2}
+    few = Block((Step(bucket=0, batches=((3,), (5,))), Step(bucket=0, batches=((7,),))))
+    small = dataclasses.replace(task, blocks=(few,), ids={3: "a", 5: "b", 7: "c"})
+    assert [[len(batch) for batch in step] for block in plain.plain_blocks(small) for step in block] == [[2], [1]]
     ids = list(task.ids)
     assert [sorted(ids[i] for step in block for batch in step for i in batch) for block in blocks] == [
         sorted(block.samples) for block in task.blocks
