@@ -213,14 +213,14 @@ def test_missing_columns_and_other_types_are_named(heard: Recordings, tmp_path: 
     save(tmp_path / "set", heard.features[:1], None, sentence=["text"])
     source = given_config(tmp_path, 'source.columns.features="input_feature"', has_labels=False).source
     with pytest.raises(ManifestError, match=r"no column input_feature .*did you mean input_features\?"):
-        read_rows(source, cache_root="unused")
+        read_rows(source, cache_root=tmp_path)
     with pytest.raises(ManifestError, match=r"no column labels \(source\.columns\.labels\)"):
-        read_rows(given_config(tmp_path).source, cache_root="unused")
+        read_rows(given_config(tmp_path).source, cache_root=tmp_path)
     with pytest.raises(ManifestError, match=r"column sentence is string, wanted lists of token ids"):
-        read_rows(given_config(tmp_path, 'source.columns.labels="sentence"').source, cache_root="unused")
+        read_rows(given_config(tmp_path, 'source.columns.labels="sentence"').source, cache_root=tmp_path)
     source = given_config(tmp_path, 'source.columns.features="sentence"', has_labels=False).source
     with pytest.raises(ManifestError, match=r"column sentence is string, wanted features as a matrix of floats"):
-        read_rows(source, cache_root="unused")
+        read_rows(source, cache_root=tmp_path)
 
 
 @pytest.mark.parametrize(
