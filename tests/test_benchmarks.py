@@ -176,3 +176,18 @@ def test_calibrate_counts_the_trials_of_a_search(capsys: pytest.CaptureFixture[s
     assert len(rows) == len(calibrate.DEVICES)
     assert {row["reached"] for row in rows} == {"yes"}
     assert max(row["trials, most"] for row in rows) <= 6
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_the_loop_and_the_bare_loop_take_turns_on_the_same_losses(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_loop = importlib.import_module("benchmarks.train_loop")
+    assert train_loop.main(["--tiny", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [row["loop"] for row in document["steps"]] == ["forebay train", "bare torch"]
+    assert all(row["cpu_ms_a_step"] > 0 for row in document["steps"])
+    steps = train_loop.Bare.steps
+    monkeypatch.setattr(train_loop.Bare, "steps", lambda bare, batches: steps(bare, batches[:1]))
+    with pytest.raises(SystemExit, match=r"step 2: the loop has loss .*, the bare loop has"):
+        train_loop.main(["--tiny"])

@@ -60,6 +60,10 @@ class SourceColumns:
     """Column of the transcript."""
     language: str = "language"
     """Column of the language's code."""
+    features: str | None = None
+    """With `audio.features = "given"`: column of features [n_mels, 3000], read instead of sound."""
+    labels: str | None = None
+    """With `text.prompt = "given"`: column of token ids, read instead of a transcript."""
     id: str | None = None
     """Column of the sample's id. Left out: `sample_id`, else `id`, else a name made of the file's and the row's."""
     image: str = "image"
@@ -71,6 +75,11 @@ class SourceColumns:
     messages: str = "messages"
     """With `[vision]`: column of the conversation, a list or its JSON. `conversations` is found too."""
 
+    @property
+    def media(self) -> str:
+        """The column of the sound, or of the features that stand for it."""
+        return self.audio if self.features is None else self.features
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceConfig:
@@ -81,9 +90,9 @@ class SourceConfig:
     kind: str
     """`tar`: a parquet manifest over tars. `filelist`: TSV of shard, id, language and seconds. `webdataset`: tars of
     audio and `.json` or `.txt`. `jsonl`: lines of `audio`, `text`, `language`?, `prompt`?. `hf`: a `save_to_disk`
-    folder or parquet (extra `hf`). `ljspeech`: an LJSpeech folder. `text`: texts without audio, `.txt` files of a text
-    a line, or JSON lines of `text`, `id`?, `language`?, `prompt`?. A config with `[vision]` takes `jsonl`, `hf` or
-    `webdataset`."""
+    folder or parquet (extra `hf`), of sound or of features. `ljspeech`: an LJSpeech folder. `text`: texts without
+    audio, `.txt` files of a text a line, or JSON lines of `text`, `id`?, `language`?, `prompt`?. A config with
+    `[vision]` takes `jsonl`, `hf` or `webdataset`."""
     manifest: str | tuple[str, ...] = field(metadata={"path": True})
     """File, folder or glob, or a list of them. The path is not in the key, the content is."""
     split: str = "train"

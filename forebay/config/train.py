@@ -85,7 +85,7 @@ class TrainConfig:
     max_steps: int | None = None
     """Optimizer steps of the run. Left out, without `epochs` too: 100."""
     epochs: int | None = None
-    """Epochs of the run, instead of `max_steps`."""
+    """Epochs of the run, instead of `max_steps`: the run ends where epoch number `epochs` would begin."""
     learning_rate: float = 1e-4
     """Peak of the learning rate."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
@@ -93,17 +93,19 @@ class TrainConfig:
     warmup_steps: int = 0
     """Steps of linear warm-up. Step `warmup_steps` is the first at the full rate."""
     warmup_ratio: float | None = None
-    """Share of the run's steps that are warm-up, instead of `warmup_steps`."""
+    """Share of the run's steps that are warm-up, instead of `warmup_steps`; rounded up to whole steps."""
     embed_lr_mult: float = 1.0
-    """Factor on the learning rate of the input and output embeddings. 0: they rest."""
+    """Factor on the learning rate of the input and output embeddings. 0: they do not learn."""
     freeze: tuple[str, ...] = ()
-    """Modules that do not learn: a name, or the first parts of one, for example `["encoder"]`."""
+    """Modules that do not learn, for example `["encoder"]`. A name is of every module whose dotted name has all its
+    parts in a row: `encoder` is of `model.encoder` and what is in it. Dropout goes on in them."""
     lora: LoraConfig | None = None
     """Adapters that learn instead of the model's weights."""
     gradient_checkpointing: bool = False
     """Activations of a layer are computed again in the backward pass: less memory, a third more time."""
     compile: bool = False
-    """The model is compiled by `torch.compile`, once for each shape of a batch."""
+    """The model is compiled by `torch.compile`. A size that changes between batches is compiled once more, for all
+    values."""
     weight_decay: float = 0.0
     """Weight decay of AdamW. Biases and norm weights are not decayed."""
     max_grad_norm: float = 1.0
@@ -113,7 +115,7 @@ class TrainConfig:
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     """Precision of the forward and backward pass."""
     max_skipped_steps: int = 20
-    """Steps in a row that the scaler of fp16 may skip for gradients that are not finite. More end the run."""
+    """Steps that the scaler of fp16 skips, for gradients that are not finite: so many in a row end the run."""
     eval: tuple[EvalConfig, ...] = ()
     """Sets that the run is evaluated on: one table `[[train.eval]]` each."""
     repetition_limit: float = 0.2

@@ -173,7 +173,9 @@ def contradictions(config: Config) -> list[str]:
             f'source.kind is "{config.source.kind}" and audio.features is "{step.name}"; text alone needs '
             'kind = "text" and features = "none"'
         ]
-    return _audio_contradictions(config, step) if step.has_audio else _text_alone_contradictions(config)
+    if not step.has_audio:
+        return _text_alone_contradictions(config)
+    return [*_given_contradictions(config, step), *_audio_contradictions(config, step)]
 
 
 def _source_problems(config: Config) -> list[str]:
@@ -213,6 +215,29 @@ def _audio_contradictions(config: Config, step: type[AudioStep]) -> list[str]:
             )
         except ConfigError as err:
             found.append(str(err))
+    return found
+
+
+def _given_contradictions(config: Config, step: type[AudioStep]) -> list[str]:
+    """Returns where `[source.columns]` and the steps differ about what is read, features or sound, labels or text."""
+    columns, found = config.source.columns, []
+    prompt = None if config.text is None else text_step(config.text.prompt)
+    pairs = (
+        ("features", "audio.features", step.name, not step.reads_sound),
+        ("labels", "text.prompt", getattr(prompt, "name", None), getattr(prompt, "reads_labels", False)),
+    )
+    for name, setting, value, is_read in pairs:
+        column = getattr(columns, name)
+        if is_read == (column is None):
+            found.append(
+                f"source.columns.{name} is {column!r} and {setting} is {value!r}; {name} that the source holds need "
+                f'source.kind = "hf", source.columns.{name} = "{name if column is None else column}" and {setting} = '
+                '"given"'
+            )
+    if not step.reads_sound and config.audio.keep_waveform:
+        found.append(f'audio: keep_waveform is for sound, and features = "{step.name}" reads none; leave it out')
+    if not step.reads_sound and config.source.overlong == "clip":
+        found.append(f'source.overlong is "clip", and features = "{step.name}" are taken whole; set "keep" or "drop"')
     return found
 
 
@@ -342,7 +367,7 @@ _SPEECH_FIELDS = (
 )
 _VISION_FIELDS = ("rows", "max_samples", "exclude", "max_sample_bytes", "max_pixels")
 _COLUMNS = {
-    "speech": ("audio", "text", "language", "id"),
+    "speech": ("audio", "text", "language", "id", "features", "labels"),
     "vision": ("image", "question", "answer", "messages", "id"),
 }
 """Columns that kinds of source read by name, in the key as `audio_column`; an id's where it is given."""

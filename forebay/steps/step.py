@@ -48,18 +48,25 @@ class Allocate(Protocol):
 class Step:
     """One step above the cut.
 
-    name: what a config calls the step; its key in the table. given: the fields that no config sets beside that name,
-    for example the digest of a folder. axes: what the first axis of each field counts, or its length where that is the
-    same for all samples.
+    name: what a config calls the step; its key in the table. stored_as: the step whose stored form and batches this
+    one's values have, and by whose name caches call them; empty where that is the step itself. given: the fields that
+    no config sets beside that name, for example the digest of a folder. axes: what the first axis of each field counts,
+    or its length where that is the same for all samples.
     """
 
     name: ClassVar[str] = ""
+    stored_as: ClassVar[str] = ""
     axes: ClassVar[dict[str, str | int]] = {}
     given: ClassVar[frozenset[str]] = frozenset()
 
     def identity(self) -> dict[str, Any]:
         """Returns the canonical description of the step: its class name and every field."""
         return {"step": type(self).__name__, **asdict(self)}
+
+    @classmethod
+    def form(cls) -> str:
+        """Returns the name of the step whose stored form and batches the values have."""
+        return cls.stored_as or cls.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +91,15 @@ class Stored:
 class AudioStep(Step):
     """Waveforms to stored features, and these to a batch. A new one has `fields`, `num_frames`, `make` and `batch`.
 
-    has_audio: whether anything is read of sound. sample_rate_hz: the one rate that the features are defined at, None
-    for any. max_s: seconds of a clip that are used. clip_dtypes: of the waveforms that `compute` takes. min_samples: of
-    a clip or crop. grid_samples: where a crop may start, as a multiple; None where frames depend on the whole clip, so
-    that nothing can be cut from them.
+    has_audio: whether a sample has features. reads_sound: whether they are made of sound; else a source holds them, and
+    the step has `opened`, `num_samples` and `check` of its own. sample_rate_hz: the one rate that the features are
+    defined at, None for any. max_s: seconds of a clip that are used. clip_dtypes: of the waveforms that `compute`
+    takes. min_samples: of a clip or crop. grid_samples: where a crop may start, as a multiple; None where frames depend
+    on the whole clip, so that nothing can be cut from them.
     """
 
     has_audio: ClassVar[bool] = True
+    reads_sound: ClassVar[bool] = True
     sample_rate_hz: ClassVar[int | None] = 16_000
     max_s: ClassVar[float | None] = None
     clip_dtypes: ClassVar[tuple[ClipDtype, ...]] = ("float32",)
@@ -107,6 +116,17 @@ class AudioStep(Step):
         An empty clip has no frames.
         """
         raise NotImplementedError
+
+    def opened(self, data: bytes) -> Array:
+        """Returns a clip that `compute` takes, of what a source holds of it; raises DecodeError as `check` does.
+
+        For a step that reads no sound. data: an array as .npy.
+        """
+        raise NotImplementedError
+
+    def num_samples(self, clip: Array) -> int:
+        """Returns how many audio samples a clip is or stands for."""
+        return len(clip)
 
     def make(self, waveforms: Sequence[Array]) -> list[Fields]:
         """Returns the fields of clips that passed `check`, about 2^20 samples a call."""

@@ -20,12 +20,14 @@ AUDIO: Table = {
     "qwen3_asr": "forebay.steps.audio.qwen3_asr:Qwen3Asr",
     "w2v_bert": "forebay.steps.audio.w2v_bert:W2vBert",
     "waveform": "forebay.steps.audio.waveform:Waveform",
+    "given": "forebay.steps.audio.given:Given",
     "none": "forebay.steps.audio.none:NoAudio",
 }
 TEXT: Table = {
     "plain": "forebay.steps.text.plain:Plain",
     "whisper": "forebay.steps.text.whisper:Whisper",
     "qwen3_asr": "forebay.steps.text.qwen3_asr:Qwen3AsrChat",
+    "given": "forebay.steps.text.given:Given",
     "chat": "forebay.steps.text.chat:Chat",
 }
 IMAGE: Table = {"qwen2_vl": "forebay.steps.image.qwen2_vl:Patches"}

@@ -370,7 +370,7 @@ def test_no_log_is_written_where_none_is_wanted(tmp_path: Path) -> None:
     model = real_loader_model(tmp_path / "model")
     config = config_of(tmp_path, model=model, model_type="qwen3_asr", max_steps=1, usage_every=0)
     train(config, loader=real_loader(num_threads=0), source_kind="cache")
-    assert not (run_folder(config) / "logs").exists()
+    assert not (run_folder(config) / "logs" / "data_usage.jsonl").exists()
 
 
 def test_parts_of_a_mixture_are_counted_against_its_weights(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from forebay.config import Config
+from forebay.config import Config, LoraConfig
 from forebay.train.loop import sharded
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import train
@@ -51,11 +51,45 @@ def loader_of(*, dp_rank: int = 0, dp_world_size: int = 1) -> ListLoader:
     return ListLoader(batches, dp_rank=dp_rank, dp_world_size=dp_world_size)
 
 
+@torch.no_grad()
+def passes(model: Any, *, rank: int) -> list[float]:
+    """Returns what the model says of one batch: before it is held whole, then of ranks apart, and after it.
+
+    Held whole, rank 0 alone writes texts, too: twice as many passes as rank 1 has, which would wait for ever.
+    """
+    batch = whisper_batch(0)
+    found = [model(**batch).loss.item()]
+    with sharded.held_whole(model):
+        found.append(model(**batch).loss.item())
+        if rank == 0:
+            plain = getattr(model, "module", model)  # without DDP around it
+            plain.generate(batch["input_features"], max_new_tokens=4, min_new_tokens=4)
+            found.append(plain(**batch).loss.item())
+    return [*found, model(**batch).loss.item()]
+
+
+def losses_with_adapters(folder: Path, *, dp_rank: int = 0, dp_world_size: int = 1) -> list[float]:
+    """Returns the losses of a run with LoRA, which is stopped and resumed; on ranks other than 0 none."""
+    losses: list[float] = []
+    changes = {"lora": LoraConfig(rank=4, alpha=16.0), "learning_rate": 0.05, "freeze": (), "embed_lr_mult": 1.0}
+    for max_steps, resume in ((2, False), (4, True)):
+        config = config_for(folder, grad_acc=4 // dp_world_size, max_steps=max_steps, **changes)
+        train(
+            dataclasses.replace(config, name="adapters"),
+            loader=loader_of(dp_rank=dp_rank, dp_world_size=dp_world_size),
+            source_kind="cache",
+            resume=resume,
+            log=lambda line: losses.append(line.loss),
+        )
+    return losses
+
+
 def main(folder: Path) -> None:
     """Trains, stops, resumes, and goes on from the checkpoint of the other way where there is one."""
     torch.set_num_threads(1)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     seen: list[dict[str, Any]] = []
+    models: list[Any] = []
     prepare = sharded.prepare
 
     def watched(accelerator: Any, model: Any, settings: Any) -> tuple[Any, Any]:
@@ -64,6 +98,7 @@ def main(folder: Path) -> None:
         held = sum(
             value.to_local().numel() if isinstance(value, DTensor) else value.numel() for value in prepared.parameters()
         )
+        models.append(prepared)
         seen.append({"is_fsdp": isinstance(prepared, FSDPModule), "parts": len(parts), "held": held})
         return prepared, optimizer
 
@@ -83,6 +118,9 @@ def main(folder: Path) -> None:
         config = dataclasses.replace(config_for(folder, grad_acc=2, max_steps=RESUME_AT + 1), name="other")
         loader = loader_of(dp_rank=rank, dp_world_size=world_size)
         results["other"] = train(config, loader=loader, source_kind="cache", resume=other).loss_last
+    results["passes"] = passes(models[1], rank=rank)
+    sharded.prepare = prepare
+    results["adapters"] = losses_with_adapters(folder, dp_rank=rank, dp_world_size=world_size)
     (folder / f"rank_{rank}.json").write_text(json.dumps(results), encoding="utf-8")
     torch.distributed.destroy_process_group()
 

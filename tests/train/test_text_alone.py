@@ -26,7 +26,7 @@ from forebay.train.loop.run import run
 from forebay.train.select import make_loader, select
 from tests.preprocess.here_pool import build_here
 from tests.store_factory import make_cache
-from tests.text_corpus import mixed_config, speech_config, text_config
+from tests.text_corpus import demo_texts, mixed_config, speech_config, text_config
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -243,3 +243,29 @@ def test_several_caches_with_audio_share_the_ratio_by_hours(tmp_path: Path, fold
         hours[1] = 0
         wanted = 0.8 * hours / hours.sum() + [0, 0.2, 0]
         assert plan.shares == pytest.approx(wanted, abs=2e-5)
+
+
+def test_plain_text_gives_the_batches_of_json_lines(tmp_path: Path) -> None:
+    texts = [row["text"] for row in demo_texts()]
+    assert not any("\n" in text for text in texts)
+    (tmp_path / "texts.txt").write_text("".join(f"{text}\r\n\r\n" for text in texts), encoding="utf-8")
+    lines, plain, uncached = (
+        make_loader(text_config(tmp_path, *overrides, rows=[{"text": text} for text in texts]))
+        for overrides in (
+            _built(tmp_path, "source.max_samples=40"),
+            _built(tmp_path, "source.max_samples=40", f"source.manifest={tmp_path / 'texts.txt'}"),
+            ("source.max_samples=40", f"source.manifest={tmp_path / 'texts.txt'}", "loader.cache=off"),
+        )
+    )
+    assert plain.source.sample_id(2) == "texts/5"
+    assert len(plain.source) == len(lines.source) == 40
+    for one, *others in zip(lines, plain, uncached, strict=True):
+        for other in others:
+            assert set(one) == set(other) == TEXT_FIELDS
+            assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def _built(folder: Path, *overrides: str) -> tuple[str, ...]:
+    """Returns the overrides, whose cache there is then."""
+    build_here(text_config(folder, *overrides, rows=[{"text": row["text"]} for row in demo_texts()]))
+    return overrides

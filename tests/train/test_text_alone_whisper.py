@@ -17,6 +17,7 @@ from forebay.config import Config
 from forebay.errors import CacheMismatchError, ConfigError
 from forebay.steps.recipe import load_config
 from forebay.store.source import SourceUnion
+from forebay.train.evaluation.alone import evaluate_alone
 from forebay.train.loop import launch
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import run
@@ -53,8 +54,10 @@ num_workers = 1
 
 
 def speech_toml(folder: Path) -> str:
-    """Returns `configs/demo_speech.toml` with a small model and its caches and runs under `folder`."""
+    """Returns `configs/demo_speech.toml` without its evaluation and with its caches and runs under `folder`."""
     toml = (ROOT / "configs" / "demo_speech.toml").read_text(encoding="utf-8")
+    head, _, rest = toml.partition("[[train.eval]]")
+    toml = head + rest[rest.index("[run]") :]
     toml = toml.replace('"../caches"', f'"{folder / "caches"}"').replace('"../runs"', f'"{folder / "runs"}"')
     return toml.replace("../demo", str(ROOT / "demo")).replace("num_workers = 2", "num_workers = 1")
 
@@ -224,6 +227,20 @@ def test_a_text_alone_run_and_inspect(folder: Path, tmp_path: Path, capsys: pyte
     assert cli.main(["inspect", str(folder / "texts.toml"), "--sample", "0", "--json"]) == 0
     sample = json.loads(capsys.readouterr().out)["sample"]
     assert sample["row"]["text"] == sample["labels"]["text"]
+
+
+def test_texts_are_evaluated_by_their_loss(folder: Path, tmp_path: Path) -> None:
+    """In a run and by `forebay eval`, which loads the checkpoint anew; nothing is written for a text."""
+    sets = f'train.eval=[{{name = "texts", config = "{folder / "texts.toml"}", max_samples = 10}}]'
+    settings = ["train.max_steps=1", f'train.output_dir="{tmp_path}"', "plan.batch_seconds=5", sets]
+    config = mixed_config(folder, *settings, 'train.text_encoder="silence"')
+    assert run(config) is not None
+    [line] = (tmp_path / config.name / "eval.jsonl").read_text(encoding="utf-8").splitlines()
+    report = evaluate_alone(config)
+    assert report is not None
+    [outcome] = report.outcomes
+    assert (outcome.result.wer, outcome.result.num_samples) == (None, 10)
+    assert json.loads(line)["loss"] == pytest.approx(outcome.result.loss, rel=1e-6)
 
 
 def test_texts_of_another_prompt_are_refused_before_data_is_read(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from forebay.config.data import SourceColumns, SourceConfig
-from forebay.errors import ManifestError, MissingExtraError
+from forebay.errors import DecodeError, ManifestError, MissingExtraError
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 
@@ -22,6 +23,7 @@ DEFAULTS = SourceColumns()
 """A column that a config leaves at its default may be missing."""
 
 _PLACE_BITS = 40
+_MATRIX = 2
 _SLICE_BYTES = 32 * 1024 * 1024
 _BUFFER_BYTES = 1024 * 1024
 
@@ -97,11 +99,14 @@ class HfFile:
     def encoded(self, place: int, column: str) -> bytes | None:
         """Returns the bytes that a column holds in a row, None where it holds none. place: the row, or `list_place`.
 
+        Lists of numbers are returned as the .npy bytes of an array; DecodeError `wrong_shape` where they are ragged.
         Rows of a row group of up to 32 MiB are read together, those of a larger one in slices, fastest in rising order.
         """
         row, position = place_row(place), place >> _PLACE_BITS
         if self._last is None or not self._last[0] <= row < self._last[0] + len(self._last[1]):
             self._last = self._slice(row, column)
+        if holds_numbers(self.schema.field(column).type):
+            return _npy_bytes(self._last[1][column], row - self._last[0])
         value = self._last[1][column][row - self._last[0]].as_py()
         value = value[position] if isinstance(value, list) else value
         return value.get("bytes") if isinstance(value, dict) else value
@@ -205,6 +210,43 @@ def holds_media(kind: pa.DataType) -> bool:
     """Says whether columns of an arrow type can hold encoded media: bytes, paths, or structs of one of them or both."""
     children = {field.name for field in kind} if pa.types.is_struct(kind) else set()
     return bool(children & {"bytes", "path"}) or is_bytes(kind) or is_text(kind)
+
+
+def holds_numbers(kind: pa.DataType) -> bool:
+    """Says whether columns of an arrow type hold matrices of floats: lists of lists, of fixed size or not."""
+    depth, kind = 0, _storage(kind)
+    while is_list(kind):
+        depth, kind = depth + 1, kind.value_type
+    return depth == _MATRIX and bool(pa.types.is_floating(kind))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Says whether an arrow type is one of lists."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _storage(kind: pa.DataType) -> pa.DataType:
+    # `Array2D` of the datasets library, once that is imported.
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+
+
+def _npy_bytes(column: Any, row: int) -> bytes | None:
+    part = column.slice(row, 1)
+    part = part.chunk(0) if isinstance(part, pa.ChunkedArray) else part
+    part = part.storage if isinstance(part, pa.ExtensionArray) else part
+    if part.null_count:
+        return None
+    shape: list[int] = []
+    while is_list(part.type):
+        lengths = pc.list_value_length(part)
+        sizes = pc.unique(lengths).to_pylist()
+        if part.null_count or len(sizes) != 1:
+            raise DecodeError("wrong_shape", f"its lists have lengths {sizes[:5]}, wanted one length for all of them")
+        shape.append(sizes[0])
+        part = part.flatten()
+    buffer = io.BytesIO()
+    np.save(buffer, part.to_numpy(zero_copy_only=False).reshape(shape))
+    return buffer.getvalue()
 
 
 def is_bytes(kind: pa.DataType) -> bool:

@@ -137,7 +137,7 @@ class Speech:
     def of(cls, config: Config, recipe: Recipe) -> Speech:
         """Returns the modality of a config."""
         limits = DurationLimits.of(config.source, recipe.decode)
-        return cls(recipe, config.text.tokenizer if config.text else None, limits, config.source.columns.audio)
+        return cls(recipe, config.text.tokenizer if config.text else None, limits, config.source.columns.media)
 
     @property
     def max_sample_bytes(self) -> int:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from forebay.preprocess.modality import values_digest
 from forebay.preprocess.speech.samples import media_samples, text_samples
+from forebay.steps.audio.log_mel import MAX_FRAMES
 from forebay.steps.recipe import Recipe
 from forebay.steps.text.transcript import TextEncoder
 
@@ -27,29 +28,45 @@ _TEXTS = (
     ("今日は晴れです", "ja"),
 )
 
+_LABELS = tuple((" ".join(map(str, range(start, start + 100, 7))), None) for start in range(0, 600, 100))
+
 
 def media_probe(recipe: Recipe) -> str:
-    """Returns the xxh3-128 of what the media steps make of three clips at three rates."""
-    clips = [_wav(8_000, 3_000, seed=1), _wav(16_000, 9_000, seed=2), _wav(44_100, 30_000, seed=3)]
+    """Returns the xxh3-128 of what the media steps make of three clips at three rates, or of three matrices."""
+    if recipe.features.reads_sound:
+        clips = [_wav(8_000, 3_000, seed=1), _wav(16_000, 9_000, seed=2), _wav(44_100, 30_000, seed=3)]
+    else:
+        clips = [_features(recipe.features.fields()[0].shape[0], seed=seed) for seed in (1, 2, 3)]
     ids = [f"probe-{i}" for i in range(len(clips))]
     rows = _rows(sample_id=ids, file=[0, 1, 2], offset=[0] * 3, size=[-1] * 3)
     return values_digest(media_samples(recipe, rows, lambda file, _offset, _size: clips[file]))
 
 
 def text_probe(encoder: TextEncoder | None) -> str:
-    """Returns the xxh3-128 of what the text steps make of texts in six scripts."""
+    """Returns the xxh3-128 of what the text steps make of texts in six scripts, or of labels."""
+    texts = _LABELS if encoder is not None and encoder.reads_labels else _TEXTS
     rows = _rows(
-        sample_id=[f"probe-{i}" for i in range(len(_TEXTS))],
-        file=[0] * len(_TEXTS),
-        text=[text for text, _ in _TEXTS],
-        language=[language for _, language in _TEXTS],
-        prompt=pa.nulls(len(_TEXTS), pa.string()),
+        sample_id=[f"probe-{i}" for i in range(len(texts))],
+        file=[0] * len(texts),
+        text=[text for text, _ in texts],
+        language=[language for _, language in texts],
+        prompt=pa.nulls(len(texts), pa.string()),
     )
     return values_digest(text_samples(rows, ["probe"], encoder))
 
 
 def _rows(**columns: Any) -> pa.Table:
     return pa.table(columns)
+
+
+def _features(num_bins: int, *, seed: int) -> bytes:
+    """A matrix of a given column, from integers alone, with padding of its last value."""
+    values = np.arange(num_bins * MAX_FRAMES, dtype=np.int64).reshape(num_bins, MAX_FRAMES)
+    matrix = ((values * (2 * seed + 1)) % 4093 / np.float32(2048) - 1).astype(np.float32)
+    matrix[:, 1000 * seed :] = np.float32(-0.625)
+    buffer = io.BytesIO()
+    np.save(buffer, matrix)
+    return buffer.getvalue()
 
 
 def _wav(sample_rate_hz: int, num_samples: int, *, seed: int) -> bytes:

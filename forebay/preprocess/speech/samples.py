@@ -56,11 +56,10 @@ def media_samples(recipe: Recipe, rows: pa.Table, read: Read) -> Iterator[Values
         audio = None
         try:
             data = read(row["file"], row["offset"], row["size"])
-            want = (recipe.waveform or recipe.features).clip_dtype
             with span("decode"):
-                audio = decode_audio(data, recipe.decode, sample_id=row["sample_id"], want=want)
-            values["num_audio_samples"] = np.int64(len(audio))
-            held += len(audio)
+                audio = _clip(recipe, data, sample_id=row["sample_id"])
+            values["num_audio_samples"] = np.int64(recipe.features.num_samples(audio))
+            held += audio.size
         except SampleError as err:
             values |= {"failure": err.reason, "message": str(err)}
         block.append((values, audio))
@@ -83,7 +82,7 @@ def text_samples(rows: pa.Table, names: Sequence[str], encoder: TextEncoder | No
         if encoder is not None:
             try:
                 tokens = encoder.encode(row["text"] or "", row["language"], row["prompt"], sample_id=row["sample_id"])
-                values |= tokens
+                values |= {**tokens, "text": encoder.row_text(values["text"], tokens["input_ids"])}
             except SampleError as err:
                 values |= {"failure": err.reason, "message": str(err)}
         yield values
@@ -101,12 +100,18 @@ def loaded_encoder(recipe: Recipe, folder: str | None) -> TextEncoder | None:
 def constants(recipe: Recipe, encoder: TextEncoder | None) -> dict[str, Any]:
     """Returns what collating needs and is equal for all samples: kinds, rates, token ids."""
     return {
-        "features": recipe.features.name,
+        "features": recipe.features.form(),
         "sample_rate_hz": recipe.decode.sample_rate_hz,
         **recipe.features.constants,
-        "prompt": recipe.tokens.prompt if recipe.tokens else None,
+        "prompt": recipe.tokens.form() if recipe.tokens else None,
         **(encoder.constants if encoder is not None else {}),
     }
+
+
+def _clip(recipe: Recipe, data: bytes, *, sample_id: str) -> Array:
+    if not recipe.features.reads_sound:
+        return recipe.features.opened(data)
+    return decode_audio(data, recipe.decode, sample_id=sample_id, want=(recipe.waveform or recipe.features).clip_dtype)
 
 
 def _with_features(recipe: Recipe, block: Sequence[tuple[Values, Array | None]]) -> Iterator[Values]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -21,12 +21,13 @@ class Transcript(TextStep):
     """`input_ids` int32 [tokens] and `prefix_len` int32 [1]: normalised text in its prompt, tokenised.
 
     A prompt is a subclass with a `name`, a `writer` and a `batch`; settings of its own are further fields.
-    stands_alone: whether text without audio can have this prompt. audio_features: the only audio that its tokens can
-    stand beside; None for any.
+    stands_alone: whether text without audio can have this prompt. reads_labels: whether rows hold token ids and no
+    text. audio_features: the only audio that its tokens can stand beside; None for any.
     """
 
     axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", "prefix_len": 1}
     stands_alone: ClassVar[bool] = False
+    reads_labels: ClassVar[bool] = False
     audio_features: ClassVar[str | None] = None
 
     prompt: str = field(init=False)
@@ -115,6 +116,10 @@ class Prompt:
         """Returns the sequence of an utterance; raises TextError where it cannot be written."""
         raise NotImplementedError
 
+    def row_text(self, text: str, ids: Sequence[int]) -> str:  # noqa: ARG002
+        """Returns what a row says that it is a transcript of. text: of the source. ids: what was made of it."""
+        return text
+
     def text_ids(self, ids: list[int]) -> list[int]:
         """Returns the ids from which on only the transcript and control tokens come."""
         return ids
@@ -137,6 +142,11 @@ class TextEncoder:
         }
         return {name: value for name, value in found.items() if value is not None} | self._prompt.constants
 
+    @property
+    def reads_labels(self) -> bool:
+        """Whether texts are token ids, see `Transcript`."""
+        return self._step.reads_labels
+
     def encode(self, text: str, language: str | None, prompt: str | None, *, sample_id: str) -> Fields:
         """Returns the int32 arrays that the step's `fields` names.
 
@@ -153,6 +163,10 @@ class TextEncoder:
             )
         values = {"input_ids": sequence.ids, "prefix_len": [sequence.prefix_len], **sequence.more}
         return {name: np.array(value, dtype=np.int32) for name, value in values.items()}
+
+    def row_text(self, text: str, input_ids: np.ndarray) -> str:
+        """Returns the transcript that stands beside the ids of a row. text: of the source."""
+        return self._prompt.row_text(text, input_ids.tolist())
 
     def decode(self, input_ids: Iterable[int] | np.ndarray) -> str:
         """Returns the transcript in the ids of a sample: without prompt, language and control tokens.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from forebay.train.compare.blocks import Block
 from forebay.train.compare.machine import peak_flops
 from forebay.train.compare.measure import Finish, Setup, Shapes, Turn, num_elements
 from forebay.visible import from_here, human_bytes, json_text
+
+_FILES = ("compare.md", "compare.json", "compare.png", "logs")
 
 MIXED = "random batches"
 """What tables call the bucket of batches that are of none."""
@@ -197,7 +200,8 @@ class Comparison:
     def lines(self) -> Iterator[str]:
         """Yields what `forebay compare` prints, which is Markdown."""
         yield from markdown(self.to_json())
-        yield f"\nwritten to {from_here(self.folder)}: compare.md, compare.json and logs"
+        names = [name for name in _FILES if (self.folder / name).exists()]
+        yield f"\nwritten to {from_here(self.folder)}: {', '.join(names)}"
 
     def write(self) -> None:
         """Makes the folder hold compare.md and compare.json."""
@@ -215,12 +219,14 @@ def bucket_labels(plan: Plan) -> dict[int, str]:
 
 
 def largest_difference(first: Sequence[float], other: Sequence[float]) -> dict[str, float]:
-    """Returns the largest difference between two curves at equal steps, and the step, from 1, where it is."""
-    pairs = list(enumerate(zip(first, other, strict=False), start=1))
-    if not pairs:
-        return {"step": 0, "difference": 0.0}
-    step, (one, two) = max(pairs, key=lambda pair: abs(pair[1][0] - pair[1][1]))
-    return {"step": step, "difference": abs(one - two)}
+    """Returns the largest difference between two curves at equal steps, and the step, from 1, where it is.
+
+    Steps at which a loss is not finite, as under fp16, are passed over. Without a step both are 0.
+    """
+    found = {step: abs(one - two) for step, (one, two) in enumerate(zip(first, other, strict=False), start=1)}
+    finite = {step: value for step, value in found.items() if math.isfinite(value)}
+    step = max(finite, key=lambda each: finite[each], default=0)
+    return {"step": step, "difference": finite.get(step, 0.0)}
 
 
 def markdown(document: dict[str, Any]) -> Iterator[str]:
@@ -266,7 +272,8 @@ def _sentences(name: str, arm: dict[str, Any]) -> Iterator[str]:
 def _machine(document: dict[str, Any]) -> str:
     machine = document["machine"]
     where = document["device"] or "no GPU"
-    return f"{machine['cpu']}, {machine['cores']} cores, {where}, torch {machine['torch']}."
+    shared = f"load {machine['load_1_min']} at the beginning"
+    return f"{machine['cpu']}, {machine['cores']} cores, {where}, torch {machine['torch']}, {shared}."
 
 
 def _bucket(row: dict[str, Any] | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from forebay.train.loop.checkpoint import run_folder
 from forebay.train.loop.launch import make_accelerator, process_state
 from forebay.train.models.folder import check_config, check_weights, load_model, model_facts
 from forebay.train.models.lora import ADAPTER_CONFIG
+from forebay.train.models.table import ModelFacts
 from forebay.train.models.trainee import checkpoint_model
 from forebay.visible import from_here
 
@@ -68,15 +69,27 @@ def evaluate_alone(config: Config, *, checkpoint: Path | None = None) -> EvalRep
         if is_adapter:
             model = checkpoint_model(config, facts, folder)
         else:
-            model = load_model(folder, seed=config.loader.seed, init=init)
-        if facts.prepare_text_alone is not None:
-            facts.prepare_text_alone(model, config.train.text_encoder)
-        model = accelerator.prepare_model(model, evaluation_mode=True)
+            model = accelerator.prepare_model(_model(config, facts, folder), evaluation_mode=True)
         outcomes = evaluations.now(step=_step_of(folder), model=model)
         return EvalReport(checkpoint=str(folder), outcomes=outcomes) if state.is_main_process else None
     finally:
         if torch.distributed.is_initialized():
             state.destroy_process_group()
+
+
+def _model(config: Config, facts: ModelFacts, folder: Path) -> Any:
+    """Returns the model with the weights of a folder: `train.model`, a whole checkpoint, or one of adapters."""
+    if folder == facts.folder:
+        check_weights(folder, init=config.train.init)
+        model = load_model(folder, seed=config.loader.seed, init=config.train.init)
+    elif (folder / ADAPTER_CONFIG).is_file():
+        model = checkpoint_model(config, facts, folder)
+    else:
+        check_weights(folder, init="pretrained")
+        model = checkpoint_model(replace(config, train=replace(config.train, lora=None)), facts, folder)
+    if facts.prepare_text_alone is not None:
+        facts.prepare_text_alone(model, config.train.text_encoder)
+    return model
 
 
 def _of_run(folder: Path) -> Path | None:

@@ -20,6 +20,7 @@ from forebay.train.evaluation.rates import worst_lines
 from forebay.train.evaluation.result import EvalResult
 from forebay.train.evaluation.sets import EvalSet, open_sets
 from forebay.train.evaluation.texts import normalizer, text_encoder
+from forebay.train.models.lora import base_of
 from forebay.train.models.table import ModelFacts
 from forebay.visible import printable
 
@@ -79,8 +80,7 @@ class Evaluations:
         return outcome
 
     def _evaluator(self, model: Any) -> Evaluator:
-        bare = self._accelerator.unwrap_model(model)
-        bare = bare.get_base_model() if hasattr(bare, "get_base_model") else bare  # of peft: adapters stay inside
+        bare = base_of(self._accelerator.unwrap_model(model))  # adapters are inside of it
         return Evaluator(
             model=bare,
             facts=self._facts,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -56,12 +56,34 @@ def no_sync(accelerator: Any, model: Any) -> AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def _apart(model: FSDPModule) -> Any:
-    model.set_requires_gradient_sync(False)
+def _apart(model: FSDPModule) -> Iterator[None]:
+    model.set_requires_gradient_sync(requires_gradient_sync=False)
     try:
         yield
     finally:
-        model.set_requires_gradient_sync(True)
+        model.set_requires_gradient_sync(requires_gradient_sync=True)
+
+
+@contextlib.contextmanager
+def held_whole(model: Any) -> Iterator[None]:
+    """Makes every rank hold the whole of a sharded model for a while, so that ranks can use it apart.
+
+    Ranks evaluate different numbers of batches and write texts of different lengths. A gather inside of a forward pass
+    would wait for a rank that has no pass to do. Every rank enters and leaves. A model that is not sharded stays as it
+    is.
+    """
+    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for module in modules:
+        module.set_reshard_after_forward(reshard_after_forward=False, recurse=False)
+        module.unshard()
+    try:
+        yield
+    finally:
+        # torch does not say what it was before. Of the root it may have been false, which saves a gather.
+        reshards = os.environ.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() == "true"
+        for module in modules:
+            module.reshard()
+            module.set_reshard_after_forward(reshard_after_forward=reshards, recurse=False)
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

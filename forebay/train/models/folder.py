@@ -15,7 +15,8 @@ from forebay.config.tree import Config
 from forebay.errors import CacheMismatchError, ConfigError
 from forebay.pretrained import from_folder
 from forebay.steps.batch import IGNORED
-from forebay.steps.table import audio_step, made
+from forebay.steps.table import audio_step, made, text_step
+from forebay.train.models.lora import ADAPTER_CONFIG
 from forebay.train.models.table import ModelFacts, family_of
 
 _logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ def _transformers_config(folder: Path) -> Any:
     except OSError as err:
         raise ConfigError(
             f"train.model: cannot read {path} ({err.strerror}); name a folder with a transformers config.json"
-            f"{hub_advice(folder, 'model')}"
+            f"{hub_advice(folder, 'model')}{_adapter_advice(folder)}"
         ) from err
     except (ValueError, KeyError, TypeError, RecursionError) as err:
         raise ConfigError(f"train.model: {path} is not a transformers config.json: {err!r}") from err
@@ -63,6 +64,14 @@ def _transformers_config(folder: Path) -> Any:
         return from_folder(AutoConfig, folder)
     except (OSError, ValueError, TypeError, StrictDataclassError) as err:
         raise ConfigError(f"train.model: transformers refuses {path}: {err}") from err
+
+
+def _adapter_advice(folder: Path) -> str:
+    """Returns what to do with a folder of adapters alone, such as a checkpoint of LoRA; nothing for another folder."""
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return ""
+    merge = f"peft.AutoPeftModel.from_pretrained({str(folder)!r}).merge_and_unload().save_pretrained('merged')"
+    return f'; it holds adapters without the weights under them: merge both with python -c "import peft; {merge}"'
 
 
 def _kernels(document: Any) -> Iterator[str]:
@@ -183,14 +192,14 @@ def check_config(facts: ModelFacts, config: Config) -> None:
     if facts.text_prompt is not None and not audio_step(config.audio.features).has_audio:
         _check_prompt(facts, prompt, facts.text_prompt)
         return
-    wanted = facts.constants["features"]
-    if config.audio.features != wanted:
+    wanted, step = facts.constants["features"], audio_step(config.audio.features)
+    if step.form() != wanted:
         raise ConfigError(
             f'audio.features is "{config.audio.features}", but {facts.folder} is a {facts.model_type} model and takes '
             f'"{wanted}"; set audio.features = "{wanted}" or another train.model'
         )
     n_mels = facts.constants.get("n_mels")
-    made_of = made(audio_step(wanted), config.audio.settings).fields()[0]
+    made_of = made(step, config.audio.settings).fields()[0]
     if n_mels is not None and (bins := made_of.shape[0]) != n_mels:
         raise ConfigError(
             f"audio.n_mels is {bins}, but the model in {facts.folder} takes {n_mels} mel bins; "
@@ -200,7 +209,7 @@ def check_config(facts: ModelFacts, config: Config) -> None:
 
 
 def _check_prompt(facts: ModelFacts, prompt: str | None, wanted: str) -> None:
-    if prompt != wanted:
+    if prompt is None or text_step(prompt).form() != wanted:
         raise ConfigError(
             f'text.prompt is {prompt!r}, but {facts.folder} is a {facts.model_type} model; set text.prompt = "{wanted}"'
         )

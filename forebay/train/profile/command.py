@@ -40,7 +40,7 @@ def profile(
 
     The steps are those that `train` would do, from the first one or, with `resume`, from the last checkpoint, after a
     warm-up step that is not recorded. Then the run ends: without a checkpoint, a usage log or a tracker. An evaluation
-    that is due on the way is part of the profile, and its line of eval.jsonl goes to `<run>/profile/`, too.
+    that is due on the way is part of the profile. Its line, and log lines, go to files under `<run>/profile/`, too.
     Raises ConfigError for less than one step, and what `run` raises.
     """
     if num_steps < 1:

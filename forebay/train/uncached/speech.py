@@ -151,7 +151,7 @@ class UncachedSpeech(UncachedSource):
             seconds = np.minimum(seconds, step.clip_s)
         stated = np.maximum(1, np.rint(np.nan_to_num(seconds) * step.sample_rate_hz)).astype(np.int64)
         is_stated = exact == UNKNOWN
-        if is_stated.any():
+        if is_stated.any() and self._recipe.features.reads_sound:  # else the listing counted frames
             logger.warning(
                 "the lengths of %d of %d samples are the manifest's or a header's estimate, since no FLAC or WAV "
                 "header says them exactly: batches may differ from those of the cache, and a state saved here is then "

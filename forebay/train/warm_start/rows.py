@@ -43,8 +43,8 @@ class Spread:
         assert isinstance(covariance, torch.Tensor)
         return cls(mean=mean, factor=_cholesky(covariance))
 
-    def draw(self, tokens: Sequence[str], *, seed: int, name: str) -> torch.Tensor:
-        """Returns a row for each token, float64 [tokens, d].
+    def draw(self, tokens: Sequence[str], *, seed: int, name: str, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        """Returns a row for each token, [tokens, d], computed in float64 and rounded to `dtype`.
 
         The noise of a row is a function of (seed, name, token) alone: neither the order nor the number of the tokens
         moves a row, but for the last bits of float64 (a matrix product rounds by where a row stands in it).
@@ -54,7 +54,7 @@ class Spread:
         for start in range(0, len(tokens), _BLOCK_ROWS):
             block = tokens[start : start + _BLOCK_ROWS]
             noise = np.stack([_noise(token, size=len(self.mean), seed=seed, name=name) for token in block])
-            drawn.append(torch.from_numpy(noise) @ self.factor.T + self.mean)
+            drawn.append((torch.from_numpy(noise) @ self.factor.T + self.mean).to(dtype))
         return torch.cat(drawn)
 
 
@@ -107,6 +107,6 @@ class Moves:
             targets, sources = (torch.tensor(list(ids)) for ids in (self.copied.keys(), self.copied.values()))
             new[targets] = old[sources]
         if self.drawn:
-            rows = Spread.of(old, self.named).draw(list(self.drawn.values()), seed=seed, name=name)
-            new[torch.tensor(list(self.drawn))] = rows.to(old.dtype)
+            tokens, spread = list(self.drawn.values()), Spread.of(old, self.named)
+            new[torch.tensor(list(self.drawn))] = spread.draw(tokens, seed=seed, name=name, dtype=old.dtype)
         return new

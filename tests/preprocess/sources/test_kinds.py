@@ -116,7 +116,12 @@ def test_every_command_says_at_once_that_a_kind_is_unknown(
     ("modality", "kind", "column", "message"),
     [
         ("speech", "jsonl", "text", r'columns\.text is "x", and .*"jsonl" for speech reads no columns by name'),
-        ("speech", "hf", "image", r'columns\.image is "x", .*only the columns audio, text, language, id; leave'),
+        (
+            "speech",
+            "hf",
+            "image",
+            r'columns\.image is "x", .*only the columns audio, text, language, id, features, labels; leave',
+        ),
         ("vision", "hf", "audio", r'columns\.audio is "x", .*"hf" for vision reads only the columns image, question'),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import signal
@@ -15,6 +16,9 @@ import pytest
 
 import forebay
 from forebay import cli
+from forebay.errors import ConfigError, MissingExtraError
+from forebay.train.compare.compare import compare
+from forebay.train.compare.figure import draw
 from tests.commands import run, run_json
 from tests.processes import ROOT, python
 
@@ -89,9 +93,6 @@ def test_the_run_s_folder_has_no_checkpoint_of_a_comparison(root: Path, printed:
 
 
 def test_without_matplotlib_a_line_names_the_extra(root: Path, printed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from forebay.errors import MissingExtraError
-    from forebay.train.compare.figure import draw
-
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtraError, match=r"the picture needs matplotlib .*pip install 'forebay\[report\]'"):
         draw({}, root / "no.png")
@@ -102,7 +103,6 @@ def test_without_matplotlib_a_line_names_the_extra(root: Path, printed: str, mon
     [
         (("--against", "uncachd"), "names 'uncachd', wanted uncached, unbucketed, hf"),
         (("--steps", "0"), "--steps is 0, wanted 1 or more"),
-        (("--set", "train.model="), "train.model"),
         ((), None),
     ],
 )
@@ -113,6 +113,19 @@ def test_bad_use_ends_with_2_before_anything_is_read(
     code, out, err = run(capsys, *given)
     assert (code, out) == (2, "")
     assert (message or "compare CONFIG needs --against, one or more of uncached, unbucketed, hf") in err
+
+
+def test_a_config_without_a_model_is_refused() -> None:
+    config = forebay.load_config(CONFIG)
+    bare = dataclasses.replace(config, train=dataclasses.replace(config.train, model=None))
+    with pytest.raises(ConfigError, match=r"train\.model is missing; name the folder of the model that all arms train"):
+        compare(bare, against="uncached")
+
+
+def test_several_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"compare runs on one rank, and WORLD_SIZE is above 1"):
+        compare(forebay.load_config(CONFIG), against="uncached")
 
 
 def test_a_cache_that_is_not_sealed_is_named_with_the_command(
@@ -181,7 +194,7 @@ def _command(pid: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def runs(root: Path) -> tuple[Path, Path]:
-    """Two runs of the config that differ in their seed."""
+    """Two runs of the config that differ in their seed; they take 25 s of CPU, most of it two imports of torch."""
     folders = []
     for seed in (1, 2):
         overrides = {"train.output_dir": f"{root}/seed-{seed}", "loader.seed": seed, "train.max_steps": 4}
@@ -205,6 +218,7 @@ def test_two_runs_stand_beside_each_other(
     assert [[step for step, _ in curve] for curve in found["losses"]] == [[2, 4], [2, 4]]
     code, out, _ = run(capsys, "compare", runs[0], runs[0])
     assert code == 0
+    assert "| train WER, last (best) |" in out
     assert "Their settings are the same." in out
     assert "at 2 equal steps is 0, at step" in out
     assert (tmp_path / "compare.md").read_text().startswith("# ")

@@ -53,7 +53,7 @@ def comparison(*arms: ArmFigures, folder: Path = Path("out")) -> Comparison:
     block = Block((Step(bucket=0, batches=((0, 1),)), Step(bucket=1, batches=((2, 3),))))
     count = len(arms[0].turns)
     return Comparison(
-        about={"name": "toy", "machine": {"cpu": "a CPU", "cores": 2, "torch": "2"}},
+        about={"name": "toy", "machine": {"cpu": "a CPU", "cores": 2, "torch": "2", "load_1_min": 0.5}},
         folder=folder,
         blocks=(block,) * count,
         seconds=[36.0] * count,
@@ -151,6 +151,7 @@ def test_peaks_are_of_the_device_and_the_precision(device: str, precision: str, 
 def test_the_largest_difference_of_two_curves_and_its_step() -> None:
     assert largest_difference([3.0, 2.0, 1.0], [3.0, 2.5, 1.25]) == {"step": 2, "difference": 0.5}
     assert largest_difference([1.0], []) == {"step": 0, "difference": 0.0}
+    assert largest_difference([float("nan"), 2.0, 1.0], [1.0, 2.5, 1.0]) == {"step": 2, "difference": 0.5}
 
 
 def test_tables_have_a_column_an_arm_and_rows_where_another_arm_is_better_stay(tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import forebay
 from forebay.config.tree import Config
-from forebay.errors import CacheMismatchError, ConfigError
+from forebay.errors import CacheMismatchError, ConfigError, ManifestError
 from forebay.train.compare import own, plain
 from forebay.train.compare.arms import arms_of
 from forebay.train.compare.compare import tasks_of
@@ -159,3 +160,19 @@ def test_the_plain_way_has_the_mean_micro_batches_in_every_step(config: Config, 
     assert [sorted(ids[i] for step in block for batch in step for i in batch) for block in blocks] == [
         sorted(block.samples) for block in task.blocks
     ]
+
+
+def test_clips_are_the_decoded_recordings_with_the_tokens_of_the_cache(config: Config, tmp_path: Path) -> None:
+    loader = make_loader(arms_of("hf", config)[0].config(config, folder=str(tmp_path)), dp_rank=0, dp_world_size=1)
+    source = loader.source
+    order = [3, 0, 7]
+    clips = Clips(config, [source.sample_id(index) for index in order])
+    assert len(clips) == 3
+    for place, index in enumerate(order):
+        found, stored = clips[place], source.read(index)
+        assert found["waveform"].shape == (source.lengths["num_audio_samples"][index],)
+        assert found["waveform"].dtype == np.float32
+        for name in ("input_ids", "prefix_len", "audio_index"):
+            assert found[name].tolist() == stored[name].tolist()
+    with pytest.raises(ManifestError, match=r"sample 'gone' of the cache is not in .*train\.tsv; run: forebay prepro"):
+        Clips(config, ["gone"])

@@ -30,7 +30,7 @@ def sharded(config: Any) -> dict[str, Any]:
     from torch.distributed.fsdp import fully_shard
 
     process_state()
-    accelerator = make_accelerator(config.train, has_text_alone=False)
+    accelerator = make_accelerator(config, has_text_alone=False)
     evaluations = Evaluations(config, facts=model_facts(Path(config.train.model)), accelerator=accelerator)
     model = load_model(Path(config.train.model), seed=0)
     if accelerator.num_processes > 1:

@@ -15,7 +15,7 @@ import pytest
 import soundfile
 import torch
 
-from forebay.config import BucketConfig, Config, LoraConfig
+from forebay.config import BucketConfig, Config, EvalConfig, LoraConfig
 from forebay.config.load import read_config
 from forebay.train.loop.run import run
 from forebay.train.models.folder import model_facts
@@ -97,11 +97,20 @@ def test_a_checkpoint_transcribes(tmp_path: Path, name: str, recording: np.ndarr
 @pytest.mark.parametrize("init", ["random", "pretrained"])
 @pytest.mark.parametrize("name", ["speech", "qwen3_asr"])
 def test_a_checkpoint_with_adapters_transcribes(tmp_path: Path, name: str, init: str, recording: np.ndarray) -> None:
-    """By peft, by transformers' class and by its Auto class; the base lies in train.model or in the checkpoint."""
+    """By peft, by transformers' class and by its Auto class; the base lies in train.model or in the checkpoint.
+
+    Trained, evaluated and chosen as the best on the demo recordings.
+    """
     import peft
     import transformers
 
-    config = demo_config(tmp_path, name, lora=LoraConfig(rank=4, alpha=64.0), learning_rate=0.1)
+    dev = EvalConfig(
+        name="dev", config=str(ROOT / "configs" / f"demo_{name}.toml"), max_samples=2, generate_max_tokens=2
+    )
+    lora = LoraConfig(rank=4, alpha=64.0)
+    config = demo_config(
+        tmp_path, name, lora=lora, learning_rate=0.1, eval=(dev,), save_best="loss", repetition_limit=1.0
+    )
     source = Path(str(config.train.model))
     if init == "pretrained":
         folder = tmp_path / "model"
@@ -122,5 +131,13 @@ def test_a_checkpoint_with_adapters_transcribes(tmp_path: Path, name: str, init:
         assert torch.equal(transcribe(loader.from_pretrained(checkpoint), checkpoint, recording)[1], ids)
     before = weights_of(new_model(config, facts))
     moved = {key for key, tensor in weights_of(own).items() if not torch.equal(tensor, before[key])}
+    best, result = (json.loads((checkpoint.parent / name).read_bytes()) for name in ("best.json", "eval.jsonl"))
+    assert best == {
+        "checkpoint": checkpoint.name,
+        "step": 2,
+        "name": "dev",
+        "metric": "loss",
+        "value": result["loss"],
+    }
     assert moved
     assert all(".lora_" in key for key in moved)

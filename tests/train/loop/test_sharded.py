@@ -19,7 +19,7 @@ from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import train
 from forebay.train.loop.sharded import prepare
 from tests.processes import python
-from tests.train.sharded_worker import NUM_STEPS, RESUME_AT, config_for, loader_of
+from tests.train.sharded_worker import NUM_STEPS, RESUME_AT, config_for, loader_of, losses_with_adapters
 from tests.train.tiny import ListLoader
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -48,8 +48,8 @@ fsdp_config:
 )
 
 
-def launched(folder: Path, way: str) -> list[dict[str, Any]]:
-    """Returns what the ranks wrote. accelerate finds no GPU here and starts its two processes all the same."""
+def launched(folder: Path, way: str, **environment: str) -> list[dict[str, Any]]:
+    """Returns what the ranks wrote. accelerate starts its two processes where it sees no GPU, too."""
     folder.mkdir(exist_ok=True)
     (folder / "accelerate.yaml").write_text(way, encoding="utf-8")
     launch = (
@@ -87,7 +87,10 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, A
     AcceleratorState._reset_state(reset_partial_state=True)
     shutil.copytree(str(alone["checkpoint"]), folder / "fsdp2" / "go_on")
     with ThreadPoolExecutor() as pool:
-        started = {name: pool.submit(launched, folder / name, way) for name, way in (("ddp", DDP), ("fsdp2", FSDP2))}
+        started = {
+            name: pool.submit(launched, folder / name, way, CUDA_VISIBLE_DEVICES="")
+            for name, way in (("ddp", DDP), ("fsdp2", FSDP2))
+        }
     return {name: future.result() for name, future in started.items()}
 
 
@@ -100,6 +103,15 @@ def test_ddp_fsdp2_and_one_process_have_the_same_losses(tmp_path: Path, ways: di
         assert first["norms"] == pytest.approx(alone["norms"], rel=1e-4), name
         assert second["losses"] == []
         assert second["last"] == first["last"]
+
+
+def test_adapters_have_the_same_losses_on_two_ranks(tmp_path: Path, ways: dict[str, list[dict[str, Any]]]) -> None:
+    """Stopped and resumed on the way, from a checkpoint that gathered adapters and the weights under them."""
+    alone = losses_with_adapters(tmp_path)
+    assert len(alone) == 4
+    for name, (first, second) in ways.items():
+        assert first["adapters"] == pytest.approx(alone, rel=1e-5), name
+        assert second["adapters"] == []
 
 
 def test_fsdp2_holds_a_part_of_the_model_on_each_rank(ways: dict[str, list[dict[str, Any]]]) -> None:
@@ -141,6 +153,14 @@ def test_a_checkpoint_goes_on_under_the_other_way(tmp_path: Path, ways: dict[str
     assert first["other"] == pytest.approx(ways["fsdp2"][0]["losses"][RESUME_AT], rel=1e-5)
 
 
+def test_ranks_that_hold_the_whole_model_use_it_apart(ways: dict[str, list[dict[str, Any]]]) -> None:
+    for name, (first, second) in ways.items():
+        assert len(first["passes"]) == len(second["passes"]) + 1
+        both = first["passes"] + second["passes"]
+        assert both == pytest.approx([both[0]] * len(both), rel=1e-6), name
+        assert both[0] == pytest.approx(ways["ddp"][0]["passes"][0], rel=1e-5)
+
+
 def test_first_version_of_fsdp_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setenv("FSDP_VERSION", "1")
@@ -149,3 +169,23 @@ def test_first_version_of_fsdp_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         prepare(None, None, config.train)
     with pytest.raises(ConfigError, match=r"FSDP in its first version, .* set fsdp_version: 2 there"):
         train(config, loader=ListLoader([]), source_kind="cache")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_accelerates_own_fsdp2_on_two_gpus_has_the_losses_of_one(tmp_path: Path) -> None:
+    alone = one_process(tmp_path / "alone")
+    (tmp_path / "fsdp2").mkdir()
+    first, second = launched(tmp_path / "fsdp2", FSDP2)
+    assert all(each["is_fsdp"] for each in first["seen"] + second["seen"])
+    assert first["losses"] == pytest.approx(alone["losses"], rel=1e-4)
+    weights = [load_file(Path(each["checkpoint"]) / "model.safetensors") for each in (alone, first)]
+    assert weights[0].keys() == weights[1].keys()
+
+
+def test_a_precision_that_the_launcher_names_and_the_config_does_not_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    train(config_for(tmp_path, grad_acc=1, max_steps=1), loader=loader_of(), source_kind="cache")
+    assert 'configuration says mixed_precision bf16; train.mixed_precision = "no" holds' in caplog.text

@@ -319,3 +319,21 @@ def test_a_checkpoint_is_small(tmp_path: Path) -> None:
     document = json.loads((checkpoint / "adapter_config.json").read_bytes())
     assert document["base_model_name_or_path"] == str((tmp_path / "model").resolve())
     assert (checkpoint / "adapter_model.safetensors").stat().st_size < 60_000
+
+
+def test_a_checkpoint_of_adapters_as_the_model_names_the_command_that_merges(tmp_path: Path) -> None:
+    config = lora_config(tmp_path, max_steps=1)
+    losses_of(config)
+    checkpoint = find_checkpoint(run_folder(config))
+    assert checkpoint is not None
+    with pytest.raises(ConfigError, match=r"holds adapters without the weights under them: merge both with") as error:
+        model_facts(checkpoint)
+    code = (
+        str(error.value).partition('python -c "')[2].removesuffix('"').replace("'merged'", f"{str(tmp_path / 'm')!r}")
+    )
+    exec(code, {})
+    merged = load_model(tmp_path / "m", seed=0)
+    trained = checkpoint_model(config, model_facts(Path(str(config.train.model))), checkpoint)
+    batch = whisper_batch(0)
+    with torch.no_grad():
+        torch.testing.assert_close(merged.eval()(**batch).logits, trained.eval()(**batch).logits)

@@ -34,7 +34,9 @@ CONFIG = ROOT / "configs" / "demo_speech.toml"
 @pytest.fixture
 def arguments(tmp_path: Path) -> list[str]:
     # A clip a batch: the demo's own batches take seconds each.
-    settings = ("plan.batch_seconds=1", f"train.output_dir={tmp_path}/runs", "train.max_steps=2", "train.log_every=1")
+    evaluated = f'{{name="dev",config="{CONFIG}",every=3,max_samples=1,generate_max_tokens=2}}'
+    settings = ["plan.batch_seconds=1", "train.max_steps=2", "train.log_every=1", f"train.eval=[{evaluated}]"]
+    settings.append(f"train.output_dir={tmp_path}/runs")
     return [str(CONFIG), f"--cache-root={tmp_path}/caches", *(f"--set={setting}" for setting in settings)]
 
 
@@ -53,17 +55,19 @@ def test_the_demo_s_profile_adds_up_and_shows_what_ran_beside(
     assert math.fsum(part["seconds"] for part in main.values()) == pytest.approx(document["wall_s"], rel=1e-9)
     assert math.fsum(part["share"] for part in main.values()) == pytest.approx(1, rel=1e-9)
     parts = {"copy to device", "forward: encoder", "forward: decoder", "forward: rest", "backward", "optimizer"}
-    assert parts | {"idle: waiting for data", "bookkeeping", "log", "unclaimed"} == set(main) - {"evaluation"}
+    assert parts | {"idle: waiting for data", "bookkeeping", "log", "evaluation", "unclaimed"} == set(main)
     # Uncached, so that a sample is decoded and its features are made, in the loader's threads.
     assert set(document["threads"]) == {"read", "decode", "features", "collate"}
-    assert 1 <= document["num_threads"] <= 2
+    assert 1 <= document["num_threads"] <= 4  # two of the run's loader, two of the evaluation's
     assert "encoder.layers.self_attn" in document["modules"]
     assert (folder / "profile.png").read_bytes().startswith(b"\x89PNG")
     events = json.loads((folder / "trace.json").read_bytes())["traceEvents"]
     assert sum(event["name"].startswith("ProfilerStep#") for event in events) == 5
     # Nothing else: no checkpoint, no usage log. And 6 steps although the run has 2, the first one not recorded.
     assert sorted(os.listdir(folder.parent)) == ["profile"]
-    assert sorted(os.listdir(folder)) == ["profile.json", "profile.png", "trace.json"]
+    assert sorted(os.listdir(folder)) == ["profile.json", "profile.png", "prompts", "trace.json"]
+    assert sorted(os.listdir(folder / "prompts")) == ["eval", "eval.jsonl", "logs"]
+    assert os.listdir(folder / "prompts" / "logs") == ["steps.jsonl"]
     assert [f"step {step}:" in caplog.text for step in (1, 6, 7)] == [True, True, False]
 
 

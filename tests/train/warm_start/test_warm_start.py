@@ -326,7 +326,9 @@ def test_forebay_trains_from_the_folder(root: Path, tmp_path: Path, family: Fami
     settings |= {"train.output_dir": tmp_path / "runs", "train.init": "pretrained", "loader.cache": "require"}
     overrides = [f'{name}="{value}"' for name, value in settings.items()]
     overrides += ["source.max_samples=12", "train.max_steps=4", "plan.batch_seconds=20", "train.learning_rate=3e-3"]
-    loaded = load_config(ROOT / "configs" / f"{config}.toml", overrides=[*overrides, "train.warmup_steps=0"])
+    loaded = load_config(
+        ROOT / "configs" / f"{config}.toml", overrides=[*overrides, "train.warmup_steps=0", "train.eval=[]"]
+    )
     build_here(loaded)
     report = run(loaded)
     assert report is not None

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,16 @@ import pyarrow.compute as pc
 
 from forebay.config.data import SourceConfig
 from forebay.errors import DecodeError, ManifestError
-from forebay.preprocess.sources.hf_file import DEFAULTS, HfFile, data_files, holds_media, is_bytes, is_text
+from forebay.preprocess.sources.hf_file import (
+    DEFAULTS,
+    HfFile,
+    data_files,
+    holds_media,
+    holds_numbers,
+    is_bytes,
+    is_list,
+    is_text,
+)
 from forebay.preprocess.sources.members import member_stems
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files, path_stem, usable_name
 from forebay.preprocess.sources.rows import Manifest, Unused, joined, rejections, require_rows, row_table
@@ -32,6 +42,7 @@ from forebay.preprocess.sources.speech.locate import (
     located,
     no_duration,
 )
+from forebay.steps.audio.given import HOP_S, matrix_of, num_valid
 from forebay.store.source_files import SourceFile
 
 
@@ -39,7 +50,9 @@ def list_hf(source: SourceConfig) -> Manifest:
     """Returns the rows of `hf` data files: their place is a row number, or a file where the column holds only paths.
 
     The audio column is `Audio()`: bytes, path or both (paths relative to the data file), or plain binary or strings; it
-    is never decoded here. Text and language by `source.columns.text` and `source.columns.language` (null where those
+    is never decoded here. With `source.columns.features` it is not looked at: that column holds the features, matrices
+    of floats. With `source.columns.labels` the text of a row is the ids in that column, in decimal and parted by
+    spaces. Text and language by `source.columns.text` and `source.columns.language` (null where those
     are left at their default and missing), a ClassLabel language by its name. Optional: `sample_id` or `id`,
     `duration_s` or `duration`, `prompt`; other columns are counted by name. An id left out is the path without
     extension, else `<file>/<row>`. Raises MissingExtraError without the `datasets` library, ManifestError for missing
@@ -79,7 +92,7 @@ class _File:
     @property
     def unused(self) -> set[str]:
         """The columns that nothing takes."""
-        return set(self._names) - self._taken() - {self._source.columns.audio}
+        return set(self._names) - self._taken() - {self._source.columns.media}
 
     def rows(self, files: NamedFiles, start: int) -> tuple[pa.Table, pa.Table]:
         """Returns the rows, numbered from `start`, and those that hold no audio."""
@@ -97,10 +110,10 @@ class _File:
                 "file": pa.array(numbers),
                 "member": pc.fill_null(paths, ""),
                 "offset": pa.array(np.where(inside, np.arange(count), 0)),
-                "duration_s": next((c for n in DURATIONS if (c := columns.seconds(n)) is not None), None),
+                "duration_s": next((c for n in self._durations() if (c := columns.seconds(n)) is not None), None),
                 "language": self._language(columns),
                 "prompt": columns.strings("prompt", nullable=True),
-                "text": columns.strings(self._source.columns.text, nullable=True),
+                "text": self._text(columns),
             },
             num_rows=count,
         )
@@ -111,30 +124,37 @@ class _File:
             gone["row"],
             gone["sample_id"],
             kind="failed",
-            reason="missing_file",
+            reason="missing_file" if self._source.columns.features is None else "missing_features",
             message=pa.array([*problems.values()], pa.large_string()),
         )
         return table.filter(pa.array(~bad)), failed
 
     def _checked_audio_kind(self) -> Any:
-        name = self._source.columns.audio
-        for setting in ("audio", "text", "language", "id"):
-            column = getattr(self._source.columns, setting)
-            if column not in self._names and (setting == "audio" or column != getattr(DEFAULTS, setting)):
+        named = self._source.columns
+        name, is_given = named.media, named.features is not None
+        for setting in ("features" if is_given else "audio", "text", "language", "id", "labels"):
+            column, is_needed = getattr(named, setting), setting in ("audio", "features")
+            if column not in self._names and (is_needed or column != getattr(DEFAULTS, setting)):
+                near = difflib.get_close_matches(column, self._names, n=1)
                 raise ManifestError(
                     f"{self._manifest.path}: no column {column} (source.columns.{setting}); "
-                    f"it has {', '.join(self._names)}"
+                    f"it has {', '.join(self._names)}{f'; did you mean {near[0]}?' if near else ''}"
                 )
         kind = self._file.schema.field(name).type
-        if not holds_media(kind):
+        if is_given and not holds_numbers(kind):
+            raise ManifestError(
+                f"{self._manifest.path}: column {name} is {kind}, wanted features as a matrix of floats "
+                "[n_mels, 3000] a row; of an extractor's batch of one, save input_features[0]"
+            )
+        if not is_given and not holds_media(kind):
             raise ManifestError(f"{self._manifest.path}: column {name} is {kind}, wanted audio as bytes or path")
         return kind
 
     def _audio(self) -> tuple[np.ndarray[Any, Any], Any]:
         """bool [rows], bytes are in the row; the paths, null where there is none."""
-        name, kind, count = self._source.columns.audio, self._audio_kind, len(self._file)
+        name, kind, count = self._source.columns.media, self._audio_kind, len(self._file)
         no_paths = pa.nulls(count, pa.large_string())
-        if is_bytes(kind):
+        if is_bytes(kind) or holds_numbers(kind):
             return self._file.has_values(name), no_paths
         if is_text(kind):
             return np.zeros(count, bool), Columns(self._file.columns([name]), self._manifest.path).strings(
@@ -153,15 +173,26 @@ class _File:
         problems: dict[int, str] = {}
         outside = np.flatnonzero(~inside)
         for row, written in zip(outside.tolist(), paths.take(pa.array(outside)).to_pylist(), strict=True):
-            problem = "has neither bytes nor a path" if written is None else usable_name(written)
+            nothing = "is null" if holds_numbers(self._audio_kind) else "has neither bytes nor a path"
+            problem = nothing if written is None else usable_name(written)
             if problem:
-                problems[row] = f"{self._manifest.path}, row {row + 1}: column {self._source.columns.audio} {problem}"
+                problems[row] = f"{self._manifest.path}, row {row + 1}: column {self._source.columns.media} {problem}"
             else:
                 numbers[row] = files.number(written, manifest=self._manifest)
         return numbers, problems
 
     def _taken(self) -> set[str]:
-        return {self._source.columns.text, self._source.columns.language, "prompt", *self._id_names(), *DURATIONS}
+        columns = self._source.columns
+        text = columns.text if columns.labels is None else columns.labels
+        return {text, columns.language, "prompt", *self._id_names(), *self._durations()}
+
+    def _durations(self) -> tuple[str, ...]:
+        """Features say themselves how long they are."""
+        return DURATIONS if self._source.columns.features is None else ()
+
+    def _text(self, columns: Columns) -> Any:
+        labels = self._source.columns.labels
+        return columns.strings(self._source.columns.text, nullable=True) if labels is None else columns.ids(labels)
 
     def _id_names(self) -> tuple[str, ...]:
         named = self._source.columns.id
@@ -170,7 +201,7 @@ class _File:
     def _plain_columns(self) -> pa.Table:
         wanted = self._taken()
         return self._file.columns(
-            [name for name in self._names if name in wanted and name != self._source.columns.audio]
+            [name for name in self._names if name in wanted and name != self._source.columns.media]
         )
 
     def _ids(self, columns: Columns, paths: Any) -> tuple[Any, Any]:
@@ -243,6 +274,15 @@ class Columns:
             raise self.wrong(name, f"is {kind}, wanted seconds as a number")
         return pc.fill_null(pc.cast(column, pa.float64(), safe=False), float("nan"))
 
+    def ids(self, name: str) -> pa.ChunkedArray:
+        """Returns a column of lists of integers as large_string: the numbers in decimal, parted by spaces."""
+        column = self.table[name]
+        if not is_list(column.type) or not pa.types.is_integer(column.type.value_type):
+            raise self.wrong(name, f"is {column.type}, wanted lists of token ids")
+        column = pc.cast(column, pa.large_list(column.type.value_type))
+        column = pc.cast(column, pa.large_list(pa.large_string()))
+        return pc.binary_join(column, pa.scalar(" ", pa.large_string()))
+
     def wrong(self, name: str, problem: str, *, row: int | None = None) -> ManifestError:
         """Returns the error that names file, column and, counted from 1, row."""
         where = f"{self.path}, row {row + 1}" if row is not None else f"{self.path}"
@@ -280,9 +320,8 @@ def locate_hf(task: LocateTask) -> Located:
     file = HfFile(Path(task.paths[task.group])) if len(unknown) else None
     for position in unknown.tolist():
         assert file is not None
-        data = file.encoded(rows["offset"][position].as_py(), task.column) or b""
         try:
-            durations[position] = duration_of(_reader(data), len(data))
+            durations[position] = _duration_s(file, rows["offset"][position].as_py(), task.column)
         except DecodeError as err:
             sample_id = rows["sample_id"][position].as_py()
             failures.add(rows["row"][position].as_py(), sample_id, *no_duration(task.name, sample_id, err))
@@ -295,6 +334,13 @@ def locate_hf(task: LocateTask) -> Located:
         failed=pa.concat_tables([own.failed, named.failed]),
         absent=named.absent,
     )
+
+
+def _duration_s(file: HfFile, row: int, column: str) -> float:
+    data = file.encoded(row, column) or b""
+    if holds_numbers(file.schema.field(column).type):
+        return num_valid(matrix_of(data)) * HOP_S
+    return duration_of(_reader(data), len(data))
 
 
 def _reader(data: bytes) -> Callable[[int, int], bytes]:

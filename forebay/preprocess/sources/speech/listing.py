@@ -69,7 +69,7 @@ def locate_tasks(
             paths={number: str(manifest.files[number].path) for number in sorted(numbers)},
             rows=part,
             cache_root=os.fspath(cache_root),
-            column=source.columns.audio,
+            column=source.columns.media,
         )
 
 

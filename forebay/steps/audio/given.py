@@ -1,0 +1,117 @@
+"""`given`: Whisper's features that a data set holds already, stored as `log_mel` stores its own."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from forebay.errors import DecodeError
+from forebay.steps.audio.log_mel import MAX_FRAMES, LogMel
+from forebay.steps.audio.ragged import HOP_SAMPLES
+from forebay.steps.step import AudioBatch, AudioStep, Fields, Stored
+from forebay.store.layout import Array, FieldSpec
+
+HOP_S = 0.01
+"""Seconds of a frame."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Given(AudioStep):
+    """Features [n_mels, 3000] of a column of the source, as `WhisperFeatureExtractor` makes them; no sound is read.
+
+    Stored are the frames before the padding, and the padding's one value. Batches are those of `log_mel`, and equal
+    the column bit for bit in `dtype`.
+    """
+
+    name: ClassVar[str] = "given"
+    axes: ClassVar[dict[str, str | int]] = LogMel.axes
+    stored_as: ClassVar[str] = LogMel.name
+    reads_sound: ClassVar[bool] = False
+
+    n_mels: Literal[80, 128] = 80
+    """Bins of a frame: the rows of each matrix in the column."""
+    dtype: Literal["float16", "float32"] = "float32"
+    """Type of the stored features. `float16` loses nothing of a column of float16."""
+    version: int = 1
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        """Returns the fields of `log_mel`."""
+        return LogMel(n_mels=self.n_mels, dtype=self.dtype).fields()
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Bins of a frame."""
+        return {"n_mels": self.n_mels}
+
+    def num_frames(self, num_samples: Array) -> Array:
+        """Returns the frames that `num_samples` counted: 160 audio samples, 10 ms, stand for each."""
+        return num_samples // HOP_SAMPLES
+
+    def num_samples(self, clip: Array) -> int:
+        """Returns 160 for every frame before the padding, so that seconds and hours are those of the features."""
+        return num_valid(clip) * HOP_SAMPLES
+
+    def opened(self, data: bytes) -> Array:
+        """Returns the matrix of a row. Raises DecodeError where it is no such matrix."""
+        clip = matrix_of(data)
+        self.check(clip)
+        return clip
+
+    def check(self, clip: Array) -> None:
+        """Returns for float [n_mels, 3000] without NaN and infinity.
+
+        Raises DecodeError otherwise, reason `wrong_shape` or `not_finite`.
+        """
+        wanted = (self.n_mels, MAX_FRAMES)
+        if clip.shape != wanted:
+            is_whispers = clip.shape in ((80, MAX_FRAMES), (128, MAX_FRAMES))
+            hint = f"; set audio.n_mels = {clip.shape[0]}" if is_whispers else ""
+            raise DecodeError("wrong_shape", f"the features are {list(clip.shape)}, wanted {list(wanted)}{hint}")
+        if not np.isfinite(clip).all():
+            bad = int(np.argmin(np.isfinite(clip)))
+            raise DecodeError(
+                "not_finite",
+                f"{clip.size - int(np.isfinite(clip).sum())} of {clip.size} features are NaN or infinite; the first is "
+                f"{clip.flat[bad]} in bin {bad // MAX_FRAMES}, frame {bad % MAX_FRAMES}",
+            )
+
+    def make(self, waveforms: Sequence[Array]) -> list[Fields]:
+        """Returns the frames before the padding and its value. waveforms: float [n_mels, 3000]; see `num_valid`."""
+        return [self._stored(clip) for clip in waveforms]
+
+    def _stored(self, clip: Array) -> Fields:
+        with np.errstate(over="ignore"):  # a float16 beyond its range is infinite, which the check below names
+            frames = np.ascontiguousarray(clip[:, : num_valid(clip)].T, self.dtype)
+            pad_value = clip[:1, -1].astype(self.dtype).astype(np.float32)
+        if not (np.isfinite(frames).all() and np.isfinite(pad_value).all()):
+            raise DecodeError("not_finite", f"a feature is beyond the range of {self.dtype}; set audio.dtype")
+        return {"input_features": frames, "pad_value": pad_value}
+
+    @classmethod
+    def batch(cls, stored: Stored) -> AudioBatch:
+        """Returns the form of `log_mel`."""
+        return LogMel.batch(stored)
+
+
+def matrix_of(data: bytes) -> Array:
+    """Returns the array whose .npy bytes these are. Raises DecodeError `wrong_shape` where it is no matrix."""
+    matrix = np.load(io.BytesIO(data), allow_pickle=False)
+    if matrix.ndim != 2 or not matrix.size:
+        raise DecodeError("wrong_shape", f"the features are {list(matrix.shape)}, wanted a matrix [bins, frames]")
+    return np.asarray(matrix)
+
+
+def num_valid(clip: Array) -> int:
+    """Returns the frames before the padding of float [bins, frames], at least 1.
+
+    The padding is every frame at the end whose bins all hold the one value of the last frame, bit for bit. Whisper's
+    padding is of this form (`log_mel.LogMel.make` says why). Silence of that very value before it counts as padding
+    too, so the count can be a little below that of the clip's own frames; a clip without padding is stored whole.
+    """
+    bits = np.ascontiguousarray(clip).view(f"u{clip.dtype.itemsize}")
+    differs = np.flatnonzero((bits != bits[0, -1]).any(axis=0))
+    return int(differs[-1]) + 1 if len(differs) else 1
