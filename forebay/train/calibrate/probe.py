@@ -124,12 +124,9 @@ def _tracked(steps: Any, case: Case, config: Config, source: Any) -> Callable[[i
     return measure
 
 
-def tracked_step(steps: Any, batch: Batch) -> Tracked:
-    """Returns the memory of a step on `batch`, on the steps' device.
-
-    steps: `FakeSteps`, or `Steps` for real ones.
-    """
-    inputs = steps.prepared(batch)
+def tracked_step(steps: FakeSteps | Steps, batch: Batch) -> Tracked:
+    """Returns the memory of a step on `batch`, on the steps' device."""
+    inputs: Any = steps.prepared(batch)
     tracker = _PeakTracker()
     with warnings.catch_warnings(), steps.mode:
         warnings.filterwarnings("ignore", message="Module is None")  # of an output that nobody kept
