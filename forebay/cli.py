@@ -273,6 +273,11 @@ def _add_train(commands: Any) -> None:
 
 def _train(options: argparse.Namespace) -> int:
     logging.getLogger("forebay.train").setLevel(min(logging.INFO, _level(options)))
+    if options.dry_run:
+        return _dry_run(options)
+    if options.steps is not None:
+        raise ConfigError("--steps goes with --dry-run; for training: --set train.max_steps=N")
+    config = _load(options)
     from forebay.train.loop.phases import Phases
 
     phases = Phases()
@@ -280,11 +285,6 @@ def _train(options: argparse.Namespace) -> int:
         from forebay.train.loop.run import run
         from forebay.train.profile.command import profile
 
-    if options.dry_run:
-        return _dry_run(options)
-    if options.steps is not None:
-        raise ConfigError("--steps goes with --dry-run; for training: --set train.max_steps=N")
-    config = _load(options)
     report: Any = (
         run(config, resume=options.resume, phases=phases)
         if options.profile is None
