@@ -167,6 +167,12 @@ def test_the_key_moves_with_the_content(built: Config, heard: Recordings, tmp_pa
         assert cache_of(config).metadata["key"] != base["key"]
 
 
+def test_the_recipe_key_moves_with_the_columns(tmp_path: Path) -> None:
+    changes = ("", 'source.columns.features="mel"', 'source.columns.labels="ids"', "audio.dtype=float16")
+    keys = [recipe_of(given_config(tmp_path, *filter(None, [change]))).key for change in changes]
+    assert len(set(keys)) == len(changes)
+
+
 def test_bad_rows_cost_themselves(heard: Recordings, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     features: list[Any] = [np.array(matrix) for matrix in heard.features]
     labels = [list(ids) for ids in heard.labels]

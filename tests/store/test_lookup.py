@@ -513,7 +513,7 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
     """A new field of the config tree or of a step is added to the lists above, or to those that change no value."""
     tried = {(section, field) for section, field, _ in KEY_CHANGES}
     tried |= {("source", "overlong"), ("audio", "n_mels"), ("audio", "keep_waveform"), ("text", "tokenizer")}
-    tried |= {("columns", name) for name in ("audio", "text", "language", "id")}
+    tried |= {("columns", name) for name in ("audio", "text", "language", "id", "features", "labels")}
     tried |= {("columns", name) for name in ("image", "question", "answer", "messages")}
     tried |= {(section, field) for section, field, _, _ in VISION_CHANGES} | {("text", "learn_through")}
     config = config_of(tmp_path, text=TEXT)
