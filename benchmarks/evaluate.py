@@ -27,6 +27,7 @@ from transformers import AutoTokenizer, GenerationMixin
 from benchmarks.report import arguments, machine, median, ratio, show, timed
 from forebay.config.tree import Config
 from forebay.preprocess.pipeline import build
+from forebay.pretrained import from_folder
 from forebay.steps.recipe import load_config
 from forebay.train.evaluation.evaluations import Evaluations
 from forebay.train.evaluation.generate import prompts_of
@@ -82,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         facts = model_facts(Path(config.train.model or ""))
         evaluations = Evaluations(config, facts=facts, accelerator=make_accelerator(config, has_text_alone=False))
         model = load_model(facts.folder, seed=0, init="random")
-        tokenizer = AutoTokenizer.from_pretrained(facts.folder)
+        tokenizer = from_folder(AutoTokenizer, facts.folder)
         batches = list(evaluations.sets[0].loader)
         full_s, bare_s = [], []
         for _ in range(rounds + 1):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -18,7 +18,7 @@ from forebay.plan.mixture.from_config import mix
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lookup import Lookup, failures_of, find_cache, not_found_message
-from forebay.store.source import SampleSource, SourceUnion
+from forebay.store.source import SampleSource, SourceUnion, source_kind
 from forebay.train.collate.packed import PackCollator, PackShapes
 from forebay.train.collate.patches import DeviceExpansion, pixel_dtype
 from forebay.train.device import is_host
@@ -35,14 +35,6 @@ T = TypeVar("T")
 SourceKind = Literal["cache", "uncached"]
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Selected:
-    """What a config's samples are read from."""
-
-    source: SampleSource
-    kind: SourceKind
 
 
 def make_loader(
@@ -78,15 +70,15 @@ def make_loader(
     there.
     """
     ranks = resolve_ranks(dp_rank, dp_world_size, device_mesh=device_mesh)
-    selected = select(config)
-    planned = _planned(config, selected) if shuffle else planned_in_order(config, selected)
+    source = select(config)
+    planned = _planned(config, source) if shuffle else planned_in_order(config, source)
     collator, finish = None, None
     if config.modality == "vision":
-        collator, finish = pack_forms(config, selected.source, device=device, as_tensordict=as_tensordict)
+        collator, finish = pack_forms(config, source, device=device, as_tensordict=as_tensordict)
     here: dict[str, Any] = {"as_tensordict": as_tensordict, "device": device, "device_prefetch": device_prefetch}
     here["with_ids"] = with_ids
     return Loader(
-        selected.source,
+        source,
         planned,
         replace(loader_settings(config), **here),
         dp_rank=ranks.dp_rank,
@@ -109,26 +101,25 @@ def loader_settings(config: Config) -> LoaderSettings:
     )
 
 
-def _planned(config: Config, selected: Selected) -> Planned:
+def _planned(config: Config, source: SampleSource) -> Planned:
     """Returns the plan of what is read, with the weights of a mixture on top."""
-    planned = _plan_of_all(config, selected)
-    return mix(config, selected.source, planned) if config.mixture.is_given else planned
+    planned = _plan_of_all(config, source)
+    return mix(config, source, planned) if config.mixture.is_given else planned
 
 
-def planned_in_order(config: Config, selected: Selected) -> Planned:
+def planned_in_order(config: Config, source: SampleSource) -> Planned:
     """Returns the plan of what is read without its shuffle, see `in_order`; of a mixture every sample once."""
-    source = selected.source
     is_apart = isinstance(source, SourceUnion) and config.mixture.batches == "per_source"
     parts = source.source_of if is_apart and isinstance(source, SourceUnion) else None
-    return in_order(_plan_of_all(config, selected), parts=parts)
+    return in_order(_plan_of_all(config, source), parts=parts)
 
 
-def _plan_of_all(config: Config, selected: Selected) -> Planned:
+def _plan_of_all(config: Config, source: SampleSource) -> Planned:
     """Returns the plan of all samples that are read; rank 0 makes it, the others open it."""
-    source, made = selected.source, []
-    if selected.kind == "cache":
+    is_kept, made = source_kind(source) == "cache", []
+    if is_kept:
         _by_rank_0(lambda: made.append(plan_of(config, source)))
-    return made[0] if made else plan_of(config, source, keep=selected.kind == "cache")
+    return made[0] if made else plan_of(config, source, keep=is_kept)
 
 
 def pack_forms(
@@ -164,35 +155,32 @@ def pack_collator(settings: LoaderConfig, plan: PlanConfig | None, source: Sampl
     return PackCollator(source, shapes=shapes, dtype=dtype, varlen=settings.varlen)
 
 
-def select(config: Config) -> Selected:
+def select(config: Config) -> SampleSource:
     """Returns what a config's samples are read from, see `make_loader`."""
     if config.mixture.source:
         return _select_mixture(config)
     folder, probe = _by_rank_0(lambda: _choose(config))
     if folder is not None:
-        cache = _opened(folder, config.loader)
-        return Selected(source=cache, kind="cache")
+        return _opened(folder, config.loader)
     from forebay.train.uncached.source import uncached_source
 
-    return Selected(source=uncached_source(config, stored_probe=probe), kind="uncached")
+    return uncached_source(config, stored_probe=probe)
 
 
-def _select_mixture(config: Config) -> Selected:
-    """Returns the union of the caches of `[[mixture.source]]`; of kind `cache` where all of them are."""
+def _select_mixture(config: Config) -> SourceUnion:
+    """Returns the union of the caches of `[[mixture.source]]`."""
     parts = [_select_entry(config, entry) for entry in config.mixture.source]
-    kind: SourceKind = "cache" if all(part.kind == "cache" for part, _ in parts) else "uncached"
-    union = SourceUnion(
-        [part.source for part, _ in parts],
+    return SourceUnion(
+        [part for part, _ in parts],
         [name for _, name in parts],
         shares_batches=config.mixture.batches == "mixed",
     )
-    return Selected(source=union, kind=kind)
 
 
-def _select_entry(config: Config, entry: MixtureSource) -> tuple[Selected, str]:
+def _select_entry(config: Config, entry: MixtureSource) -> tuple[SampleSource, str]:
     settings = config.loader
     if entry.cache is not None:
-        return Selected(source=_opened(entry.cache, settings), kind="cache"), entry.cache
+        return _opened(entry.cache, settings), entry.cache
     named = load_config(str(entry.config))
     # Of the other config only what it reads counts: its own mixture would have no weights here.
     loader = replace(

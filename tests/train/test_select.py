@@ -9,6 +9,7 @@ import pytest
 
 from forebay.errors import CacheMismatchError, CacheNotFoundError, ConfigError
 from forebay.store.cache import Cache
+from forebay.store.source import source_kind
 from forebay.train.select import make_loader, select
 from tests.preprocess.corpus import Corpus, speech_corpus
 from tests.preprocess.here_pool import build_here
@@ -22,8 +23,8 @@ def corpus(tmp_path: Path) -> Corpus:
 def test_auto_finds_the_cache_by_itself(corpus: Corpus) -> None:
     build_here(corpus.config())
     selected = select(corpus.config())
-    assert selected.kind == "cache"
-    assert isinstance(selected.source, Cache)
+    assert source_kind(selected) == "cache"
+    assert isinstance(selected, Cache)
 
 
 def test_auto_goes_uncached_with_one_warning_that_names_the_command(
@@ -32,7 +33,7 @@ def test_auto_goes_uncached_with_one_warning_that_names_the_command(
     build_here(corpus.config())
     caplog.clear()
     config = corpus.config("audio.sample_rate_hz=8000")
-    assert select(config).kind == "uncached"
+    assert source_kind(select(config)) == "uncached"
     [record] = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "audio.sample_rate_hz differs (8000 wanted, 16000 stored)" in record.getMessage()
     assert record.getMessage().endswith(f"run: forebay preprocess {config.path}")
@@ -45,14 +46,14 @@ def test_require_is_an_error_instead(corpus: Corpus) -> None:
 
 def test_off_goes_uncached_beside_a_cache(corpus: Corpus) -> None:
     build_here(corpus.config())
-    assert select(corpus.config('loader.cache="off"')).kind == "uncached"
+    assert source_kind(select(corpus.config('loader.cache="off"'))) == "uncached"
 
 
 def test_a_changed_source_never_hits(corpus: Corpus) -> None:
     build_here(corpus.config())
     corpus.rows[0]["transcript"] = "another"
     corpus.write_manifest()
-    assert select(corpus.config()).kind == "uncached"
+    assert source_kind(select(corpus.config())) == "uncached"
     with pytest.raises(CacheNotFoundError, match=r"sources\.train\.parquet differs"):
         select(corpus.config('loader.cache="require"'))
 
@@ -63,7 +64,7 @@ def test_without_the_raw_data_the_cache_serves_and_the_log_says_so(
     build_here(corpus.config())
     for name in ("a.tar", "b.tar", "train.parquet"):
         (corpus.folder / name).unlink()
-    assert select(corpus.config('loader.cache="require"')).kind == "cache"
+    assert source_kind(select(corpus.config('loader.cache="require"'))) == "cache"
     assert "its raw data is not here to be compared" in caplog.text
 
 
@@ -72,8 +73,8 @@ def test_a_cache_can_be_named_outright(corpus: Corpus, tmp_path: Path) -> None:
     shutil.move(report.cache, tmp_path / "elsewhere")
     named = f'loader.cache_dir="{tmp_path / "elsewhere"}"'
     selected = select(corpus.config(named))
-    assert isinstance(selected.source, Cache)
-    assert selected.source.folder == tmp_path / "elsewhere"
+    assert isinstance(selected, Cache)
+    assert selected.folder == tmp_path / "elsewhere"
     with pytest.raises(CacheMismatchError, match=r"audio.sample_rate_hz is 16000 in the cache, 8000 in the config"):
         select(corpus.config(named, "audio.sample_rate_hz=8000"))
 

@@ -16,7 +16,7 @@ from forebay import cli
 from forebay.config import Config
 from forebay.errors import CacheMismatchError, ConfigError
 from forebay.steps.recipe import load_config
-from forebay.store.source import SourceUnion
+from forebay.store.source import SourceUnion, source_kind
 from forebay.train.evaluation.alone import evaluate_alone
 from forebay.train.loop import launch
 from forebay.train.loop.meter import StepLog
@@ -107,7 +107,7 @@ def test_a_text_is_the_sequence_of_the_tokenizer_with_its_prompt_masked(folder: 
 
 def test_cached_equals_uncached(folder: Path) -> None:
     configs = [load_config(folder / "texts.toml", overrides=[f'loader.cache="{mode}"']) for mode in ("require", "off")]
-    assert [select(config).kind for config in configs] == ["cache", "uncached"]
+    assert [source_kind(select(config)) for config in configs] == ["cache", "uncached"]
     for one, two in zip(*map(make_loader, configs), strict=True):
         assert one.keys() == two.keys()
         assert all(torch.equal(one[name], two[name]) for name in one)

@@ -30,7 +30,7 @@ def opened(config: Config) -> SampleSource:
 
     Raises CacheNotFoundError, which names the command to run, where it is not there.
     """
-    return select(dataclasses.replace(config, loader=dataclasses.replace(config.loader, cache="require"))).source
+    return select(dataclasses.replace(config, loader=dataclasses.replace(config.loader, cache="require")))
 
 
 def for_trials(config: Config) -> Config:

@@ -100,7 +100,7 @@ def _source(config: Config, entry: EvalConfig, facts: ModelFacts) -> tuple[Confi
             reading = {name: getattr(settings, name) for name in ("cache", "verify", "max_open_shards")}
             planned_by = replace(named, loader=replace(named.loader, **reading))
             check_config(facts, planned_by)
-            source = select(planned_by).source
+            source = select(planned_by)
     except ManifestError as err:
         raise ConfigError(f"{_name(entry)}: {err}") from err
     if not len(source):

@@ -183,9 +183,9 @@ def test_uncached_sources_mix_as_their_caches_do(corpus: Corpus) -> None:
         assert all(np.array_equal(one[name], two[name]) for name in one)
     entries = "".join(f'[[mixture.source]]\nconfig = "{corpus.folder / "config.toml"}"\n' for _ in range(2))
     config = mixed(corpus.folder, entries)
-    assert select(config).kind == "cache"
-    assert select(load_config(config.path, overrides=['loader.cache="off"'])).kind == "uncached"
-    assert len(select(config).source) == 2 * len(cached.source)
+    assert source_kind(select(config)) == "cache"
+    assert source_kind(select(load_config(config.path, overrides=['loader.cache="off"']))) == "uncached"
+    assert len(select(config)) == 2 * len(cached.source)
 
 
 def test_a_run_goes_on_with_another_world_size_and_no_other_weights(tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ def test_a_new_kind_is_one_file_and_one_line(tmp_path: Path, modality: str, monk
     cache = open_cache(report.cache)
     extension = {"speech": "flac", "vision": "jpg"}[modality]
     assert [cache.sample_id(index) for index in range(2)] == [f"a.{extension}", f"b.{extension}"]
-    assert isinstance(select(config).source, Cache)
-    online = select(load_config(tmp_path / "c.toml", overrides=['loader.cache="off"'])).source
+    assert isinstance(select(config), Cache)
+    online = select(load_config(tmp_path / "c.toml", overrides=['loader.cache="off"']))
     assert online.ids_digest() == cache.ids_digest()
     for index in range(2):
         cached, made = cache.read(index), online.read(index)

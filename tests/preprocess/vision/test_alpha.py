@@ -124,7 +124,7 @@ def test_every_codec_keeps_what_is_laid_on_white(built: tuple[Path, Cache], code
 
 def test_uncached_samples_are_those_of_the_cache(built: tuple[Path, Cache]) -> None:
     folder, raw = built
-    online = select(config(folder, jsonl(folder), 'loader.cache="off"')).source
+    online = select(config(folder, jsonl(folder), 'loader.cache="off"'))
     assert online.constants == raw.constants
     for index, name in enumerate(names_of(raw)):
         assert np.array_equal(online.read(index)["patches"][0], raw.read(index)["patches"][0]), name

@@ -220,7 +220,7 @@ def test_bad_images_cost_their_samples_and_are_counted_and_named(corpus: PhotoCo
     rejected = json_lines(Path(report.cache) / "rejected.jsonl")
     assert {row["sample_id"]: row["reason"] for row in rejected} == wanted
     # Uncached, a truncated image shows when it is decoded, not in its header: "truncated" and "half" are still listed.
-    assert len(select(corpus.config(limit, 'loader.cache="off"')).source) == 15
+    assert len(select(corpus.config(limit, 'loader.cache="off"'))) == 15
     with pytest.raises(BuildError, match=r"(?s)bad so far.*max_failed_share = 0.*too_many_pixels"):
         build_here(corpus.config(limit, "run.max_failed_share=0", 'run.cache_root="strict"'))
 
@@ -229,7 +229,7 @@ def test_uncached_samples_are_those_of_the_cache(built: tuple[PhotoCorpus, Build
     corpus, report = built
     cache = open_cache(report.cache)
     for _ in range(2):  # listed, then from what was kept
-        online = select(corpus.config('loader.cache="off"')).source
+        online = select(corpus.config('loader.cache="off"'))
         assert len(online) == len(cache)
         assert online.constants == cache.constants
         assert online.fields == cache.fields
@@ -244,25 +244,25 @@ def test_kept_lengths_are_made_again_when_a_photo_changes(
 ) -> None:
     config = corpus.config('loader.cache="off"')
     caplog.set_level("INFO")
-    first = select(config).source
+    first = select(config)
     caplog.clear()
     assert "lengths of" not in caplog.text
     select(config)
     assert "lengths of 13 samples" in caplog.text
     caplog.clear()
     corpus.add_photo("p0.jpg", photo(1, width=300, height=200))
-    second = select(config).source
+    second = select(config)
     assert "lengths of" not in caplog.text
     assert second.lengths["num_patches"][0] > first.lengths["num_patches"][0]
     listing = next((corpus.root / ".listings").glob("*/images"))
     listing.write_bytes(b"damaged")
-    assert len(select(config).source) == 13
+    assert len(select(config)) == 13
 
 
 def test_a_bad_sample_gives_way_to_one_that_fits(corpus: PhotoCorpus) -> None:
     data = (corpus.folder / "p3.jpg").read_bytes()
     (corpus.folder / "p3.jpg").write_bytes(data[: len(data) // 2])
-    source: Any = select(corpus.config('loader.cache="off"')).source
+    source: Any = select(corpus.config('loader.cache="off"'))
     index = int(np.argmax(source.lengths["num_patches"]))
     sample = source.read(index)
     assert source.failed["unreadable_image"] >= 1
@@ -271,7 +271,7 @@ def test_a_bad_sample_gives_way_to_one_that_fits(corpus: PhotoCorpus) -> None:
 
 
 def test_an_image_that_changed_after_it_was_listed_gives_way_and_is_counted(corpus: PhotoCorpus) -> None:
-    source: Any = select(corpus.config('loader.cache="off"')).source
+    source: Any = select(corpus.config('loader.cache="off"'))
     shutil.copyfile(corpus.folder / "p1.jpg", corpus.folder / "p3.jpg")
     for index in range(len(source)):
         sample = source.read(index)

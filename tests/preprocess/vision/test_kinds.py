@@ -97,7 +97,7 @@ def test_a_kind_gives_the_samples_of_another(wanted: Cache, tmp_path: Path, kind
         np.testing.assert_array_equal(sample["input_ids"], other["input_ids"])
         for ours, theirs in zip(sample["patches"], other["patches"], strict=True):
             np.testing.assert_array_equal(ours, theirs)
-    online = select(config(tmp_path, kind, 'loader.cache="off"')).source
+    online = select(config(tmp_path, kind, 'loader.cache="off"'))
     for index in range(len(cache)):
         assert online.sample_id(index) == cache.sample_id(index)
         for ours, theirs in zip(online.read(index)["patches"], cache.read(index)["patches"], strict=True):
@@ -108,5 +108,5 @@ def test_a_kind_gives_the_samples_of_another(wanted: Cache, tmp_path: Path, kind
 
 @pytest.mark.parametrize(("rows", "ids"), [("1:3", {"b", "c"}), ("::2", {"a", "c"}), (":1", {"a"})])
 def test_a_slice_of_the_manifest_s_rows(tmp_path: Path, rows: str, ids: set[str]) -> None:
-    source = select(config(tmp_path, "jsonl", f'source.rows="{rows}"', 'loader.cache="off"')).source
+    source = select(config(tmp_path, "jsonl", f'source.rows="{rows}"', 'loader.cache="off"'))
     assert {source.sample_id(index) for index in range(len(source))} == ids

@@ -78,7 +78,7 @@ def test_what_cannot_be_stored_is_counted_by_reason_and_named(corpus: PhotoCorpu
     rejected = {row["sample_id"]: row["reason"] for row in json_lines(Path(report.cache) / "rejected.jsonl")}
     assert rejected == {**{name: reason for name, (_, reason) in REFUSED.items()}, "train/12": "repeated_field"}
     assert sum(report.failed.values()) == len(REFUSED) + 1
-    online = select(corpus.config('loader.cache="off"')).source
+    online = select(corpus.config('loader.cache="off"'))
     assert [online.sample_id(index) for index in range(len(online))] == ["fine"]
 
 
@@ -102,7 +102,7 @@ def test_a_system_message_and_unlearnt_turns_reach_the_sample(corpus: PhotoCorpu
     )
     assert words(through, "turns", targets=True) == "Yes.<|im_end|>\n"
     assert through.key != cache.key
-    online = select(corpus.config('loader.cache="off"')).source
+    online = select(corpus.config('loader.cache="off"'))
     for index in range(len(cache)):
         for name in ("input_ids", "label_mask"):
             np.testing.assert_array_equal(online.read(index)[name], cache.read(index)[name])

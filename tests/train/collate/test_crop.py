@@ -411,7 +411,7 @@ def test_cached_crops_equal_uncached_ones(name: str, root: Path) -> None:
 
 def test_waveform_caches_have_wav_alone_and_start_on_any_hop(root: Path) -> None:
     config = load("demo_waveform.toml", root)
-    source = select(config).source
+    source = select(config)
     crop = Crop(num_samples=CROP_SAMPLES, grid_samples=HOP_SAMPLES)
     pieces: dict[bytes, tuple[int, int]] = {}
     for epoch in range(2):
@@ -433,7 +433,7 @@ def test_waveform_caches_have_wav_alone_and_start_on_any_hop(root: Path) -> None
 
 
 def test_damaged_ids_are_not_drawn_by(root: Path, tmp_path: Path) -> None:
-    selected = select(load("demo_waveform.toml", root)).source
+    selected = select(load("demo_waveform.toml", root))
     assert isinstance(selected, Cache)
     folder = tmp_path / selected.folder.name
     shutil.copytree(selected.folder, folder)

@@ -93,7 +93,7 @@ def make_demo(folder: Path, family: str) -> Config:
     build_here(config)
     source = ROOT / "demo" / "speech" / FAMILIES[family][1]
     model = load_model(source, seed=5, init="random")
-    _teach(model, select(config).source)
+    _teach(model, select(config))
     target = folder / f"{family}_model"
     model.save_pretrained(target)
     for path in source.iterdir():
