@@ -181,12 +181,25 @@ def _select_entry(config: Config, entry: MixtureSource) -> tuple[SampleSource, s
     settings = config.loader
     if entry.cache is not None:
         return _opened(entry.cache, settings), entry.cache
-    named = load_config(str(entry.config))
+    named = where_it_lies(load_config(str(entry.config)), config)
     # Of the other config only what it reads counts: its own mixture would have no weights here.
     loader = replace(
         named.loader, cache=settings.cache, verify=settings.verify, max_open_shards=settings.max_open_shards
     )
     return select(replace(named, loader=loader, mixture=MixtureConfig())), str(entry.config)
+
+
+def where_it_lies(named: Config, config: Config) -> Config:
+    """Returns a config that `config` names, with the cache root under which its cache is: its own, else `config`'s.
+
+    So `--cache-root` of a command, which no other config knows, holds for what the command reads.
+    """
+    other = replace(named, run=replace(named.run, cache_root=config.run.cache_root))
+
+    def is_under(each: Config) -> bool:
+        return find_cache(each, recipe_of(each)).found is not None
+
+    return named if other == named else _by_rank_0(lambda: other if is_under(other) and not is_under(named) else named)
 
 
 def _opened(folder: str | Path, settings: LoaderConfig) -> Cache:

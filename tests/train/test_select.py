@@ -10,7 +10,7 @@ import pytest
 from forebay.errors import CacheMismatchError, CacheNotFoundError, ConfigError
 from forebay.store.cache import Cache
 from forebay.store.source import source_kind
-from forebay.train.select import make_loader, select
+from forebay.train.select import make_loader, select, where_it_lies
 from tests.preprocess.corpus import Corpus, speech_corpus
 from tests.preprocess.here_pool import build_here
 
@@ -107,3 +107,13 @@ def test_batches_go_where_the_caller_says(corpus: Corpus) -> None:
         make_loader(corpus.config(), device="meta")
     batch = next(iter(make_loader(corpus.config(), device="cpu", device_prefetch=0)))
     assert all(tensor.device.type == "cpu" for tensor in batch.values())
+
+
+def test_a_config_that_another_one_names_is_found_under_either_cache_root(corpus: Corpus, tmp_path: Path) -> None:
+    """`--cache-root` is known to the config of the command alone, and holds for evaluation sets and mixtures too."""
+    named, command = corpus.config(), corpus.config(f'run.cache_root="{tmp_path / "command"}"')
+    assert where_it_lies(named, command) == named
+    build_here(command)
+    assert where_it_lies(named, command) == command
+    build_here(named)
+    assert where_it_lies(named, command) == named

@@ -24,7 +24,7 @@ from forebay.train.evaluation.texts import languages_of, stored_texts
 from forebay.train.loader import Loader
 from forebay.train.models.folder import check_config, check_constants
 from forebay.train.models.table import ModelFacts
-from forebay.train.select import loader_settings, pack_collator, select
+from forebay.train.select import loader_settings, pack_collator, select, where_it_lies
 
 _logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def _source(config: Config, entry: EvalConfig, facts: ModelFacts) -> tuple[Confi
                 entry.cache, verify=settings.verify, max_open_shards=settings.max_open_shards
             )
         else:
-            named = load_config(str(entry.config))
+            named = where_it_lies(load_config(str(entry.config)), config)
             reading = {name: getattr(settings, name) for name in ("cache", "verify", "max_open_shards")}
             planned_by = replace(named, loader=replace(named.loader, **reading))
             check_config(facts, planned_by)
