@@ -59,6 +59,8 @@ def _log_to_standard_error(level: int) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_OneMessage("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
+    # transformers' bars of loading and saving would stand among the lines.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
 def _reader_is_gone() -> bool:
