@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer, WhisperFeatureExtractor
 
 from forebay import cli
-from forebay.config import Config
+from forebay.config import Config, LoraConfig
 from forebay.errors import CacheMismatchError, ConfigError
 from forebay.steps.recipe import load_config
 from forebay.store.source import SourceUnion, source_kind
@@ -22,6 +22,7 @@ from forebay.train.loop import launch
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import run
 from forebay.train.models.folder import check_batch, check_config, check_constants, load_model, model_facts
+from forebay.train.models.lora import with_adapters
 from forebay.train.models.whisper import SILENCE, prepare_text_alone
 from forebay.train.select import make_loader, select
 from tests.preprocess.here_pool import build_here
@@ -136,6 +137,21 @@ def test_the_loss_is_that_of_transformers_with_encoder_outputs_given(tmp_path: P
         assert torch.equal(
             model(encoder_outputs=(given,), **batch).logits, plain(encoder_outputs=(given,), **batch).logits
         )
+
+
+def test_a_model_with_adapters_takes_text_too(tmp_path: Path) -> None:
+    """Adapters begin as nothing: the loss is that of the model alone, and only they get a gradient."""
+    folder = whisper_folder(tmp_path)
+    plain, inner = (load_model(folder, seed=3, init="random").eval() for _ in range(2))
+    adapted = with_adapters(inner, LoraConfig(rank=2, alpha=4.0), seed=0, base=None).eval()
+    for each in (plain, adapted):
+        prepare_text_alone(each, "silence")
+    loss = adapted(**text_batch()).loss
+    assert loss.item() == pytest.approx(plain(**text_batch()).loss.item(), rel=1e-6)
+    loss.backward()
+    learnt = {name for name, parameter in adapted.named_parameters() if parameter.grad is not None}
+    assert learnt
+    assert all(".decoder." in name and ".lora_" in name for name in learnt)
 
 
 def test_a_compiled_model_takes_text_too(tmp_path: Path) -> None:
