@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from forebay.train.calibrate.trial import is_out_of_memory, peak_resident_bytes,
 from forebay.train.collate.patches import fields_of
 from forebay.train.device import Batch
 from forebay.train.loop.launch import process_state
+from forebay.train.models.table import ModelFacts
 from forebay.visible import human_bytes
 
 PEAK_TOLERANCE = 0.05
@@ -83,6 +85,20 @@ def verify(config: Config, options: CalibrateOptions, *, tell: Tell) -> VerifyRe
     """
     facts, config = checked(config), for_trials(config)
     state = process_state()
+    rows, on_cuda = _rows(config, facts, options, state=state, tell=tell)
+    if torch.distributed.is_initialized():
+        # DDP holds the process group: one that lives on until the interpreter ends can wait there for its threads.
+        gc.collect()
+        state.destroy_process_group()
+    if not state.is_main_process:
+        return None
+    return VerifyReport(world_size=state.num_processes, rows=rows, problems=differences(rows, on_cuda=on_cuda))
+
+
+def _rows(
+    config: Config, facts: ModelFacts, options: CalibrateOptions, *, state: Any, tell: Tell
+) -> tuple[list[Row], bool]:
+    """Returns the rows of all buckets and ranks, and whether the device is a CUDA device."""
     source = opened(config)
     cases, sizes = cases_of(config, source), _sizes(config, source, options)
     loop = Steps(
@@ -93,8 +109,7 @@ def verify(config: Config, options: CalibrateOptions, *, tell: Tell) -> VerifyRe
         has_text_alone=without_audio(source) is not None,
     )
     rows: list[Row] = []
-    is_first = bool(state.is_main_process)
-    if is_first:
+    if state.is_main_process:
         tell(_HEAD)
     for name in chosen(options.buckets, list(cases)):
         if (case := cases[name]) is None:
@@ -102,13 +117,9 @@ def verify(config: Config, options: CalibrateOptions, *, tell: Tell) -> VerifyRe
         own = _row(case, case.batch(config, source, sizes[name]), loop, options.steps, rank=state.process_index)
         of_all = _gathered(own, state.num_processes)
         rows += of_all
-        if is_first:
+        if state.is_main_process:
             tell("\n".join(row.line() for row in of_all))
-    if torch.distributed.is_initialized():
-        state.destroy_process_group()
-    if not is_first:
-        return None
-    return VerifyReport(world_size=state.num_processes, rows=rows, problems=differences(rows, on_cuda=_on_cuda(loop)))
+    return rows, _on_cuda(loop)
 
 
 def differences(rows: Sequence[Row], *, on_cuda: bool) -> list[str]:

@@ -161,6 +161,8 @@ def test_ctrl_c_ends_the_arms(root: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell's background job ignores Ctrl-C, and so do its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     children: list[int] = []
     deadline = time.monotonic() + 120
@@ -169,7 +171,11 @@ def test_ctrl_c_ends_the_arms(root: Path) -> None:
         children = [pid for pid in _children(process.pid) if b"forebay.train.compare.child" in _command(pid)]
     assert len(children) == 2
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    try:
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()  # a comparison that goes on would take the cores of all later tests
+        process.wait()
     assert process.returncode == cli.INTERRUPTED
     assert "interrupted" in err
     assert not any(b"forebay.train.compare.child" in _command(pid) for pid in children)
