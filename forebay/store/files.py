@@ -8,8 +8,9 @@ import grp
 import io
 import os
 import pwd
+import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -42,6 +43,37 @@ def write_aside(path: Path) -> Iterator[BinaryIO]:
             temporary.unlink()
         raise
     fsync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def folder_aside(target: Path, *, clear: Callable[[], None] | None = None) -> Iterator[Path]:
+    """Yields a folder that becomes `target`, durably and in one step, if the block ends without an error; else it goes.
+
+    clear: called when all of the folder is durable, to make the name of `target` free.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = temporary_name(target)
+    aside.mkdir()
+    try:
+        yield aside
+        _fsync_tree(aside)
+        if clear is not None:
+            clear()
+        os.rename(aside, target)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    fsync_folder(target.parent)
+
+
+def _fsync_tree(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir():
+            _fsync_tree(path)
+        else:
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+    fsync_folder(folder)
 
 
 @contextlib.contextmanager

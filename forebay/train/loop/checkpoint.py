@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import pickle
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 
 from forebay.config.tree import Config
 from forebay.errors import ForebayError, ResumeError
-from forebay.store.files import fsync_folder, hash_file
+from forebay.store.files import folder_aside, hash_file
 from forebay.store.temporary import temporary_name
 from forebay.train.loop.best import BestRecord
 from forebay.train.models.lora import base_of, is_adapted, save_adapter
@@ -103,7 +102,7 @@ def write_checkpoint(
     from safetensors import SafetensorError
 
     try:
-        with _folder_aside(target) as temporary:
+        with folder_aside(target, clear=lambda: _make_free(target)) as temporary:
             _write_model(temporary, target, model=model, processor=processor, weights=weights)
             torch.save(dict(optimizer), temporary / _OPTIMIZER)
             sealed = replace(state, files=_hashes(temporary))
@@ -153,6 +152,11 @@ def is_checkpoint(path: Path) -> bool:
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(document, dict) and {"version", "step", "loader", "settings", "files"} <= document.keys()
+
+
+def _make_free(target: Path) -> None:
+    if is_checkpoint(target):
+        discard(target)
 
 
 def discard(checkpoint: Path) -> None:
@@ -250,30 +254,3 @@ def load_optimizer(checkpoint: Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise ResumeError(f"{path} holds a {type(loaded).__name__}, wanted a dict; train without --resume")
     return loaded
-
-
-@contextlib.contextmanager
-def _folder_aside(target: Path) -> Iterator[Path]:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_name(target)
-    temporary.mkdir()
-    try:
-        yield temporary
-        _fsync_all(temporary)
-        if is_checkpoint(target):
-            discard(target)
-        os.rename(temporary, target)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    fsync_folder(target.parent)
-
-
-def _fsync_all(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir():
-            _fsync_all(path)
-        else:
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
-    fsync_folder(folder)

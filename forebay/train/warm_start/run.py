@@ -6,12 +6,10 @@ Whisper's decoder positions (`max_target_positions`) and its encoder's do not de
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,8 @@ from forebay.config.digest import tokenizer_digest
 from forebay.errors import ConfigError, ForebayError
 from forebay.pretrained import from_folder
 from forebay.steps.table import text_step
-from forebay.store.files import fsync_folder
-from forebay.store.temporary import sweep, temporary_name
+from forebay.store.files import folder_aside
+from forebay.store.temporary import sweep
 from forebay.train.models.folder import load_model, model_facts
 from forebay.train.models.table import ModelFacts
 from forebay.train.warm_start.ids import IdMover, missing_message
@@ -102,7 +100,8 @@ def warm_start(model: Path, *, tokenizer: Path, out: Path, seed: int = 0) -> War
     moves = moves_of(old_ids, new, same_alphabet=_is_byte_level(old) == new.byte_level)
     _move_rows(loaded, moves, seed=seed)
     _check_finite(loaded, "after the warm start", "try another --seed, or a model whose weights are float32")
-    with _folder_aside(out) as aside:
+    sweep(out.parent)
+    with folder_aside(out) as aside:
         loaded.config.save_pretrained(aside)  # transformers takes a tokenizer's class from it
         _copy_files(model, tokenizer, aside, new)
         check_loaded(new, aside)
@@ -243,24 +242,3 @@ def _check_prompt(facts: ModelFacts, folder: Path, new: NewTokenizer) -> None:
         assert step.encoder(folder, **more).constants
     except ConfigError as err:
         raise ConfigError(f"--tokenizer: {err}".replace(str(folder), str(new.folder))) from err
-
-
-@contextlib.contextmanager
-def _folder_aside(target: Path) -> Iterator[Path]:
-    """Yields a folder that becomes `target` if the block ends without an error."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    sweep(target.parent)
-    aside = temporary_name(target)
-    aside.mkdir()
-    try:
-        yield aside
-        for path in aside.rglob("*"):
-            if path.is_file():
-                with open(path, "rb") as file:
-                    os.fsync(file.fileno())
-        fsync_folder(aside)
-        os.rename(aside, target)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
-    fsync_folder(target.parent)

@@ -21,14 +21,15 @@ NUM_SAMPLES = 12
 MAX_TOKENS = 24
 NUM_LESSONS = 80
 
-
-_SPEECH = """
+_SOURCE = """
 [source]
 kind = "tar"
 manifest = "{root}/demo/speech/train.parquet"
 max_duration_s = 30.0
 overlong = "keep"
 max_samples = {num_samples}
+"""
+_WHISPER = """
 [audio]
 features = "log_mel"
 n_mels = 80
@@ -37,12 +38,6 @@ tokenizer = "{root}/demo/speech/model"
 prompt = "whisper"
 """
 _QWEN3_ASR = """
-[source]
-kind = "tar"
-manifest = "{root}/demo/speech/train.parquet"
-max_duration_s = 30.0
-overlong = "keep"
-max_samples = {num_samples}
 [audio]
 features = "qwen3_asr"
 [text]
@@ -66,7 +61,7 @@ learning_rate = 1e-4
 max_steps = 4
 log_every = 1
 """
-FAMILIES = {"whisper": (_SPEECH, "model"), "qwen3_asr": (_QWEN3_ASR, "qwen3_asr_model")}
+FAMILIES = {"whisper": (_WHISPER, "model"), "qwen3_asr": (_QWEN3_ASR, "qwen3_asr_model")}
 """Text of the config, and the demo's model folder."""
 
 
@@ -75,7 +70,7 @@ def demo_config(folder: Path, family: str, *overrides: str, sets: str = "") -> C
 
     sets: tables of `[[train.eval]]`, in which THIS is the config of the same data without any.
     """
-    text = f'name = "{family}"\n{FAMILIES[family][0]}{_REST}'
+    text = f'name = "{family}"\n{_SOURCE}{FAMILIES[family][0]}{_REST}'
     text = text.format(root=ROOT, num_samples=NUM_SAMPLES, family=family)
     this = folder / f"{family}.toml"
     this.write_text(text)

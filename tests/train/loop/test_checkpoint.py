@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import pickle
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -132,22 +134,20 @@ class Killed(BaseException):
     """The process ends here: nothing after it runs, not even what tidies up."""
 
 
-@pytest.mark.parametrize("call", range(12))
-def test_death_at_any_step_leaves_one_whole_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
-) -> None:
-    """Dies at the n-th system call that makes something durable, and does not tidy up."""
-    folder = tmp_path / "runs"
-    save(folder, 1)
-    done = 0
+@contextlib.contextmanager
+def dying_at(monkeypatch: pytest.MonkeyPatch, call: int) -> Iterator[list[str]]:
+    """Makes call number `call` of those that make something durable the last thing that this process does.
+
+    Yields the names of the calls so far, that one included.
+    """
+    done: list[str] = []
 
     def dying(name: str) -> Any:
         real = getattr(os, name)
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            nonlocal done
-            done += 1
-            if done == call + 1:
+            done.append(name)
+            if len(done) == call + 1:
                 raise Killed(name)
             return real(*args, **kwargs)
 
@@ -159,12 +159,23 @@ def test_death_at_any_step_leaves_one_whole_checkpoint(
         dead.setattr(os, "getpid", lambda: DEAD_PID)  # what it leaves behind is that of a process that is gone
         dead.setattr(shutil, "rmtree", lambda *args, **kwargs: None)
         dead.setattr(Path, "unlink", lambda *args, **kwargs: None)
+        yield done
+
+
+@pytest.mark.parametrize("call", range(12))
+def test_death_at_any_step_leaves_one_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """Dies at the n-th system call that makes something durable, and does not tidy up."""
+    folder = tmp_path / "runs"
+    save(folder, 1)
+    with dying_at(monkeypatch, call) as done:
         try:
             save(folder, 2)
             died = False
         except Killed:
             died = True
-    assert died == (done == call + 1)
+    assert died == (len(done) == call + 1)
     assert step_in_force(folder) in ((1, 2) if died else (2,))
     save(folder, 3)
     assert step_in_force(folder) == 3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from forebay.train.evaluation.result import EvalResult
 from forebay.train.loop import kept as module
 from forebay.train.loop.checkpoint import find_checkpoint, load_state
 from forebay.train.loop.kept import Checkpoints
-from tests.train.loop.test_checkpoint import DEAD_PID, Killed, save
+from tests.train.loop.test_checkpoint import Killed, dying_at, save
 
 WERS = (0.9, 0.5, 0.7, 0.6, 0.4, 0.8)
 """Of steps 1 to 6: the best ones are of steps 1, 2 and 5."""
@@ -111,31 +110,13 @@ def test_death_in_a_save_and_resume_give_the_folder_of_an_undisturbed_run(
 ) -> None:
     """Dies at the n-th system call that makes something durable, and does not tidy up; the save is the best one's."""
     folder = tmp_path / "runs"
-    run, done = new_run(folder), 0
+    run = new_run(folder)
     train(run, folder, range(1, 5))
-
-    def dying(name: str) -> Any:
-        real = getattr(os, name)
-
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            nonlocal done
-            done += 1
-            if done == call + 1:
-                raise Killed(name)
-            return real(*args, **kwargs)
-
-        return wrapper
-
-    with monkeypatch.context() as dead:
-        for name in ("fsync", "rename", "replace"):
-            dead.setattr(os, name, dying(name))
-        dead.setattr(os, "getpid", lambda: DEAD_PID)
-        dead.setattr(shutil, "rmtree", lambda *args, **kwargs: None)
-        dead.setattr(Path, "unlink", lambda *args, **kwargs: None)
+    with dying_at(monkeypatch, call) as done:
         try:
             train(run, folder, [5])
         except Killed:
-            assert done == call + 1
+            assert len(done) == call + 1
     run, step = go_on(folder)
     assert step in (4, 5)
     best = json.loads((folder / "best.json").read_bytes())["checkpoint"]
