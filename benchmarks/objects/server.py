@@ -1,0 +1,132 @@
+"""moto's S3 server on loopback, and buckets in it that obstore reads and writes with dummy keys."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import logging
+import threading
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import obstore
+from obstore.store import S3Store
+
+if TYPE_CHECKING:
+    from moto.server import ThreadedMotoServer
+
+REGION = "us-east-1"
+ACCESS_KEY = SECRET_KEY = "testing"
+_ONE_A_PROCESS = threading.Lock()  # moto keeps one state a process: the end of one server would empty another
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucket:
+    """One bucket behind an endpoint, without retries: what the endpoint does wrong shows at once."""
+
+    name: str
+    endpoint: str
+
+    @property
+    def url(self) -> str:
+        """`s3://<name>`."""
+        return f"s3://{self.name}"
+
+    def at(self, endpoint: str) -> Bucket:
+        """The same bucket behind another endpoint, a proxy for one."""
+        return Bucket(name=self.name, endpoint=endpoint)
+
+    def store(self, *, timeout_s: float = 30.0, retries: int = 0, **options: Any) -> S3Store:
+        """Returns an obstore client of the bucket. `options` go to `S3Store`."""
+        return S3Store(
+            self.name,
+            endpoint=self.endpoint,
+            access_key_id=ACCESS_KEY,
+            secret_access_key=SECRET_KEY,
+            region=REGION,
+            client_options={"allow_http": True, "timeout": timedelta(seconds=timeout_s)},
+            retry_config={"max_retries": retries},
+            **options,
+        )
+
+    def put(self, key: str, data: bytes) -> None:
+        """Puts one object, whole."""
+        obstore.put(self.store(), key, data, use_multipart=False)
+
+    def put_all(self, objects: Iterable[tuple[str, bytes]]) -> None:
+        """Puts many objects over one connection."""
+        store = self.store()
+        for key, data in objects:
+            obstore.put(store, key, data, use_multipart=False)
+
+    def get(self, key: str) -> bytes:
+        """Returns the object's bytes."""
+        return bytes(obstore.get(self.store(), key).bytes())
+
+    def names(self, prefix: str | None = None) -> list[str]:
+        """Returns the keys under `prefix`, sorted."""
+        return sorted(meta["path"] for page in obstore.list(self.store(), prefix) for meta in page)
+
+
+class ObjectServer:
+    """A context in which a moto S3 server listens on a free port of loopback. What is in it is gone at its end.
+
+    The server's threads share this process. `benchmarks.objects.beside` starts the server in a process of its own.
+    """
+
+    def __init__(self) -> None:
+        self._moto: ThreadedMotoServer | None = None
+
+    def __enter__(self) -> ObjectServer:
+        # The import takes 0.6 s, so that whoever imports this module without a server does not pay for it.
+        from moto.server import ThreadedMotoServer
+
+        if not _ONE_A_PROCESS.acquire(blocking=False):
+            raise RuntimeError(
+                "moto keeps one state a process, and this process has an ObjectServer already; end it first"
+            )
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # one line a request
+        self._moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+        self._moto.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._moto is not None
+        self._ask("POST", "/moto-api/reset")  # frees the objects, in memory and in /tmp
+        self._moto.stop()
+        server = self._moto._server
+        assert server is not None
+        server.server_close()  # `stop` leaves the listening socket open
+        self._moto = None
+        _ONE_A_PROCESS.release()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        assert self._moto is not None, "the server runs inside `with`"
+        return self._moto.get_host_and_port()
+
+    @property
+    def endpoint(self) -> str:
+        """The URL that clients take for AWS_ENDPOINT_URL."""
+        host, port = self.address
+        return f"http://{host}:{port}"
+
+    def make_bucket(self, name: str | None = None) -> Bucket:
+        """Returns a new, empty bucket. Without a name it gets one that no other bucket of this process has."""
+        name = name or f"bucket-{uuid.uuid4().hex[:12]}"
+        self._ask("PUT", f"/{name}")
+        return Bucket(name=name, endpoint=self.endpoint)
+
+    def _ask(self, method: str, path: str) -> None:
+        with contextlib.closing(http.client.HTTPConnection(*self.address)) as connection:
+            connection.request(method, path)
+            status = connection.getresponse().status
+        if status != 200:
+            raise RuntimeError(f"moto answered {status} to {method} {path}, 200 expected")
