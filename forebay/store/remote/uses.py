@@ -57,8 +57,8 @@ class ReaderUses:
 def distances(node_folder: Path, mirror: str) -> Ints | None:
     """Returns in how many steps each shard of a mirror is needed by the reader that needs it first.
 
-    int64 [num_shards]. NEVER and more: no step that is known needs it. None: no reader of the mirror tells. Files of dead readers are
-    removed.
+    int64 [num_shards]. NEVER: no step that is known needs it. None: no reader of the mirror tells. Files of dead
+    readers are removed.
     """
     found: Ints | None = None
     for values in _living(node_folder / FOLDER, mirror):
