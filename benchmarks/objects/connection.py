@@ -69,8 +69,9 @@ class Connection:
         first = f"HTTP/1.1 {fault.status} {HTTPStatus(fault.status).phrase}"
         answer = Head(first=first, headers=(("Content-Type", "application/xml"), ("Content-Length", str(len(body)))))
         record.status = fault.status
-        self._client.sock.sendall(answer.encode() + body)
         record.sent = record.promised = len(body)
+        self._conditions.recorder.end(record)
+        self._client.sock.sendall(answer.encode() + body)
         return True
 
     def _pass(self, head: Head, record: Exchange, fault: Fault | None) -> bool:
@@ -108,6 +109,8 @@ class Connection:
             answer = answer.but(transfer_encoding=None, content_length=str(len(body)))
         length = 0 if bodiless else answer.length
         record.promised = length
+        if not length:
+            self._conditions.recorder.end(record)
         self._client.sock.sendall(answer.encode())
         at = getattr(fault, "after_bytes", None)
         begin = length if at is None else min(at, length)
@@ -118,8 +121,10 @@ class Connection:
 
     def _download(self, length: int, record: Exchange) -> None:
         for part in self._through(self._conditions.down, self._server, length):
-            self._client.sock.sendall(part)
             record.sent += len(part)
+            if record.sent == record.promised:  # counted first: who has the last byte finds the counts complete
+                self._conditions.recorder.end(record)
+            self._client.sock.sendall(part)
 
     def _through(self, link: Link, source: Wire, length: int) -> Iterator[memoryview]:
         for part in source.body(length, piece=lambda: link.piece(PIECE)):

@@ -110,7 +110,8 @@ class ObjectServer:
     def address(self) -> tuple[str, int]:
         """Host and port."""
         assert self._moto is not None, "the server runs inside `with`"
-        return self._moto.get_host_and_port()
+        host, port = self._moto.get_host_and_port()
+        return str(host), int(port)
 
     @property
     def endpoint(self) -> str:

@@ -79,10 +79,10 @@ class Recorder:
             self._peak = max(self._peak, self._open)
 
     def end(self, exchange: Exchange) -> None:
-        """The exchange is over, however it ended."""
+        """The exchange is over, however it ended. A second call changes nothing."""
         with self._lock:
+            self._open -= exchange.open
             exchange.open = False
-            self._open -= 1
 
     def snapshot(self) -> Traffic:
         """Returns what has passed. Exchanges that are open go on counting."""
