@@ -7,10 +7,10 @@ import http.client
 import logging
 import threading
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import obstore
@@ -119,15 +119,18 @@ class ObjectServer:
         host, port = self.address
         return f"http://{host}:{port}"
 
-    def make_bucket(self, name: str | None = None) -> Bucket:
-        """Returns a new, empty bucket. Without a name it gets one that no other bucket of this process has."""
+    def make_bucket(self, name: str | None = None, *, public: bool = False) -> Bucket:
+        """Returns a new, empty bucket, with a name of its own if none is given.
+
+        Objects of a public bucket are read without credentials; other buckets answer 403 then.
+        """
         name = name or f"bucket-{uuid.uuid4().hex[:12]}"
-        self._ask("PUT", f"/{name}")
+        self._ask("PUT", f"/{name}", {"x-amz-acl": "public-read" if public else "private"})
         return Bucket(name=name, endpoint=self.endpoint)
 
-    def _ask(self, method: str, path: str) -> None:
+    def _ask(self, method: str, path: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         with contextlib.closing(http.client.HTTPConnection(*self.address)) as connection:
-            connection.request(method, path)
+            connection.request(method, path, headers=headers)
             status = connection.getresponse().status
         if status != 200:
             raise RuntimeError(f"moto answered {status} to {method} {path}, 200 expected")
