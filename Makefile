@@ -52,6 +52,7 @@ bench-tiny: $(INSTALLED)
 bench-peers: $(PEERS_INSTALLED)
 	$(PINNED) $(PEERS)/bin/python -m benchmarks.formats --plot build/formats.png
 	$(PINNED) $(PEERS)/bin/python -m benchmarks.writer
+	$(PINNED) $(PEERS)/bin/python -m benchmarks.remote
 
 # The pictures: of the README, from the tables of the result pages, and of ARCHITECTURE.md, from the rooms on disk.
 images: $(INSTALLED)
@@ -74,7 +75,7 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 
 $(PEERS_INSTALLED): constraints.txt benchmarks/requirements-peers.txt benchmarks/requirements-peers-alone.txt
 	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report]'
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report,remote]'
 	@grep -v '^#' benchmarks/requirements-peers.txt | while read -r peer; do \
 	  $(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt "$$peer" || echo "$$peer does not install here"; done
 	$(PEERS)/bin/pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/requirements-peers-alone.txt || true
