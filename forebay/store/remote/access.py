@@ -121,14 +121,13 @@ def store_options(url: Url, access: Access) -> dict[str, Any]:
     return found
 
 
-def client_options(url: Url, access: Access, settings: RemoteConfig) -> dict[str, Any]:
-    """Returns how obstore's client connects. Certificates are always checked."""
-    silence = timedelta(seconds=settings.timeout_s)
+def client_options(access: Access, *, timeout_s: float) -> dict[str, Any]:
+    """Returns how obstore's client connects. Certificates are always checked. timeout_s: time without a byte."""
     return {
-        "allow_http": (access.endpoint or url.scheme)[:5].lower() in ("http:", "http"),
+        "allow_http": (access.endpoint or "")[:5].lower() == "http:",
         "allow_invalid_certificates": False,
-        "connect_timeout": min(silence, timedelta(seconds=10)),
-        "read_timeout": silence,
+        "connect_timeout": timedelta(seconds=min(timeout_s, 10.0)),
+        "read_timeout": timedelta(seconds=timeout_s),
         # A time for a whole request would end a large object on a slow link.
         "timeout": timedelta(days=30),
     }

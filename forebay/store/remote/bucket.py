@@ -25,7 +25,9 @@ CHUNK = 4 * 1024 * 1024
 """Bytes of a stream that are handed on at once."""
 PART = 8 * 1024 * 1024
 """Bytes above which a file is put in parts, of at least so many bytes each."""
-_MAX_PARTS = 9_000
+_MAX_PARTS, _PARTS_AT_ONCE = 9_000, 4
+_SLOWEST_PUT = 1_000_000
+"""Bytes per second that a link takes at least. While a part is sent no byte comes back, so a put waits longer."""
 _PAUSE_S, _LONGEST_PAUSE_S = 0.25, 15.0
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
@@ -75,14 +77,14 @@ class Bucket:
     A request that gets no answer, no further byte or one of the errors that pass (408, 429, 5xx, SlowDown) is made
     again, `retries` times, after pauses that grow from 0.25 to 15 s and are no longer than `timeout_s`. The count
     begins anew where 4 MiB of a body came since. So no method is silent for longer than `(retries + 1) *
-    timeout_s`, and for each of these requests 10 s to connect and a pause.
+    timeout_s`, and for each of these requests 10 s to connect and a pause. A put of more than 1 MB has 34 s more each.
     """
 
     def __init__(self, url: Url, settings: RemoteConfig) -> None:
         """Asks nothing yet. Raises ConfigError for an address that would get credentials only a config names."""
         self.url, self.settings = url, settings
         self._access = decide(url, settings)
-        self._stores: dict[bool, Any] = {}
+        self._stores: dict[tuple[int, float], Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Bucket, (self.url, self.settings)
@@ -199,12 +201,13 @@ class Bucket:
 
     def _put(self, name: str, data: bytes | Path, size: int) -> str:
         part = max(PART, size // _MAX_PARTS)
+        under_way = 0 if size < _SLOWEST_PUT else part * _PARTS_AT_ONCE
+        store = self._store(retries=self.settings.retries, put_s=under_way / _SLOWEST_PUT)
         try:
-            put = _obstore().put(self._store(is_put=True), self._key(name), data, chunk_size=part, max_concurrency=4)
+            put = _obstore().put(store, self._key(name), data, chunk_size=part, max_concurrency=_PARTS_AT_ONCE)
         except _errors() as err:
-            raise error_of(
-                self._refusal(err), self._where(name), self._access, tries=self.settings.retries + 1
-            ) from None
+            refusal, tries = self._refusal(err), self.settings.retries + 1
+            raise error_of(refusal, self._where(name), self._access, tries=tries) from None
         return str(put["e_tag"] or "")
 
     def _create(self, name: str, data: bytes) -> str:
@@ -279,23 +282,27 @@ class Bucket:
             raise err
         return read_refusal(err, timeout_s=self.settings.timeout_s, secrets=secrets(self._access))
 
-    def _store(self, *, is_put: bool = False) -> Any:
-        """Returns obstore's store. Puts are made again by obstore, part by part; all else is made again here."""
-        if is_put not in self._stores:
-            self._stores[is_put] = self._connected(self.settings.retries if is_put else 0)
-        return self._stores[is_put]
+    def _store(self, *, retries: int = 0, put_s: float = 0.0) -> Any:
+        """Returns obstore's store. Puts are made again by obstore, part by part; all else is made again here.
 
-    def _connected(self, retries: int) -> Any:
+        put_s: seconds that it may take to send what is put at once.
+        """
+        found = self._stores.get((retries, put_s))
+        if found is None:
+            found = self._stores[retries, put_s] = self._connected(retries, self.settings.timeout_s + put_s)
+        return found
+
+    def _connected(self, retries: int, timeout_s: float) -> Any:
         stores = _obstore().store
         if self._access.endpoint is not None:
             check_resolved(self._access.endpoint)
         beside.threads_start()
         options = store_options(self.url, self._access)
         common: dict[str, Any] = {
-            "client_options": client_options(self.url, self._access, self.settings),
+            "client_options": client_options(self._access, timeout_s=timeout_s),
             "retry_config": {
                 "max_retries": retries,
-                "retry_timeout": timedelta(seconds=(retries + 1) * self.settings.timeout_s),
+                "retry_timeout": timedelta(seconds=(retries + 1) * timeout_s),
             },
         }
         if self.url.scheme in ("http", "https"):

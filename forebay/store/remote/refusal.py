@@ -90,8 +90,8 @@ def error_of(refusal: Refusal, where: Url, access: Access, *, tries: int = 1) ->
     if refusal.status in (401, 403):
         return RemoteError(f"{where}: denied, {refusal.words}; {asked}; {_allow(access)}")
     if refusal.status == 404:
-        thing = f"the bucket {where.bucket}" if refusal.code == "NoSuchBucket" else str(where)
-        return RemoteMissingError(f"{where}: {thing} is not there ({refusal.words}; {asked}); name another URL")
+        found = f": there is no bucket {where.bucket}" if refusal.code == "NoSuchBucket" else " is not there"
+        return RemoteMissingError(f"{where}{found} ({refusal.words}; {asked}); name another URL")
     if refusal.status in (301, 307, 400) and access.region is None and where.scheme == "s3":
         return RemoteError(f"{where}: {refusal.words}; {asked}; if the bucket is elsewhere, set remote.region")
     again = f"; asked {tries} times; {asked}; try again later, or set remote.retries and remote.timeout_s higher"
@@ -101,8 +101,8 @@ def error_of(refusal: Refusal, where: Url, access: Access, *, tries: int = 1) ->
 def replaced(where: Url, *, wanted: str, found: str) -> RemoteReplacedError:
     """Returns the error for an object that is another one than before."""
     return RemoteReplacedError(
-        f"{where} was replaced: its etag is {found or 'not told'}, wanted {wanted}; start again, so that all is read "
-        "of one version"
+        f"{where} was replaced: its etag is {found if found not in ('', wanted) else 'another one'}, wanted {wanted}; "
+        "start again, so that all is read of one version"
     )
 
 
