@@ -13,8 +13,9 @@ from forebay.errors import ConfigError
 
 METADATA = "169.254.169.254"
 BUCKETS = st.from_regex(r"[a-z0-9][a-z0-9.-]{1,60}", fullmatch=True)
+NO_SURROGATE = st.characters(exclude_categories=["Cs"])
 PARTS = st.text(
-    st.characters(min_codepoint=33, exclude_characters="/?#\x7f", exclude_categories=("Cs", "Cc")), min_size=1
+    st.characters(min_codepoint=33, exclude_characters="/?#\x7f", exclude_categories=["Cs", "Cc"]), min_size=1
 )
 KEYS = st.lists(PARTS.filter(lambda part: part not in (".", "..")), max_size=4).map("/".join)
 
