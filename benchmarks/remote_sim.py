@@ -11,8 +11,9 @@ not enter: a plan of buckets shuffles the shards of all of them.
 - **Fetches** are GETs of whole shards, all of one size. A step uses a shard once, however many samples it takes of it.
 - **Stall** is the share of the time in which steps wait for shards. The link of a node brings one shard after the
   other, in the order of their first use. Under both policies a loader asks for the shards of the next 4 batches. Under
-  `belady` it also asks for the next shards along the plan, until `ahead` of them wait for their step. No shard comes
-  before the one that it replaces was used for the last time.
+  `belady` it also asks for the next shards along the plan, until `ahead` of them wait for their step. Room for these,
+  a quarter of the cache at most, is kept free (else Belady's choice would leave none: under a global shuffle the shard
+  with the farthest next use is often one that was used a moment ago). No shard comes before there is a place for it.
 
 `small` is three epochs of one process from an empty cache that has room for half of the shards. `fetches`, `windows`
 and `stalls` are the large case: 70,000 hours of log-mel in 8,640 shards, and nodes of 8 ranks with 500 GB each. They
@@ -21,7 +22,6 @@ sample the order, see `fetch_rows`, `window_rows` and `stall_rows`.
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -101,13 +101,14 @@ class Feed:
 
     fetch_s: seconds of the link for a shard. step_s: seconds of a step that waits for nothing. batches: micro-batches
     that each loader fills ahead. ahead: shards that no step has used yet, downloaded at most along the plan; 0 where
-    the plan is not known.
+    the plan is not known. spare: shards that the node has room for beside the cache that was simulated.
     """
 
     fetch_s: float
     step_s: float
     batches: int = 4
     ahead: int = 0
+    spare: int = 0
 
 
 def step_starts(steps: Trace, result: Result, feed: Feed) -> list[float]:
@@ -115,7 +116,7 @@ def step_starts(steps: Trace, result: Result, feed: Feed) -> list[float]:
 
     The link brings the fetches of `result` in their order, one at a time. A shard is asked for when a loader begins to
     fill the batch that needs it; along the plan earlier, as soon as fewer than `ahead` shards wait for their step. In
-    both cases it comes when its victim was used for the last time, not before.
+    both cases it comes when there is a place: `spare` fetches ago, the victim was used for the last time.
     """
     needed, freed = steps.steps[result.missed].tolist(), _freed(steps, result).tolist()
     starts: list[float] = []
@@ -126,9 +127,9 @@ def step_starts(steps: Trace, result: Result, feed: Feed) -> list[float]:
         while fetch < len(needed) and needed[fetch] == step:
             asked = _time(starts, step - feed.batches, ready)
             if feed.ahead:
-                along = _time(starts, needed[fetch - feed.ahead] if fetch >= feed.ahead else -1, ready)
-                asked = min(asked, along)
-            link_free = max(link_free, asked, _time(starts, freed[fetch], ready)) + feed.fetch_s
+                asked = min(asked, _time(starts, needed[fetch - feed.ahead] if fetch >= feed.ahead else -1, ready))
+            room = _time(starts, freed[fetch - feed.spare] if fetch >= feed.spare else -1, ready)
+            link_free = max(link_free, asked, room) + feed.fetch_s
             start = max(start, link_free)
             fetch += 1
         starts.append(start)
@@ -181,9 +182,15 @@ class Setting:
             window=window,
         )
 
-    def feed(self, *, ahead: int, gbit_s: int) -> Feed:
-        """Returns how shards come over a link of `gbit_s`."""
-        return Feed(fetch_s=self.shard_bytes * 8e-9 / gbit_s, step_s=self.step_s, ahead=ahead)
+    def starts(self, steps: Trace, *, policy: str, ahead: int) -> list[list[float]]:
+        """Returns when each step begins, see `step_starts`, for each link of `gbit_s`."""
+        spare = min(ahead, self.capacity // 4)
+        result = simulate(steps.uses, capacity=self.capacity - spare, policy=policy)
+        feeds = [
+            Feed(fetch_s=self.shard_bytes * 8e-9 / gbit_s, step_s=self.step_s, ahead=ahead, spare=spare)
+            for gbit_s in self.gbit_s
+        ]
+        return [step_starts(steps, result, feed) for feed in feeds]
 
 
 def order_name(window: int | None) -> str:
@@ -199,8 +206,8 @@ def small_rows(setting: Setting) -> list[dict[str, Any]]:
         steps = trace(plan, node_positions(plan, nodes=1, ranks=setting.ranks), epochs=range(3))
         found = {policy: simulate(steps.uses, capacity=setting.capacity, policy=policy) for policy in POLICIES}
         for policy, result in found.items():
-            ahead = setting.num_shards if policy == "belady" else 0
-            starts = step_starts(steps, result, setting.feed(ahead=ahead, gbit_s=setting.gbit_s[0]))
+            ahead = setting.ahead[0] if policy == "belady" else 0
+            starts = setting.starts(steps, policy=policy, ahead=ahead)[0]
             rows.append(
                 {
                     "order": order_name(window),
@@ -218,7 +225,7 @@ def small_rows(setting: Setting) -> list[dict[str, Any]]:
 def _stall(starts: Sequence[float], setting: Setting, counted: slice) -> float:
     """Returns the share of the time of these steps in which the node waits for shards."""
     times = [*starts, starts[-1] + setting.step_s][counted]
-    return round(1 - (len(times) - 1) * setting.step_s / (times[-1] - times[0]), 6)
+    return max(0.0, round(1 - (len(times) - 1) * setting.step_s / (times[-1] - times[0]), 6))
 
 
 def fetch_rows(setting: Setting) -> list[dict[str, Any]]:
@@ -260,7 +267,7 @@ def window_rows(setting: Setting) -> list[dict[str, Any]]:
     The sample is every step of node 0 of the most nodes.
     """
     rows = []
-    for share in (1 / 3, 1 / 2, 2 / 3, 1, 3 / 2, 2):
+    for share in (1 / 3, 2 / 3, 1, 2, 3, 4):
         plan = setting.plan(window := int(share * setting.capacity))
         steps = trace(plan, node_positions(plan, nodes=setting.nodes[-1], ranks=setting.ranks))
         row: dict[str, Any] = {"order": order_name(window), "window, in caches": share}
@@ -282,15 +289,13 @@ def stall_rows(setting: Setting) -> list[dict[str, Any]]:
         plan = setting.plan(window)
         for nodes in setting.nodes:
             steps = trace(plan, _stretch(plan, setting, nodes=nodes))
-            count = len(steps.sizes)
-            for policy, depths in (("lru", (0,)), ("belady", setting.ahead)):
-                result = simulate(steps.uses, capacity=setting.capacity, policy=policy)
-                for ahead, gbit_s in itertools.product(depths, setting.gbit_s):
-                    starts = step_starts(steps, result, setting.feed(ahead=ahead, gbit_s=gbit_s))
+            counted = slice(len(steps.sizes) // 4, len(steps.sizes) - len(steps.sizes) // 4)
+            for policy, ahead in [("lru", 0), *(("belady", depth) for depth in setting.ahead)]:
+                found = setting.starts(steps, policy=policy, ahead=ahead)
+                for gbit_s, starts in zip(setting.gbit_s, found, strict=True):
                     key = (order_name(window), policy, ahead, gbit_s)
                     row = rows.setdefault(key, dict(zip(("order", "policy", "ahead", "Gbit/s"), key, strict=True)))
-                    stalled = _stall(starts, setting, slice(count // 4, count - count // 4))
-                    row[f"{nodes} node{'s' * (nodes > 1)}"] = stalled
+                    row[f"{nodes} node{'s' * (nodes > 1)}"] = _stall(starts, setting, counted)
     return list(rows.values())
 
 

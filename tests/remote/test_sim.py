@@ -165,6 +165,8 @@ def test_a_shard_comes_after_the_last_use_of_the_one_that_it_replaces() -> None:
     uses = [0, 0, 0, 1]
     assert starts_of(uses, Feed(fetch_s=2.0, step_s=1.0, ahead=4), capacity=2) == [2.0, 3.0, 4.0, 5.0]
     assert starts_of(uses, Feed(fetch_s=2.0, step_s=1.0, ahead=4), capacity=1) == [2.0, 3.0, 4.0, 6.0]
+    # Room for one shard more than the cache has: it comes at once.
+    assert starts_of(uses, Feed(fetch_s=2.0, step_s=1.0, ahead=4, spare=1), capacity=1) == [2.0, 3.0, 4.0, 5.0]
 
 
 def test_a_tiny_run_prints_every_table(capsys: pytest.CaptureFixture[str]) -> None:
