@@ -77,5 +77,17 @@ class CacheReplacedError(CacheError):
     """An open cache was rebuilt or removed, and what is asked for is gone with its old folder, which is named."""
 
 
+class RemoteError(ForebayError):
+    """A store of the network did not give or take what was asked; names bucket, key and what it answered."""
+
+
+class RemoteMissingError(RemoteError, FileNotFoundError):
+    """A store has no object of this name."""
+
+
+class RemoteExistsError(RemoteError):
+    """A store has an object of this name already, and it was to be made anew."""
+
+
 class ResumeError(ForebayError):
     """A loader or training state cannot be continued, and why."""

@@ -93,8 +93,8 @@ class SourceConfig:
     folder or parquet (extra `hf`), of sound or of features. `ljspeech`: an LJSpeech folder. `text`: texts without
     audio, `.txt` files of a text a line, or JSON lines of `text`, `id`?, `language`?, `prompt`?. A config with
     `[vision]` takes `jsonl`, `hf` or `webdataset`."""
-    manifest: str | tuple[str, ...] = field(metadata={"path": True})
-    """File, folder or glob, or a list of them. The path is not in the key, the content is."""
+    manifest: str | tuple[str, ...] = field(metadata={"path": True, "url": True})
+    """File, folder or glob, or a list of them; each may be a URL. The path is not in the key, the content is."""
     split: str = "train"
     """Part of the cache folder's name. It picks the split of an `hf` folder, by folders or by names such as
     `train-00000-of-00002.parquet`."""
@@ -120,6 +120,9 @@ class SourceConfig:
     confined: bool = False
     """Refuse manifests, files that they name, and caches made of them that lie outside of the manifest's folder, links
     followed. For manifests of strangers, see `SECURITY.md`. In no key: the setting changes no value."""
+    remote_identity: Literal["content", "etag"] = "content"
+    """How a file of a store is known to be the one that a cache was made of. `content`: by its hash, which is kept by
+    URL, etag and size. `etag`: a file of the same name, etag and size is trusted, also in another bucket. In no key."""
     columns: SourceColumns = SourceColumns()
     rows: str | None = None
     """With `[vision]`: the rows of the manifest to take, as a Python slice: `"0:1000"`, `"::10"`."""

@@ -18,6 +18,7 @@ from typing import Any, get_type_hints
 
 from forebay.config.plan import KINDS
 from forebay.config.tree import Config
+from forebay.config.url import is_url, local_path, parse_url
 from forebay.errors import ConfigError
 
 _NO_FILE = "CONFIG"
@@ -237,7 +238,7 @@ def _absolute(node: Any, folder: Path) -> Any:
     for field in dataclasses.fields(node):
         value = getattr(node, field.name)
         if field.metadata.get("path"):
-            changes[field.name] = _absolute_path(value, folder)
+            changes[field.name] = _absolute_path(value, folder, field.name, takes_url=bool(field.metadata.get("url")))
         elif dataclasses.is_dataclass(value):
             changes[field.name] = _absolute(value, folder)
         elif isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
@@ -245,10 +246,16 @@ def _absolute(node: Any, folder: Path) -> Any:
     return dataclasses.replace(node, **changes) if changes else node
 
 
-def _absolute_path(value: Any, folder: Path) -> Any:
+def _absolute_path(value: Any, folder: Path, name: str, *, takes_url: bool) -> Any:
     if isinstance(value, tuple):
-        return tuple(_absolute_path(part, folder) for part in value)
-    return os.path.normpath(folder / value) if isinstance(value, str) else value
+        return tuple(_absolute_path(part, folder, name, takes_url=takes_url) for part in value)
+    if not isinstance(value, str):
+        return value
+    if is_url(value):
+        if not takes_url:
+            raise ConfigError(f"{name} is {value!r}, and {name} is read from this machine: name a local path")
+        return str(parse_url(value))
+    return os.path.normpath(folder / local_path(value))
 
 
 MAX_DEPTH = 16

@@ -17,8 +17,8 @@ class LoaderConfig:
     cache: Literal["auto", "require", "off"] = "auto"
     """`auto`: the cache of the config's recipe, else the raw data with a warning. `require`: a missing cache is an
     error. `off`: the raw data."""
-    cache_dir: str | None = field(default=None, metadata={"path": True})
-    """Folder of the one cache to read, wherever it lies. Its recipe must still be that of the config."""
+    cache_dir: str | None = field(default=None, metadata={"path": True, "url": True})
+    """Folder or URL of the one cache to read, wherever it lies. Its recipe must still be that of the config."""
     verify: Literal["touch", "open", "never"] = "touch"
     """When a cache's bytes are compared with their checksums. `touch`: a sample at its first read. `open`: all of them
     when the cache is opened. `never`: not at all."""
@@ -61,8 +61,8 @@ class MixtureSource:
 
     __pydantic_config__ = STRICT
 
-    cache: str | None = field(default=None, metadata={"path": True})
-    """Folder of the cache."""
+    cache: str | None = field(default=None, metadata={"path": True, "url": True})
+    """Folder or URL of the cache."""
     config: str | None = field(default=None, metadata={"path": True})
     """Instead of the folder: the config whose cache is read."""
     weight: float | None = None

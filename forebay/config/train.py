@@ -18,8 +18,8 @@ class EvalConfig:
     """What log lines, `eval.jsonl` and trackers call the set."""
     config: str | None = field(default=None, metadata={"path": True})
     """The config whose cache, or raw data, is evaluated. Its `[plan]` makes the batches."""
-    cache: str | None = field(default=None, metadata={"path": True})
-    """Instead of the config: the folder of a cache. The `[plan]` of this file makes the batches."""
+    cache: str | None = field(default=None, metadata={"path": True, "url": True})
+    """Instead of the config: the folder or URL of a cache. The `[plan]` of this file makes the batches."""
     every: int = 0
     """Optimizer steps between evaluations. 0: only after the last step. The last step always evaluates."""
     max_samples: int | None = None
@@ -172,8 +172,8 @@ class RunConfig:
 
     __pydantic_config__ = STRICT
 
-    cache_root: str = field(default="caches", metadata={"path": True})
-    """Folder under which caches are looked for and built, beside the config file."""
+    cache_root: str = field(default="caches", metadata={"path": True, "url": True})
+    """Folder or URL under which caches are looked for and built, beside the config file."""
     num_workers: int | None = None
     """Processes of a build. Left out: as many as there are cores."""
     max_failed_share: float = 0.01

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,7 +10,9 @@ from typing import Annotated, Literal
 from forebay.config.data import STRICT, AudioConfig, LayoutConfig, SourceConfig, TextConfig, VisionConfig
 from forebay.config.loader import LoaderConfig, MixtureConfig
 from forebay.config.plan import ByKind, PlanConfig
+from forebay.config.remote import RemoteConfig
 from forebay.config.train import RunConfig, TrainConfig
+from forebay.config.url import is_url
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +34,7 @@ class Config:
     mixture: MixtureConfig = field(default_factory=MixtureConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    remote: RemoteConfig = field(default_factory=RemoteConfig)
     path: str = ""
     """The file it was read from, for messages; set by `load_config`."""
 
@@ -83,5 +87,12 @@ class Config:
 
     @property
     def cache_root(self) -> Path:
-        """Folder under which caches are looked for and built."""
-        return Path(self.run.cache_root)
+        """Folder of this machine under which caches are looked for and built; that of `remote_root` on this node."""
+        if self.remote_root is None:
+            return Path(self.run.cache_root)
+        return self.remote.folder / "roots" / hashlib.sha256(self.remote_root.encode()).hexdigest()[:16]
+
+    @property
+    def remote_root(self) -> str | None:
+        """URL under which caches are looked for and put, where `run.cache_root` is one."""
+        return self.run.cache_root if is_url(self.run.cache_root) else None

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 import numpy as np
 
+from forebay.config.remote import RemoteConfig
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheReplacedError, ConfigError
 from forebay.store.chunked import SLOTS, open_slots
 from forebay.store.held import HeldFile, HeldFolder
 from forebay.store.image.codec import StoredImages
 from forebay.store.layout import FORMAT_VERSION, ROW_BITS, ROW_MASK, Array, FieldSpec, Group
 from forebay.store.metadata import check_file, checked_fields, groups_of, load_array, read_metadata
+from forebay.store.remote.mirror import Mirror, cache_folder
+from forebay.store.remote.node import Wanted
 from forebay.store.shard import (
     OUT_OF_HANDLES,
     Shard,
@@ -46,13 +49,20 @@ _MAX_OPEN_SHARDS = 1_000
 """In one process: the kernel limits mappings (`vm.max_map_count`, 65,530), and other libraries map too."""
 
 
-def open_cache(path: str | os.PathLike[str], *, verify: Verify = "touch", max_open_shards: int = 256) -> Cache:
-    """Returns the cache of a sealed folder.
+def open_cache(
+    path: str | os.PathLike[str],
+    *,
+    verify: Verify = "touch",
+    max_open_shards: int = 256,
+    remote: RemoteConfig | None = None,
+) -> Cache:
+    """Returns the cache of a sealed folder, or of a URL.
 
     verify: `touch` checks the xxh3-64 of a sample at its first read in this process; `open` hashes every file now, at
         the speed of the disk, and no sample later (a process that gets the cache by pickle does it again); `never`
         trusts the disk.
     max_open_shards: mappings held open at once, 1 to 1,000; the least recently used is closed first.
+    remote: how the store of a URL is asked, and where this node keeps its shards; None: the defaults of `[remote]`.
     Raises ConfigError for another number, and CacheNotFoundError, CacheIncompleteError, CacheCorruptError or
     CacheMismatchError; never returns a cache that is not whole. Where it is rebuilt while it is open, this cache goes
     on with what it was; see `Cache`.
@@ -61,9 +71,10 @@ def open_cache(path: str | os.PathLike[str], *, verify: Verify = "touch", max_op
         raise ConfigError(
             f"max_open_shards is {max_open_shards}, wanted 1 to {_MAX_OPEN_SHARDS}; set loader.max_open_shards"
         )
+    folder = cache_folder(os.fspath(path), remote or RemoteConfig())
     while True:
         with contextlib.suppress(CacheReplacedError):  # while it was being opened
-            return Cache(Path(path).absolute(), verify=verify, max_open_shards=max_open_shards)
+            return Cache(folder.absolute(), verify=verify, max_open_shards=max_open_shards)
 
 
 class Cache(SampleSource):
@@ -81,6 +92,7 @@ class Cache(SampleSource):
     def __init__(self, folder: Path, *, verify: Verify, max_open_shards: int) -> None:
         self.folder = folder
         self._held = HeldFolder(folder)
+        self.mirror = Mirror.of(folder)
         self._successor: Cache | None = None
         self.metadata = read_metadata(self._held, format_version=FORMAT_VERSION)
         specs = checked_fields(folder, self.metadata)
@@ -284,6 +296,10 @@ class Cache(SampleSource):
 
     def _mapped(self, group: Group, index: int) -> Shard:
         entry, fields = entry_of(self._tables[group], index), self._group_fields[group]
+        if self.mirror is not None:
+            self.mirror.require(
+                Wanted(name=shard_name(group, index), size_bytes=entry.size_bytes, xxh3_128=entry.xxh3_128)
+            )
         try:
             return Shard(self._held / shard_name(group, index), entry, fields)
         except (CacheCorruptError, CacheReplacedError):  # a rebuild or repair has perhaps made it again

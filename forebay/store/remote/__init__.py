@@ -1,0 +1,1 @@
+"""Stores of the network, and the bounded cache that a node keeps of them."""
