@@ -86,12 +86,17 @@ class Bucket:
         with self._named(name):
             return bytes(obstore.get_range(self._store, self._key(name), start=start, end=stop))
 
-    def stream(self, name: str, *, start: int = 0) -> Iterator[bytes]:
-        """Yields the bytes of an object from `start` on, in pieces. Raises RemoteMissingError, RemoteError."""
+    def stream(self, name: str, *, start: int = 0, etag: str = "") -> Iterator[bytes]:
+        """Yields the bytes of an object from `start` on, in pieces. Raises RemoteMissingError, RemoteError.
+
+        etag: the object is refused where it has another one by now.
+        """
         import obstore
 
         with self._named(name):
-            options = {"range": {"offset": start}} if start else {}
+            options: dict[str, Any] = {"range": {"offset": start}} if start else {}
+            if etag:
+                options["if_match"] = etag
             yield from obstore.get(self._store, self._key(name), options=options).stream(CHUNK)
 
     def objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
@@ -109,6 +114,14 @@ class Bucket:
         with self._named(prefix):
             found = obstore.list_with_delimiter(self._store, prefix=self._key(prefix) or None)
             return sorted(self._name(path) for path in found["common_prefixes"])
+
+    def level(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
+        """Returns the objects and the names of the folders directly below a folder. Raises RemoteError."""
+        import obstore
+
+        with self._named(prefix):
+            found = obstore.list_with_delimiter(self._store, prefix=self._key(prefix) or None)
+            return list(map(self._info, found["objects"])), sorted(map(self._name, found["common_prefixes"]))
 
     def put(self, name: str, data: bytes | Path, *, create: bool = False) -> str:
         """Puts an object, of bytes or of a file, and returns its etag.

@@ -14,11 +14,12 @@ from forebay.store.remote.bucket import Bucket
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """The object that a file is to be: its name below the bucket's URL, its size, its hash where that is known."""
+    """The object that a file is to be: its name below the bucket's URL, its size, its hash or etag where one is known."""
 
     name: str
     size_bytes: int
     xxh3_128: str = ""
+    etag: str = ""
 
 
 class NodeCache:
@@ -35,7 +36,7 @@ class NodeCache:
         target.parent.mkdir(parents=True, exist_ok=True)
         state = xxhash.xxh3_128()
         with write_aside(target) as file:
-            for piece in bucket.stream(wanted.name):
+            for piece in bucket.stream(wanted.name, etag=wanted.etag):
                 state.update(piece)
                 write_all(file, piece)
             found = state.hexdigest()
