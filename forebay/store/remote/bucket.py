@@ -218,13 +218,13 @@ class Bucket:
         while True:
             try:
                 return str(_obstore().put(self._store(), self._key(name), data, mode="create")["e_tag"] or "")
-            except _obstore().exceptions.AlreadyExistsError:
+            except _errors() as err:
+                caught = err
+            if isinstance(caught, _obstore().exceptions.AlreadyExistsError):
                 # A request whose answer got lost may have made the object.
                 if tries and self.read(name) == data:
                     return self.info(name).etag
-                raise exists(self._where(name)) from None
-            except _errors() as err:
-                caught = err
+                raise exists(self._where(name))
             tries = self._again(name, caught, tries)
 
     def _is_md5(self, etag: str, data: bytes | Path) -> bool:
