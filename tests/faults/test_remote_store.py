@@ -231,7 +231,7 @@ ROWS: list[Row[Any]] = [
         long=lambda shared: len(cases(shared)),
     ),
     Row(
-        name="names",
+        name="million",
         fault="a bucket of a million names",
         outcome="listed in at most 1 GB",
         prepared=names,
