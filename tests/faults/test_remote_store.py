@@ -40,8 +40,8 @@ from forebay.store.cache import Cache, open_cache
 from tests.faults.row import Row
 from tests.store_factory import make_cache
 
-_TIMEOUT_S, _RETRIES = 0.3, 2
-_SLACK_S = 3.0
+_TIMEOUT_S, _RETRIES = 0.5, 2
+_SLACK_S = 5.0
 """Seconds that all else may take on a busy machine; undisturbed it is 0.1 s."""
 _AT = 100
 """Byte of a body after which it breaks off."""

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import parse_url
 from forebay.errors import ConfigError, RemoteError
-from forebay.store.remote.access import Access, decide
+from forebay.store.remote.access import Access, decide, store_options
 from forebay.store.remote.bucket import Bucket
 from forebay.store.remote.ledger import ORIGIN
 from forebay.store.remote.mirror import Mirror
@@ -304,6 +304,18 @@ def test_the_files_of_profiles_may_lie_elsewhere(bare: Path, monkeypatch: pytest
     found = read_profile()
     assert (found.region, found.endpoint) == ("eu-west-3", None)
     assert found.required_keys().access_key_id == KEY
+
+
+def test_keys_that_a_login_writes_anew_are_read_anew(bare: Path) -> None:
+    text = "[default]\naws_access_key_id = {}\naws_secret_access_key = {}\n"
+    profiles(bare, credentials=text.format("AKIAOLD", "old"))
+    url = parse_url("s3://bucket")
+    ask = store_options(url, decide(url, RemoteConfig()))["credential_provider"]
+    assert ask()["access_key_id"] == "AKIAOLD"
+    profiles(bare, credentials=text.format("AKIANEW", "new"))
+    found = ask()
+    assert (found["access_key_id"], found["secret_access_key"], found["token"]) == ("AKIANEW", "new", None)
+    assert timedelta(minutes=10) < found["expires_at"] - datetime.now(UTC) < timedelta(minutes=20)
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,8 @@ def test_what_stays_wrong_is_an_error_within_the_bound(
         start_s = time.monotonic()
         with pytest.raises(kind, match=rf"^{bucket.url}/folder/name.*{'' if ask is not asks[0] else what}"):
             ask()
-        assert time.monotonic() - start_s < 3 * (TIMEOUT_S + 0.2)
+        # Three times silence, and what else a busy machine takes.
+        assert time.monotonic() - start_s < 3 * TIMEOUT_S + 3.0
 
 
 def test_both_clocks_are_named(at: Callable[..., Bucket]) -> None:
@@ -353,16 +354,18 @@ def test_threads_share_a_bucket_and_go_on_beside_it(place: Bucket, bucket: Bed, 
 
 
 def test_a_slow_link_is_no_silence(place: Bucket, bucket: Bed, proxy: Proxy, tmp_path: Path) -> None:
+    patient = Bucket(place.url, RemoteConfig(timeout_s=1.5, retries=2))
     bucket.put("folder/big", BIG)
-    proxy.limit(bytes_per_s=8e6)
-    assert place.read("big") == BIG
     (tmp_path / "file").write_bytes(BIG)
-    place.put("again", tmp_path / "file")
-    assert {method: count for (method, _), count in proxy.requests.items() if method != "HEAD"} == {
-        "GET": 1,
-        "PUT": 2,
-        "POST": 2,
-    }
+    proxy.limit(bytes_per_s=4e6)
+    for ask, wanted in (
+        (lambda: patient.read("big"), BIG),
+        (lambda: patient.put("again", tmp_path / "file")[-2:], '2"'),
+    ):
+        start_s = time.monotonic()
+        assert ask() == wanted
+        assert time.monotonic() - start_s > 1.5
+    assert [proxy.traffic().requests["GET", "folder/big"], proxy.traffic().requests["PUT", "folder/again"]] == [1, 2]
 
 
 def test_a_pickle_connects_anew(place: Bucket) -> None:
