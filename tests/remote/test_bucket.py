@@ -181,7 +181,11 @@ def test_a_body_that_breaks_off_goes_on_where_it_stopped(
         (Hang(seconds=30, after_bytes=10), RemoteError, r"not a byte for remote\.timeout_s = 0\.5 s"),
         (FORBIDDEN, RemoteError, r"denied, 403 .*AccessDenied.*as the environment; ask the bucket's owner"),
         (MISSING, RemoteMissingError, r"is not there \(404 .*name another URL"),
-        (CLOCK_SKEWED, RemoteError, r"the clock of this machine says 20\d\d-.*, that of the store not told; set the"),
+        (
+            CLOCK_SKEWED,
+            RemoteError,
+            r"the clock of this machine says 20\d\d-.*, that of the store is not told; set the",
+        ),
     ],
     ids=repr,
 )
@@ -211,6 +215,16 @@ def test_both_clocks_are_named(at: Callable[..., Bucket]) -> None:
         for ask in (at(store.endpoint).read, at(store.endpoint).info):
             with pytest.raises(RemoteError, match=f"s3://bucket/name: 403 .*RequestTimeTooSkewed.*{what}"):
                 ask("name")
+
+
+def test_the_stores_clock_is_asked_where_its_error_does_not_tell(place: Bucket, proxy: Proxy) -> None:
+    proxy.add(Rule(fault=CLOCK_SKEWED, key="folder/name"))
+    proxy.add(Rule(fault=ClockOff()))
+    off = time.strftime("%a, %d %b %Y", time.gmtime(time.time() + 86_400))
+    with pytest.raises(
+        RemoteError, match=rf"says {time.strftime('%Y-%m-%d', time.gmtime())}T.*, that of the store {off}"
+    ):
+        place.read("name")
 
 
 def test_a_clock_of_the_store_that_is_off_changes_no_byte(place: Bucket, bucket: Bed, proxy: Proxy) -> None:

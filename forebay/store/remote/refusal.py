@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from forebay.config.url import Url
+from forebay.config.url import Url, origin
 from forebay.errors import RemoteError, RemoteExistsError, RemoteMissingError, RemoteReplacedError
 from forebay.store.remote.access import Access
 
@@ -83,7 +85,8 @@ def error_of(refusal: Refusal, where: Url, access: Access, *, tries: int = 1) ->
     """Returns the error that the user sees: bucket and key, what was answered, as whom it was asked, what to do."""
     asked = f"asked at {access.place} as {access.identity}"
     if refusal.code in _SKEWED:
-        return RemoteError(f"{where}: {refusal.words}: {_clocks(refusal)}; set the clock of this machine: {_SET_CLOCK}")
+        clocks = _clocks(refusal, access)
+        return RemoteError(f"{where}: {refusal.words}: {clocks}; set the clock of this machine: {_SET_CLOCK}")
     if refusal.is_token_request:
         return RemoteError(
             f"{where}: no credentials: the environment and the profile have none, and this machine has no role "
@@ -136,10 +139,24 @@ def _allow(access: Access) -> str:
     return "ask the bucket's owner for the right, or choose other credentials by AWS_PROFILE or the environment"
 
 
-def _clocks(refusal: Refusal) -> str:
+def _clocks(refusal: Refusal, access: Access) -> str:
     here = refusal.clocks.get("RequestTime") or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    there = refusal.clocks.get("ServerTime") or "not told"
-    return f"the clock of this machine says {here}, that of the store {there}"
+    there = refusal.clocks.get("ServerTime") or _clock_of(access.endpoint)
+    return f"the clock of this machine says {here}, that of the store {there or 'is not told'}"
+
+
+def _clock_of(endpoint: str | None) -> str:
+    """Returns the date in a store's answer to a request without key or credentials; empty where it has none."""
+    if endpoint is None:
+        return ""
+    scheme, host, port = origin(endpoint)
+    kind = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
+    try:
+        with contextlib.closing(kind(host, port, timeout=5.0)) as connection:
+            connection.request("HEAD", "/")
+            return (connection.getresponse().getheader("Date") or "")[:40]
+    except (OSError, http.client.HTTPException):
+        return ""
 
 
 def _network_words(text: str, timeout_s: float) -> str:
