@@ -114,7 +114,7 @@ def test_a_reset_leaves_its_bytes_to_the_next(tmp_path: Path, bucket: FolderBuck
     wanted = bucket.add("text/00000.tdz", 2 * MB)
     mirror = mirror_of(tmp_path / "node", bucket)
     bucket.fail_at = MB
-    with pytest.raises(RemoteError, match="s3://bucket/data/text/00000.tdz: the connection was reset"):
+    with pytest.raises(RemoteError, match=r"s3://bucket/data/text/00000\.tdz: the connection was reset"):
         mirror.require(wanted)
     bucket.fail_at = None
     mirror.require(wanted)

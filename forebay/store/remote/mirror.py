@@ -83,12 +83,13 @@ class Mirror:
         """Makes sure that the folder is there and says what it is, and that it was opened now."""
         document = {"url": str(self.url), "remote": dataclasses.asdict(self.settings)}
         data, path = json.dumps(document, indent=1).encode(), self.folder / ORIGIN
-        with self.node.room.locked():  # nobody takes it away as unused in between
+        with self.node.room.locked() as held:  # nobody takes it away as unused in between
             self.folder.mkdir(parents=True, exist_ok=True)
             sweep(self.folder)
             if path.is_file() and path.read_bytes() == data:
                 os.utime(path)
             else:
+                self.node.room.take(held, len(data) * (not path.exists()))
                 write_bytes(path, data)
 
     def require(self, wanted: Wanted) -> Path:

@@ -57,6 +57,11 @@ class Wanted:
     number: int = -1
     is_kept: bool = False
 
+    @property
+    def known(self) -> Known:
+        """What the mirror's ledger says of it."""
+        return Known(self.number, self.is_kept)
+
 
 class NodeCache:
     """The files under `remote.shard_dir`. Threads may share it, and processes share its folder."""
@@ -104,7 +109,7 @@ class NodeCache:
                         claim = self.room.claim(
                             place,
                             size_bytes=wanted.size_bytes,
-                            known=Known(wanted.number, wanted.is_kept),
+                            known=wanted.known,
                             distance=distance,
                         )
                         if isinstance(claim, io.FileIO):
@@ -143,7 +148,7 @@ class NodeCache:
             raise _replaced(source.where, wanted, size, found)
         # Without it a machine that dies may leave the name to a file with holes.
         os.fdatasync(file.fileno())
-        os.rename(part, place.target)
+        self.room.finish(place, size_bytes=wanted.size_bytes, known=wanted.known)
         self.counters.add(downloads=1)
         return found
 
