@@ -179,7 +179,7 @@ def test_a_file_that_was_cut_off_is_made_again(tmp_path: Path, bucket: FolderBuc
 
 def test_waiters_do_not_wait_longer_than_a_request_may_take(tmp_path: Path, bucket: FolderBucket) -> None:
     wanted = bucket.add("text/00000.tdz", MB)
-    mirror = mirror_of(tmp_path / "node", bucket, timeout_s=0.3)
+    mirror = mirror_of(tmp_path / "node", bucket, timeout_s=0.3, retries=0)
     part = part_of(mirror.folder / wanted.name, wanted)
     part.parent.mkdir()
     with open(part, "wb") as stopped:

@@ -332,6 +332,7 @@ def test_a_mirror_that_is_open_stays(tmp_path: Path, bucket: FolderBucket) -> No
         bound.require(shards[1])
         assert (old.folder / ORIGIN).exists()
     assert mirror.folder == bound.folder
+    bound.node.shared.listing.took_s = 0.0  # it is counted anew
     bound.require(shards[2])
     assert not (old.folder / ORIGIN).exists()
     assert (old.folder / "metadata.json").exists()  # it is in no ledger

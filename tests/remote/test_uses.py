@@ -70,9 +70,7 @@ def test_a_file_of_another_length_counts_for_nothing(tmp_path: Path, data: bytes
     uses.close()
 
 
-def test_a_file_taken_away_before_it_was_locked_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_taken_away_before_it_was_locked_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = fcntl.flock
 
     def late(*arguments: Any) -> None:
@@ -82,6 +80,6 @@ def test_a_file_taken_away_before_it_was_locked_is_made_again(
 
     monkeypatch.setattr(fcntl, "flock", late)
     uses = ReaderUses(tmp_path, "mirror", num_shards=2)
-    assert [path for path in (tmp_path / FOLDER).iterdir()] == [uses.path]
+    assert list((tmp_path / FOLDER).iterdir()) == [uses.path]
     assert distances(tmp_path, "mirror") is not None
     uses.close()

@@ -19,7 +19,7 @@ import xxhash
 
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url, is_url, parse_url
-from forebay.errors import CacheReplacedError, RemoteError, RemoteMissingError
+from forebay.errors import CacheReplacedError, RemoteDeniedError, RemoteError, RemoteMissingError
 from forebay.store.files import write_bytes
 from forebay.store.held import HeldFile
 from forebay.store.layout import FORMAT_VERSION
@@ -49,6 +49,7 @@ class Mirror:
             bound_bytes=settings.cache_size_bytes,
             max_concurrent=settings.max_concurrent,
             timeout_s=settings.timeout_s,
+            retries=settings.retries,
         )
 
     @cached_property
@@ -185,7 +186,7 @@ def cache_folder(place: str | Path, settings: RemoteConfig) -> Path:
     url = parse_url(str(place))
     try:
         data = Bucket(url, settings).read(FILE_NAME)
-    except RemoteMissingError:
+    except (RemoteMissingError, RemoteDeniedError):
         raise
     except RemoteError as err:
         found = _latest(url, settings)

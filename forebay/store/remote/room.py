@@ -87,6 +87,19 @@ class Room:
         limit = self.shared.limit_bytes
         return self.bound_bytes if limit is None else min(limit, self.bound_bytes)
 
+    @property
+    def free_bytes(self) -> int:
+        """The limit less what is there, as it was last counted; 0 where nobody has counted yet."""
+        try:
+            descriptor = os.open(self.folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return 0
+        try:
+            held = Sum(descriptor).value
+        finally:
+            os.close(descriptor)
+        return 0 if held is None else max(self.limit_bytes - held, 0)
+
     def place(self, target: Path) -> Place:
         """Returns the place of a file of a mirror. Raises ValueError for any other path."""
         mirror, *names = target.absolute().relative_to(self.folder / MIRRORS).parts
