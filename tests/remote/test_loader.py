@@ -221,7 +221,6 @@ def test_no_step_of_an_epoch_that_is_not_run_is_told(remote: Cache) -> None:
     where = (remote.mirror.node.folder, remote.mirror.folder.name)
     loader = make_loader(remote, num_threads=0, epochs=1)
     wanted = told(loader, remote, now=1, steps=len(loader))
-    assert max(wanted) < len(loader) or max(wanted) == NEVER
     batches = iter(loader)
     next(batches)
     wait_until(lambda: distances(*where).tolist() == wanted)  # type: ignore[union-attr]
