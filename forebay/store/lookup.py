@@ -15,6 +15,8 @@ from forebay.store.layout import FORMAT_VERSION
 from forebay.store.memo import FILE_NAME as MEMO_NAME
 from forebay.store.memo import Memo
 from forebay.store.metadata import check_file, check_found, read_metadata
+from forebay.store.remote.origin import forget
+from forebay.store.remote.sources import is_file, localized
 from forebay.store.source_files import (
     ABSENT,
     SourceState,
@@ -104,6 +106,8 @@ def find_cache(config: Config, recipe: KeyedRecipe, *, may_hash: bool = True, me
     its recipe and sources are compared all the same. Raises CacheMismatchError where `loader.cache_dir` is another
     recipe.
     """
+    forget()
+    config = localized(config)
     sealed = _named_cache(config) if config.loader.cache_dir else sealed_caches(config.cache_root)
     if config.loader.cache_dir and sealed[0].metadata["recipe_key"] != recipe.key:
         raise CacheMismatchError(_mismatch(sealed[0], recipe))
@@ -114,7 +118,7 @@ def find_cache(config: Config, recipe: KeyedRecipe, *, may_hash: bool = True, me
         nearest = _nearest(config, recipe, sealed)
         differs = differences(recipe.document, nearest.metadata["recipe"]) if nearest else []
         return Lookup(recipe=recipe, nearest=nearest, differs=differs)
-    memo = Memo(config.cache_root) if memo is None else memo
+    memo = Memo.of(config) if memo is None else memo
     misses: list[tuple[SourceState, Sealed, list[str]]] = []
     for cache, sources in candidates:
         memo.add_file(cache.folder / MEMO_NAME)
@@ -188,11 +192,11 @@ def _require_confined(config: Config, cache: Sealed, sources: Sequence[StoredSou
             continue
         if (real := leads_out(path, config.source.manifests[source.entry])) is not None:
             raise CacheMismatchError(
-                f"{cache.folder}: it was made of {source.name!r}, which is {str(real)!r}; source.confined allows no "
+                f"{cache.folder}: it was made of {source.name!r}, which is {real!r}; source.confined allows no "
                 "place outside of the manifest's folder: move the file there, or set source.confined = false for a "
                 "cache that you trust"
             )
-        if not path.is_file() and cache.metadata.get(CONFINED) is not True:
+        if not is_file(path) and cache.metadata.get(CONFINED) is not True:
             raise CacheMismatchError(
                 f"{cache.folder}: {source.name!r} is not here, and the cache was built without source.confined, so "
                 "nothing says where it lay; put the raw data back, or set source.confined = false for a cache that "
