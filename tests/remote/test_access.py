@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import parse_url
-from forebay.errors import ConfigError, RemoteError
+from forebay.errors import ConfigError, RemoteDeniedError, RemoteError
 from forebay.store.remote.access import Access, decide, store_options
 from forebay.store.remote.bucket import Bucket
 from forebay.store.remote.ledger import ORIGIN
@@ -432,6 +432,6 @@ def test_who_was_denied_is_named(anonymous: bool, identity: str, monkeypatch: py
     with fake_store(lambda _: error(403, "AccessDenied")) as store:
         monkeypatch.setenv("AWS_ENDPOINT_URL", store.endpoint)
         with pytest.raises(
-            RemoteError, match=f"s3://bucket/folder/name: denied, 403 Forbidden.*AccessDenied.*{identity}"
+            RemoteDeniedError, match=f"s3://bucket/folder/name: denied, 403 Forbidden.*AccessDenied.*{identity}"
         ):
             bucket(anonymous=anonymous).info("name")

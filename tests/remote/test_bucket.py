@@ -36,6 +36,7 @@ from forebay.config.url import parse_url
 from forebay.errors import (
     ConfigError,
     MissingExtraError,
+    RemoteDeniedError,
     RemoteError,
     RemoteExistsError,
     RemoteMissingError,
@@ -179,7 +180,7 @@ def test_a_body_that_breaks_off_goes_on_where_it_stopped(
         (Truncate(after_bytes=10), RemoteError, "the body ended early; asked 3 times"),
         (Hang(seconds=30), RemoteError, r"not a byte for remote\.timeout_s = 0\.5 s; asked 3 times"),
         (Hang(seconds=30, after_bytes=10), RemoteError, r"not a byte for remote\.timeout_s = 0\.5 s"),
-        (FORBIDDEN, RemoteError, r"denied, 403 .*AccessDenied.*as the environment; ask the bucket's owner"),
+        (FORBIDDEN, RemoteDeniedError, r"denied, 403 .*AccessDenied.*as the environment; ask the bucket's owner"),
         (MISSING, RemoteMissingError, r"is not there \(404 .*name another URL"),
         (
             CLOCK_SKEWED,
