@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import logging
 import os
@@ -122,6 +123,11 @@ def test_a_stranger_who_is_asked_anonymously_sees_no_key(
     with fake_store(hello, host="127.0.0.2") as own:
         # obstore takes this variable before any endpoint that it is told.
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", own.endpoint)
+        # obstore sends this key with every request, signed or not.
+        monkeypatch.setenv("AWS_SERVER_SIDE_ENCRYPTION", "sse-c")
+        monkeypatch.setenv(
+            "AWS_SSE_CUSTOMER_KEY_BASE64", base64.b64encode(b"a customer's key, of 32 bytes 32").decode()
+        )
         stranger = bucket(endpoint=store.endpoint, anonymous=True)
         assert stranger.read("name") == b"hello"
         stranger.info("name")
@@ -129,6 +135,7 @@ def test_a_stranger_who_is_asked_anonymously_sees_no_key(
         assert own.asked == []
     assert len(store.asked) >= 3
     assert all(map(is_unsigned, store.asked))
+    assert not any("customer" in name for asked in store.asked for name in asked.headers)
 
 
 def test_anonymous_looks_for_no_credential(store: FakeStore, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:

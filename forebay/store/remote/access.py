@@ -117,6 +117,9 @@ def store_options(url: Url, access: Access) -> dict[str, Any]:
         found |= {"endpoint": access.endpoint, "aws_endpoint_url_s3": access.endpoint}
     if access.region:
         found["region"] = access.region
+    if access.is_anonymous and _customer_key():
+        # obstore would send the customer's own key with every request, signed or not.
+        found["server_side_encryption"] = "AES256"
     if access.keys is not None:
         found["credential_provider"] = _provider(access.keys)
     return found
@@ -206,6 +209,10 @@ def _region(profile: Profile | None) -> str | None:
     if os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or profile is None:
         return None
     return profile.region
+
+
+def _customer_key() -> bool:
+    return any(name.upper() == "AWS_SSE_CUSTOMER_KEY_BASE64" for name in os.environ)
 
 
 def _has_keys() -> bool:
