@@ -97,8 +97,7 @@ class DownloadsAhead:
         for shard in needed[np.argsort(steps[needed], kind="stable")].tolist():
             if shard in self._flying or self._again.get(shard, 0.0) > clock:
                 continue
-            mirror = self._shards.mirrors[self._shards.place(shard)[0]]
-            if all(map(mirror.has, self._shards.files(shard))):
+            if self._shards.is_here(shard):
                 self._is_here[shard] = True
             else:
                 yield shard
