@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from forebay.plan.remote_cost import node_ranks
 from forebay.store.remote.shards import RemoteShards
@@ -82,5 +83,5 @@ class NodeTraffic:
 
 
 def _traffic(values: Sequence[int]) -> Traffic:
-    *counts, stall_ns = values
-    return Traffic(*counts, stall_ns / _NS)
+    counts: dict[str, Any] = dict(zip(_NAMES, values, strict=True))
+    return Traffic(**{**counts, "stall_s": counts["stall_s"] / _NS})
