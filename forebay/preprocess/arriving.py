@@ -17,8 +17,8 @@ from typing import Any, Generic, TypeVar
 
 from tqdm import tqdm
 
-from forebay.config.remote import GB
 from forebay.config.data import SourceConfig
+from forebay.config.remote import GB
 from forebay.errors import ForebayError
 from forebay.preprocess.pool import Map
 from forebay.store.memo import SIZE
