@@ -64,6 +64,7 @@ _ORDER = (
     "limits",
     "readers",
     "node",
+    "remote_store",
     "soak",
 )
 
