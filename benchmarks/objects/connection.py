@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from email.utils import format_datetime, parsedate_to_datetime
 from http import HTTPStatus
 from xml.sax.saxutils import escape
 
-from benchmarks.objects.faults import ClockOff, Fault, Hang, Replace, Reset, Rules, Status, Truncate
+from benchmarks.objects.faults import ClockOff, Corrupt, Fault, Hang, Names, Replace, Reset, Rules, Status, Truncate
 from benchmarks.objects.link import Link
+from benchmarks.objects.listing import page
 from benchmarks.objects.message import PIECE, GoneError, Head, Target, Wire
 from benchmarks.objects.traffic import Exchange, Recorder
 
@@ -29,6 +31,7 @@ class Conditions:
     up: Link
     rules: Rules = field(default_factory=Rules)
     recorder: Recorder = field(default_factory=Recorder)
+    creates: threading.Lock = field(default_factory=threading.Lock)
     ended: threading.Event = field(default_factory=threading.Event)
 
     def wait(self, seconds: float) -> None:
@@ -50,44 +53,61 @@ class Connection:
         head = self._client.head()
         target = Target.of(head)
         fault = self._conditions.rules.fault_of(target.method, target.key)
-        record = Exchange(method=target.method, key=target.key, range=head.get("range"), fault=fault)
+        record = _record(head, target, fault)
         self._conditions.recorder.begin(record)
         try:
             self._conditions.wait(self._conditions.latency_s)
-            if isinstance(fault, Replace):
-                head = head.but(first=target.line(fault.key))
-            lives = self._refuse(head, record, fault) if isinstance(fault, Status) else self._pass(head, record, fault)
-            return lives and not head.closes
+            return self._meet(head, target, record) and not head.closes
         finally:
             self._conditions.recorder.end(record)
 
-    def _refuse(self, head: Head, record: Exchange, fault: Status) -> bool:
+    def _meet(self, head: Head, target: Target, record: Exchange) -> bool:
+        match record.fault:
+            case Status(status=status, code=code, message=message):
+                text = f"<Error><Code>{code}</Code><Message>{escape(message)}</Message></Error>"
+                return self._make_up(head, record, status=status, body=text.encode())
+            case Names(count=count, size=size):
+                body = page(target.query, bucket=target.bucket, count=count, size=size)
+                return self._make_up(head, record, status=200, body=body)
+            case Replace(key=key):
+                return self._pass(head.but(first=target.line(key)), record)
+            case Reset(after_bytes=None):
+                self._reset()
+        return self._pass(head, record)
+
+    def _make_up(self, head: Head, record: Exchange, *, status: int, body: bytes) -> bool:
+        """Answers without the server."""
         for _ in self._upload(head, record):
             pass
-        text = f"<Error><Code>{fault.code}</Code><Message>{escape(fault.message)}</Message></Error>"
-        body = b"" if record.method == "HEAD" else text.encode()
-        first = f"HTTP/1.1 {fault.status} {HTTPStatus(fault.status).phrase}"
+        body = b"" if record.method == "HEAD" else body
+        first = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"
         answer = Head(first=first, headers=(("Content-Type", "application/xml"), ("Content-Length", str(len(body)))))
-        record.status = fault.status
+        record.status = status
         record.sent = record.promised = len(body)
         self._conditions.recorder.end(record)
         self._client.sock.sendall(answer.encode() + body)
         return True
 
-    def _pass(self, head: Head, record: Exchange, fault: Fault | None) -> bool:
-        if isinstance(fault, Reset) and fault.after_bytes is None:
-            self._reset()
-        self._server.sock.sendall(head.but(expect=None).encode())
-        for part in self._upload(head, record):
-            self._server.sock.sendall(part)
-            if isinstance(fault, Reset) and record.received >= (fault.after_bytes or 0):
-                self._reset()
-        answer = self._server.head()
+    def _pass(self, head: Head, record: Exchange) -> bool:
+        """Lets the server answer. Whoever creates an object waits until the creator before has an answer."""
+        fault = record.fault
+        upload: Iterable[bytes | memoryview] = self._upload(head, record)
+        creates = head.get("if-none-match") == "*"
+        if creates:
+            upload = [bytes(part) for part in upload]
+        # moto looks for the object first and stores it later, so that two creators at once would both succeed.
+        with self._conditions.creates if creates else contextlib.nullcontext():
+            self._server.sock.sendall(head.but(expect=None).encode())
+            for part in upload:
+                self._server.sock.sendall(part)
+                if isinstance(fault, Reset) and record.received >= (fault.after_bytes or 0):
+                    self._reset()
+            answer = self._server.head()
         if isinstance(fault, Hang) and fault.after_bytes is None:
             self._conditions.wait(fault.seconds)
         if isinstance(fault, ClockOff):
             answer = _moved(answer, fault.seconds)
-        self._answer(answer, record, fault)
+        self._answer(answer, record)
         return not answer.closes
 
     def _upload(self, head: Head, record: Exchange) -> Iterator[memoryview]:
@@ -100,7 +120,7 @@ class Connection:
             record.received += len(part)
             yield part
 
-    def _answer(self, answer: Head, record: Exchange, fault: Fault | None) -> None:
+    def _answer(self, answer: Head, record: Exchange) -> None:
         record.status = int(answer.first.split(" ")[1])
         bodiless = record.method == "HEAD" or record.status in (204, 304)
         if answer.chunked and not bodiless:
@@ -112,15 +132,18 @@ class Connection:
         if not length:
             self._conditions.recorder.end(record)
         self._client.sock.sendall(answer.encode())
-        at = getattr(fault, "after_bytes", None)
+        at = getattr(record.fault, "after_bytes", None)
         begin = length if at is None else min(at, length)
         self._download(begin, record)
         if at is not None:
-            self._interrupt(fault)
+            self._interrupt(record.fault)
             self._download(length - begin, record)
 
     def _download(self, length: int, record: Exchange) -> None:
         for part in self._through(self._conditions.down, self._server, length):
+            match record.fault:
+                case Corrupt(at=at) if 0 <= at - record.sent < len(part):
+                    part = _corrupted(part, at - record.sent)
             record.sent += len(part)
             if record.sent == record.promised:  # counted first: who has the last byte finds the counts complete
                 self._conditions.recorder.end(record)
@@ -144,6 +167,23 @@ class Connection:
         self._client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST_ON_CLOSE)
         self._client.sock.close()
         raise GoneError
+
+
+def _record(head: Head, target: Target, fault: Fault | None) -> Exchange:
+    return Exchange(
+        method=target.method,
+        key=target.key,
+        range=head.get("range"),
+        if_match=head.get("if-match"),
+        signed=head.get("authorization") is not None,
+        fault=fault,
+    )
+
+
+def _corrupted(part: memoryview, at: int) -> memoryview:
+    data = bytearray(part)
+    data[at] ^= 1
+    return memoryview(data)
 
 
 def _moved(answer: Head, seconds: float) -> Head:

@@ -59,7 +59,22 @@ class ClockOff:
     seconds: float = 86_400.0
 
 
-Fault = Status | Reset | Truncate | Hang | Replace | ClockOff
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Corrupt:
+    """One bit of the answer's body is another, at byte `at`. Length and etag stay what they were."""
+
+    at: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Names:
+    """A LIST finds `count` objects that nobody has put: moto takes minutes to list a million."""
+
+    count: int
+    size: int = 1
+
+
+Fault = Status | Reset | Truncate | Hang | Replace | ClockOff | Corrupt | Names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 _MOST_OF_A_HEAD = 1 << 16
 PIECE = 1 << 18
@@ -62,6 +62,7 @@ class Target:
     method: str
     bucket: str
     key: str
+    query: dict[str, str]
 
     @staticmethod
     def of(head: Head) -> Target:
@@ -69,9 +70,10 @@ class Target:
         method, url, _ = head.first.split(" ", 2)
         parts = urlsplit(url)
         bucket, _, key = parts.path.lstrip("/").partition("/")
+        query = dict(parse_qsl(parts.query, keep_blank_values=True))
         if method == "GET" and not key:
-            return Target(method="LIST", bucket=bucket, key=parse_qs(parts.query).get("prefix", [""])[0])
-        return Target(method=method, bucket=bucket, key=unquote(key))
+            return Target(method="LIST", bucket=bucket, key=query.get("prefix", ""), query=query)
+        return Target(method=method, bucket=bucket, key=unquote(key), query=query)
 
     def line(self, key: str) -> str:
         """Returns the request line that asks the same of another key."""

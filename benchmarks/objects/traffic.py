@@ -17,6 +17,9 @@ class Exchange:
     """GET, HEAD, PUT, POST, DELETE, or LIST, whose key is the prefix."""
     key: str
     range: str | None = None
+    if_match: str | None = None
+    signed: bool = False
+    """Says if the request carried an Authorization header."""
     fault: Fault | None = None
     status: int | None = None
     """None until the answer begins, and for ever if a fault left none."""
