@@ -9,7 +9,7 @@ PEERS_INSTALLED := $(PEERS)/.installed
 PINNED := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 BENCHMARKS := $(filter-out __init__ data picture report,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: demo test faults check format config-docs bench bench-tiny bench-peers images wheel clean
+.PHONY: demo test test-wide faults check format config-docs bench bench-tiny bench-peers images wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/forebay preprocess configs/demo_speech.toml
@@ -20,7 +20,11 @@ demo: $(INSTALLED)
 	$(PINNED) $(BIN)/forebay train configs/demo_vision.toml
 
 test: $(INSTALLED)
-	$(PINNED) $(BIN)/python -m pytest -n 2 --dist loadfile --durations=20
+	$(PINNED) $(BIN)/python -m pytest -n 2 --dist loadfile --durations=20 -m "not wide"
+
+# The tests that take long for what they add to `make test`: before an issue is closed.
+test-wide: $(INSTALLED)
+	$(PINNED) $(BIN)/python -m pytest -n 2 --dist loadfile --durations=20 -m wide
 
 # All rows of the fault table with their long counts. They take an hour or more. An interrupted run goes on where it was. The command
 # ends with 1 if an outcome was wrong. `python -m tests.faults --row kill` runs one row; `--folder /dev/shm` is faster, in memory.
@@ -52,6 +56,7 @@ bench-tiny: $(INSTALLED)
 bench-peers: $(PEERS_INSTALLED)
 	$(PINNED) $(PEERS)/bin/python -m benchmarks.formats --plot build/formats.png
 	$(PINNED) $(PEERS)/bin/python -m benchmarks.writer
+	$(PINNED) $(PEERS)/bin/python -m benchmarks.remote
 
 # The pictures: of the README, from the tables of the result pages, and of ARCHITECTURE.md, from the rooms on disk.
 images: $(INSTALLED)
@@ -74,7 +79,7 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 
 $(PEERS_INSTALLED): constraints.txt benchmarks/requirements-peers.txt benchmarks/requirements-peers-alone.txt
 	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report]'
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report,remote]'
 	@grep -v '^#' benchmarks/requirements-peers.txt | while read -r peer; do \
 	  $(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt "$$peer" || echo "$$peer does not install here"; done
 	$(PEERS)/bin/pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/requirements-peers-alone.txt || true

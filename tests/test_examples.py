@@ -102,6 +102,7 @@ def test_a_torchtitan_dataloader_of_two_ranks_goes_on_with_one(of_dataloaders: d
     assert_equal_batches(of_dataloaders["torchtitan_dataloader"], num_batches=8)
 
 
+@pytest.mark.wide
 def test_packs_under_torch_s_dataloader_are_those_of_the_loader(folder: Path) -> None:
     output = output_of("vision_dataloader", folder, config="demo_vision")
     assert_equal_batches("\n".join(re.findall(r"^pack .*$", output, re.MULTILINE)), num_batches=7)

@@ -10,7 +10,6 @@ import contextlib
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable
 from types import TracebackType
 
 from benchmarks.objects.connection import Conditions, Connection
@@ -30,13 +29,14 @@ class Proxy:
         self._upstream = upstream
         self._conditions = Conditions(latency_s=latency_s, down=Link(bytes_per_s), up=Link(bytes_per_s))
         self._sockets: set[socket.socket] = set()
+        self._acceptor = threading.Thread(target=self._accept, name="proxy", daemon=True)
         self._threads: list[threading.Thread] = []
         self._listener = socket.socket()
 
     def __enter__(self) -> Proxy:
         self._listener.bind(("127.0.0.1", 0))
         self._listener.listen(128)
-        self._start(self._accept)
+        self._acceptor.start()
         return self
 
     def __exit__(
@@ -46,7 +46,8 @@ class Proxy:
         for sock in (self._listener, *list(self._sockets)):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
-        for thread in list(self._threads):
+        self._acceptor.join()  # first: after it no thread begins
+        for thread in self._threads:
             thread.join()
         self._listener.close()
 
@@ -88,18 +89,15 @@ class Proxy:
         """Bytes that answers under way have promised and not sent yet."""
         return self.traffic().in_flight
 
-    def _start(self, target: Callable[..., None], *args: socket.socket) -> None:
-        thread = threading.Thread(target=target, args=args, name="proxy", daemon=True)
-        self._threads = [one for one in self._threads if one.is_alive()] + [thread]
-        thread.start()
-
     def _accept(self) -> None:
         while not self._conditions.ended.is_set():
             try:
                 client, _ = self._listener.accept()
             except OSError:  # the listener was shut down
                 return
-            self._start(self._serve, client)
+            thread = threading.Thread(target=self._serve, args=(client,), name="proxy", daemon=True)
+            self._threads = [one for one in self._threads if one.is_alive()] + [thread]
+            thread.start()
 
     def _serve(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError, GoneError), client, socket.create_connection(self._upstream) as server:

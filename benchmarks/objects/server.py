@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import http.client
 import logging
+import os
 import threading
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,24 @@ if TYPE_CHECKING:
 
 REGION = "us-east-1"
 ACCESS_KEY = SECRET_KEY = "testing"
+_FOREIGN = ("AWS_", "GOOGLE", "AZURE", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _ONE_A_PROCESS = threading.Lock()  # moto keeps one state a process: the end of one server would empty another
+
+
+def environment(endpoint: str, *, profiles: Path) -> dict[str, str]:
+    """Returns this process's variables without what names another store, a profile or an HTTP proxy.
+
+    They name the endpoint and dummy keys instead. `profiles` is a folder without files.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.upper().startswith(_FOREIGN)}
+    return kept | {
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_REGION": REGION,
+        "AWS_CONFIG_FILE": str(profiles / "config"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(profiles / "credentials"),
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +64,7 @@ class Bucket:
         return S3Store(
             self.name,
             endpoint=self.endpoint,
+            aws_endpoint_url_s3=self.endpoint,  # of the two, AWS_ENDPOINT_URL_S3 of the environment would win
             access_key_id=ACCESS_KEY,
             secret_access_key=SECRET_KEY,
             region=REGION,
@@ -62,6 +82,11 @@ class Bucket:
         store = self.store()
         for key, data in objects:
             obstore.put(store, key, data, use_multipart=False)
+
+    def put_folder(self, folder: Path, prefix: str) -> None:
+        """Puts the folder's files under `prefix`, with their names relative to the folder."""
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        self.put_all((f"{prefix}/{path.relative_to(folder).as_posix()}", path.read_bytes()) for path in files)
 
     def get(self, key: str) -> bytes:
         """Returns the object's bytes."""
@@ -131,6 +156,7 @@ class ObjectServer:
     def _ask(self, method: str, path: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         with contextlib.closing(http.client.HTTPConnection(*self.address)) as connection:
             connection.request(method, path, headers=headers)
-            status = connection.getresponse().status
-        if status != 200:
-            raise RuntimeError(f"moto answered {status} to {method} {path}, 200 expected")
+            answer = connection.getresponse()
+            text = answer.read().decode()
+        if answer.status != 200:
+            raise RuntimeError(f"moto answered {answer.status} to {method} {path}, 200 expected: {text}")

@@ -13,13 +13,13 @@ _NOISE_ROWS = 10_007
 """A prime: no two samples of one length are the same."""
 
 
-def speech(count: int = 3_000) -> Workload:
+def speech(count: int = 3_000, *, rows_per_shard: int = 512) -> Workload:
     """Returns workload A: float16 log-mel [T, 128], 100 frames/s, usual durations, and about 6 tokens a second."""
     rng = np.random.default_rng(0)
     frames = np.minimum(usual_durations(count) // FRAME_SAMPLES, 3000).astype(np.int64)
     tokens = np.maximum(frames * 6 // 100 + rng.integers(-4, 5, count), 2)
     noise = rng.standard_normal((_NOISE_ROWS, N_MELS), dtype=np.float32).astype(np.float16)
-    return _workload("A", noise, frames, tokens, rows_per_shard=512)
+    return _workload("A", noise, frames, tokens, rows_per_shard=rows_per_shard)
 
 
 def packs(count: int = 60) -> Workload:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.objects import server as objects
 from benchmarks.objects.proxy import Proxy
-from benchmarks.objects.server import ACCESS_KEY, REGION, SECRET_KEY, Bucket, ObjectServer
+from benchmarks.objects.server import Bucket, ObjectServer
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +36,10 @@ def proxy(server: ObjectServer) -> Iterator[Proxy]:
 @pytest.fixture
 def environment(proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process's variables name the proxy and dummy keys, and no profile of the machine."""
-    for name in os.environ:
-        if name.startswith(("AWS_", "GOOGLE", "AZURE")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-    monkeypatch.setenv("AWS_REGION", REGION)
     profiles = tmp_path / "no-profiles"
     profiles.mkdir()
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(profiles / "config"))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(profiles / "credentials"))
+    variables = objects.environment(proxy.endpoint, profiles=profiles)
+    for name in os.environ.keys() - variables.keys():
+        monkeypatch.delenv(name)
+    for name in (name for name in variables if name.startswith("AWS_")):
+        monkeypatch.setenv(name, variables[name])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import obstore
 import pytest
 from obstore.exceptions import AlreadyExistsError
+from obstore.store import HTTPStore
 
 from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket, ObjectServer
@@ -44,3 +45,23 @@ def test_the_proxy_passes_all_and_counts(bucket: Bucket, proxy: Proxy) -> None:
     assert traffic.received == len(data)
     assert [one.range for one in traffic.exchanges if one.method == "GET"] == [None, "bytes=5-299"]
     assert proxy.in_flight == 0
+
+
+def test_a_process_has_one_server(server: ObjectServer) -> None:
+    with pytest.raises(RuntimeError, match="one state a process"), ObjectServer():
+        pass
+    assert server.make_bucket().names() == []
+
+
+def test_an_error_of_moto_is_shown(server: ObjectServer) -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)400 to PUT /x, 200 expected: .*InvalidBucketName"):
+        server.make_bucket("x")
+
+
+def test_a_public_bucket_is_a_plain_web_server_too(server: ObjectServer, proxy: Proxy) -> None:
+    public = server.make_bucket(public=True)
+    public.put("tars/a.tar", b"0123456789")
+    web = HTTPStore(f"{proxy.endpoint}/{public.name}", client_options={"allow_http": True})
+    assert bytes(obstore.get(web, "tars/a.tar").bytes()) == b"0123456789"
+    assert bytes(obstore.get_range(web, "tars/a.tar", start=2, length=3)) == b"234"
+    assert proxy.requests == {("GET", "tars/a.tar"): 2}

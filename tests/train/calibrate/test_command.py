@@ -46,6 +46,7 @@ def calibrate(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 # 20 s of CPU: seven buckets, each with two probes and a trial, in one process that forks for them.
+@pytest.mark.wide
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the way without a device")
 def test_the_demo_is_calibrated_and_planned_and_kept(
@@ -100,6 +101,7 @@ def test_packs_are_calibrated_in_tokens_and_patches(
     assert document["settings"] == [f"seq_len = {entry['seq_len']}", f"max_patches = {entry['max_patches']}"]
 
 
+@pytest.mark.wide
 def test_grad_acc_makes_the_target_over_all_ranks(
     calibrate: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +183,7 @@ def test_a_cache_that_is_not_there_ends_with_3(tmp_path: Path, capsys: pytest.Ca
 
 
 # 20 s of CPU: two ranks import torch and train.
+@pytest.mark.wide
 def test_two_ranks_verify_what_was_calibrated(root: Path, tmp_path: Path) -> None:
     table: dict[str, Any] = {name: {"batch_size": 2 + place, "grad_acc": 1} for place, name in enumerate(NAMES)}
     out = tmp_path / "sizes.json"

@@ -58,6 +58,7 @@ def document(root: Path, printed: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.wide
 def test_the_documented_command_prints_its_table_and_writes_it(root: Path, printed: str) -> None:
     folder = root / "runs/prompts/compare"
     assert printed.startswith("# prompts: the config's own way against uncached\n")
@@ -68,6 +69,7 @@ def test_the_documented_command_prints_its_table_and_writes_it(root: Path, print
     assert sorted(path.name for path in (folder / "logs").iterdir()) == ["config.log", "uncached.log"]
 
 
+@pytest.mark.wide
 def test_cached_and_uncached_losses_are_equal_to_the_last_bit(document: dict[str, Any]) -> None:
     own, uncached = document["arms"]["config"], document["arms"]["uncached"]
     assert len(own["losses"]) == 20
@@ -77,6 +79,7 @@ def test_cached_and_uncached_losses_are_equal_to_the_last_bit(document: dict[str
     assert own["losses"][-1] < own["losses"][0]
 
 
+@pytest.mark.wide
 def test_the_document_has_the_figures_of_a_cpu(document: dict[str, Any]) -> None:
     assert (document["steps"], document["blocks"], document["device"]) == (20, 3, None)
     for arm in document["arms"].values():
@@ -88,10 +91,12 @@ def test_the_document_has_the_figures_of_a_cpu(document: dict[str, Any]) -> None
     assert document["arms"]["uncached"]["first_batch_s"] > 0
 
 
+@pytest.mark.wide
 def test_the_run_s_folder_has_no_checkpoint_of_a_comparison(root: Path, printed: str) -> None:
     assert sorted(path.name for path in (root / "runs/prompts").iterdir()) == ["compare"]
 
 
+@pytest.mark.wide
 def test_without_matplotlib_a_line_names_the_extra(root: Path, printed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtraError, match=r"the picture needs matplotlib .*pip install 'forebay\[report\]'"):
@@ -212,6 +217,7 @@ def runs(root: Path) -> tuple[Path, Path]:
     return folders[0], folders[1]
 
 
+@pytest.mark.wide
 def test_two_runs_stand_beside_each_other(
     runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -214,6 +214,7 @@ def test_a_run_says_one_line_a_set_and_the_command_evaluates_its_last_checkpoint
     assert document["checkpoint"] == str(demo / "qwen3_asr_model")
 
 
+@pytest.mark.wide
 def test_two_ranks_have_the_wer_of_one_exactly(demo: Path, tmp_path: Path) -> None:
     """Batches of three on two ranks, an odd number of them: the last step has a filler, which must not count."""
     arguments = [demo, tmp_path]
