@@ -22,6 +22,7 @@ from forebay.store.held import HeldFile, HeldFolder
 from forebay.store.image.codec import StoredImages
 from forebay.store.layout import FORMAT_VERSION, ROW_BITS, ROW_MASK, Array, FieldSpec, Group
 from forebay.store.metadata import check_file, checked_fields, groups_of, load_array, read_metadata
+from forebay.store.remote.columns import ToldColumns, dump_columns, told_columns
 from forebay.store.remote.mirror import Mirror, cache_folder
 from forebay.store.remote.node import Wanted
 from forebay.store.shard import (
@@ -367,14 +368,30 @@ class Cache(SampleSource):
         """
         from forebay.store.row_table import categories
 
+        if self._told is not None and (found := self._told.categories(name)) is not None:
+            return found
         return categories(self._sample_columns(), name)
 
     def ids_digest(self) -> str:
         """Returns the digest of the samples' ids in their order, all of which are read; the key if there are none."""
         from forebay.store.row_table import strings_digest
 
+        if self._told is not None:
+            return self._told.ids_digest
         columns = self._sample_columns()
         return strings_digest(columns.column("sample_id")) if "sample_id" in columns.fields else self.key
+
+    @cached_property
+    def _told(self) -> ToldColumns | None:
+        """What the store tells of all samples at once."""
+        return None if self.mirror is None else told_columns(self.mirror, key=self.key, num_samples=self._length)
+
+    def told(self) -> bytes:
+        """Returns what a store is to tell of all samples at once, see `ToldColumns`."""
+        names = [name for name, field in self._sample_columns().fields.items() if field.dtype == "str"]
+        found = {name: self.categories(name) for name in names if name not in ("sample_id", "text")}
+        columns = {name: values for name, values in found.items() if values is not None}
+        return dump_columns(self.key, self.ids_digest(), columns)
 
     def _sample_columns(self) -> SampleColumns:
         """Returns the table fields that have a row a sample: the media rows of a vision cache are images."""
