@@ -17,9 +17,9 @@ import numpy as np
 import xxhash
 
 from forebay.errors import RemoteError, RemoteMissingError
-from forebay.store.files import write_bytes
 from forebay.store.layout import Array
 from forebay.store.remote.mirror import Mirror
+from forebay.store.remote.node import Wanted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -103,6 +103,5 @@ def told_columns(mirror: Mirror, *, key: str, num_samples: int) -> ToldColumns |
         logger.warning("%s/%s is left out, and every shard is asked instead: %s", mirror.url, NAME, err)
         path.unlink(missing_ok=True)
         return None
-    if not path.is_file():
-        write_bytes(path, data)
+    mirror.node.keep(path, Wanted(name=NAME, size_bytes=len(data), is_kept=True), data)
     return told
