@@ -15,7 +15,7 @@ import pytest
 import forebay
 from benchmarks.objects.faults import FORBIDDEN, SERVER_ERROR, Rule
 from benchmarks.objects.proxy import Proxy
-from benchmarks.objects.server import Bucket
+from benchmarks.objects.server import Bucket, ObjectServer
 from forebay.config import Config, RemoteConfig
 from forebay.config.url import parse_url
 from forebay.errors import (
@@ -35,6 +35,7 @@ from forebay.store.remote.columns import dump_columns, parse_columns
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.transfer import push
 from forebay.store.temporary import TEMPORARY_MARK
+from forebay.store.verify import verify_folder
 from forebay.train.select import make_loader, select
 from tests.commands import inspect, inspected, inspected_json, run, run_json
 from tests.preprocess.corpus import Corpus, speech_corpus
@@ -235,7 +236,7 @@ def test_what_was_built_and_not_pushed_is_found_first_and_pushed_by_the_next_run
     config: Config, proxy: Proxy, corpus: Corpus, root: str, bucket: Bucket, caplog: pytest.LogCaptureFixture
 ) -> None:
     proxy.add(Rule(fault=SERVER_ERROR, method="PUT", key="*.tdz", after=2))
-    with pytest.raises(RemoteError, match="InternalError|500") as caught:
+    with pytest.raises(RemoteError, match=r"InternalError|500") as caught:
         build_here(config)
     name = stand_in_caches(config)[0]
     note = getattr(caught.value, "__notes__", [""])[0]
@@ -354,7 +355,7 @@ def test_caches_by_url(config: Config, corpus: Corpus, root: str, tmp_path: Path
     assert cache.place == built.cache
     assert f"Cache('{built.cache}', key={built.key[:16]}" in repr(cache)
     assert shards_here(tmp_path / "other") == []
-    again = pickle.loads(pickle.dumps(cache))
+    again = pickle.loads(pickle.dumps(cache))  # noqa: S301
     assert (again.place, again.key) == (built.cache, built.key)
     assert (again.read(0)["waveform"] == cache.read(0)["waveform"]).all()
     with pytest.raises(
@@ -473,10 +474,16 @@ def test_a_log_of_a_run_names_the_url(config: Config, tmp_path: Path) -> None:
     assert Mirror.of(cache.folder) is not None  # type: ignore[attr-defined]
 
 
-def test_a_web_server_gives_a_cache(bucket: Bucket, config: Config, tmp_path: Path) -> None:
-    folder = make_cache(tmp_path / "made", num_samples=3)
-    push(folder, parse_url(f"{bucket.url}/x"), config.remote)
-    assert len(open_cache(f"{bucket.url}/x", remote=config.remote)) == 3
+def test_a_web_server_gives_a_cache_without_credentials(
+    server: ObjectServer, proxy: Proxy, config: Config, tmp_path: Path
+) -> None:
+    bucket = server.make_bucket(public=True)
+    push(make_cache(tmp_path / "made", num_samples=3), parse_url(f"{bucket.url}/x"), config.remote)
+    url = f"{proxy.endpoint}/{bucket.name}/x"
+    cache = open_cache(url, remote=config.remote)
+    assert (len(cache), cache.place) == (3, url)
+    assert cache.read(2)
+    assert verify_folder(cache.folder).ok
 
 
 def test_documents_of_the_node_hold_no_secret(config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
