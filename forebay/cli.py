@@ -19,7 +19,7 @@ from forebay.config import Config
 from forebay.config.load import read_remote
 from forebay.config.remote import RemoteConfig
 from forebay.config.tree import stand_in
-from forebay.config.url import is_url, place_of
+from forebay.config.url import is_url, url_or_path
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
 from forebay.steps.recipe import load_config
 from forebay.store.files import is_refusal, refusal
@@ -157,7 +157,7 @@ def _command(
 def _place(text: str) -> str:
     """Returns a URL of the command line, or the absolute path of a folder."""
     try:
-        place = place_of(text)
+        place = url_or_path(text)
     except ConfigError as err:
         raise argparse.ArgumentTypeError(str(err)) from err
     return place if is_url(place) else os.path.abspath(place)
@@ -166,7 +166,7 @@ def _place(text: str) -> str:
 def _path(text: str) -> Path:
     """Returns a path of the command line, which is of this machine."""
     try:
-        place = place_of(text)
+        place = url_or_path(text)
     except ConfigError as err:
         raise argparse.ArgumentTypeError(str(err)) from err
     if is_url(place):
@@ -275,7 +275,7 @@ def _inspect(options: argparse.Namespace) -> int:
         return run_usage(_path(options.usage), as_json=options.json, remote=_remote(options))
     if options.config is None:
         raise ConfigError("inspect needs a cache folder or URL or a config, or --usage FILE")
-    place = place_of(options.config)
+    place = url_or_path(options.config)
     path = Path(place)
     if not is_url(place) and not path.exists():
         raise ConfigError(f"{path}: no such cache, plan or config; name a folder, a URL or a TOML file")

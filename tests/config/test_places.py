@@ -13,7 +13,7 @@ from forebay import load_config
 from forebay.config import RemoteConfig
 from forebay.config.load import read_remote
 from forebay.config.tree import stand_in
-from forebay.config.url import place_of
+from forebay.config.url import url_or_path
 from forebay.errors import ConfigError
 from forebay.steps.recipe import recipe_of
 from tests.store.sealed import DEMO_MODEL
@@ -91,7 +91,7 @@ def test_a_path_that_was_made_of_a_url_is_refused() -> None:
         load_config(document(source={"manifest": ["data", Path("s3://b/x")]}))
     with pytest.raises(ConfigError, match=r"'s3:/b/x' is what a Path makes of a URL.*'s3://b/x'"):
         forebay.open_cache(Path("s3://b/x"))
-    assert place_of(Path("a/b:/c")) == "a/b:/c"
+    assert url_or_path(Path("a/b:/c")) == "a/b:/c"
 
 
 def test_a_web_server_is_no_cache_root() -> None:
