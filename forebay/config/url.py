@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
@@ -61,6 +62,25 @@ def local_path(text: str) -> str:
     if parts.netloc not in ("", "localhost"):
         raise ConfigError(f"{text} names the host {parts.netloc!r}; file:// is of this machine: file:///folder")
     return unquote(parts.path)
+
+
+_COLLAPSED = re.compile(rf"({'|'.join(SCHEMES)}):/(?!/)", re.IGNORECASE)
+
+
+def place_of(path: str | os.PathLike[str]) -> str:
+    """Returns the URL of a store, or the local path, that a string or a Path names.
+
+    Raises ConfigError as `parse_url` does, and for a Path that was made of a URL: it has lost one of the two slashes.
+    """
+    text = os.fspath(path)
+    if is_url(text):
+        return str(parse_url(text))
+    if _COLLAPSED.match(text):
+        raise ConfigError(
+            f"{text!r} is what a Path makes of a URL: two slashes become one; give a string: "
+            f"{text.replace(':/', '://', 1)!r}"
+        )
+    return local_path(text)
 
 
 def parse_url(text: str) -> Url:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 import numpy as np
 
 from forebay.config.remote import RemoteConfig
+from forebay.config.url import place_of
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheReplacedError, ConfigError
 from forebay.store.chunked import SLOTS, open_slots
 from forebay.store.held import HeldFile, HeldFolder
@@ -71,7 +72,7 @@ def open_cache(
         raise ConfigError(
             f"max_open_shards is {max_open_shards}, wanted 1 to {_MAX_OPEN_SHARDS}; set loader.max_open_shards"
         )
-    folder = cache_folder(os.fspath(path), remote or RemoteConfig())
+    folder = cache_folder(place_of(path), remote or RemoteConfig())
     while True:
         with contextlib.suppress(CacheReplacedError):  # while it was being opened
             return Cache(folder.absolute(), verify=verify, max_open_shards=max_open_shards)
@@ -125,10 +126,15 @@ class Cache(SampleSource):
         return self._length
 
     def __repr__(self) -> str:
-        return f"Cache({str(self.folder)!r}, key={self.key[:16]}, num_samples={self._length})"
+        return f"Cache({self.place!r}, key={self.key[:16]}, num_samples={self._length})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.folder, self.key, self._length, self._verify, self._max_open_shards)
+
+    @property
+    def place(self) -> str:
+        """What to call it, and to open it by, on any node: its URL, or its folder."""
+        return str(self.folder if self.mirror is None else self.mirror.url)
 
     @cached_property
     def lengths(self) -> Mapping[str, Array]:  # type: ignore[override]  # mypy takes it for read-only
@@ -224,7 +230,7 @@ class Cache(SampleSource):
         self._slots.require(index)
         slot = self._slot_at[index]
         if (spec := self.fields.get("sample_id")) is None:
-            raise CacheMismatchError(f"{self.folder} has no field sample_id; run: forebay preprocess CONFIG --rebuild")
+            raise CacheMismatchError(f"{self.place} has no field sample_id; run: forebay preprocess CONFIG --rebuild")
         try:
             return self.shard(spec.group, slot >> ROW_BITS).string("sample_id", slot & ROW_MASK)
         except IndexError as err:
@@ -289,7 +295,7 @@ class Cache(SampleSource):
                     raise
             self._max_open_shards, self._is_bounded = max(1, num_open // 2), True
             self._columns.clear()  # these views hold mappings too
-            logger.warning("%s: out of handles, at most %d shards are kept open", self.folder, self._max_open_shards)
+            logger.warning("%s: out of handles, at most %d shards are kept open", self.place, self._max_open_shards)
             while len(self._open) > num_open // 2:
                 with contextlib.suppress(KeyError):
                     self._open.popitem(last=False)
@@ -397,7 +403,7 @@ class Cache(SampleSource):
 
     def _position(self, index: int) -> int:
         if not -self._length <= index < self._length:
-            raise IndexError(f"sample {index} of a cache with {self._length} samples ({self.folder})")
+            raise IndexError(f"sample {index} of a cache with {self._length} samples ({self.place})")
         return index % self._length
 
     def _load(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], *, verify: bool = False) -> Array:
@@ -415,7 +421,7 @@ class Cache(SampleSource):
     def require_key(self, key: str) -> None:
         """Raises CacheMismatchError where this is not the cache of `key`."""
         if self.key != key:
-            raise CacheMismatchError(f"{self.folder}: key is {self.key[:16]}, wanted {key[:16]}")
+            raise CacheMismatchError(f"{self.place}: key is {self.key[:16]}, wanted {key[:16]}")
 
 
 def _reopen(folder: Path, key: str, num_samples: int, verify: Verify, max_open_shards: int) -> Cache:

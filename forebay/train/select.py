@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
 from forebay.config import Config, LoaderConfig, MixtureConfig, MixtureSource, PackConfig, PlanConfig
+from forebay.config.remote import RemoteConfig
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
 from forebay.plan.in_order import in_order
 from forebay.plan.make import Planned, plan_of
@@ -159,9 +159,9 @@ def select(config: Config) -> SampleSource:
     """Returns what a config's samples are read from, see `make_loader`."""
     if config.mixture.source:
         return _select_mixture(config)
-    folder, probe = _by_rank_0(lambda: _choose(config))
-    if folder is not None:
-        return _opened(folder, config.loader)
+    place, probe = _by_rank_0(lambda: _choose(config))
+    if place is not None:
+        return open_by_config(place, config)
     from forebay.train.uncached.source import uncached_source
 
     return uncached_source(config, stored_probe=probe)
@@ -180,7 +180,7 @@ def _select_mixture(config: Config) -> SourceUnion:
 def _select_entry(config: Config, entry: MixtureSource) -> tuple[SampleSource, str]:
     settings = config.loader
     if entry.cache is not None:
-        return _opened(entry.cache, settings), entry.cache
+        return open_by_config(entry.cache, config), entry.cache
     named = where_it_lies(load_config(str(entry.config)), config)
     # Of the other config only what it reads counts: its own mixture would have no weights here.
     loader = replace(
@@ -192,18 +192,26 @@ def _select_entry(config: Config, entry: MixtureSource) -> tuple[SampleSource, s
 def where_it_lies(named: Config, config: Config) -> Config:
     """Returns a config that `config` names, with the cache root under which its cache is: its own, else `config`'s.
 
-    So `--cache-root` of a command, which no other config knows, holds for what the command reads.
+    So `--cache-root` of a command, which no other config knows, holds for what the command reads. So does what
+    `[remote]` says of this node: its folder, its bound, its downloads. Only how the store of the named config is asked
+    is said there, where it says anything.
     """
-    other = replace(named, run=replace(named.run, cache_root=config.run.cache_root))
+    names = ("endpoint", "region", "anonymous")
+    there = {name: getattr(named.remote, name) for name in names}
+    says = there != {name: getattr(RemoteConfig(), name) for name in names}
+    own = replace(named, remote=replace(config.remote, **there) if says else config.remote)
+    other = replace(named, run=replace(named.run, cache_root=config.run.cache_root), remote=config.remote)
 
     def is_under(each: Config) -> bool:
         return find_cache(each, recipe_of(each)).found is not None
 
-    return named if other == named else _by_rank_0(lambda: other if is_under(other) and not is_under(named) else named)
+    return own if other == own else _by_rank_0(lambda: other if is_under(other) and not is_under(own) else own)
 
 
-def _opened(folder: str | Path, settings: LoaderConfig) -> Cache:
-    return open_cache(folder, verify=settings.verify, max_open_shards=settings.max_open_shards)
+def open_by_config(place: str, config: Config) -> Cache:
+    """Returns the cache of a folder or URL, opened as `[loader]` and `[remote]` say."""
+    settings = config.loader
+    return open_cache(place, verify=settings.verify, max_open_shards=settings.max_open_shards, remote=config.remote)
 
 
 def _by_rank_0(make: Callable[[], T]) -> T:
@@ -228,8 +236,11 @@ def _by_rank_0(make: Callable[[], T]) -> T:
     return told
 
 
-def _choose(config: Config) -> tuple[Path | None, dict[str, str] | None]:
-    """Returns the cache folder to use (None: go uncached) and the probe of a cache that is there but not used."""
+def _choose(config: Config) -> tuple[str | None, dict[str, str] | None]:
+    """Returns the folder or URL of the cache to use (None: go uncached), and the probe of a cache that is not used.
+
+    Of a cache in a store the URL: another node has another mirror of it, which it opens by itself.
+    """
     lookup = find_cache(config, recipe_of(config))
     found = lookup.found
     if config.loader.cache == "off":
@@ -240,15 +251,15 @@ def _choose(config: Config) -> tuple[Path | None, dict[str, str] | None]:
         logger.warning("going uncached, which is slow: %s", not_found_message(config, lookup))
         return None, None
     _say(config, lookup)
-    return found.folder, None
+    return found.place, None
 
 
 def _say(config: Config, lookup: Lookup) -> None:
     if lookup.found is None:
         return
     if lookup.state == "absent":
-        logger.warning("using %s unchecked: its raw data is not here to be compared", lookup.found.folder)
+        logger.warning("using %s unchecked: its raw data is not here to be compared", lookup.found.place)
     else:
-        logger.info("using %s", lookup.found.folder)
+        logger.info("using %s", lookup.found.place)
     if (failures := failures_of(config, lookup.found)) is not None:
         logger.warning("%s", failures)

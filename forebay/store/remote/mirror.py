@@ -13,6 +13,7 @@ import xxhash
 
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url, is_url, parse_url
+from forebay.errors import CacheNotFoundError, RemoteMissingError
 from forebay.store.files import write_bytes
 from forebay.store.layout import FORMAT_VERSION
 from forebay.store.metadata import read_metadata
@@ -67,13 +68,19 @@ class Mirror:
 def cache_folder(place: str | Path, settings: RemoteConfig) -> Path:
     """Returns the folder of a cache on this node: that which is named, or the mirror of a URL.
 
-    Of a URL all but the shards is there then. Raises RemoteMissingError where no sealed cache lies there.
+    Of a URL all but the shards is there then. Raises CacheNotFoundError where no sealed cache lies there.
     """
     if not is_url(str(place)):
         return Path(place)
     url = parse_url(str(place))
     bucket = Bucket(url, settings)
-    data = bucket.read("metadata.json")
+    try:
+        data = bucket.read("metadata.json")
+    except RemoteMissingError as err:
+        raise CacheNotFoundError(
+            f"{url} holds no sealed cache: it has no metadata.json; name another URL, or run: "
+            f"forebay preprocess CONFIG --cache-root {url.parent}"
+        ) from err
     mirror = Mirror.at(url, settings, state=xxhash.xxh3_128_hexdigest(data))
     if not (mirror.folder / "metadata.json").is_file():
         write_bytes(mirror.folder / "metadata.json", data)
