@@ -2,8 +2,7 @@
 
 W ranks take W consecutive micro-batches a step. From position `start` on, rank r takes at its step s the position
 start + s * W + r. The state of a run is therefore one global position, and a run of any W goes on where a run of
-another W
-stopped: order is a function of (plan, seed, epoch, position), so nothing is replayed. All ranks do the same number of
+another W stopped: order is a function of (plan, seed, epoch, position), so nothing is replayed. All ranks do the same number of
 steps. Where the positions left are not a multiple of W, `plan.tail` says how the epoch ends:
 
 - `drop`: the last, incomplete step is not done; up to W - 1 micro-batches are left out.
@@ -162,6 +161,8 @@ class Step:
 _WORKERS = "num_workers"
 """In the state of one of several workers: how many there are. `position` is then that of the worker's own next step."""
 
+_NO_WALK = -1
+
 _AT_ONCE = 64
 """Steps whose samples are computed at once: a fraction of the cost of one by one."""
 
@@ -250,6 +251,21 @@ class Cursor:
         if not self.steps_left(first):
             self._end(first)
         return self._steps(first, stride=max(num_workers, 1), walk=number)
+
+    def ahead(self, *, worker: int = 0, num_workers: int = 0) -> Iterator[Step]:
+        """Returns the steps of the walk from where the cursor stands, and of those after it; the cursor stays there.
+
+        worker, num_workers: as of `walk`.
+        """
+        first = self._after(self.start, 0 if self._is_own else worker)
+        return self._epochs(first, worker=worker, stride=max(num_workers, 1))
+
+    def _epochs(self, place: LoaderState, *, worker: int, stride: int) -> Iterator[Step]:
+        while True:
+            yield from self._steps(place, stride=stride, walk=_NO_WALK)
+            place = self._after(place.next_epoch(), worker)
+            if not self.steps_left(place):  # more workers than steps
+                return
 
     def hand_out(self, step: Step) -> None:
         """Moves the cursor behind a step of its last walk; a step of an earlier walk moves nothing."""

@@ -20,7 +20,7 @@ from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, Ca
 from forebay.store.chunked import SLOTS, open_slots
 from forebay.store.held import HeldFile, HeldFolder
 from forebay.store.image.codec import StoredImages
-from forebay.store.layout import FORMAT_VERSION, ROW_BITS, ROW_MASK, Array, FieldSpec, Group
+from forebay.store.layout import FORMAT_VERSION, ROW_BITS, ROW_MASK, Array, FieldSpec, Group, Ints
 from forebay.store.metadata import check_file, checked_fields, groups_of, load_array, read_metadata
 from forebay.store.remote.mirror import Mirror, cache_folder
 from forebay.store.remote.node import Wanted
@@ -201,6 +201,22 @@ class Cache(SampleSource):
         except ValueError as err:
             raise self._no_image(shard.path, row, str(err)) from err
 
+    def shards_of(self, indices: Ints) -> Ints:
+        """Returns the number of the shard, of every group, in which each sample lies; about 50 ns a sample."""
+        self._slots.require_all(indices)
+        found: Ints = self._slots.array[indices] >> ROW_BITS
+        return found
+
+    def shard_bytes(self) -> Ints:
+        """Returns how large each shard is, with the files of all groups: int64 [num_shards]."""
+        found: Ints = np.sum([self._tables[group]["size_bytes"] for group in self.groups], axis=0, dtype=np.int64)
+        return found
+
+    def wanted(self, group: Group, index: int) -> Wanted:
+        """Returns what the file of a shard is, whether it is here or not."""
+        entry = entry_of(self._tables[group], index)
+        return Wanted(name=shard_name(group, index), size_bytes=entry.size_bytes, xxh3_128=entry.xxh3_128)
+
     def will_need(self, indices: Iterable[int]) -> None:
         """Asks the kernel to read these samples' pages into memory, and returns before it has; about 2 us a sample.
 
@@ -303,9 +319,7 @@ class Cache(SampleSource):
     def _mapped(self, group: Group, index: int) -> Shard:
         entry, fields = entry_of(self._tables[group], index), self._group_fields[group]
         if self.mirror is not None:
-            self.mirror.require(
-                Wanted(name=shard_name(group, index), size_bytes=entry.size_bytes, xxh3_128=entry.xxh3_128)
-            )
+            self.mirror.require(self.wanted(group, index))
         try:
             return Shard(self._held / shard_name(group, index), entry, fields)
         except (CacheCorruptError, CacheReplacedError):  # a rebuild or repair has perhaps made it again

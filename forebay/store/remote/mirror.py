@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +31,8 @@ class Mirror:
     def __init__(self, folder: Path, url: Url, settings: RemoteConfig) -> None:
         self.folder, self.url, self.settings = folder, url, settings
         self.node = NodeCache(settings.folder, bound_bytes=settings.cache_size_bytes)
+        self.before_demand: list[Callable[[], None]] = []
+        """Called before a file that is not here is asked for: what readers tell is to be true then."""
 
     @cached_property
     def bucket(self) -> Bucket:
@@ -57,12 +60,18 @@ class Mirror:
             return None
         return cls(folder, parse_url(document["url"]), RemoteConfig(**document["remote"]))
 
-    def require(self, wanted: Wanted, *, distance: int = 0) -> Path:
+    def require(self, wanted: Wanted) -> Path:
         """Returns the path of a file, which is there then, whole. Raises RemoteError."""
         path = self.folder / wanted.name
         if not path.is_file():
-            self.node.fetch(path, wanted, self.bucket, distance=distance)
+            for tell in list(self.before_demand):
+                tell()
+            self.node.fetch(path, wanted, self.bucket)
         return path
+
+    def fetch_ahead(self, wanted: Wanted, *, distance: int) -> bool:
+        path = self.folder / wanted.name
+        return path.is_file() or self.node.fetch(path, wanted, self.bucket, distance=distance) is not None
 
 
 def cache_folder(place: str | Path, settings: RemoteConfig) -> Path:
