@@ -23,9 +23,9 @@ from forebay.errors import (
     CacheCorruptError,
     CacheError,
     CacheMismatchError,
+    CacheNotFoundError,
     RemoteError,
     RemoteExistsError,
-    RemoteMissingError,
 )
 from forebay.store.remote.bucket import Bucket
 from forebay.store.remote.proof import Proof
@@ -305,7 +305,7 @@ def test_what_changes_meanwhile_is_seen(
 
 
 def test_nothing_sealed(url: Url, settings: RemoteConfig, tmp_path: Path) -> None:
-    with pytest.raises(RemoteMissingError, match=r"metadata.json is not there.* forebay cache push CACHE s3://"):
+    with pytest.raises(CacheNotFoundError, match=r"holds no sealed cache: it has no metadata.json; name another URL"):
         pull(url, tmp_path / "pulled", settings)
     assert not (tmp_path / "pulled").exists()
 
