@@ -63,6 +63,7 @@ _ORDER = (
     "vision",
     "limits",
     "readers",
+    "push",
     "soak",
 )
 
