@@ -89,5 +89,9 @@ class RemoteExistsError(RemoteError):
     """A store has an object of this name already, and it was to be made anew."""
 
 
+class RemoteReplacedError(RemoteError):
+    """An object was replaced while it was read, or is not the one that was asked for; names both etags."""
+
+
 class ResumeError(ForebayError):
     """A loader or training state cannot be continued, and why."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from forebay.config.data import STRICT
-from forebay.config.url import check_host
+from forebay.config.url import check_endpoint
 from forebay.errors import ConfigError
 
 GB = 1_000_000_000
+
+_REGION = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+"""Regions become part of a host that gets credentials, so nothing that ends a host is in them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,13 +57,13 @@ class RemoteConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}, wanted more than 0")
         if self.retries < 0:
             raise ValueError(f"retries is {self.retries}, wanted 0 or more")
+        if self.region is not None and not _REGION.fullmatch(self.region):
+            raise ValueError(f"region is {self.region!r}, wanted small letters, digits and hyphens: eu-central-1")
         if self.endpoint is not None:
-            if not self.endpoint.lower().startswith(("http://", "https://")):
-                raise ValueError(f"endpoint is {self.endpoint!r}, wanted https://host")
             try:
-                check_host(self.endpoint)
+                check_endpoint(self.endpoint)
             except ConfigError as err:
-                raise ValueError(str(err)) from err
+                raise ValueError(f"endpoint: {err}") from err
 
     @property
     def folder(self) -> Path:

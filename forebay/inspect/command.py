@@ -218,7 +218,7 @@ def _cache_of(folder: Path, plan: dict[str, Any], options: InspectOptions) -> tu
         # The newest one: every layout has the same samples.
         for sealed in sealed_caches(root):
             if sealed.key in plan["cache_keys"]:
-                return open_cache(sealed.place, remote=remote and remote.settings), searched
+                return open_cache(sealed.place, remote=None if remote is None else remote.settings), searched
     return None, searched
 
 

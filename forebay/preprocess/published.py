@@ -15,13 +15,14 @@ from forebay.config.tree import Config
 from forebay.config.url import Url, parse_url
 from forebay.errors import BuildError, ConfigError, RemoteError, RemoteExistsError
 from forebay.preprocess.report import BuildReport, Options
-from forebay.store.files import link_or_copy
+from forebay.store.cache import open_cache
 from forebay.store.held import is_held
 from forebay.store.layout import FORMAT_VERSION
 from forebay.store.lookup import Sealed
 from forebay.store.metadata import FILE_NAME as METADATA
 from forebay.store.metadata import read_metadata
 from forebay.store.remote.mirror import Mirror, cache_folder
+from forebay.store.remote.node import Wanted
 from forebay.store.remote.transfer import push
 from forebay.store.temporary import temporary_name
 from forebay.store.verify import quick_problems, verify_folder
@@ -94,20 +95,31 @@ def _key_there(config: Config, url: Url) -> str | None:
 def _settle(folder: Path, url: Url, config: Config) -> None:
     """Makes a cache that stands in the store this node's mirror of it; its folder goes when nobody reads it any more.
 
-    Every file is linked before the folder goes, so it is whole at any instant.
+    Every file is linked before the folder goes, so it is whole at any instant. Shards beyond the bound go with it.
     """
     data = (folder / METADATA).read_bytes()
     mirror = Mirror.at(url, config.remote, state=xxhash.xxh3_128_hexdigest(data))
     if mirror.bucket.read(METADATA) == data:  # and not of another builder, whose rows may lie elsewhere
-        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            target = mirror.folder / path.relative_to(folder)
-            if not target.is_file():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                link_or_copy(path, target)
+        mirror.adopt(Wanted(name=METADATA, size_bytes=len(data), is_kept=True), folder / METADATA)
+        left = config.remote.cache_size_bytes
+        for wanted in _files(folder):
+            left -= wanted.size_bytes
+            if left < 0 or not mirror.adopt(wanted, folder / wanted.name):
+                break
     aside = temporary_name(folder)
     os.rename(folder, aside)
     if not is_held(aside):
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _files(folder: Path) -> list[Wanted]:
+    """Returns the files of a cache but metadata.json, those beside the shards first."""
+    cache = open_cache(folder, verify="never")
+    small = [
+        Wanted(name=name, is_kept=True, size_bytes=entry["size_bytes"], xxh3_128=entry["xxh3_128"])
+        for name, entry in cache.metadata["files"].items()
+    ]
+    return small + [cache.wanted(group, index) for index in range(cache.num_shards) for group in cache.groups]
 
 
 def _some(problems: Iterable[str]) -> str:

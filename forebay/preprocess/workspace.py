@@ -80,7 +80,7 @@ class Workspace:
                 continue
             # A damaged cache still gives the shards that are whole; one that cannot be opened gives none.
             with contextlib.suppress(CacheError, RemoteError):
-                cache = open_cache(sealed.place, verify="never", remote=remote and remote.settings)
+                cache = open_cache(sealed.place, verify="never", remote=None if remote is None else remote.settings)
                 for group in cache.groups:
                     for path, entry in cache.shard_entries(group):
                         if entry.key in wanted:

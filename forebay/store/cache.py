@@ -22,8 +22,9 @@ from forebay.store.held import HeldFile, HeldFolder
 from forebay.store.image.codec import StoredImages
 from forebay.store.layout import FORMAT_VERSION, ROW_BITS, ROW_MASK, Array, FieldSpec, Group, Ints
 from forebay.store.metadata import check_file, checked_fields, groups_of, load_array, read_metadata
-from forebay.store.remote.mirror import Mirror, cache_folder
-from forebay.store.remote.node import Wanted
+from forebay.store.remote.columns import ToldColumns, dump_columns, told_columns
+from forebay.store.remote.mirror import Mirror, MirroredFile, cache_folder
+from forebay.store.remote.node import Wanted, check_bound
 from forebay.store.shard import (
     OUT_OF_HANDLES,
     Shard,
@@ -118,6 +119,9 @@ class Cache(SampleSource):
         self._is_bounded = len(self.groups) * self.num_shards > max_open_shards
         self._open: OrderedDict[tuple[Group, int], Shard] = OrderedDict()
         self._columns: dict[int, TensorColumns] = {}
+        if self.mirror is not None:
+            largest = sum(int(table["size_bytes"].max(initial=0)) for table in self._tables.values())
+            check_bound(self.mirror.settings.cache_size_bytes, largest, what=f"a shard of {self.mirror.url}")
         if verify == "open":
             for file, entry in self.files():
                 check_file(file, entry, verify=True)
@@ -226,12 +230,22 @@ class Cache(SampleSource):
             with contextlib.suppress(CacheError, IndexError):
                 slot = self._slot_at[self._position(index)]
                 number, row = slot >> ROW_BITS, slot & ROW_MASK
+                if not self._is_here(number):
+                    continue
                 self.shard("text", number).will_need(row)
                 if "media" not in self.groups:
                     continue
                 media = self.shard("media", number)
                 for image in self._media_rows(number, row):
                     media.will_need(image)
+
+    def _is_here(self, number: int) -> bool:
+        """Whether the shards of a number can be mapped without a download."""
+        if self.mirror is None:
+            return True
+        return all(
+            (group, number) in self._open or self.mirror.has(self.wanted(group, number)) for group in self.groups
+        )
 
     def _media_rows(self, number: int, row: int) -> list[int]:
         """The media rows of a text row: its own place, or its images. These are a few numbers, and read here."""
@@ -318,15 +332,40 @@ class Cache(SampleSource):
 
     def _mapped(self, group: Group, index: int) -> Shard:
         entry, fields = entry_of(self._tables[group], index), self._group_fields[group]
-        if self.mirror is not None:
-            self.mirror.require(self.wanted(group, index))
         try:
-            return Shard(self._held / shard_name(group, index), entry, fields)
+            return Shard(self._shard_file(group, index), entry, fields)
         except (CacheCorruptError, CacheReplacedError):  # a rebuild or repair has perhaps made it again
             successor = self._standing()
             if successor is None or not successor._has(group, index, entry):
                 raise
         return successor._mapped(group, index)
+
+    def _shard_file(self, group: Group, index: int) -> HeldFile:
+        if self.mirror is None:
+            return self._held / shard_name(group, index)
+        return MirroredFile(self._held, shard_name(group, index), self.mirror, self.wanted(group, index), self)
+
+    def wanted(self, group: Group, index: int) -> Wanted:
+        """Returns what a shard is called in a store, and how it is known there."""
+        entry = entry_of(self._tables[group], index)
+        name = shard_name(group, index)
+        return Wanted(name=name, size_bytes=entry.size_bytes, xxh3_128=entry.xxh3_128, number=index)
+
+    def let_go(self, name: str | None) -> None:
+        """Closes mappings that are kept only in case they are read again: of a shard, or the older half of all.
+
+        What was handed out keeps its mapping until the last view of it is gone.
+        """
+        if name is None:
+            num_kept = len(self._open) // 2
+            self._columns.clear()
+            while len(self._open) > num_kept:
+                with contextlib.suppress(KeyError):
+                    self._open.popitem(last=False)
+            return
+        for group, number in [key for key in self._open.copy() if shard_name(*key) == name]:
+            self._columns.pop(number, None)
+            self._open.pop((group, number), None)
 
     def _standing(self) -> Cache | None:
         """Returns the cache that stands in this one's place by now, if another one does."""
@@ -350,7 +389,7 @@ class Cache(SampleSource):
         for group in self.groups:
             for index, (_, shard) in enumerate(self.shard_entries(group)):
                 sums = {"size_bytes": shard.size_bytes, "xxh3_128": shard.xxh3_128}
-                yield self._held / shard_name(group, index), sums
+                yield self._shard_file(group, index), sums
 
     @property
     def num_shards(self) -> int:
@@ -381,14 +420,30 @@ class Cache(SampleSource):
         """
         from forebay.store.row_table import categories
 
+        if self._told is not None and (found := self._told.categories(name)) is not None:
+            return found
         return categories(self._sample_columns(), name)
 
     def ids_digest(self) -> str:
         """Returns the digest of the samples' ids in their order, all of which are read; the key if there are none."""
         from forebay.store.row_table import strings_digest
 
+        if self._told is not None:
+            return self._told.ids_digest
         columns = self._sample_columns()
         return strings_digest(columns.column("sample_id")) if "sample_id" in columns.fields else self.key
+
+    @cached_property
+    def _told(self) -> ToldColumns | None:
+        """What the store tells of all samples at once."""
+        return None if self.mirror is None else told_columns(self.mirror, key=self.key, num_samples=self._length)
+
+    def told(self) -> bytes:
+        """Returns what a store is to tell of all samples at once, see `ToldColumns`."""
+        names = [name for name, field in self._sample_columns().fields.items() if field.dtype == "str"]
+        found = {name: self.categories(name) for name in names if name not in ("sample_id", "text")}
+        columns = {name: values for name, values in found.items() if values is not None}
+        return dump_columns(self.key, self.ids_digest(), columns)
 
     def _sample_columns(self) -> SampleColumns:
         """Returns the table fields that have a row a sample: the media rows of a vision cache are images."""

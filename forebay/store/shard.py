@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from forebay.errors import CacheCorruptError, CacheError
+from forebay.errors import CacheCorruptError, CacheError, ForebayError
 from forebay.store.held import AnyFile, HeldFile, open_own
 from forebay.store.layout import Array, FieldSpec, Group
 from forebay.store.tdz import END_SIGNATURE, END_SIZE, LOCAL_SIGNATURE, Parts, stored_checksums, write_tdz
@@ -264,6 +264,8 @@ def _map(path: AnyFile, entry: ShardEntry) -> mmap.mmap:
                     f"{path} has {size} bytes, its cache says {entry.size_bytes}; run: forebay preprocess CONFIG"
                 )
             mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    except ForebayError:  # some of these are an OSError or a ValueError too
+        raise
     except FileNotFoundError as err:
         raise CacheCorruptError(f"{path} is missing from its cache; run: forebay preprocess CONFIG") from err
     except (OSError, ValueError) as err:  # ValueError: an empty file that its entry calls empty

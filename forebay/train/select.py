@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -119,7 +122,20 @@ def _plan_of_all(config: Config, source: SampleSource) -> Planned:
     is_kept, made = source_kind(source) == "cache", []
     if is_kept:
         _by_rank_0(lambda: made.append(plan_of(config, source)))
-    return made[0] if made else plan_of(config, source, keep=is_kept)
+    if made:
+        return made[0]
+    # What stands for a URL lies on each node for itself: of several ranks there one makes the plan.
+    with _one_of_node(config.cache_root) if is_kept and config.remote_root is not None else nullcontext():
+        return plan_of(config, source, keep=is_kept)
+
+
+@contextmanager
+def _one_of_node(root: Path) -> Iterator[None]:
+    root.mkdir(parents=True, exist_ok=True)
+    with open(root / ".planning", "wb") as file:
+        with suppress(OSError):  # a file system without locks: all of them make it
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def pack_forms(
@@ -261,5 +277,10 @@ def _say(config: Config, lookup: Lookup) -> None:
         logger.warning("using %s unchecked: its raw data is not here to be compared", lookup.found.place)
     else:
         logger.info("using %s", lookup.found.place)
+    if config.remote_root is not None and lookup.found.url is None and not config.loader.cache_dir:
+        logger.warning(
+            "%s is only on this node; to push it to %s: forebay preprocess %s",
+            *(lookup.found.place, config.remote_root, config.path),
+        )
     if (failures := failures_of(config, lookup.found)) is not None:
         logger.warning("%s", failures)

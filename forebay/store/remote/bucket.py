@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import functools
+import hashlib
+import logging
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url
-from forebay.errors import MissingExtraError, RemoteError, RemoteExistsError, RemoteMissingError
+from forebay.errors import ForebayError, MissingExtraError, RemoteError
+from forebay.store.remote import beside
+from forebay.store.remote.access import check_resolved, client_options, decide, secrets, store_options
+from forebay.store.remote.refusal import EndedEarlyError, Refusal, error_of, exists, read_refusal, replaced
 
 CHUNK = 4 * 1024 * 1024
 """Bytes of a stream that are handed on at once."""
+PART = 8 * 1024 * 1024
+"""Bytes above which a file is put in parts, of at least so many bytes each."""
+_MAX_PARTS, _PARTS_AT_ONCE = 9_000, 4
+_SLOWEST_PUT = 1_000_000
+"""Bytes per second that a link takes at least. While a part is sent no byte comes back, so a put waits longer."""
+_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 15.0
+_MD5 = re.compile(r'"?([0-9a-f]{32})"?')
+
+_log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,101 +46,275 @@ class ObjectInfo:
     modified_ns: int
 
 
+def _one(method: Callable[P, T]) -> Callable[P, T]:
+    """Makes a method that returns one thing work in a fork too."""
+
+    @functools.wraps(method)
+    def anywhere(*args: P.args, **options: P.kwargs) -> T:
+        if beside.is_cut_off():
+            found: list[T] = list(beside.ask(args[0], method.__name__, args[1:], options))
+            return found[0]
+        return method(*args, **options)
+
+    return anywhere
+
+
+def _many(method: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
+    """Makes a method that yields work in a fork too."""
+
+    @functools.wraps(method)
+    def anywhere(*args: P.args, **options: P.kwargs) -> Iterator[T]:
+        if beside.is_cut_off():
+            return beside.ask(args[0], method.__name__, args[1:], options)
+        return method(*args, **options)
+
+    return anywhere
+
+
 class Bucket:
-    """The objects below a URL. Threads may share it; a pickle connects anew."""
+    """The objects below a URL. Threads may share it; a pickle connects anew; a fork asks through a helper process.
+
+    A request that gets no answer, no further byte or one of the errors that pass (408, 429, 5xx, SlowDown) is made
+    again, `retries` times, after pauses that grow from 0.25 to 15 s and are no longer than `timeout_s`. The count
+    begins anew where 4 MiB of a body came since. So no method is silent for longer than `(retries + 1) *
+    timeout_s`, and for each of these requests 10 s to connect and a pause. A put of more than 1 MB has 34 s more each.
+    """
 
     def __init__(self, url: Url, settings: RemoteConfig) -> None:
-        """Asks nothing yet."""
+        """Asks nothing yet. Raises ConfigError for an address that would get credentials only a config names."""
         self.url, self.settings = url, settings
+        self._access = decide(url, settings)
+        self._stores: dict[tuple[int, float], Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Bucket, (self.url, self.settings)
 
-    @cached_property
-    def _store(self) -> Any:
-        try:
-            import obstore.store as stores
-        except ImportError as err:
-            raise MissingExtraError(
-                f"{self.url} needs obstore, which is not installed; run: pip install 'forebay[remote]'"
-            ) from err
-        settings, options = self.settings, self._client_options()
-        retries = {"max_retries": settings.retries, "retry_timeout": timedelta(seconds=settings.timeout_s)}
-        common: dict[str, Any] = {"client_options": options, "retry_config": retries}
-        if self.url.scheme in ("http", "https"):
-            return stores.HTTPStore.from_url(f"{self.url.scheme}://{self.url.bucket}", **common)
-        found: dict[str, Any] = {"skip_signature": True} if settings.anonymous else {}
-        if settings.endpoint is not None:
-            found["endpoint"] = settings.endpoint
-        if self.url.scheme == "s3":
-            if settings.region is not None:
-                found["region"] = settings.region
-            return stores.S3Store(self.url.bucket, **found, **common)
-        if self.url.scheme == "gs":
-            return stores.GCSStore(self.url.bucket, **found, **common)
-        return stores.AzureStore(self.url.bucket, **found, **common)
-
-    def _client_options(self) -> dict[str, Any]:
-        return {"allow_http": True, "timeout": timedelta(seconds=self.settings.timeout_s)}
-
+    @_one
     def info(self, name: str) -> ObjectInfo:
         """Returns what the store says of an object. Raises RemoteMissingError, RemoteError."""
-        import obstore
-
-        with self._named(name):
-            return self._info(obstore.head(self._store, self._key(name)))
+        return self._info(self._asked(name, lambda: _obstore().head(self._store(), self._key(name))))
 
     def read(self, name: str) -> bytes:
         """Returns a whole object, a small one. Raises RemoteMissingError, RemoteError."""
-        import obstore
+        return b"".join(self.stream(name))
 
-        with self._named(name):
-            return bytes(obstore.get(self._store, self._key(name)).bytes())
+    def read_range(self, name: str, start: int, stop: int, *, etag: str = "") -> bytes:
+        """Returns the bytes from `start` to `stop` of an object, all of them.
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Returns the bytes from `start` to `stop` of an object. Raises RemoteMissingError, RemoteError."""
-        import obstore
+        etag: of the version that is wanted. Raises RemoteMissingError, RemoteReplacedError, RemoteError.
+        """
+        return b"".join(self._pieces(name, start, stop, etag)) if stop > start else b""
 
-        with self._named(name):
-            return bytes(obstore.get_range(self._store, self._key(name), start=start, end=stop))
+    def stream(self, name: str, *, start: int = 0, etag: str = "") -> Iterator[bytes]:
+        """Yields the bytes of an object from `start` on, in pieces, all of one version.
 
-    def stream(self, name: str, *, start: int = 0) -> Iterator[bytes]:
-        """Yields the bytes of an object from `start` on, in pieces. Raises RemoteMissingError, RemoteError."""
-        import obstore
+        Where the body breaks off, the stream goes on from the byte that it reached. etag: of the version that is
+        wanted. Raises RemoteMissingError, RemoteReplacedError, RemoteError.
+        """
+        return self._pieces(name, start, None, etag)
 
-        with self._named(name):
-            options = {"range": {"offset": start}} if start else {}
-            yield from obstore.get(self._store, self._key(name), options=options).stream(CHUNK)
-
+    @_many
     def objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Yields every object below a folder, in the order of their names. Raises RemoteError."""
-        import obstore
+        """Yields every object below a folder, in the order of their names, and keeps none. Raises RemoteError."""
+        last, tries = None, 0
+        while True:
+            try:
+                # 1000 is what stores give at once.
+                for batch in _obstore().list(self._store(), self._key(prefix) or None, offset=last, chunk_size=1000):
+                    yield from map(self._info, batch)
+                    last, tries = batch[-1]["path"], 0
+                return
+            except _errors() as err:
+                tries = self._again(prefix, err, tries)
 
-        with self._named(prefix):
-            for batch in obstore.list(self._store, prefix=self._key(prefix) or None, chunk_size=1000):
-                yield from map(self._info, batch)
-
+    @_one
     def folders(self, prefix: str = "") -> list[str]:
         """Returns the names of the folders directly below one. Raises RemoteError."""
-        import obstore
+        found = self._asked(prefix, lambda: _obstore().list_with_delimiter(self._store(), self._key(prefix) or None))
+        return sorted(self._name(path) for path in found["common_prefixes"])
 
-        with self._named(prefix):
-            found = obstore.list_with_delimiter(self._store, prefix=self._key(prefix) or None)
-            return sorted(self._name(path) for path in found["common_prefixes"])
-
+    @_one
     def put(self, name: str, data: bytes | Path, *, create: bool = False) -> str:
-        """Puts an object, of bytes or of a file, and returns its etag.
+        """Puts an object, of bytes or of a file, and returns its etag. The store holds all of these bytes then.
 
-        create: an object that is there already is a RemoteExistsError.
+        create: an object that is there already is a RemoteExistsError; such an object is small, it is put at once.
         """
-        import obstore
+        size = data.stat().st_size if isinstance(data, Path) else len(data)
+        if create:
+            return self._create(name, data.read_bytes() if isinstance(data, Path) else data)
+        etag = self._put(name, data, size)
+        if size > PART or not self._is_md5(etag, data):
+            self._check_put(name, size)
+        return etag
 
-        with self._named(name):
-            put = obstore.put(self._store, self._key(name), data, mode="create" if create else "overwrite")
-            return str(put["e_tag"] or "")
+    @_many
+    def _pieces(self, name: str, start: int, stop: int | None, etag: str) -> Iterator[bytes]:
+        at, tries, first = start, 0, None
+        while True:
+            before = at
+            try:
+                found = self._get(name, at, stop, etag)
+                first = self._same(name, found.meta, first, etag)
+                etag = etag or str(first["e_tag"] or "")
+                end = self._end(name, first["size"], stop)
+                for piece in found.stream(CHUNK):
+                    at += len(piece)
+                    yield piece
+                if at == end:
+                    return
+                raise EndedEarlyError(f"{at} bytes of {end}")
+            except _errors() as err:
+                self._check_version(name, err, etag)
+                tries = self._again(name, err, 0 if at - before >= CHUNK else tries, start=at)
+
+    def _get(self, name: str, start: int, stop: int | None, etag: str) -> Any:
+        options: dict[str, Any] = {}
+        if stop is not None:
+            options["range"] = (start, stop)
+        elif start:
+            options["range"] = {"offset": start}
+        if etag and not etag.startswith("W/"):  # a weak one never matches
+            options["if_match"] = etag
+        return _obstore().get(self._store(), self._key(name), options=options)
+
+    def _same(self, name: str, meta: Any, first: Any, etag: str) -> Any:
+        """Returns what the first answer said. Raises RemoteReplacedError where another version answers now."""
+        wanted, found = etag or (first and first["e_tag"]) or "", meta["e_tag"] or ""
+        is_another = first is not None and (meta["size"], meta["last_modified"]) != (
+            first["size"],
+            first["last_modified"],
+        )
+        if (wanted and found != wanted) or (is_another and not wanted):
+            raise replaced(self._where(name), wanted=wanted or f"that of {first}", found=found)
+        return first or meta
+
+    def _end(self, name: str, size: int, stop: int | None) -> int:
+        if stop is not None and stop > size:
+            raise RemoteError(
+                f"{self._where(name)} has {size} bytes, and byte {stop} was asked for; check what names it"
+            )
+        return size if stop is None else stop
+
+    def _check_version(self, name: str, err: Exception, etag: str) -> None:
+        if self._refusal(err).status == 412:
+            raise replaced(self._where(name), wanted=etag, found=self.info(name).etag) from None
+
+    def _put(self, name: str, data: bytes | Path, size: int) -> str:
+        part = max(PART, size // _MAX_PARTS)
+        under_way = 0 if size < _SLOWEST_PUT else part * _PARTS_AT_ONCE
+        store = self._store(retries=self.settings.retries, put_s=under_way / _SLOWEST_PUT)
+        try:
+            put = _obstore().put(store, self._key(name), data, chunk_size=part, max_concurrency=_PARTS_AT_ONCE)
+        except _errors() as err:
+            refusal, tries = self._refusal(err), self.settings.retries + 1
+            raise error_of(refusal, self._where(name), self._access, tries=tries) from None
+        return str(put["e_tag"] or "")
+
+    def _create(self, name: str, data: bytes) -> str:
+        tries = 0
+        while True:
+            try:
+                return str(_obstore().put(self._store(), self._key(name), data, mode="create")["e_tag"] or "")
+            except _obstore().exceptions.AlreadyExistsError:
+                # A request whose answer got lost may have made the object.
+                if tries and self.read(name) == data:
+                    return self.info(name).etag
+                raise exists(self._where(name)) from None
+            except _errors() as err:
+                tries = self._again(name, err, tries)
+
+    def _is_md5(self, etag: str, data: bytes | Path) -> bool:
+        found = _MD5.fullmatch(etag)
+        content = data.read_bytes() if isinstance(data, Path) else data
+        return found is not None and found[1] == hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+    def _check_put(self, name: str, size: int) -> None:
+        """Where the etag tells nothing: requests are signed with a hash of their bytes, so only the size is left."""
+        found = self.info(name).size_bytes
+        if found != size:
+            raise RemoteError(f"{self._where(name)} has {found} bytes, {size} were put; put it again")
+
+    def _asked(self, name: str, ask: Callable[[], T]) -> T:
+        tries = 0
+        while True:
+            try:
+                return ask()
+            except _errors() as err:
+                tries = self._again(name, self._told(name, err), tries)
+
+    def _told(self, name: str, err: Exception) -> Exception:
+        """Returns an error that says more: the answer to HEAD has no body, so a byte is asked for."""
+        refusal = self._refusal(err)
+        if refusal.status != 403 or refusal.code or not name:
+            return err
+        try:
+            self._get(name, 0, 1, "")
+        except _errors() as more:
+            return more if self._refusal(more).status == 403 else err
+        return err
+
+    def _again(self, name: str, err: Exception, tries: int, *, start: int = 0) -> int:
+        """Waits and returns how often the request was made again. Raises forebay's error where that is of no use."""
+        refusal = self._refusal(err)
+        if refusal.status == 416:
+            size = self.info(name).size_bytes
+            raise RemoteError(
+                f"{self._where(name)} has {size} bytes, and those from {start} on were asked for; check what names it"
+            ) from None
+        if not refusal.may_pass or tries >= self.settings.retries:
+            # The text of the store's own error may hold a signed URL or a token, so that it is no cause of this one.
+            raise error_of(refusal, self._where(name), self._access, tries=tries + 1) from None
+        pause_s = min(_PAUSE_S * 2**tries, _LONGEST_PAUSE_S, self.settings.timeout_s) * random.uniform(0.5, 1.0)
+        _log.warning(
+            "%s: %s; again from byte %d in %.1f s (%d of %d)",
+            self._where(name),
+            refusal.words,
+            start,
+            pause_s,
+            tries + 1,
+            self.settings.retries,
+        )
+        time.sleep(pause_s)
+        return tries + 1
+
+    def _refusal(self, err: Exception) -> Refusal:
+        if isinstance(err, ForebayError):  # a ConfigError is a ValueError, and some RemoteErrors are FileNotFoundErrors
+            raise err
+        return read_refusal(err, timeout_s=self.settings.timeout_s, secrets=secrets(self._access))
+
+    def _store(self, *, retries: int = 0, put_s: float = 0.0) -> Any:
+        """Returns obstore's store. Puts are made again by obstore, part by part; all else is made again here.
+
+        put_s: seconds that it may take to send what is put at once.
+        """
+        found = self._stores.get((retries, put_s))
+        if found is None:
+            found = self._stores[retries, put_s] = self._connected(retries, self.settings.timeout_s + put_s)
+        return found
+
+    def _connected(self, retries: int, timeout_s: float) -> Any:
+        stores = _obstore().store
+        if self._access.endpoint is not None:
+            check_resolved(self._access.endpoint)
+        beside.threads_start()
+        options = store_options(self.url, self._access)
+        common: dict[str, Any] = {
+            "client_options": client_options(self._access, timeout_s=timeout_s),
+            "retry_config": {
+                "max_retries": retries,
+                "retry_timeout": timedelta(seconds=(retries + 1) * timeout_s),
+            },
+        }
+        if self.url.scheme in ("http", "https"):
+            return stores.HTTPStore.from_url(f"{self.url.scheme}://{self.url.bucket}", **common)
+        kinds = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}
+        return kinds[self.url.scheme](self.url.bucket, **options, **common)
+
+    def _where(self, name: str) -> Url:
+        return self.url / name.rstrip("/") if name else self.url
 
     def _key(self, name: str) -> str:
-        return "/".join(part for part in (self.url.key, name) if part)
+        return self._where(name).key
 
     def _name(self, key: str) -> str:
         return key.removeprefix(self.url.key).lstrip("/")
@@ -132,17 +324,20 @@ class Bucket:
         name = self._name(found["path"])
         return ObjectInfo(name=name, size_bytes=found["size"], etag=found["e_tag"] or "", modified_ns=modified_ns)
 
-    @contextmanager
-    def _named(self, name: str) -> Iterator[None]:
-        """Makes the store's errors forebay's, with bucket and key."""
-        import obstore.exceptions as found
 
-        where = self.url / name if name else self.url
-        try:
-            yield
-        except FileNotFoundError as err:
-            raise RemoteMissingError(f"{where} is not there; name another URL") from err
-        except found.AlreadyExistsError as err:
-            raise RemoteExistsError(f"{where} is there already") from err
-        except found.BaseError as err:
-            raise RemoteError(f"{where}: {err}") from err
+def _obstore() -> Any:
+    """Returns the module, which is an extra. Raises MissingExtraError."""
+    try:
+        import obstore
+        import obstore.exceptions
+        import obstore.store
+    except ImportError as err:
+        raise MissingExtraError(
+            "a URL of a store needs obstore, which is not installed; run: pip install 'forebay[remote]'"
+        ) from err
+    return obstore
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    """Returns what obstore raises for an answer."""
+    return _obstore().exceptions.BaseError, FileNotFoundError, ValueError, EndedEarlyError

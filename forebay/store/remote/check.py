@@ -11,6 +11,7 @@ import xxhash
 from forebay.errors import RemoteMissingError
 from forebay.store.metadata import FILE_NAME as METADATA
 from forebay.store.remote.bucket import Bucket
+from forebay.store.remote.columns import NAME as COLUMNS
 
 _MEND = "push the cache again from a machine that has it whole: forebay cache push"
 
@@ -27,7 +28,8 @@ def check_sizes(bucket: Bucket, files: Mapping[str, Mapping[str, Any]]) -> tuple
             problems.append(f"{bucket.url / name} is missing; {_MEND}")
         elif size != entry["size_bytes"]:
             problems.append(f"{bucket.url / name} has {size} bytes, its metadata says {entry['size_bytes']}; {_MEND}")
-    found.pop(METADATA, None)
+    for name in (METADATA, COLUMNS):
+        found.pop(name, None)
     return problems, [f"{bucket.url}/{name} does not belong to this cache" for name in sorted(found)]
 
 

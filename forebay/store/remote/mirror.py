@@ -3,101 +3,249 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
-from collections.abc import Callable
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import xxhash
 
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url, is_url, parse_url
-from forebay.errors import CacheNotFoundError, RemoteMissingError
-from forebay.store.files import write_bytes
+from forebay.errors import CacheNotFoundError, CacheReplacedError, RemoteError, RemoteMissingError
+from forebay.store.files import link_or_copy, write_bytes
+from forebay.store.held import HeldFile
 from forebay.store.layout import FORMAT_VERSION
-from forebay.store.metadata import read_metadata
+from forebay.store.metadata import FILE_NAME, read_metadata
 from forebay.store.remote.bucket import Bucket
+from forebay.store.remote.holdings import MIRRORS
+from forebay.store.remote.ledger import ORIGIN, Known, is_inside
+from forebay.store.remote.locks import SHARED, pauses, try_lock
 from forebay.store.remote.node import NodeCache, Wanted
+from forebay.store.remote.shared import Counters, Holder
+from forebay.store.remote.uses import NEVER
+from forebay.store.temporary import sweep
 
-ORIGIN = "origin.json"
-"""In the folder of a mirror: what it is a mirror of. It holds no secret."""
+logger = logging.getLogger(__name__)
+
+_TOUCH_S = 60.0
+"""The time of a file says when it was last used, so exactly."""
 
 
 class Mirror:
     """What a node has of a folder of a store. It describes itself, so any process that has the path can go on."""
 
     def __init__(self, folder: Path, url: Url, settings: RemoteConfig) -> None:
-        self.folder, self.url, self.settings = folder, url, settings
-        self.node = NodeCache(settings.folder, bound_bytes=settings.cache_size_bytes)
+        """folder: `<node's folder>/mirrors/<name>`."""
+        self.folder, self.url, self.settings = folder.absolute(), url, settings
+        self.node = NodeCache(
+            self.folder.parent.parent,
+            bound_bytes=settings.cache_size_bytes,
+            max_concurrent=settings.max_concurrent,
+            timeout_s=settings.timeout_s,
+        )
         self.before_demand: list[Callable[[], None]] = []
-        """Called before a file that is not here is asked for: what readers tell is to be true then."""
+        """Called before a file that is not here is asked for: what this process' readers tell is to be true then."""
 
     @cached_property
     def bucket(self) -> Bucket:
         """Where its files come from."""
         return Bucket(self.url, self.settings)
 
+    @property
+    def counters(self) -> Counters:
+        """What this process did with the node's folder, all mirrors together."""
+        return self.node.counters
+
     @classmethod
     def at(cls, url: Url, settings: RemoteConfig, *, state: str = "") -> Mirror:
         """Returns the mirror of a URL, whose folder is there then. state: of what the URL holds, where that changes."""
         identity = f"{settings.endpoint or ''} {url} {state}"
-        folder = settings.folder / "mirrors" / f"{url.name}-{xxhash.xxh3_64_hexdigest(identity.encode())}"
-        folder.mkdir(parents=True, exist_ok=True)
-        document = {"url": str(url), "remote": dataclasses.asdict(settings)}
-        data = json.dumps(document, indent=1).encode()
-        if not (folder / ORIGIN).is_file() or (folder / ORIGIN).read_bytes() != data:
-            write_bytes(folder / ORIGIN, data)
-        return cls(folder, url, settings)
+        name = f"{url.name}-{xxhash.xxh3_64_hexdigest(identity.encode())}"
+        mirror = cls(settings.folder / MIRRORS / name, url, settings)
+        mirror.describe()
+        return mirror
 
     @classmethod
     def of(cls, folder: Path) -> Mirror | None:
         """Returns the mirror whose folder this is, None where it is no mirror."""
         try:
             document = json.loads((folder / ORIGIN).read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         return cls(folder, parse_url(document["url"]), RemoteConfig(**document["remote"]))
 
+    def describe(self) -> None:
+        """Makes sure that the folder is there and says what it is, and that it was opened now."""
+        document = {"url": str(self.url), "remote": dataclasses.asdict(self.settings)}
+        data, path = json.dumps(document, indent=1).encode(), self.folder / ORIGIN
+        with self.node.room.locked():  # nobody takes it away as unused in between
+            self.folder.mkdir(parents=True, exist_ok=True)
+            sweep(self.folder)
+            if path.is_file() and path.read_bytes() == data:
+                os.utime(path)
+            else:
+                write_bytes(path, data)
+
     def require(self, wanted: Wanted) -> Path:
-        """Returns the path of a file, which is there then, whole. Raises RemoteError."""
+        """Returns the path of a file, which is there then, whole. Raises what `NodeCache.fetch` does."""
         path = self.folder / wanted.name
-        if not path.is_file():
+        is_here = self._is_here(path, wanted)
+        if not wanted.is_kept:
+            self.counters.add(hits=int(is_here), misses=int(not is_here))
+        if not is_here:
             for tell in list(self.before_demand):
                 tell()
-            self.node.fetch(path, wanted, self.bucket)
+            self._fetch(path, wanted, distance=0)
         return path
 
     def fetch_ahead(self, wanted: Wanted, *, distance: int) -> bool:
+        """Downloads what is needed in so many steps, 1 or more; whether it is there then.
+
+        If not, there is no room for it without taking what is needed as soon. Raises what `NodeCache.fetch` does.
+        """
         path = self.folder / wanted.name
-        return path.is_file() or self.node.fetch(path, wanted, self.bucket, distance=distance) is not None
+        return self._is_here(path, wanted) or self._fetch(path, wanted, distance=max(distance, 1)) is not None
+
+    def adopt(self, wanted: Wanted, path: Path) -> bool:
+        """Makes a file of this machine that of the mirror, by a link; whether there is room for it.
+
+        path: of the very bytes that the store has, on the same file system.
+        """
+        place = self.node.room.place(self.folder / wanted.name)
+        known = Known(wanted.number, wanted.is_kept)
+        claim = self.node.room.claim(place, size_bytes=wanted.size_bytes, known=known, distance=NEVER - 1)
+        if not isinstance(claim, io.FileIO):
+            return claim is None
+        with claim:
+            link_or_copy(path, place.target)
+            place.part(wanted.size_bytes).unlink(missing_ok=True)
+        return True
+
+    def has(self, wanted: Wanted) -> bool:
+        """Whether a file is here, whole; it counts as used then."""
+        return self._is_here(self.folder / wanted.name, wanted)
+
+    def _fetch(self, path: Path, wanted: Wanted, *, distance: int) -> str | None:
+        if not is_inside(wanted.name):
+            raise RemoteError(f"{self.url}: {wanted.name!r} is no name below it")
+        if not (self.folder / ORIGIN).is_file():
+            raise CacheReplacedError(f"{self.folder}, the mirror of {self.url}, was removed; open {self.url} again")
+        return self.node.fetch(path, wanted, self.bucket, distance=distance)
+
+    @staticmethod
+    def _is_here(path: Path, wanted: Wanted) -> bool:
+        try:
+            found = os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        if found.st_size != wanted.size_bytes or path.is_symlink():
+            return False
+        if abs(time.time() - found.st_mtime) > _TOUCH_S:
+            os.utime(path)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class MirroredFile(HeldFile):
+    """A file of a mirror: it is there when it is asked for, and stays as long as it is open or mapped.
+
+    The lock is of the open file. A mapping keeps the open file, so the lock ends with the last view of the mapping.
+    """
+
+    mirror: Mirror
+    wanted: Wanted
+    holder: Holder
+
+    def lstat(self) -> os.stat_result:
+        """Returns its stat; the file is there then."""
+        self.mirror.require(self.wanted)
+        return HeldFile.lstat(self)
+
+    def open(self, mode: Literal["rb"] = "rb", buffering: Literal[0] = 0) -> io.FileIO:
+        """Opens it for reading, and keeps it from being removed until the last descriptor of it is closed."""
+        self.mirror.node.shared.hold(self.holder)
+        while True:
+            self.mirror.require(self.wanted)
+            try:
+                file = HeldFile.open(self, mode, buffering)
+            except FileNotFoundError:  # removed in between
+                continue
+            _lock_shared(file, self.path)
+            if os.fstat(file.fileno()).st_nlink:
+                return file
+            file.close()
+
+
+def _lock_shared(file: io.FileIO, path: Path) -> None:
+    # Its exclusive locks are held for the blink of an eye: by who renames it, and by who removes it.
+    if not try_lock(file.fileno(), SHARED, path):
+        for _ in pauses():
+            if try_lock(file.fileno(), SHARED, path):
+                return
 
 
 def cache_folder(place: str | Path, settings: RemoteConfig) -> Path:
     """Returns the folder of a cache on this node: that which is named, or the mirror of a URL.
 
-    Of a URL all but the shards is there then. Raises CacheNotFoundError where no sealed cache lies there.
+    Of a URL all but the shards is there then. A store that does not answer leaves what this node has of the URL.
+    Raises CacheNotFoundError where no sealed cache lies there, RemoteError where the store does not answer and this
+    node has nothing of it.
     """
     if not is_url(str(place)):
         return Path(place)
     url = parse_url(str(place))
-    bucket = Bucket(url, settings)
     try:
-        data = bucket.read("metadata.json")
+        data = Bucket(url, settings).read(FILE_NAME)
     except RemoteMissingError as err:
         raise CacheNotFoundError(
-            f"{url} holds no sealed cache: it has no metadata.json; name another URL, or run: "
+            f"{url} holds no sealed cache: it has no {FILE_NAME}; name another URL, or run: "
             f"forebay preprocess CONFIG --cache-root {url.parent}"
         ) from err
+    except RemoteError as err:
+        found = _latest(url, settings)
+        if found is None:
+            raise
+        logger.warning("%s; going on with what this node has of it, %s", err, found.folder)
+        return found.folder
     mirror = Mirror.at(url, settings, state=xxhash.xxh3_128_hexdigest(data))
-    if not (mirror.folder / "metadata.json").is_file():
-        write_bytes(mirror.folder / "metadata.json", data)
-    files: dict[str, Any] = read_metadata(mirror.folder, format_version=FORMAT_VERSION)["files"]
-    wanted = [
-        Wanted(name=name, size_bytes=int(entry["size_bytes"]), xxh3_128=entry["xxh3_128"])
-        for name, entry in files.items()
-    ]
+    metadata = Wanted(name=FILE_NAME, size_bytes=len(data), xxh3_128=xxhash.xxh3_128_hexdigest(data), is_kept=True)
+    mirror.node.keep(mirror.folder / FILE_NAME, metadata, data)
+    wanted = _small_files(mirror.folder)
     with ThreadPoolExecutor(settings.max_concurrent) as threads:
         list(threads.map(mirror.require, wanted))
     return mirror.folder
+
+
+def _small_files(folder: Path) -> list[Wanted]:
+    files: dict[str, Any] = read_metadata(folder, format_version=FORMAT_VERSION)["files"]
+    return [
+        Wanted(name=name, size_bytes=int(entry["size_bytes"]), xxh3_128=str(entry["xxh3_128"]), is_kept=True)
+        for name, entry in files.items()
+    ]
+
+
+def _latest(url: Url, settings: RemoteConfig) -> Mirror | None:
+    """Returns the mirror of a URL that was opened last and has all its small files."""
+    found = []
+    for folder in _folders(settings.folder / MIRRORS):
+        mirror = Mirror.of(folder)
+        if mirror is None or mirror.url != url or mirror.settings.endpoint != settings.endpoint:
+            continue
+        try:
+            if all(mirror.has(wanted) for wanted in _small_files(folder)):
+                found.append(mirror)
+        except FileNotFoundError:
+            continue
+    return max(found, key=lambda mirror: (mirror.folder / ORIGIN).stat().st_mtime_ns, default=None)
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    return folder.iterdir() if folder.is_dir() else iter(())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +18,10 @@ from forebay.errors import RemoteError, RemoteMissingError
 from forebay.store.files import require_writable, write_bytes
 from forebay.store.metadata import FILE_NAME as METADATA
 from forebay.store.remote.bucket import Bucket
-from forebay.store.remote.mirror import ORIGIN
+from forebay.store.remote.ledger import ORIGIN
 from forebay.store.temporary import TEMPORARY_MARK
+
+logger = logging.getLogger(__name__)
 
 LISTED = ".listed"
 """Under the folder that stands for a root: metadata.json of each cache below the URL, by the names of their folders."""
@@ -70,20 +73,28 @@ class RemoteRoot:
         """Yields the URL of each sealed cache, and a folder with its metadata.json, in the order of their names.
 
         What is known of a folder whose name carries the key is not asked for again: its recipe cannot be another one.
-        So a root that is known costs one listing. Raises RemoteError where the root cannot be listed.
+        So a root that is known costs one listing. A store that does not answer leaves what is known; RemoteError where
+        nothing is.
         """
         self.prepare()
-        try:
-            names = [name for name in self.bucket.folders() if _is_name(name)]
-        except RemoteError as err:
-            raise type(err)(
-                f"the cache root {self.url} cannot be listed: {err}; check its name, the credentials of the "
-                "environment or the profile, and remote.endpoint, or give a folder of this machine: --cache-root DIR"
-            ) from err
+        names = self._names()
         with ThreadPoolExecutor(self.settings.max_concurrent) as threads:
             for name, folder in zip(names, threads.map(self._kept, names), strict=True):
                 if folder is not None:
                     yield self.url / name, folder
+
+    def _names(self) -> list[str]:
+        try:
+            return [name for name in self.bucket.folders() if _is_name(name)]
+        except RemoteError as err:
+            known = sorted(path.name for path in (self.folder / LISTED).glob("*") if _is_certain(path))
+            if known and not isinstance(err, RemoteMissingError):
+                logger.warning("%s; going on with what this node knows of %s", err, self.url)
+                return known
+            raise type(err)(
+                f"the cache root {self.url} cannot be listed: {err}; check its name, the credentials of the "
+                "environment or the profile, and remote.endpoint, or give a folder of this machine: --cache-root DIR"
+            ) from err
 
     def _kept(self, name: str) -> Path | None:
         """Returns the folder with the metadata.json of a cache, which is asked for if need be; None: it is unsealed."""

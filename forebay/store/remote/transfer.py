@@ -34,6 +34,7 @@ from forebay.store.key import SHORT
 from forebay.store.lookup import sealed_caches
 from forebay.store.metadata import FILE_NAME, check_file, read_regular
 from forebay.store.remote.bucket import Bucket, ObjectInfo
+from forebay.store.remote.columns import NAME as COLUMNS
 from forebay.store.remote.node import Wanted
 from forebay.store.remote.proof import Journal, Proof, hash_object, pieces_of, proof_of
 from forebay.store.remote.tally import Kind, Tally, TransferReport, for_each
@@ -101,6 +102,8 @@ class _Push:
             self._place(file, wanted, is_new=not is_sealed)
         for_each(lambda pair: self._place(*pair, is_new=False), shards, num_threads=self.bucket.settings.max_concurrent)
         self._compare()
+        if not is_sealed or COLUMNS not in self.there:
+            self.bucket.put(COLUMNS, self.cache.told())
         made = not is_sealed and self._seal()
         self.journal.remove()
         return not made and not self.tally.files["moved"]
@@ -131,7 +134,7 @@ class _Push:
 
     def _listed(self) -> dict[str, ObjectInfo]:
         """What lies below the URL, by name. Raises RemoteExistsError where some of it is of no file of this cache."""
-        known = {wanted.name for _, wanted in self.files} | {FILE_NAME}
+        known = {wanted.name for _, wanted in self.files} | {FILE_NAME, COLUMNS}
         found: dict[str, ObjectInfo] = {}
         foreign: list[str] = []
         for info in self.bucket.objects():

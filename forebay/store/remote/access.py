@@ -1,0 +1,210 @@
+"""Who is asked, and as whom: the address of a store, and the credentials that are sent there and nowhere else.
+
+A config is written by anybody, the environment and the profile by the user. So credentials go to the provider's own
+hosts, and to an address that the environment or the profile names. An address that only a config names is asked
+without any.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from forebay.config.remote import RemoteConfig
+from forebay.config.url import Url, check_endpoint, check_host, host_of, is_refused, origin
+from forebay.errors import ConfigError
+from forebay.store.remote.profile import Keys, Profile, read_profile
+
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+"""Variables that name the address of a store, those that count more first."""
+
+_AWS_REGION = r"[a-z]{2}(?:-[a-z]+)+-[0-9]"
+_AWS = rf"(?:.+\.)?s3(?:-fips|-accelerate|-{_AWS_REGION})?(?:\.dualstack)?(?:\.{_AWS_REGION})?\.amazonaws\.com(?:\.cn)?"
+_GOOGLE = r"(?:.+\.)?storage\.googleapis\.com|storage\.[a-z0-9-]+\.rep\.googleapis\.com"
+_OWN = {"s3": re.compile(_AWS), "gs": re.compile(_GOOGLE)}
+"""Hosts of the stores themselves. Other hosts of a provider's domain may be those of anybody who rents them."""
+
+_AZURE_SERVICES = ("blob.core.windows.net", "dfs.core.windows.net")
+_ROLE_VARIABLES = (
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)
+_SECRET = re.compile(r"(AWS|GOOGLE|AZURE)_\w*(KEY|SECRET|TOKEN|SAS|PASSWORD)\w*(?<!_FILE)(?<!_PATH)", re.IGNORECASE)
+_REREAD = timedelta(minutes=15)
+"""Age at which the keys of a profile are read anew: tools that log in write new ones there while a run goes on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Access:
+    """How a store is asked.
+
+    endpoint: its address; None: the provider's own. identity: words for whose credentials are sent. keys: those of the
+    profile; None: those that obstore finds itself, or none at all where `is_anonymous`.
+    """
+
+    endpoint: str | None
+    region: str | None
+    identity: str
+    is_anonymous: bool
+    keys: Keys | None = field(default=None, repr=False)
+
+    @property
+    def place(self) -> str:
+        """Words for the address."""
+        return self.endpoint or "the provider's own address"
+
+
+def decide(url: Url, settings: RemoteConfig) -> Access:
+    """Returns how a store is asked. Raises ConfigError for an address that is named by a config alone, and signed."""
+    if url.scheme in ("http", "https"):
+        host = f"{url.scheme}://{url.bucket}"
+        check_host(host)
+        identity = "anonymous, as https:// URLs carry no credentials"
+        return Access(endpoint=host, region=None, identity=identity, is_anonymous=True)
+    is_anonymous = settings.anonymous or _is_set(f"{_prefix(url)}_SKIP_SIGNATURE")
+    profile = read_profile() if url.scheme == "s3" and not is_anonymous else None
+    named = [os.environ[name] for name in _ENDPOINTS[url.scheme] if os.environ.get(name)]
+    if profile is not None and profile.endpoint is not None:
+        named.append(profile.endpoint)
+    endpoint = settings.endpoint or next(iter(named), None)
+    if endpoint is not None:
+        check_endpoint(endpoint)
+        if not is_anonymous:
+            _check_trusted(url, endpoint, named)
+    keys, identity = _identity(profile, is_anonymous=is_anonymous)
+    region = settings.region or _region(profile)
+    return Access(endpoint=endpoint, region=region, identity=identity, is_anonymous=is_anonymous, keys=keys)
+
+
+def check_resolved(endpoint: str) -> None:
+    """Raises ConfigError for an address whose host leads to a link-local address now.
+
+    A name that does not resolve passes: a proxy may know it, and else the request itself says so.
+    """
+    host = host_of(endpoint)
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return
+    for *_, place in found:
+        if is_refused(str(place[0])):
+            raise ConfigError(
+                f"{endpoint}: {host} leads to {place[0]}, a link-local address, which no store has; name another host"
+            )
+
+
+def store_options(url: Url, access: Access) -> dict[str, Any]:
+    """Returns what obstore is told. What it would else read from the environment by itself is said outright."""
+    if url.scheme in ("http", "https"):
+        return {}
+    found: dict[str, Any] = {"skip_signature": access.is_anonymous}
+    if url.scheme == "gs":
+        return found | ({"base_url": access.endpoint} if access.endpoint else {})
+    if url.scheme == "az":
+        return found | {"use_emulator": False} | ({"endpoint": access.endpoint} if access.endpoint else {})
+    if access.endpoint:
+        found |= {"endpoint": access.endpoint, "aws_endpoint_url_s3": access.endpoint}
+    if access.region:
+        found["region"] = access.region
+    if access.keys is not None:
+        found["credential_provider"] = _provider(access.keys)
+    return found
+
+
+def client_options(access: Access, *, timeout_s: float) -> dict[str, Any]:
+    """Returns how obstore's client connects. Certificates are always checked. timeout_s: time without a byte."""
+    return {
+        "allow_http": (access.endpoint or "")[:5].lower() == "http:",
+        "allow_invalid_certificates": False,
+        "connect_timeout": timedelta(seconds=min(timeout_s, 10.0)),
+        "read_timeout": timedelta(seconds=timeout_s),
+        # A time for a whole request would end a large object on a slow link.
+        "timeout": timedelta(days=30),
+    }
+
+
+def secrets(access: Access) -> set[str]:
+    """Returns values that no message may hold."""
+    found = {value for name, value in os.environ.items() if _SECRET.fullmatch(name) and len(value) >= 4}
+    if access.keys is not None:
+        kept = (access.keys.access_key_id, access.keys.secret_access_key, access.keys.session_token)
+        found |= {value for value in kept if value}
+    return found
+
+
+def _check_trusted(url: Url, endpoint: str, named: list[str]) -> None:
+    if origin(endpoint) in map(origin, named) or _is_own(url, endpoint):
+        return
+    variable = _ENDPOINTS[url.scheme][0]
+    raise ConfigError(
+        f"{url}: remote.endpoint is {endpoint}, which neither the environment nor the profile names"
+        + (f" (they name {', '.join(named)})" if named else "")
+        + f"; credentials are sent to no address that only a config names: set {variable}={endpoint} in the "
+        "environment if you trust it, or remote.anonymous = true"
+    )
+
+
+def _is_own(url: Url, endpoint: str) -> bool:
+    scheme, host, port = origin(endpoint)
+    if scheme != "https" or port != 443:
+        return False
+    if url.scheme == "az":
+        account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+        return account is not None and host in {f"{account}.{service}" for service in _AZURE_SERVICES}
+    return _OWN[url.scheme].fullmatch(host) is not None
+
+
+def _identity(profile: Profile | None, *, is_anonymous: bool) -> tuple[Keys | None, str]:
+    """Returns the profile's keys, where they are used, and words for whose credentials are sent."""
+    if is_anonymous:
+        return None, "anonymous"
+    if profile is None or _has_keys():
+        return None, "the environment"
+    is_role = any(os.environ.get(name) for name in _ROLE_VARIABLES)
+    if not profile.is_named and (is_role or profile.keys is None):
+        return None, "the role of this machine"
+    return profile.required_keys(), f"the profile {profile.name!r}"
+
+
+def _provider(keys: Keys) -> Callable[[], dict[str, Any]]:
+    """Returns what obstore calls for keys: at first those of now, later what the file says then."""
+    first = [keys]
+
+    def current() -> dict[str, Any]:
+        keys_now = first.pop() if first else read_profile().keys or keys
+        return {
+            "access_key_id": keys_now.access_key_id,
+            "secret_access_key": keys_now.secret_access_key,
+            "token": keys_now.session_token,
+            "expires_at": datetime.now(UTC) + _REREAD,
+        }
+
+    return current
+
+
+def _region(profile: Profile | None) -> str | None:
+    if os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or profile is None:
+        return None
+    return profile.region
+
+
+def _has_keys() -> bool:
+    return bool(os.environ.get("AWS_ACCESS_KEY_ID") and os.environ.get("AWS_SECRET_ACCESS_KEY"))
+
+
+def _prefix(url: Url) -> str:
+    return {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}[url.scheme]
+
+
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "").lower() in ("1", "true", "yes", "on")

@@ -1,0 +1,201 @@
+"""What the node's folder holds of stores, and in which order it goes. Links are not followed, strangers not touched."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from forebay.store.held import is_held
+from forebay.store.layout import Ints
+from forebay.store.remote.ledger import LEDGER, ORIGIN, OWN_NAMES, Known, Ledger
+
+MIRRORS = "mirrors"
+_PART = re.compile(r"(?P<name>.+)\.(?P<size>\d+)\.part")
+_BLOCK_BYTES = 4096
+_OLD_S = 24 * 3600.0
+"""A mirror without large files goes if nobody opened it for this long."""
+
+Kind = Literal["file", "partial", "kept"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """A file of a mirror.
+
+    name: its path inside the mirror. size_bytes: what it takes, of a partial file what it will take. used_ns: when it
+    was last mapped or written. number: its place in what readers tell, -1 where nobody tells. kind: `kept` files go
+    only with their mirror.
+    """
+
+    mirror: str
+    name: str
+    size_bytes: int
+    used_ns: int
+    number: int = -1
+    kind: Kind = "file"
+
+
+def counted(size_bytes: int) -> int:
+    """Returns what a file of so many bytes takes of a disk."""
+    return -(-size_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+
+
+def part_name(name: str, size_bytes: int) -> str:
+    """Returns the name of a file while it is downloaded. Whoever counts sees by it how large the file will be."""
+    return f"{name}.{size_bytes}.part"
+
+
+def scan(folder: Path, ledgers: dict[str, Ledger]) -> list[Item]:
+    """Returns every file below the node's folder that came from a store, and what mirrors say of themselves.
+
+    ledgers: those that are read already, by the name of their mirror; the others are added.
+    """
+    found: list[Item] = []
+    for mirror, descriptor in _mirrors(folder / MIRRORS):
+        ledger = ledgers.setdefault(mirror, Ledger(folder / MIRRORS / mirror))
+        known = ledger.known()
+        for parent in {"", *(name.rpartition("/")[0] for name in known)}:
+            found += _files(mirror, descriptor, parent, known)
+    return found
+
+
+def order(items: Iterable[Item], told: Mapping[str, Ints | None], *, distance: int = 0) -> list[Item]:
+    """Returns what may be removed, in the order in which it goes.
+
+    First partial files, then files of which nobody tells, both by their last use, then those that are needed last:
+    Belady's order, which no other order beats. told: steps until each number is needed, by mirror; None: nobody tells.
+    distance: in how many steps what is to come is needed. If above 0, what is needed as soon stays.
+    """
+    ranked: list[tuple[tuple[int, int, int], Item]] = []
+    for item in items:
+        steps = told.get(item.mirror)
+        if item.kind == "kept":
+            continue
+        if item.kind == "partial":
+            rank = (0, 0, item.used_ns)
+        elif steps is None or not 0 <= item.number < len(steps):
+            rank = (1, 0, item.used_ns)
+        elif distance and steps[item.number] <= distance:
+            continue
+        else:
+            rank = (2, -int(steps[item.number]), item.used_ns)
+        ranked.append((rank, item))
+    return [item for _, item in sorted(ranked, key=lambda pair: pair[0])]
+
+
+@contextlib.contextmanager
+def opened(folder: Path, item: Item) -> Iterator[tuple[int, int, str]]:
+    """Yields the descriptors of the folder of an item and of itself, and its name there. Raises OSError."""
+    parent, _, name = item.name.rpartition("/")
+    with contextlib.ExitStack() as stack:
+        root = os.open(folder / MIRRORS / item.mirror, _FOLDER)
+        stack.callback(os.close, root)
+        place = stack.enter_context(_below(root, parent))
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
+        stack.callback(os.close, file)
+        yield place, file, name
+
+
+def remove_unused_mirrors(folder: Path, items: Sequence[Item], ledgers: dict[str, Ledger]) -> list[Item]:
+    """Removes mirrors that nobody has open or opened for a day, and that hold no large file; returns what went.
+
+    Used under the room lock, under which a mirror is opened too.
+    """
+    large = {item.mirror for item in items if item.kind != "kept"}
+    unused = {
+        item.mirror
+        for item in items
+        if item.name == ORIGIN and item.mirror not in large and time.time() - item.used_ns / 1e9 > _OLD_S
+    }
+    removed = []
+    for mirror in unused:
+        root = folder / MIRRORS / mirror
+        if not is_held(root):
+            removed += [item for item in items if item.mirror == mirror]
+            _remove_mirror(folder, root, [item for item in items if item.mirror == mirror])
+            del ledgers[mirror]
+    return removed
+
+
+def _remove_mirror(folder: Path, root: Path, items: Sequence[Item]) -> None:
+    # The origin goes last: until then a killed remover's rest is still a mirror.
+    for item in sorted(items, key=lambda item: OWN_NAMES.index(item.name) if item.name in OWN_NAMES else -1):
+        with contextlib.suppress(OSError), opened(folder, item) as (place, _, name):
+            os.unlink(name, dir_fd=place)
+    parents = {str(parent) for item in items for parent in Path(item.name).parents}
+    for parent in sorted(parents, key=len, reverse=True):
+        with contextlib.suppress(OSError):  # what a stranger put there stays
+            os.rmdir(root / parent)
+
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def _mirrors(folder: Path) -> Iterator[tuple[str, int]]:
+    """Yields every mirror and a descriptor of its folder: real folders with an origin."""
+    try:
+        names = sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return
+    for name in names:
+        try:
+            descriptor = os.open(folder / name, _FOLDER)
+        except OSError:
+            continue
+        try:
+            with contextlib.suppress(OSError):
+                if stat.S_ISREG(os.stat(ORIGIN, dir_fd=descriptor, follow_symlinks=False).st_mode):
+                    yield name, descriptor
+        finally:
+            os.close(descriptor)
+
+
+def _files(mirror: str, root: int, parent: str, known: Mapping[str, Known]) -> Iterator[Item]:
+    """Yields what lies directly in one folder of a mirror."""
+    with contextlib.suppress(OSError), _below(root, parent) as place, os.scandir(place) as entries:
+        for entry in entries:
+            name = f"{parent}/{entry.name}" if parent else entry.name
+            part = _PART.fullmatch(name)
+            entry_known = known.get(name) or (known.get(part["name"]) if part else None)
+            if entry_known is None and name not in (LEDGER, ORIGIN):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                if entry.is_file(follow_symlinks=False):
+                    yield _item(mirror, name, entry.stat(follow_symlinks=False), known.get(name), part)
+
+
+def _item(mirror: str, name: str, found: os.stat_result, known: Known | None, part: re.Match[str] | None) -> Item:
+    size, kind, number = found.st_size, "kept", -1
+    if known is not None:
+        kind, number = ("kept" if known.is_kept else "file"), known.number
+    elif part is not None:
+        kind, size = "partial", max(size, int(part["size"]))
+    return Item(
+        mirror=mirror,
+        name=name,
+        size_bytes=counted(size),
+        used_ns=found.st_mtime_ns,
+        number=number,
+        kind=kind,  # type: ignore[arg-type]
+    )
+
+
+@contextlib.contextmanager
+def _below(root: int, parent: str) -> Iterator[int]:
+    """Yields a descriptor of a folder below another one; no part of the way is a link."""
+    place = os.dup(root)
+    try:
+        for part in parent.split("/") if parent else ():
+            below = os.open(part, _FOLDER, dir_fd=place)
+            os.close(place)
+            place = below
+        yield place
+    finally:
+        os.close(place)

@@ -1,0 +1,143 @@
+"""What went wrong with a request: whether asking again may help, and forebay's error, with what the user needs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from forebay.config.url import Url
+from forebay.errors import RemoteError, RemoteExistsError, RemoteMissingError, RemoteReplacedError
+from forebay.store.remote.access import Access
+
+_STATUS = re.compile(r"status code: ([0-9]{3})([^:\n]*)")
+_CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
+_MESSAGE = re.compile(r"<Message>([^<]{1,300})</Message>")
+_CLOCKS = re.compile(r"<(RequestTime|ServerTime)>([0-9TZ:. -]{8,40})</")
+_SYSTEM = re.compile(r'(?:message|error): "([^"]{1,200})"')
+_QUERY = re.compile(r"(https?://[^\s?]*)\?\S*")
+_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
+_CODES_AGAIN = frozenset({"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "RequestLimitExceeded"})
+_SKEWED = frozenset({"RequestTimeTooSkewed", "RequestExpired"})
+_EXPIRED = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
+
+
+class EndedEarlyError(Exception):
+    """A body had fewer bytes than its head said."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """An error of obstore, read. status, code: of the answer, 0 and "" where none came. words: without any secret."""
+
+    status: int
+    code: str
+    words: str
+    clocks: dict[str, str]
+    is_network: bool
+    is_token_request: bool
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same request may be answered in a while."""
+        return self.is_network or self.status in _AGAIN or self.code in _CODES_AGAIN
+
+
+def read_refusal(err: BaseException, *, timeout_s: float, secrets: set[str]) -> Refusal:
+    """Returns what an error of obstore says. An answer's body may hold tokens: only its code and message are taken."""
+    text = str(err)
+    head = text.partition("\n\nDebug source")[0]
+    status, code, message = _STATUS.search(head), _CODE.search(head), _MESSAGE.search(head)
+    is_network = isinstance(err, EndedEarlyError) or (status is None and "HTTP error" in head)
+    if status is not None:
+        words = f"{status[1]}{status[2].rstrip()}"
+        told = ": ".join(one[1] for one in (code, message) if one)
+        words += f" ({told})" if told else ""
+    elif is_network:
+        words = _network_words(text, timeout_s)
+    else:
+        words = head.splitlines()[0][:300] if head else type(err).__name__
+    return Refusal(
+        status=int(status[1]) if status else 0,
+        code=code[1] if code else "",
+        words=redacted(words, secrets),
+        clocks=dict(_CLOCKS.findall(text)),
+        is_network=is_network,
+        is_token_request="token request" in head or "169.254." in head,
+    )
+
+
+def redacted(text: str, secrets: set[str]) -> str:
+    """Returns a text without the query of any URL in it, which may be signed, and without the secrets."""
+    text = _QUERY.sub(r"\1", text)
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
+
+
+def error_of(refusal: Refusal, where: Url, access: Access, *, tries: int = 1) -> RemoteError:
+    """Returns the error that the user sees: bucket and key, what was answered, as whom it was asked, what to do."""
+    asked = f"asked at {access.place} as {access.identity}"
+    if refusal.code in _SKEWED:
+        return RemoteError(f"{where}: {refusal.words}: {_clocks(refusal)}; set the clock of this machine: {_SET_CLOCK}")
+    if refusal.is_token_request:
+        return RemoteError(
+            f"{where}: no credentials: the environment and the profile have none, and this machine has no role "
+            f"({refusal.words}); set {_CREDENTIALS[where.scheme]}, or remote.anonymous = true for a public bucket"
+        )
+    if refusal.code in _EXPIRED:
+        return RemoteError(f"{where}: {refusal.words}: the credentials have expired; {asked}; log in again")
+    if refusal.status in (401, 403):
+        return RemoteError(f"{where}: denied, {refusal.words}; {asked}; {_allow(access)}")
+    if refusal.status == 404:
+        found = f": there is no bucket {where.bucket}" if refusal.code == "NoSuchBucket" else " is not there"
+        return RemoteMissingError(f"{where}{found} ({refusal.words}; {asked}); name another URL")
+    if refusal.status in (301, 307, 400) and access.region is None and where.scheme == "s3":
+        return RemoteError(f"{where}: {refusal.words}; {asked}; if the bucket is elsewhere, set remote.region")
+    again = f"; asked {tries} times; {asked}; try again later, or set remote.retries and remote.timeout_s higher"
+    return RemoteError(f"{where}: {refusal.words}{again if refusal.may_pass else f'; {asked}; {_CHECK}'}")
+
+
+def replaced(where: Url, *, wanted: str, found: str) -> RemoteReplacedError:
+    """Returns the error for an object that is another one than before."""
+    return RemoteReplacedError(
+        f"{where} was replaced: its etag is {found if found not in ('', wanted) else 'another one'}, wanted {wanted}; "
+        "start again, so that all is read of one version"
+    )
+
+
+def exists(where: Url) -> RemoteExistsError:
+    """Returns the error for an object that was to be made and is there."""
+    return RemoteExistsError(f"{where} is there already, made by somebody else; read that, or name another URL")
+
+
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+_SET_CLOCK = "timedatectl set-ntp true"
+_CHECK = "check the URL and [remote]"
+
+
+def _allow(access: Access) -> str:
+    if access.is_anonymous:
+        return "set credentials and remote.anonymous = false if the bucket is not public"
+    return "ask the bucket's owner for the right, or choose other credentials by AWS_PROFILE or the environment"
+
+
+def _clocks(refusal: Refusal) -> str:
+    here = refusal.clocks.get("RequestTime") or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    there = refusal.clocks.get("ServerTime") or "not told"
+    return f"the clock of this machine says {here}, that of the store {there}"
+
+
+def _network_words(text: str, timeout_s: float) -> str:
+    if "kind: Timeout" in text or "TimedOut" in text:
+        return f"not a byte for remote.timeout_s = {timeout_s:g} s"
+    if "IncompleteBody" in text or "UnexpectedEof" in text:
+        return "the body ended early"
+    if "IncompleteMessage" in text:
+        return "the connection ended before an answer"
+    found = _SYSTEM.findall(text)
+    return found[-1] if found else text.partition("\n")[0].rpartition(" - ")[2][:300]
