@@ -2,8 +2,8 @@
 
 W ranks take W consecutive micro-batches a step. From position `start` on, rank r takes at its step s the position
 start + s * W + r. The state of a run is therefore one global position, and a run of any W goes on where a run of
-another W stopped: order is a function of (plan, seed, epoch, position), so nothing is replayed. All ranks do the same number of
-steps. Where the positions left are not a multiple of W, `plan.tail` says how the epoch ends:
+another W stopped: order is a function of (plan, seed, epoch, position), so nothing is replayed. All ranks do the same
+number of steps. Where the positions left are not a multiple of W, `plan.tail` says how the epoch ends:
 
 - `drop`: the last, incomplete step is not done; up to W - 1 micro-batches are left out.
 - `pad`: micro-batches from the epoch's head fill the step, and are trained on twice.

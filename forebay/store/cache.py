@@ -216,11 +216,6 @@ class Cache(SampleSource):
         found: Ints = np.sum([self._tables[group]["size_bytes"] for group in self.groups], axis=0, dtype=np.int64)
         return found
 
-    def wanted(self, group: Group, index: int) -> Wanted:
-        """Returns what the file of a shard is, whether it is here or not."""
-        entry = entry_of(self._tables[group], index)
-        return Wanted(name=shard_name(group, index), size_bytes=entry.size_bytes, xxh3_128=entry.xxh3_128)
-
     def will_need(self, indices: Iterable[int]) -> None:
         """Asks the kernel to read these samples' pages into memory, and returns before it has; about 2 us a sample.
 

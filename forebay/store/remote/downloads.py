@@ -94,8 +94,8 @@ class DownloadsAhead:
         for shard in needed[np.argsort(steps[needed], kind="stable")].tolist():
             if shard in self._flying or self._again.get(shard, 0.0) > clock:
                 continue
-            folder = self._shards.mirrors[self._shards.place(shard)[0]].folder
-            if all((folder / wanted.name).is_file() for wanted in self._shards.files(shard)):
+            mirror = self._shards.mirrors[self._shards.place(shard)[0]]
+            if all(map(mirror.has, self._shards.files(shard))):
                 self._is_here[shard] = True
             else:
                 yield shard
