@@ -27,7 +27,8 @@ from forebay.errors import (
     RemoteError,
     RemoteExistsError,
 )
-from forebay.store.remote.bucket import Bucket
+from forebay.store.remote.bucket import PART, Bucket
+from forebay.store.remote.columns import NAME as COLUMNS
 from forebay.store.remote.proof import Proof
 from forebay.store.remote.transfer import pull, push
 from tests.store_factory import make_cache
@@ -68,10 +69,10 @@ def test_round_trip(cache: Path, url: Url, settings: RemoteConfig, tmp_path: Pat
 
 
 def test_names_bucket_and_sizes(cache: Path, url: Url, settings: RemoteConfig, bucket: Emptied) -> None:
-    """What lies in the bucket is the folder's own files under its own names, and nothing else."""
+    """What lies in the bucket is the folder's own files under its own names, and what a store tells of all samples."""
     push(cache, url, settings)
-    names = sorted(f"caches/{path.relative_to(cache.parent)}" for path in cache.rglob("*") if path.is_file())
-    assert bucket.names() == names
+    names = [f"caches/{path.relative_to(cache.parent)}" for path in cache.rglob("*") if path.is_file()]
+    assert bucket.names() == sorted([*names, f"{url.key}/{COLUMNS}"])
     assert forebay.open_cache(str(url), remote=settings)[3].keys() == forebay.open_cache(cache)[3].keys()
 
 
@@ -351,8 +352,8 @@ def test_one_pull_at_a_time_into_a_folder(cache: Path, url: Url, settings: Remot
 
 def test_large_files_go_in_parts(tmp_path: Path, url: Url, settings: RemoteConfig, proxy: Proxy) -> None:
     """Of an object that was sent in parts the etag is no MD5 of its bytes, and proves them all the same."""
-    cache = make_cache(tmp_path / "large", num_samples=40, rows_per_shard=40, max_duration_s=25)
-    assert (cache / "media" / "00000.tdz").stat().st_size > 5 * 1024 * 1024
+    cache = make_cache(tmp_path / "large", num_samples=40, rows_per_shard=40, max_duration_s=40)
+    assert (cache / "media" / "00000.tdz").stat().st_size > PART
     report = push(cache, url, settings)
     assert any(one.method == "POST" for one in proxy.traffic().exchanges)
     assert not report.read_back_bytes
