@@ -511,7 +511,7 @@ def _push(options: argparse.Namespace) -> int:
     if is_url(source):
         raise ConfigError(f"{source} lies in a store; a push takes a folder of this machine, and a pull makes one")
     if Path(source).is_dir():
-        folder, settings, default = Path(source), _remote(options), None
+        folder, settings, default = Path(source), read_remote(options.set), None
     else:
         config = _load(options)
         sealed = require(config, find_cache(config, recipe_of(config)))
@@ -534,7 +534,7 @@ def _pull(options: argparse.Namespace) -> int:
     folder = place_of(place_below(place, url.name))
     if is_url(folder):
         raise ConfigError(f"{folder} is a URL; a pull makes a folder of this machine")
-    return _show(options, pull(url, Path(folder), _remote(options), progress=not options.no_progress))
+    return _show(options, pull(url, Path(folder), read_remote(options.set), progress=not options.no_progress))
 
 
 def _add_warm(actions: Any) -> None:
