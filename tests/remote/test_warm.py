@@ -221,11 +221,11 @@ def test_push_and_pull_commands(
     assert code == 0
     assert out.startswith(f"pushed: {bucket.url}/caches/{cache.name} (9 files")
     assert run_json(capsys, "cache", "push", cache, f"{bucket.url}/caches/{cache.name}", "--verify")["already_there"]
-    place = ("--cache-root", tmp_path / "root", "--no-progress")
+    place = ("--cache-root", tmp_path / "more", "--no-progress")
     code, out, _ = run(capsys, "cache", "pull", f"{bucket.url}/caches/{cache.name}", *place)
     assert code == 0
-    assert open_cache(tmp_path / "root" / cache.name).key == open_cache(cache).key
-    assert run_json(capsys, "cache", "pull", f"{bucket.url}/caches/{cache.name}", f"{tmp_path}/root/")["already_there"]
+    assert open_cache(tmp_path / "more" / cache.name).key == open_cache(cache).key
+    assert run_json(capsys, "cache", "pull", f"{bucket.url}/caches/{cache.name}", f"{tmp_path}/more/")["already_there"]
 
 
 @pytest.mark.parametrize(
