@@ -19,7 +19,7 @@ from forebay.config import Config
 from forebay.config.load import read_remote
 from forebay.config.remote import RemoteConfig
 from forebay.config.tree import stand_in
-from forebay.config.url import is_url, parse_url, place_of
+from forebay.config.url import is_url, parse_url, url_or_path
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.files import is_refusal, refusal
@@ -159,7 +159,7 @@ def _command(
 def _place(text: str) -> str:
     """Returns a URL of the command line, or the absolute path of a folder."""
     try:
-        place = place_of(text)
+        place = url_or_path(text)
     except ConfigError as err:
         raise argparse.ArgumentTypeError(str(err)) from err
     return place if is_url(place) else os.path.abspath(place)
@@ -168,7 +168,7 @@ def _place(text: str) -> str:
 def _path(text: str) -> Path:
     """Returns a path of the command line, which is of this machine."""
     try:
-        place = place_of(text)
+        place = url_or_path(text)
     except ConfigError as err:
         raise argparse.ArgumentTypeError(str(err)) from err
     if is_url(place):
@@ -277,7 +277,7 @@ def _inspect(options: argparse.Namespace) -> int:
         return run_usage(_path(options.usage), as_json=options.json, remote=_remote(options))
     if options.config is None:
         raise ConfigError("inspect needs a cache folder or URL or a config, or --usage FILE")
-    place = place_of(options.config)
+    place = url_or_path(options.config)
     path = Path(place)
     if not is_url(place) and not path.exists():
         raise ConfigError(f"{path}: no such cache, plan or config; name a folder, a URL or a TOML file")
@@ -507,7 +507,7 @@ def _add_transfer(parser: argparse.ArgumentParser) -> None:
 def _push(options: argparse.Namespace) -> int:
     from forebay.store.remote.transfer import place_below, push
 
-    source = place_of(options.config)
+    source = url_or_path(options.config)
     if is_url(source):
         raise ConfigError(f"{source} lies in a store; a push takes a folder of this machine, and a pull makes one")
     if Path(source).is_dir():
@@ -531,7 +531,7 @@ def _pull(options: argparse.Namespace) -> int:
         raise ConfigError(f"where to? forebay cache pull {options.url} DIR, or --cache-root DIR; one of the two")
     url = parse_url(options.url)
     place = f"{options.cache_root}/" if options.folder is None else options.folder
-    folder = place_of(place_below(place, url.name))
+    folder = url_or_path(place_below(place, url.name))
     if is_url(folder):
         raise ConfigError(f"{folder} is a URL; a pull makes a folder of this machine")
     return _show(options, pull(url, Path(folder), read_remote(options.set), progress=not options.no_progress))

@@ -20,7 +20,7 @@ from typing import Any, get_type_hints
 from forebay.config.plan import KINDS
 from forebay.config.remote import RemoteConfig
 from forebay.config.tree import Config
-from forebay.config.url import is_url, place_of
+from forebay.config.url import is_url, url_or_path
 from forebay.errors import ConfigError
 
 _NO_FILE = "CONFIG"
@@ -68,7 +68,7 @@ def read_config(
     if isinstance(path, Mapping):
         document, path = _plain(path), Path.cwd() / _NO_FILE
     elif isinstance(path, (str, os.PathLike)):
-        place = place_of(path)
+        place = url_or_path(path)
         if is_url(place):
             raise ConfigError(
                 f"a config is read from this machine, and {place} is a URL; copy it here and name the file"
@@ -301,7 +301,7 @@ def _each(value: Any, name: str, absolute: Callable[[str], str], problems: list[
 
 
 def _absolute_path(text: str, folder: Path, *, takes_url: bool) -> str:
-    place = place_of(text)
+    place = url_or_path(text)
     if not is_url(place):
         return os.path.normpath(folder / place)
     if not takes_url:

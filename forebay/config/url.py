@@ -82,7 +82,7 @@ def local_path(text: str) -> str:
 _COLLAPSED = re.compile(rf"({'|'.join(SCHEMES)}):/(?!/)", re.IGNORECASE)
 
 
-def place_of(path: str | os.PathLike[str]) -> str:
+def url_or_path(path: str | os.PathLike[str]) -> str:
     """Returns the URL of a store, or the local path, that a string or a Path names.
 
     Raises ConfigError as `parse_url` does, and for a Path that was made of a URL: it has lost one of the two slashes.

@@ -11,7 +11,7 @@ from typing import Any
 
 from forebay.config.remote import RemoteConfig
 from forebay.config.tree import Config, stand_in
-from forebay.config.url import is_url, parse_url, place_of
+from forebay.config.url import is_url, parse_url, url_or_path
 from forebay.errors import CacheCorruptError, CacheError, CacheNotFoundError, ConfigError
 from forebay.inspect.export import CONFIG_NAME, Places, bucket_manifests, check_target, write_table, write_wav
 from forebay.inspect.facts import cache_facts, unreadable_facts
@@ -65,7 +65,7 @@ def show(target: str | Path | Config, options: InspectOptions) -> int:
     if isinstance(target, Config):
         found = require(target, find_cache(target, recipe_of(target)))
         return _show_cache(found.place, target, replace(options, remote=target.remote))
-    place = place_of(target)
+    place = url_or_path(target)
     if not is_url(place) and is_plan(Path(place)):
         return _show_plan(Path(os.path.abspath(place)), options)
     return _show_cache(place, None, options)

@@ -10,8 +10,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forebay.config.remote import RemoteConfig
+from forebay.config.url import is_url
 from forebay.errors import ForebayError, ManifestError, TarError
 from forebay.preprocess.pool import Pool, WorkerDied
+from forebay.store.remote.sources import (
+    at_hand,
+    files_below,
+    is_folder,
+    local_entry,
+    named_path,
+    naming_urls,
+    place_of,
+    shown,
+)
 from forebay.store.source_files import COMPRESSED_TARS
 from forebay.tar.index import current_index, is_indexed, load_index
 from forebay.tar.json_index import export_json as write_json
@@ -46,12 +58,15 @@ class IndexReport:
 def index_manifests(
     manifests: Iterable[str | os.PathLike[str]],
     *,
+    remote: RemoteConfig = RemoteConfig(),  # noqa: B008  frozen
     cache_root: str | os.PathLike[str],
     num_workers: int,
     progress: bool = True,
     export_json: bool = False,
 ) -> IndexReport:
     """Indexes every tar that the manifests name; a manifest is a parquet file, a TSV, a tar, or a folder of tars.
+
+    Each may be a URL of a store, which is asked as `remote` says; its tars are downloaded through the node's cache.
 
     A manifest that names no tars, and a tar that is compressed, stand in `failed` and cost nothing else. For the rest
     see `index_tars`, whose `export` is `export_json` here.
@@ -60,7 +75,9 @@ def index_manifests(
     failed: list[tuple[str, str]] = []
     for manifest in manifests:
         try:
-            paths |= dict.fromkeys(tars_of(manifest))
+            name = os.fspath(manifest)
+            with naming_urls():
+                paths |= dict.fromkeys(tars_of(local_entry(name, remote) if is_url(name) else name))
         except ManifestError as err:
             failed.append((os.fspath(manifest), str(err)))
     report = index_tars(
@@ -95,11 +112,11 @@ def index_tars(
             bar.set_postfix_str(f"{report.members} members, {len(report.failed)} failed", refresh=False)
             bar.update()
             if outcome.error and progress:
-                bar.write(f"failed: {outcome.path}: {outcome.error}", file=sys.stderr)
+                bar.write(f"failed: {shown(outcome.path)}: {outcome.error}", file=sys.stderr)
     failed = {path for path, _ in report.failed}
     for path in tars:
-        if path not in failed and not is_indexed(path, cache_root=root):
-            report.failed.append((path, f"{path} has no index under {root}; is that folder writable? run again"))
+        if shown(path) not in failed and not is_indexed(path, cache_root=root):
+            report.failed.append((shown(path), f"{shown(path)} has no index under {root}; is that folder writable? run again"))
     return report
 
 
@@ -110,13 +127,14 @@ def tars_of(manifest: str | os.PathLike[str]) -> list[str]:
     Compressed tars are named as well, for `index_tars` to refuse. Raises ManifestError for what names none.
     """
     path = Path(manifest)
-    if path.is_dir():
-        found = sorted(str(file) for file in path.rglob("*") if _is_tar(file))
+    if is_folder(path):
+        found = sorted(str(file) for file in files_below(path) if _is_tar(file))
     elif _is_tar(path):
         found = [str(path)]
     else:
         names = _parquet_names(path) if path.suffix == ".parquet" else _tsv_names(path)
-        found = list(dict.fromkeys(os.path.normpath(path.parent / name) for name in names))
+        named = (named_path(name, path.parent, named_in=path) for name in names)
+        found = list(dict.fromkeys(str(name) if place_of(name) else os.path.normpath(name) for name in named))
     if not found:
         raise ManifestError(f"{path} names no tar; give a parquet or TSV manifest, a tar, or a folder of tars")
     return found
@@ -145,9 +163,9 @@ def _index_one(path: str, *, cache_root: str, export: bool) -> _Outcome:
         if export:
             write_json(index, json_path(path))
     except TarError as err:
-        return _Outcome(path, error=str(err))
+        return _Outcome(path, error=shown(str(err)))
     except (ForebayError, OSError) as err:  # a full disk; the other tars are told the same if it stays full
-        return _Outcome(path, error=f"cannot keep the index of {path}: {err}")
+        return _Outcome(path, error=shown(f"cannot keep the index of {path}: {err}"))
     return _Outcome(path, was_current, len(index), len(index.refused))
 
 
@@ -165,7 +183,7 @@ def _run(task: functools.partial[_Outcome], paths: Sequence[str], num_workers: i
 
 def _count(report: IndexReport, outcome: _Outcome) -> None:
     if outcome.error is not None:
-        report.failed.append((outcome.path, outcome.error))
+        report.failed.append((shown(outcome.path), outcome.error))
         return
     report.current += outcome.was_current
     report.indexed += not outcome.was_current
@@ -179,7 +197,8 @@ def _parquet_names(path: Path) -> list[str]:
     import pyarrow.parquet as pq
 
     try:
-        column = pq.read_table(path, columns=["tar_path"]).column("tar_path")
+        with at_hand(path) as local:
+            column = pq.read_table(local, columns=["tar_path"]).column("tar_path")
     except (
         OSError,
         UnicodeDecodeError,
@@ -195,7 +214,7 @@ def _parquet_names(path: Path) -> list[str]:
 def _tsv_names(path: Path) -> list[str]:
     names: dict[str, None] = {}
     try:
-        with open(path, encoding="utf-8") as lines:
+        with at_hand(path) as local, open(local, encoding="utf-8") as lines:
             for line in lines:
                 if line.strip():
                     names[line.split("\t", 1)[0].rstrip("\n")] = None

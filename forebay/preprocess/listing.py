@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from forebay.config.tree import Config
 from forebay.errors import BuildError
+from forebay.preprocess.arriving import run_on_sources, unhashed
 from forebay.preprocess.modality import Listing, Modality, modality_of
 from forebay.preprocess.pool import Map, Pool
 from forebay.preprocess.sources.naming import shown_name
@@ -20,6 +22,7 @@ from forebay.steps.recipe import AnyRecipe, recipe_of
 from forebay.store.key import SourceDigest, cache_key
 from forebay.store.lookup import find_cache
 from forebay.store.memo import Memo
+from forebay.store.remote.sources import naming_urls
 from forebay.store.source_files import SourceFile
 
 logger = logging.getLogger(__name__)
@@ -77,7 +80,7 @@ def _with_hashes(manifest: Manifest, memo: Memo, map_: Map) -> tuple[tuple[Sourc
     """Returns the files of a manifest with their hashes, and one that has changed since it was listed, if any."""
     present = _present(manifest)
     try:
-        found = memo.hashed([file.path for file in present], map_=map_)
+        found = memo.hashed([file.path for file in present], map_=_arriving(map_, present))
     except FileNotFoundError as err:
         return (), str(err.filename)
     files = list(manifest.files)  # those that are absent stay without a hash
@@ -87,6 +90,12 @@ def _with_hashes(manifest: Manifest, memo: Memo, map_: Map) -> tuple[tuple[Sourc
             return (), str(files[number].path)
         files[number] = replace(files[number], xxh3_128=hashed.xxh3_128)
     return tuple(files), None
+
+
+def _arriving(map_: Map, files: Sequence[SourceFile]) -> Map:
+    """Returns a map over files that downloads them ahead where they are of a store and not hashed on this node yet."""
+    is_remote = any(file.stat is not None and file.stat[0] < 0 for file in files)
+    return functools.partial(run_on_sources, map_, needs=unhashed, is_remote=is_remote, total=len(files))
 
 
 def _present(manifest: Manifest) -> list[SourceFile]:
@@ -115,13 +124,14 @@ def explain(config: Config, *, may_hash: bool) -> dict[str, Any]:
 
     Raises ConfigError or ManifestError where the config or its manifest cannot be used.
     """
-    memo = Memo(config.cache_root)
+    memo = Memo.of(config)
     recipe = recipe_of(config)
-    lookup = find_cache(config, recipe, may_hash=may_hash, memo=memo)
+    with naming_urls():
+        lookup = find_cache(config, recipe, may_hash=may_hash, memo=memo)
     if lookup.found is not None:
         key: str | None = lookup.found.key
     else:
-        with Pool(config.run.num_workers or os.cpu_count() or 1) as pool:
+        with naming_urls(), Pool(config.run.num_workers or os.cpu_count() or 1) as pool:
             key = known_key(config, memo, pool.map, recipe=recipe, may_hash=may_hash)
     nearest = None
     if lookup.nearest is not None:

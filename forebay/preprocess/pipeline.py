@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from forebay.config.tree import Config
 from forebay.config.url import is_url
 from forebay.errors import BuildError
 from forebay.plan.make import plan_example, plan_of
+from forebay.preprocess.arriving import Arriving, Fresh
 from forebay.preprocess.assemble import EXCLUDING, assemble
 from forebay.preprocess.cut import Cut
 from forebay.preprocess.listing import resolve
@@ -34,6 +35,7 @@ from forebay.store.key import SHORT, differences, digest, folder_name
 from forebay.store.layout import Group
 from forebay.store.lookup import Lookup, Sealed, failures_of, find_cache
 from forebay.store.memo import Memo
+from forebay.store.remote.sources import localized, naming_urls
 from forebay.store.seal import seal
 from forebay.store.temporary import sweep
 from forebay.store.verify import quick_problems, verify_folder
@@ -61,7 +63,8 @@ def build(config: Config, options: Options | None = None) -> BuildReport:
     """
     options = options or Options()
     check_options(config, options)
-    report = _build_cache(config, options)
+    with naming_urls():
+        report = _build_cache(config, options)
     if options.dry_run or not report.sealed:
         return report
     if config.remote_root is not None and not is_url(report.cache):
@@ -84,7 +87,7 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
     if not options.dry_run:
         for folder in _WRITTEN_FOLDERS:
             sweep(config.cache_root / folder)
-    memo = Memo(config.cache_root)
+    memo = Memo.of(config)
     # `loader.cache_dir` names what training reads; a build makes the cache of the config.
     config = replace(config, loader=replace(config.loader, cache_dir=None))
     recipe = recipe_of(config)
@@ -120,7 +123,7 @@ def _standing(config: Config, lookup: Lookup) -> Sealed | None:
     found = lookup.found
     if lookup.state == "absent":
         # A mistyped manifest must not pass for raw data that was taken away.
-        manifest_files(config.source)
+        manifest_files(localized(config).source)
         logger.warning("%s is not compared: some of its raw data is not here", found.place if found else "")
     if found is not None and found.metadata.get("codec") != config.codec:
         logger.info("%s has the same values in another codec", found.place)
@@ -148,7 +151,7 @@ class _Build:
         self.cuts = list(self.modality.cuts(listing, probe=self.probe, rows_per_shard=rows_per_shard))
         # A rebuild must not take up what an ordinary run left, but may go on from an interrupted rebuild.
         suffix = "-rebuild" if options.rebuild else ""
-        manifests = list(map(os.path.abspath, config.source.manifests))
+        manifests = [name if is_url(name) else os.path.abspath(name) for name in config.source.manifests]
         origin = digest({"recipe": listing.recipe.key, "manifests": manifests})
         self.workspace = Workspace(_workspace_folder(config, listing.key, suffix), origin)
         self.counts: Counter[str] = Counter()
@@ -235,13 +238,21 @@ class _Build:
             rows[group] += cut.num_media if group == "media" else cut.stop - cut.start
         with Progress(rows, media_unit=self.modality.media_unit, shown=self.options.progress) as progress:
             try:
-                for task, (receipt, made) in self.pool.run(make_shard, map(self._task, _in_order(missing))):
+                for task, (receipt, made) in self._made(map(self._task, _in_order(missing))):
                     self.workspace.receipts[task.key] = receipt
                     self.counts["written" if made else "kept"] += 1
                     progress.shard_done(task, receipt)
                     self._note(receipt)
             except WorkerDied as err:
                 raise BuildError(self._death(err)) from err
+
+    def _made(self, tasks: Iterator[ShardTask]) -> Iterator[tuple[ShardTask, tuple[Receipt, bool]]]:
+        """Yields every task with what it gave; what it reads of a store is downloaded ahead, if it is not here."""
+        files = self.listing.files
+        if all(file.stat is None or file.stat[0] >= 0 for file in files):
+            return self.pool.run(make_shard, tasks)
+        arriving = Arriving(_media_paths, total=len(files))
+        return self.pool.run(Fresh(make_shard), arriving.ahead_of(tasks))
 
     def _task(self, unit: Unit) -> ShardTask:
         cut, group = unit
@@ -333,6 +344,10 @@ class _Build:
             shards_kept=self.counts["kept"],
             **values,
         )
+
+
+def _media_paths(task: ShardTask) -> list[Path]:
+    return [file.path for file in task.files] if task.group == "media" else []
 
 
 def _workspace_folder(config: Config, key: str, suffix: str = "") -> Path:

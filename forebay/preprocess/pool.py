@@ -103,13 +103,12 @@ class Pool:
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """Returns `function(item)` of every item, in their order. Raises WorkerDied, see `run`."""
-        tasks = list(enumerate(items))
         try:
-            results: dict[int, R] = dict(result for _, result in self.run(_Numbered(function), tasks))
+            results: dict[int, R] = dict(result for _, result in self.run(_Numbered(function), enumerate(items)))
         except WorkerDied as err:
             err.task = err.task[1]
             raise
-        return [results[index] for index, _ in tasks]
+        return [results[index] for index in range(len(results))]
 
     def run(self, function: Callable[[T], R], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:
         """Yields every task with its result, as they are done.

@@ -10,14 +10,18 @@ from forebay.config.digest import processor_digest
 from forebay.errors import BuildError
 from forebay.preprocess.pool import Map
 from forebay.store.memo import Hashed, Memo, Stat, hash_now, stat_now
+from forebay.store.remote.origin import forget
+from forebay.store.remote.sources import look_up
 from forebay.store.source_files import ABSENT, SourceFile
 
 
 def require_unchanged(files: Sequence[SourceFile], *, memo: Memo, map_: Map) -> None:
     """Raises BuildError, with the name, for a file whose content is not what was listed.
 
-    It costs one stat a file, and the hash of a file whose stat moved.
+    It costs one stat a file, and the hash of a file whose stat moved. Stores are asked anew.
     """
+    forget()
+    look_up([file.path for file in files])
     moved = [file for file in files if file.xxh3_128 != ABSENT and stat_now(file.path) != file.stat]
     try:
         hashes = memo.hashes([file.path for file in moved], map_=map_)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 import numpy as np
 
 from forebay.config.remote import RemoteConfig
-from forebay.config.url import place_of
+from forebay.config.url import url_or_path
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheReplacedError, ConfigError
 from forebay.store.chunked import SLOTS, open_slots
 from forebay.store.held import HeldFile, HeldFolder
@@ -73,7 +73,7 @@ def open_cache(
         raise ConfigError(
             f"max_open_shards is {max_open_shards}, wanted 1 to {_MAX_OPEN_SHARDS}; set loader.max_open_shards"
         )
-    folder = cache_folder(place_of(path), remote or RemoteConfig())
+    folder = cache_folder(url_or_path(path), remote or RemoteConfig())
     while True:
         with contextlib.suppress(CacheReplacedError):  # while it was being opened
             return Cache(folder.absolute(), verify=verify, max_open_shards=max_open_shards)

@@ -18,7 +18,9 @@ from forebay.store.memo import FILE_NAME as MEMO_NAME
 from forebay.store.memo import Memo
 from forebay.store.metadata import check_file, check_found, read_metadata
 from forebay.store.remote.mirror import cache_folder
+from forebay.store.remote.origin import forget
 from forebay.store.remote.root import RemoteRoot
+from forebay.store.remote.sources import is_file, localized
 from forebay.store.source_files import (
     ABSENT,
     SourceState,
@@ -148,6 +150,8 @@ def find_cache(config: Config, recipe: KeyedRecipe, *, may_hash: bool = True, me
     its recipe and sources are compared all the same. Raises CacheMismatchError where `loader.cache_dir` is another
     recipe. A root in a store is asked where this node has built no such cache; RemoteError where it does not answer.
     """
+    forget()
+    config = localized(config)
     search = _Search(config=config, recipe=recipe, may_hash=may_hash, memo=memo)
     for sealed in _places(config, recipe):
         search.look_at(sealed)
@@ -187,7 +191,7 @@ class _Search:
         ordered = sorted(sealed, key=lambda cache: cache.metadata.get("codec") != self.config.codec)
         self.seen += ordered
         for cache, sources in _candidates(self.config, self.recipe, ordered):
-            self.memo = Memo(self.config.cache_root) if self.memo is None else self.memo
+            self.memo = Memo.of(self.config) if self.memo is None else self.memo
             self.memo.add_file(cache.folder / MEMO_NAME)
             state, names = compare_sources(self.config, sources, self.memo, may_hash=self.may_hash)
             if state == "same":
@@ -273,11 +277,11 @@ def _require_confined(config: Config, cache: Sealed, sources: Sequence[StoredSou
             continue
         if (real := leads_out(path, config.source.manifests[source.entry])) is not None:
             raise CacheMismatchError(
-                f"{cache.place}: it was made of {source.name!r}, which is {str(real)!r}; source.confined allows no "
+                f"{cache.place}: it was made of {source.name!r}, which is {real!r}; source.confined allows no "
                 "place outside of the manifest's folder: move the file there, or set source.confined = false for a "
                 "cache that you trust"
             )
-        if not path.is_file() and cache.metadata.get(CONFINED) is not True:
+        if not is_file(path) and cache.metadata.get(CONFINED) is not True:
             raise CacheMismatchError(
                 f"{cache.place}: {source.name!r} is not here, and the cache was built without source.confined, so "
                 "nothing says where it lay; put the raw data back, or set source.confined = false for a cache that "

@@ -1,7 +1,9 @@
 """Content hashes remembered by stat, so that finding a cache costs a stat a file and not a read.
 
 As git's index does: an entry holds for exactly the same (dev, inode, size, mtime_ns, ctime_ns), and is distrusted where
-the file was changed about when it was hashed, because a second change inside one clock tick would not show.
+the file was changed about when it was hashed, because a second change inside one clock tick would not show. An object
+of a store has its version instead, of URL, etag and size; and an entry by relative name and etag beside it, for those
+who trust these in a copy of the bucket.
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from forebay.config.tree import Config
 from forebay.store.files import hash_opened, write_bytes
+from forebay.store.remote.sources import place_of, source_stat, stat_of_status
 
 logger = logging.getLogger(__name__)
 
@@ -47,10 +51,17 @@ Hashing = Callable[[Callable[[Path], Hashed], Sequence[Path]], Iterable[Hashed]]
 class Memo:
     """Hashes by stat, loaded from `<cache_root>/hashes.memo` and from sealed caches."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, trusts_etags: bool = False) -> None:
+        """trusts_etags: an object is known by its relative name, etag and size, wherever it lies."""
         self.path = root / FILE_NAME
+        self._trusts_etags = trusts_etags
         self._entries: dict[Stat, Hashed] = {}
         self.add_file(self.path)
+
+    @classmethod
+    def of(cls, config: Config) -> Memo:
+        """Returns the memo of a config's cache root, as far as `source.remote_identity` trusts it."""
+        return cls(config.cache_root, trusts_etags=config.source.remote_identity == "etag")
 
     def add_file(self, path: Path) -> None:
         """Adds the entries of a memo file; one that is missing or damaged adds none, which costs time only."""
@@ -88,6 +99,8 @@ class Memo:
         if missing:
             for i, hashed in zip(missing, map_(hash_now, [paths[i] for i in missing]), strict=True):
                 self._entries[hashed.stat] = results[i] = hashed
+                if (twin := _etag_stat(paths[i])) is not None and hashed.stat == stat_now(paths[i]):
+                    self._entries[twin] = replace(hashed, stat=twin)
             self._save()
         return [result for result in results if result is not None]
 
@@ -95,7 +108,7 @@ class Memo:
         """Returns the memo file of all entries, or of those that describe these paths as they are now."""
         entries = self._entries
         if paths is not None:
-            wanted = set(map(stat_now, paths))
+            wanted = {*map(stat_now, paths), *map(_etag_stat, paths)}
             entries = {stat: entry for stat, entry in entries.items() if stat in wanted}
         records = np.zeros(len(entries), _RECORD)
         for record, (stat, entry) in zip(records, sorted(entries.items()), strict=True):
@@ -105,7 +118,10 @@ class Memo:
         return _checksum(body) + body
 
     def _known(self, path: Path) -> Hashed | None:
-        entry = self._entries.get(stat_of(os.stat(path)))
+        stat = source_stat(path)
+        entry = self._entries.get(stat)
+        if entry is None and self._trusts_etags and (twin := _etag_stat(path)) in self._entries and twin is not None:
+            return replace(self._entries[twin], stat=stat)
         return None if entry is None or max(entry.stat[-2:]) > entry.hashed_at_ns - _RACY_NS else entry
 
     def _save(self) -> None:
@@ -123,7 +139,12 @@ def hash_now(path: Path) -> Hashed:
     """Returns the hash of a file by reading it, and the stat of the file that was read: `path` may become another one.
 
     A file that changes meanwhile is read again. One that goes on changing gets an entry that never matches again.
+    An object of a store is hashed while it is downloaded.
     """
+    if (place := place_of(path)) is not None:
+        started_ns = time.time_ns()
+        version, digest = place.hash()
+        return Hashed(version, started_ns, digest)
     for _ in range(_READINGS):
         started_ns = time.time_ns()
         with path.open("rb", buffering=0) as file:
@@ -137,14 +158,20 @@ def hash_now(path: Path) -> Hashed:
 def stat_now(path: Path) -> Stat | None:
     """Returns the stat of a file as it is now, None where there is none to be had."""
     try:
-        return stat_of(os.stat(path))
+        return source_stat(path)
     except (OSError, ValueError):  # ValueError: a NUL in the path, or a surrogate that no file name holds
         return None
 
 
 def stat_of(status: os.stat_result) -> Stat:
     """Returns what an entry is found by."""
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    return stat_of_status(status)
+
+
+def _etag_stat(path: Path) -> Stat | None:
+    """Returns what the entry of an object is found by where etags are trusted; None for a file of this machine."""
+    place = place_of(path)
+    return None if place is None else place.etag_version()
 
 
 def _checksum(data: bytes) -> bytes:

@@ -17,7 +17,8 @@ from typing import Any, Literal
 from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError
-from forebay.store.memo import Memo, Stat
+from forebay.store.memo import SIZE, Memo, Stat
+from forebay.store.remote import sources
 
 COMPRESSED_TARS = (".tgz", ".tbz2", ".txz", *(f".tar.{kind}" for kind in ("gz", "bz2", "xz", "zst", "lz4")))
 """How names of compressed tars end; their members cannot be read by place."""
@@ -64,6 +65,8 @@ class StoredSource:
 def anchor(entry: str) -> Path:
     """Returns the folder that names of an entry of `source.manifest` are relative to."""
     path = Path(entry)
+    if (place := sources.place_of(path)) is not None:
+        return place.origin.folder
     if path.is_dir():
         return path
     if path.exists():  # `[` and `*` are letters in the name of what is there
@@ -73,10 +76,9 @@ def anchor(entry: str) -> Path:
     return path.parent
 
 
-def leads_out(path: Path, entry: str) -> Path | None:
+def leads_out(path: Path, entry: str) -> str | None:
     """Returns where a file really lies if that is not below the folder of an entry of `source.manifest`, else None."""
-    base, real = (Path(os.path.realpath(place)) for place in (anchor(entry), path))
-    return None if real.is_relative_to(base) else real
+    return sources.leads_out(path, anchor(entry))
 
 
 def listed_files(source: SourceConfig) -> list[SourceFile]:
@@ -96,21 +98,20 @@ def listed_files(source: SourceConfig) -> list[SourceFile]:
 
 
 def _expand(source: SourceConfig, path: Path) -> list[Path]:
-    if path.is_dir():
+    if sources.is_folder(path):
         kind = SOURCE_KINDS[source.kind]
-        folder = path / source.split if kind.has_splits and (path / _DICT).exists() else path
+        folder = path / source.split if kind.has_splits and sources.exists(path / _DICT) else path
         found = _matching(folder, kind.files) or _matching(folder, kind.else_files)
         # `datasets` leaves results of map() in a dataset's folder as cache-*.arrow; they are not the dataset.
         found = [p for p in found if not p.match("cache-*.arrow")]
         return _of_split(found, source.split) if kind.has_splits else found
-    if glob.has_magic(str(path)) and not path.exists():
-        found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
-        return [p for p in found if p.is_file() and not _is_ours(p)]
-    return [path] if path.exists() else []
+    if sources.exists(path):
+        return [path]
+    return [p for p in sources.glob_files(path) if not _is_ours(p)] if glob.has_magic(str(path)) else []
 
 
 def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
-    return [p for pattern in patterns for p in sorted(folder.glob(pattern)) if p.is_file()]
+    return [path for pattern in patterns for path in sources.files_in(folder, pattern)]
 
 
 def hf_splits(folder: Path) -> list[str]:
@@ -118,9 +119,11 @@ def hf_splits(folder: Path) -> list[str]:
 
     Empty where it has none: then all of its files are one data set.
     """
-    if (folder / _DICT).exists():
-        return sorted(p.parent.name for p in folder.glob("*/state.json"))
-    return sorted({split for p in folder.glob("*.parquet") if (split := _file_split(p)) is not None})
+    if not sources.is_folder(folder):
+        return []
+    if sources.exists(folder / _DICT):
+        return [part.name for part in sources.folders_in(folder) if sources.exists(part / "state.json")]
+    return sorted({split for p in sources.files_in(folder, "*.parquet") if (split := _file_split(p)) is not None})
 
 
 def _file_split(path: Path) -> str | None:
@@ -140,7 +143,7 @@ def _of_split(found: list[Path], split: str) -> list[Path]:
 def _is_ours(path: Path) -> bool:
     """Whether a glob has met a file of a cache root or a run, which lie beside the config unless it says otherwise."""
     if path.name in ("sources.parquet", "rejected.jsonl"):
-        return (path.parent / "metadata.json").exists() and (path.parent / "slots.npy").exists()
+        return all(sources.exists(path.parent / name) for name in ("metadata.json", "slots.npy"))
     return _OURS.fullmatch("/".join(path.parts[-2:])) is not None
 
 
@@ -188,6 +191,7 @@ def compare_sources(
 
     `absent` only where nothing that is there differs: a source that is there and changed never hits.
     """
+    config = sources.localized(config)
     listed = [(f.entry, f.name) for f in listed_files(config.source)]
     expected = [(s.entry, s.name) for s in stored if s.listed]
     if listed and listed != expected:
@@ -195,10 +199,11 @@ def compare_sources(
     if not listed and (there := [s.name for s in stored if s.listed and _file_of(config, s)]):
         # The cache's manifest is there and the config's is not: it names another one.
         return "changed", there
+    sources.look_up([path for source in stored if (path := path_of(config, source)) is not None])
     found = [(source, _file_of(config, source)) for source in stored]
     present = [(source, path) for source, path in found if path is not None]
     # Sizes first: a file of another size is another file, and costs no reading.
-    if changed := [s.name for s, path in present if path.stat().st_size != s.size_bytes]:
+    if changed := [s.name for s, path in present if sources.source_stat(path)[SIZE] != s.size_bytes]:
         return "changed", changed
     paths = [path for _, path in present]
     if not may_hash and any(memo.known(path) is None for path in paths):
@@ -220,24 +225,25 @@ def source_differences(
 
 
 def _source_difference(config: Config, stored: StoredSource | None, name: str, memo: Memo) -> dict[str, Any]:
+    config = sources.localized(config)
     if stored is None:
-        path = next((f.path for f in listed_files(config.source) if f.name == name and f.path.is_file()), None)
+        path = next((f.path for f in listed_files(config.source) if f.name == name and sources.is_file(f.path)), None)
     else:
         path = _file_of(config, stored)
     wanted = None if path is None else memo.known(path)
     kept = stored and stored.xxh3_128
     if path is not None and wanted is None:
-        wanted, kept = f"{path.stat().st_size} bytes", stored and f"{stored.size_bytes} bytes"
+        wanted, kept = f"{sources.source_stat(path)[SIZE]} bytes", stored and f"{stored.size_bytes} bytes"
     return {"field": f"sources.{name}", "wanted": wanted, "stored": kept}
 
 
 def path_of(config: Config, source: StoredSource) -> Path | None:
     """Returns where a source of a cache would be by the config's manifests; None where those have no such entry."""
-    entries = config.source.manifests
+    entries = sources.localized(config).source.manifests
     return anchor(entries[source.entry]) / source.name if source.entry < len(entries) else None
 
 
 def _file_of(config: Config, source: StoredSource) -> Path | None:
     """Returns where a source of a cache is by the config's manifests; None where no such file is there."""
     path = path_of(config, source)
-    return path if path is not None and path.is_file() else None
+    return path if path is not None and sources.is_file(path) else None

@@ -17,7 +17,8 @@ import xxhash
 
 from forebay.errors import BuildError, TarError
 from forebay.store import files
-from forebay.tar.json_index import load_json
+from forebay.store.remote.sources import identity, is_file, source_stat
+from forebay.tar.json_index import json_path, load_json
 from forebay.tar.members import FileStamp, Refused, TarIndex
 from forebay.tar.scan import scan_tar
 
@@ -58,6 +59,11 @@ def current_index(tar_path: str | os.PathLike[str], *, cache_root: str | os.Path
     return index if index is not None and is_settled else load_json(tar_path)
 
 
+def has_index(tar_path: str | os.PathLike[str], *, cache_root: str | os.PathLike[str]) -> bool:
+    """Whether an index is kept or lies beside a tar; it may be of another state of the tar, which nothing is read for."""
+    return index_path(tar_path, cache_root=cache_root).exists() or is_file(json_path(tar_path))
+
+
 def is_indexed(tar_path: str | os.PathLike[str], *, cache_root: str | os.PathLike[str]) -> bool:
     """Whether a tar has an index, kept or exported; also one that a scan will replace since the tar is too young."""
     index, _ = _kept(tar_path, cache_root)
@@ -70,7 +76,7 @@ def _kept(tar_path: str | os.PathLike[str], cache_root: str | os.PathLike[str]) 
     As git does it: a file that changed in the tick in which it was read may change again in it and keep its times.
     """
     try:
-        stamp = FileStamp.of(os.stat(tar_path))
+        stamp = FileStamp.of_source(source_stat(tar_path))
     except OSError as err:
         raise TarError(f"cannot read tar {tar_path}: {err.strerror}; check the path and its permissions") from err
     except ValueError as err:  # a NUL in the path, or a surrogate that no file name holds
@@ -82,8 +88,8 @@ def _kept(tar_path: str | os.PathLike[str], cache_root: str | os.PathLike[str]) 
 
 
 def index_path(tar_path: str | os.PathLike[str], *, cache_root: str | os.PathLike[str]) -> Path:
-    """Returns where the index of a tar is kept: named by the hash of the tar's real path."""
-    name = hashlib.sha256(os.fsencode(os.path.realpath(tar_path))).hexdigest()[:32]
+    """Returns where the index of a tar is kept: named by the hash of the tar's real path, or of its URL."""
+    name = hashlib.sha256(os.fsencode(identity(tar_path))).hexdigest()[:32]
     return Path(cache_root) / "tar_index" / f"{name}.parquet"
 
 

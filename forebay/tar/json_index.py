@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import logging
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from forebay.errors import TarError
-from forebay.store import files
+from forebay.store.remote.sources import (
+    at_hand,
+    modified_ns,
+    open_source,
+    put_beside,
+    reader,
+    source_stat,
+)
 from forebay.tar.header import BLOCK, SIZE_FIELD, header_name, parse_number, valid_headers
 from forebay.tar.members import CURRENT_DIRECTORY, FileStamp, TarIndex, flat_names
 
 _log = logging.getLogger(__name__)
-_SPOT_CHECKS = 16
+_SPOT_CHECKS, _REMOTE_CHECKS = 16, 4
 _MAX_OCTAL_SIZE = 8**11 - 1
 
 
@@ -28,30 +38,29 @@ def json_path(tar_path: str | os.PathLike[str]) -> Path:
 def export_json(index: TarIndex, path: str | os.PathLike[str]) -> None:
     """Writes `{member: {"offset", "size"}}` in archive order; of members with one name the last stands there.
 
-    Refused members are left out. The file appears complete or not at all.
+    Refused members are left out. The file appears complete or not at all. Of a tar of a store it is put there.
     """
     offsets, sizes = index.offsets.tolist(), index.sizes.tolist()
     document = {name: {"offset": offsets[row], "size": sizes[row]} for name, row in index.rows.items()}
-    files.write_bytes(Path(path), json.dumps(document).encode("ascii"))
+    put_beside(Path(path), json.dumps(document).encode("ascii"))
 
 
 def load_json(tar_path: str | os.PathLike[str]) -> TarIndex | None:
     """Returns the index that stands beside a tar, or None where there is none that is current and true.
 
     Current: not older than the tar. True: every range lies within the tar, and 16 members spread over the file stand
-    behind a header of that name and size. Raises TarError when the tar itself cannot be read.
+    behind a header of that name and size; 4 of a tar of a store that is not on this node yet. Raises TarError when the tar itself cannot be read.
     """
     path = json_path(tar_path)
     try:
-        modified_ns = path.stat().st_mtime_ns
+        changed_ns = modified_ns(path)
     except (OSError, ValueError):
         return None
     try:
-        stat = os.stat(tar_path)
-        if modified_ns < stat.st_mtime_ns:
+        if changed_ns < modified_ns(tar_path):
             _log.info("%s is older than its tar; reading the tar's headers instead", path)
             return None
-        index = _parse(path, os.fspath(tar_path), FileStamp.of(stat))
+        index = _parse(path, os.fspath(tar_path), FileStamp.of_source(source_stat(tar_path)))
         problem = _problem(index)
     except _JsonError as err:
         problem = str(err)
@@ -69,7 +78,8 @@ class _JsonError(ValueError):
 
 def _parse(path: Path, tar_path: str, stamp: FileStamp) -> TarIndex:
     try:
-        document = json.loads(path.read_bytes())
+        with at_hand(path) as file:
+            document = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as err:
         raise _JsonError(f"it is no JSON document ({err})") from err
     if not isinstance(document, dict):
@@ -107,13 +117,26 @@ def _problem(index: TarIndex) -> str | None:
     """Returns what contradicts the index in the headers of some members, the first and the last among them."""
     if not len(index):
         return None
-    rows = np.unique(np.linspace(0, len(index) - 1, _SPOT_CHECKS).astype(np.int64))
-    with open(index.path, "rb", buffering=0) as tar:
+    with _headers(index.path) as (read, checks):
+        rows = np.unique(np.linspace(0, len(index) - 1, checks).astype(np.int64))
         for row in rows.tolist():
-            block = os.pread(tar.fileno(), BLOCK, int(index.offsets[row]) - BLOCK)
+            block = read(BLOCK, int(index.offsets[row]) - BLOCK)
             if not _is_header_of(block, index.names[row].encode("utf-8", "surrogateescape"), int(index.sizes[row])):
                 return f"no header of {index.sizes[row]} bytes {index.names[row]!r} stands in front of its offset"
     return None
+
+
+@contextlib.contextmanager
+def _headers(path: str) -> Iterator[tuple[Callable[[int, int], bytes], int]]:
+    """Yields what reads (size, offset) of a tar, and how many headers to look at: fewer where each is a request."""
+    if (requests := reader(path)) is not None:
+        yield requests, _REMOTE_CHECKS
+        return
+    descriptor, _ = open_source(path)
+    try:
+        yield functools.partial(os.pread, descriptor), _SPOT_CHECKS
+    finally:
+        os.close(descriptor)
 
 
 def _is_header_of(block: bytes, name: bytes, size: int) -> bool:

@@ -40,6 +40,12 @@ class FileStamp(NamedTuple):
         """Returns the stamp of a stat result."""
         return cls(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
 
+    @classmethod
+    def of_source(cls, stat: tuple[int, int, int, int, int]) -> FileStamp:
+        """Returns the stamp of a source's stat: of an object of a store, that of its version."""
+        _, inode, size_bytes, mtime_ns, ctime_ns = stat
+        return cls(size_bytes, mtime_ns, ctime_ns, inode)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TarIndex:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.errors import TarError
+from forebay.store.remote.sources import open_source, place_of
 from forebay.tar import header
 from forebay.tar.header import BLOCK, Extension
 from forebay.tar.members import CURRENT_DIRECTORY, FileStamp, Refused, TarIndex, flat_names
@@ -41,7 +42,7 @@ def scan_tar(path: str | os.PathLike[str]) -> TarIndex:
     """
     path = os.fspath(path)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe would block
+        descriptor, version = open_source(path)
         try:
             before = os.fstat(descriptor)
             if not stat.S_ISREG(before.st_mode):
@@ -55,9 +56,10 @@ def scan_tar(path: str | os.PathLike[str]) -> TarIndex:
         raise TarError(f"cannot read tar {path}: {err.strerror}; check the path and its permissions") from err
     except ValueError as err:  # a NUL in the path, or a surrogate that no file name holds
         raise TarError(f"cannot read tar {path!r}: {err}; check the path") from err
-    if FileStamp.of(before) != FileStamp.of(after):
+    # The node's copy of an object is of one version, whatever is done to its times.
+    if place_of(path) is None and FileStamp.of(before) != FileStamp.of(after):
         raise TarError(f"{path} changed while it was indexed; run again when it is written completely")
-    return scan.index(FileStamp.of(before))
+    return scan.index(FileStamp.of_source(version))
 
 
 class _Scan:

@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from forebay.config.loader import LoaderConfig
 from forebay.config.remote import RemoteConfig
 from forebay.config.tree import Config, stand_in
-from forebay.config.url import is_url, place_of
+from forebay.config.url import is_url, url_or_path
 from forebay.errors import CacheError, CacheNotFoundError, ConfigError
 from forebay.plan.cursor import Cursor, Resumable, Step
 from forebay.plan.disk import METADATA, STATISTICS, pack_settings
@@ -125,7 +125,7 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
                 f'pixels is "{pixels}", wanted uint8, float32, float16 or bfloat16; pack_shapes is "{pack_shapes}", '
                 "wanted natural or fixed"
             )
-        self.source, self.plan_folder = cache_and_plan_folder(place_of(cache_dir), remote=remote)
+        self.source, self.plan_folder = cache_and_plan_folder(url_or_path(cache_dir), remote=remote)
         planned, settings = opened_packs(self.plan_folder, self.source)
         self.cursor = Cursor(planned.plan, planned.key, seed=seed, rank=rank, world=world, is_endless=infinite)
         wanted = LoaderConfig(pixels=pixels, pack_shapes=pack_shapes, patch_classes=patch_classes, varlen=varlen)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pyarrow.parquet as pq
 from forebay.config.data import SourceColumns, SourceConfig
 from forebay.errors import DecodeError, ManifestError, MissingExtraError
 from forebay.store.layout import Array
+from forebay.store.remote.sources import at_hand, exists
 from forebay.store.source_files import SourceFile
 
 DEFAULTS = SourceColumns()
@@ -53,16 +56,19 @@ class HfFile:
     def __init__(self, path: Path) -> None:
         """Opens a file. Raises ManifestError where it is neither parquet nor an arrow stream."""
         self.path = path
+        self._held = ExitStack()
+        weakref.finalize(self, self._held.close)
         self._parquet: pq.ParquetFile | None = None
         self._parts: list[pa.RecordBatch] = []
         try:
+            self._local = self._held.enter_context(at_hand(path))
             if path.suffix == ".parquet":
-                self._parquet = pq.ParquetFile(path)
+                self._parquet = pq.ParquetFile(self._local)
                 metadata = self._parquet.metadata
                 counts = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
                 self.schema = self._parquet.schema_arrow
             else:
-                with pa.memory_map(str(path)) as file:
+                with pa.memory_map(str(self._local)) as file:
                     reader = pa.ipc.open_stream(file)
                     self.schema, self._parts = reader.schema, list(reader)
                 counts = [len(part) for part in self._parts]
@@ -134,7 +140,7 @@ class HfFile:
     def batches(self, parts: range, columns: list[str], *, batch_rows: int) -> Iterator[pa.RecordBatch]:
         """Yields the rows of some row groups or record batches; memory for `batch_rows` of them is enough."""
         if self._parquet is not None:
-            with pq.ParquetFile(self.path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
+            with pq.ParquetFile(self._local, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
                 yield from file.iter_batches(batch_rows, [*parts], columns, use_threads=False)
             return
         for part in parts:
@@ -264,10 +270,11 @@ def _is_data(path: Path) -> bool:
     if path.suffix not in {".arrow", ".parquet"}:
         return False
     state = path.parent / "state.json"
-    if path.suffix == ".parquet" or not state.exists():
+    if path.suffix == ".parquet" or not exists(state):
         return True
     try:
-        listed = {str(entry["filename"]) for entry in json.loads(state.read_bytes())["_data_files"]}
+        with at_hand(state) as file:
+            listed = {str(entry["filename"]) for entry in json.loads(file.read_bytes())["_data_files"]}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as err:
         raise ManifestError(
             f"{state} is not the state of a save_to_disk folder: {err!r}; save the dataset again"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from forebay.errors import ManifestError
+from forebay.store.remote.sources import at_hand
 from forebay.visible import printable
 
 REPEATED = "repeated_field"
@@ -137,7 +138,7 @@ def manifest_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     Lines end with LF or CRLF. Raises ManifestError where the file cannot be read.
     """
     try:
-        with open(path, "rb") as file:
+        with at_hand(path) as local, open(local, "rb") as file:
             for number, line in enumerate(file, 1):
                 if number == 1:
                     line = line.removeprefix(b"\xef\xbb\xbf")
@@ -243,7 +244,7 @@ def _form_of(path: Path) -> _Form | None:
 def _head(path: Path) -> bytes:
     """Returns the first bytes of a file; none where it cannot be read, which others say."""
     try:
-        with open(path, "rb") as file:
+        with at_hand(path) as local, open(local, "rb") as file:
             return file.read(_HEAD_BYTES)
     except OSError:
         return b""

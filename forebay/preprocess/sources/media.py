@@ -18,6 +18,7 @@ from forebay.errors import DecodeError, ManifestError, SampleError, TarError
 from forebay.preprocess.sources.hf_file import HfFile, place_row
 from forebay.preprocess.sources.rows import WHOLE_FILE
 from forebay.store.memo import SIZE, Stat, stat_now, stat_of
+from forebay.store.remote.sources import open_source, place_of, shown
 from forebay.store.source_files import SourceFile
 
 
@@ -107,8 +108,13 @@ _ABSENT = (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryE
 class _Open:
     descriptor: int
     size_bytes: int
+    version: Stat | None
     num_readers: int = 0
     is_evicted: bool = False
+
+    def stat(self) -> Stat:
+        """Its stat as it is now; of an object of a store the version that was opened."""
+        return stat_of(os.fstat(self.descriptor)) if self.version is None else self.version
 
 
 class MediaFiles:
@@ -146,7 +152,7 @@ class MediaFiles:
         path = os.fspath(path)
         with self._acquire(path, is_whole=size < 0) as file:
             if listed is not None:
-                require_listed(path, stat_of(os.fstat(file.descriptor)), listed, is_whole=size < 0)
+                require_listed(path, file.stat(), listed, is_whole=size < 0)
             wanted = size if size >= 0 else max(0, file.size_bytes - offset)
             if max_bytes is not None and wanted > max_bytes:
                 raise SampleError(
@@ -232,20 +238,20 @@ def _close_if_unused(file: _Open) -> None:
 
 def _open_regular(path: str, *, is_whole: bool) -> _Open:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe would block
+        descriptor, version = open_source(path)
     except (*_ABSENT, ValueError) as err:  # ValueError: a NUL in the path, or a surrogate that no file name holds
         raise _missing(path, getattr(err, "strerror", None) or str(err), is_whole=is_whole) from err
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         raise _missing(path, "not a regular file", is_whole=is_whole)
-    return _Open(descriptor, status.st_size)
+    return _Open(descriptor, status.st_size, None if place_of(path) is None else version)
 
 
 def _missing(path: str, why: str, *, is_whole: bool) -> SampleError | TarError:
     if is_whole:
-        return SampleError("missing_file", f"cannot read {path!r}: {why}; correct the manifest")
-    return TarError(f"cannot read {path!r}: {why}; check the path in the manifest and its permissions")
+        return SampleError("missing_file", f"cannot read {shown(path)!r}: {why}; correct the manifest")
+    return TarError(f"cannot read {shown(path)!r}: {why}; check the path in the manifest and its permissions")
 
 
 def read_fully(descriptor: int, size: int, offset: int) -> bytes:
@@ -281,7 +287,7 @@ def is_gone(err: OSError) -> bool:
 @contextmanager
 def opened(path: str) -> Iterator[int]:
     """Yields a descriptor of a regular file. Raises OSError for anything else, without waiting for a pipe's writer."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    descriptor, _ = open_source(path)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.ENXIO, "not a regular file")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from forebay.preprocess.sources.json_lines import JsonError
 from forebay.preprocess.sources.media import is_gone, read_fully
 from forebay.preprocess.sources.rows import storable
 from forebay.store.layout import Array
+from forebay.store.memo import SIZE
+from forebay.store.remote.sources import is_file, place_of, source_stat
 from forebay.tar.index import load_index
 from forebay.tar.members import Refused, TarIndex
 
@@ -48,8 +51,9 @@ def tar_index(path: str, *, cache_root: str) -> TarIndex | UnreadableTar:
         cause = err.__cause__
         if isinstance(cause, OSError) and not is_gone(cause):
             raise
-        is_absent = not os.path.isfile(path) or not os.access(path, os.R_OK)
-        is_empty = not is_absent and not os.path.getsize(path)
+        is_local = place_of(path) is None
+        is_absent = not is_file(Path(path)) or (is_local and not os.access(path, os.R_OK))
+        is_empty = not is_absent and not source_stat(path)[SIZE]
         return UnreadableTar(storable(str(err)), is_absent, "empty_file" if is_empty else "unreadable_tar")
 
 

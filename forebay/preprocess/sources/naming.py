@@ -13,8 +13,10 @@ from pathlib import Path, PurePosixPath
 
 from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.config.digest import hub_advice
+from forebay.config.url import is_url
 from forebay.errors import ManifestError
 from forebay.store.memo import Stat, stat_now
+from forebay.store.remote.sources import identity, is_folder, look_up, named_path
 from forebay.store.source_files import SourceFile, anchor, hf_splits, leads_out, listed_files
 
 _YOUNG_NS = 2_000_000_000
@@ -40,7 +42,7 @@ class NamedFiles:
         the manifest entry; an absolute one outside of it as it is written.
         Raises ManifestError under `source.confined` for a file that lies outside of that folder.
         """
-        path = (manifest.path.parent if folder is None else folder) / written
+        path = named_path(written, manifest.path.parent if folder is None else folder, named_in=manifest.path)
         known = self._numbers.get(str(path))
         if known is None:
             name = self._name(path, written, self._anchors[manifest.entry])
@@ -58,7 +60,7 @@ class NamedFiles:
     def _name(self, path: Path, written: str, base: Path) -> str:
         if path.is_relative_to(base):
             return path.relative_to(base).as_posix()
-        if PurePosixPath(written).is_absolute():
+        if PurePosixPath(written).is_absolute() or is_url(written):
             return written
         return (Path(os.path.relpath(path.parent, base)) / path.name).as_posix()
 
@@ -91,7 +93,7 @@ def _nothing(entry: Path, source: SourceConfig) -> str:
             f'has no split "{source.split}", it has {", ".join(splits)}; set source.split to one of them, or name '
             "files in source.manifest"
         )
-    what = f"holds no manifest of kind {source.kind}" if entry.is_dir() else "does not exist"
+    what = f"holds no manifest of kind {source.kind}" if is_folder(entry) else "does not exist"
     advice = hub_advice(entry, "dataset") if is_dataset else ""
     return f"{what}; correct source.manifest or source.kind in the config{advice}"
 
@@ -105,8 +107,8 @@ def require_confined(files: Iterable[SourceFile], source: SourceConfig, *, named
         entry = source.manifests[file.entry]
         if (real := leads_out(file.path, entry)) is not None:
             raise ManifestError(
-                f"{named_in or f'source.manifest {entry}'} names {str(file.path)!r}, which is {str(real)!r} and not "
-                f"below {os.path.realpath(anchor(entry))!r}; source.confined allows no other place: move "
+                f"{named_in or f'source.manifest {entry}'} names {str(file.path)!r}, which is {real!r} and not "
+                f"below {identity(anchor(entry))!r}; source.confined allows no other place: move "
                 "the file there, or set source.confined = false for a manifest that you trust"
             )
 
@@ -134,9 +136,10 @@ def stamped(files: Sequence[SourceFile]) -> list[SourceFile]:
     """Returns the files with their stat as it is now; those that have one keep it.
 
     A file that was changed just now could be changed again in the same tick and keep its stat: where there is one, this
-    waits for the next tick, once for all of them. One stat a file.
+    waits for the next tick, once for all of them. One stat a file; of objects of a store its listing.
     """
     todo = [number for number, file in enumerate(files) if file.stat is None]
+    look_up([files[number].path for number in todo])
     stats = {number: stat_now(files[number].path) for number in todo}
     now_ns = time.time_ns()
     young = [number for number, stat in stats.items() if stat is not None and stat[-1] > now_ns - _YOUNG_NS]

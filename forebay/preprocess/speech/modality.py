@@ -29,6 +29,8 @@ from forebay.preprocess.workspace import Failure
 from forebay.steps.audio.waveform import Decode
 from forebay.steps.recipe import Recipe
 from forebay.store.layout import GROUPS, Array, FieldSpec, Group
+from forebay.store.remote.origin import forget
+from forebay.store.remote.sources import localized
 from forebay.store.shard import Shard
 from forebay.store.source_files import SourceFile
 
@@ -154,7 +156,8 @@ class Speech:
         return ("num_audio_samples", "num_frames", "num_tokens")
 
     def manifest(self, config: Config, *, map_: Map = map) -> Manifest:
-        return read_rows(config.source, cache_root=config.cache_root, map_=map_)
+        forget()
+        return read_rows(localized(config).source, cache_root=config.cache_root, map_=map_)
 
     def fields(self) -> tuple[FieldSpec, ...]:
         return sample_fields(self.recipe)

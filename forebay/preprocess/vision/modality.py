@@ -35,6 +35,8 @@ from forebay.steps.text.chat import ChatEncoder
 from forebay.store.image.codec import Codec
 from forebay.store.image.settings import ImageSettings, image_settings
 from forebay.store.layout import GROUPS, Array, FieldSpec, Group
+from forebay.store.remote.origin import forget
+from forebay.store.remote.sources import localized
 from forebay.store.shard import Shard
 from forebay.store.source_files import SourceFile
 
@@ -87,7 +89,8 @@ class Vision:
 
     def manifest(self, config: Config, *, map_: Map = map) -> Manifest:
         # `images` gets `grid_h` and `grid_w`, in patches after the resize.
-        return with_grids(read_conversations(config.source, cache_root=config.cache_root, map_=map_), self.settings)
+        forget()
+        return with_grids(read_conversations(localized(config).source, cache_root=config.cache_root, map_=map_), self.settings)
 
     def fields(self) -> tuple[FieldSpec, ...]:
         return vision_fields(self.recipe, self.codec, patch_bytes=self.settings.patch_bytes)

@@ -139,6 +139,12 @@ class Bucket:
         return sorted(self._name(path) for path in found["common_prefixes"])
 
     @_one
+    def level(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
+        """Returns the objects and the names of the folders directly below a folder. Raises RemoteError."""
+        found = self._asked(prefix, lambda: _obstore().list_with_delimiter(self._store(), self._key(prefix) or None))
+        return list(map(self._info, found["objects"])), sorted(map(self._name, found["common_prefixes"]))
+
+    @_one
     def put(self, name: str, data: bytes | Path, *, create: bool = False) -> str:
         """Puts an object, of bytes or of a file, and returns its etag. The store holds all of these bytes then.
 

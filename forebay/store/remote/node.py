@@ -45,7 +45,7 @@ Pieces = Callable[[int], Iterator[bytes]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """The object that a file is to be: its name below the bucket's URL, its size, its hash where that is known.
+    """The object that a file is to be: its name below the bucket's URL, its size, its hash or etag where one is known.
 
     number: place of the file in what readers tell (`ReaderUses`), for shards their index; -1: nobody tells of it.
     is_kept: a small file that goes only with its whole mirror.
@@ -54,6 +54,7 @@ class Wanted:
     name: str
     size_bytes: int
     xxh3_128: str = ""
+    etag: str = ""
     number: int = -1
     is_kept: bool = False
 
@@ -85,7 +86,7 @@ class NodeCache:
         Raises RemoteError where the store does not give it, RemoteReplacedError where the object is another one than is
         wanted, CacheError where the disk is full or no room is to be had.
         """
-        source = _Source(str(bucket.url / wanted.name), lambda start: bucket.stream(wanted.name, start=start))
+        source = _Source(str(bucket.url / wanted.name), lambda start: bucket.stream(wanted.name, start=start, etag=wanted.etag))
         return self._fetch(target, wanted, source, distance=distance)
 
     def keep(self, target: Path, wanted: Wanted, data: bytes) -> None:
@@ -129,7 +130,7 @@ class NodeCache:
     def _download(self, file: io.FileIO, place: Place, wanted: Wanted, source: _Source) -> str:
         """Makes the partial file whole, checks it, gives it its name, and returns its hash."""
         part = place.part(wanted.size_bytes)
-        if not wanted.xxh3_128:  # what is there may be of another state of the object, and nothing would tell
+        if not (wanted.xxh3_128 or wanted.etag):  # what is there may be of another state of the object, and nothing would tell
             file.truncate(0)
         size, found = 0, ""
         for is_again in (False, True):

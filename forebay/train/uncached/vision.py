@@ -36,6 +36,8 @@ from forebay.store.image.codec import FIELDS, StoredImages
 from forebay.store.key import SHORT, digest
 from forebay.store.layout import Array
 from forebay.store.memo import stat_now
+from forebay.store.remote.origin import forget
+from forebay.store.remote.sources import localized, look_up
 from forebay.store.source_files import SourceFile
 from forebay.store.temporary import sweep, temporary_name
 from forebay.train.uncached.source import UncachedSource
@@ -150,7 +152,7 @@ def conversations(config: Config, modality: Vision, *, recipe_key: str) -> Conve
     folder = config.cache_root / FOLDER / name[:SHORT]
     kept = _load(folder)
     if kept is not None:
-        require_confined(kept.files, config.source)
+        require_confined(kept.files, localized(config).source)
         logger.info("lengths of %d samples from %s", len(kept.rows), folder)
         return kept
     manifest = modality.manifest(config, map_=_with_progress)
@@ -222,6 +224,8 @@ def _load(folder: Path) -> Conversations | None:
     try:
         document = json.loads((folder / "listing.json").read_bytes())
         files = tuple(map(_file, document["files"]))
+        forget()
+        look_up([file.path for file in files])
         if any(stat_now(file.path) != file.stat for file in files):
             return None
         if any(hash_file(folder / name) != document["sums"][name] for name in _TABLES):

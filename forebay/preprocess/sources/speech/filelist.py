@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ from forebay.preprocess.sources.speech.locate import (
     no_duration,
 )
 from forebay.preprocess.sources.speech.webdataset import Members, Sidecar, clip_duration_s, members_of, sidecar_of
+from forebay.store.remote.sources import at_hand
 from forebay.store.source_files import SourceFile
 from forebay.tar.members import TarIndex
 
@@ -139,15 +141,8 @@ def _missing(index: TarIndex, written: str, tar_name: str) -> tuple[str, str]:
 def _read(manifest: SourceFile, files: NamedFiles) -> pa.Table:
     names = [*"abcd"]
     try:
-        table = pc_csv.read_csv(
-            manifest.path,
-            # One thread: several would split the lines among themselves in another order than they stand in.
-            read_options=pc_csv.ReadOptions(column_names=names, use_threads=False),
-            parse_options=pc_csv.ParseOptions(delimiter="\t", quote_char=False, escape_char=False),
-            convert_options=pc_csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.large_string()), strings_can_be_null=False
-            ),
-        )
+        with at_hand(manifest.path) as local:
+            table = _table(local, names)
         seconds = pc.if_else(pc.equal(table["d"], ""), "nan", table["d"])
         durations = pc.cast(seconds, pa.float64())
     except OSError as err:
@@ -178,11 +173,23 @@ def _read(manifest: SourceFile, files: NamedFiles) -> pa.Table:
     )
 
 
+def _table(path: Path, names: list[str]) -> pa.Table:
+    return pc_csv.read_csv(
+        path,
+        # One thread: several would split the lines among themselves in another order than they stand in.
+        read_options=pc_csv.ReadOptions(column_names=names, use_threads=False),
+        parse_options=pc_csv.ParseOptions(delimiter="\t", quote_char=False, escape_char=False),
+        convert_options=pc_csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.large_string()), strings_can_be_null=False
+        ),
+    )
+
+
 def _first_problem(manifest: SourceFile, err: Exception | None) -> ManifestError:
     """What is wrong and where: looked for line by line, which the fast way cannot tell."""
-    for number, line in enumerate(
-        re.split(rb"\r\n|\n|\r", manifest.path.read_bytes().removeprefix(b"\xef\xbb\xbf")), 1
-    ):
+    with at_hand(manifest.path) as local:
+        data = local.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    for number, line in enumerate(re.split(rb"\r\n|\n|\r", data), 1):
         problem = _line_problem(decoded(line, manifest.path, number)) if line else None
         if problem:
             return ManifestError(f"{manifest.path}, line {number}: {problem}; correct the manifest")

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.config.tree import Config
 from forebay.errors import ManifestError
+from forebay.preprocess.arriving import is_remote, run_on_sources, tell_if_too_large
 from forebay.preprocess.pool import Map
 from forebay.preprocess.sources.eligible import (
     FIRST_WAVE,
@@ -28,6 +29,7 @@ from forebay.preprocess.sources.eligible import (
 from forebay.preprocess.sources.naming import shown_name, stamped
 from forebay.preprocess.sources.rows import ROW_SCHEMA, Manifest, merged
 from forebay.preprocess.sources.speech.locate import Located, LocateTask, SpeechKind
+from forebay.store.remote.sources import localized, shown
 
 ROWS_PER_TASK = 4096
 
@@ -81,6 +83,7 @@ def read_rows(source: SourceConfig, *, cache_root: str | os.PathLike[str], map_:
     """
     listed = read_manifest(source)
     listed = dataclasses.replace(listed, files=tuple(stamped(listed.files)))
+    tell_if_too_large(listed.files)
     tasks = list(locate_tasks(listed, source, cache_root=cache_root))
     results: list[Located] = []
     # Where no more rows were listed than are wanted, every task is needed.
@@ -88,7 +91,14 @@ def read_rows(source: SourceConfig, *, cache_root: str | os.PathLike[str], map_:
     wave = len(tasks) if all_at_once else FIRST_WAVE
     while True:
         done = len(results)
-        results += map_(_kind(source).locate, tasks[done : done + max(1, wave)])
+        results += run_on_sources(
+            map_,
+            _kind(source).locate,
+            tasks[done : done + max(1, wave)],
+            _kind(source).reads,
+            is_remote=is_remote(source),
+            total=len(listed.files),
+        )
         manifest = _finished(listed, results, source, is_all=len(results) == len(tasks))
         if len(results) == len(tasks) or len(manifest.rows) >= (source.max_samples or len(listed.rows) + 1):
             break
@@ -154,14 +164,14 @@ def _cuts(group: np.ndarray[Any, Any], step: int) -> list[tuple[int, int, int]]:
 
 
 def tar_places(config: Config) -> pa.Table | None:
-    """Returns `sample_id`, `tar_path` (absolute) and `tar_member_name` of all eligible samples; None without tars.
+    """Returns `sample_id`, `tar_path` (absolute, or a URL) and `tar_member_name` of all eligible samples; None without tars.
 
     Raises ManifestError where the manifest cannot be used.
     """
     if not _kind(config.source).in_tars:
         return None
-    listed = read_rows(config.source, cache_root=config.cache_root)
-    paths = pa.array([os.path.abspath(file.path) for file in listed.files], pa.large_string())
+    listed = read_rows(localized(config).source, cache_root=config.cache_root)
+    paths = pa.array([shown(os.path.abspath(file.path)) for file in listed.files], pa.large_string())
     columns = {
         "sample_id": listed.rows["sample_id"],
         "tar_path": paths.take(listed.rows["file"].combine_chunks()),

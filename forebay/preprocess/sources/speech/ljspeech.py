@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from forebay.preprocess.sources.json_lines import decoded, manifest_lines
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files
 from forebay.preprocess.sources.rows import Manifest, require_rows, row_table
 from forebay.preprocess.sources.speech.locate import SpeechKind, locate_loose
+from forebay.store.remote.sources import names_in
 from forebay.store.source_files import SourceFile
 
 AUDIO_FOLDER = "wavs"
@@ -61,7 +61,7 @@ def _fields(line: str, manifest: SourceFile, number: int) -> tuple[str, str]:
 def _audio_names(metadata: Path) -> set[str]:
     folder = metadata.parent / AUDIO_FOLDER
     try:
-        return set(os.listdir(folder))
+        return names_in(folder)
     except OSError as err:
         raise ManifestError(f"{metadata}: cannot read folder {folder}: {err.strerror}; wanted the audio there") from err
 

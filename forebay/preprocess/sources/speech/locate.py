@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from forebay.config.data import SourceConfig
 from forebay.errors import DecodeError
@@ -17,6 +18,8 @@ from forebay.preprocess.sources.members import UnreadableTar, tar_index
 from forebay.preprocess.sources.rows import REJECTED_SCHEMA, Manifest, reduced, rejections, storable, table_of
 from forebay.preprocess.speech.containers import one_stream
 from forebay.preprocess.speech.headers import MAX_WHOLE_BYTES, header_info
+from forebay.store.remote.sources import place_of, shown, source_stat
+from forebay.tar.index import has_index
 from forebay.tar.members import TarIndex
 
 IDS, DURATIONS = ("sample_id", "id"), ("duration_s", "duration")
@@ -35,6 +38,15 @@ class SpeechKind:
     locate: Callable[[LocateTask], Located]
     in_tars: bool = False
     lists_tars: bool = False
+
+    def reads(self, task: LocateTask) -> list[str]:
+        """Returns the files that a task opens: a tar unless its index alone will do, clips of unknown duration."""
+        unknown = task.rows.filter(pc.is_nan(task.rows["duration_s"]))
+        if self.in_tars:
+            path = task.paths[task.group]
+            is_enough = not self.lists_tars and not len(unknown) and has_index(path, cache_root=task.cache_root)
+            return [] if is_enough else [path]
+        return [task.paths[number] for number in pc.unique(unknown["file"]).to_pylist()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,16 +170,22 @@ def locate_loose(task: LocateTask) -> Located:
         except OSError as err:
             if not is_gone(err):
                 raise
-            absent[file] = f"{path} cannot be opened: {err.strerror}; correct the manifest or add the file"
+            absent[file] = f"{shown(path)} cannot be opened: {err.strerror}; correct the manifest or add the file"
         except DecodeError as err:
-            failures.add(row, sample_id, *no_duration(path, sample_id, err))
+            failures.add(row, sample_id, *no_duration(shown(path), sample_id, err))
         if file in absent:
             failures.add(row, sample_id, "missing_file", absent[file])
     return located(task, {"duration_s": pa.array(durations)}, failures, absent=sorted(absent))
 
 
 def _looked_at(path: str, known_s: float) -> float:
-    """Returns the duration of a whole file; one that is known costs a look whether the file can be opened."""
+    """Returns the duration of a whole file; one that is known costs a look whether the file can be opened.
+
+    Whether an object of a store is there is known without opening it.
+    """
+    if place_of(path) is not None and not np.isnan(known_s):
+        source_stat(path)
+        return float(known_s)
     with opened(path) as descriptor:
         if not np.isnan(known_s):
             return float(known_s)

@@ -38,6 +38,7 @@ from forebay.preprocess.sources.speech.locate import (
     no_duration,
 )
 from forebay.store.layout import Array
+from forebay.store.remote.sources import at_hand
 from forebay.store.source_files import SourceFile
 from forebay.tar.members import TarIndex
 
@@ -71,8 +72,9 @@ def locate_tar(task: LocateTask) -> Located:
     failures = Failures()
     fail_missing(task, index, found, members=members, failures=failures)
     durations = task.rows["duration_s"].to_numpy().copy()
-    with opened(index.path) as descriptor:
-        _fill_durations(descriptor, task, durations, index=index, found=found, failures=failures)
+    if np.any(np.isnan(durations) & (found != NOT_FOUND)):
+        with opened(index.path) as descriptor:
+            _fill_durations(descriptor, task, durations, index=index, found=found, failures=failures)
     columns = {
         "offset": pa.array(take_or_zero(index.offsets, found)),
         "size": pa.array(take_or_zero(index.sizes, found)),
@@ -110,7 +112,7 @@ def read_columns(path: Path, required: Sequence[str], optional: Sequence[str]) -
     Raises ManifestError where it cannot be read or a required column is missing.
     """
     try:
-        with pq.ParquetFile(path) as file:
+        with at_hand(path) as local, pq.ParquetFile(local) as file:
             names = file.schema_arrow.names
             require_columns(path, names, required)
             wanted = {*required, *optional}

@@ -16,6 +16,7 @@ from forebay.preprocess.sources.naming import manifest_files, path_stem
 from forebay.preprocess.sources.rows import Manifest, Unused, require_rows, row_table, storable
 from forebay.preprocess.sources.speech.jsonl import TEXT_FIELDS, texts_of
 from forebay.preprocess.sources.speech.locate import Failures, Located, LocateTask, SpeechKind, located
+from forebay.store.remote.sources import at_hand
 from forebay.store.source_files import SourceFile
 
 PLAIN = ".txt"
@@ -79,7 +80,7 @@ def plain_lines(path: Path, *, max_bytes: int) -> Iterator[tuple[int, bytes]]:
     """
     most = max_bytes + len(b"\r\n")
     try:
-        with open(path, "rb") as file:
+        with at_hand(path) as local, open(local, "rb") as file:
             number = 0
             while line := file.readline(most):
                 number += 1

@@ -33,6 +33,7 @@ from forebay.preprocess.sources.speech.locate import (
     header_duration_s,
     no_duration,
 )
+from forebay.store.remote.sources import files_in, is_folder, shown
 from forebay.store.source_files import COMPRESSED_TARS
 from forebay.tar.members import Refused, TarIndex
 
@@ -48,9 +49,10 @@ def list_webdataset(source: SourceConfig) -> Manifest:
     Compressed tars in a folder of tars are left out, and named in a warning.
     """
     for folder in map(Path, source.manifests):
-        packed = sorted(p for p in folder.glob("*") if p.name.endswith(COMPRESSED_TARS)) if folder.is_dir() else []
+        found = files_in(folder, "*") if is_folder(folder) else []
+        packed = [path for path in found if path.name.endswith(COMPRESSED_TARS)]
         if packed:
-            logger.warning("%d compressed tars are left out, %s first; decompress them", len(packed), packed[0])
+            logger.warning("%d compressed tars are left out, %s first; decompress them", len(packed), shown(str(packed[0])))
     return Manifest(files=tuple(manifest_files(source)), rows=ROW_SCHEMA.empty_table())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ import xxhash
 
 from forebay.config.data import SourceConfig
 from forebay.errors import SampleError
+from forebay.preprocess.arriving import is_remote, run_on_sources
 from forebay.preprocess.pool import Map
 from forebay.preprocess.sources.hf_file import damaged, place_row
 from forebay.preprocess.sources.media import MediaReader, is_gone
@@ -21,6 +23,7 @@ from forebay.preprocess.sources.vision.part import Part
 from forebay.preprocess.worker import mark
 from forebay.store.image.formats import image_size
 from forebay.store.layout import Array
+from forebay.store.remote.sources import shown
 from forebay.store.source_files import SourceFile
 
 IMAGES_PER_TASK = 512
@@ -85,8 +88,12 @@ def look_at(task: ImageTask) -> pa.Table:
     return table_of(facts, _FACTS)
 
 
+def _paths(task: ImageTask) -> list[Path]:
+    return [file.path for file in task.files]
+
+
 def _read(read: MediaReader, task: ImageTask, file: int, offset: int, size: int) -> bytes:
-    path = str(task.files[file].path)
+    path = shown(str(task.files[file].path))
     try:
         return read(file, offset, size)
     except pa.ArrowException as err:
@@ -156,7 +163,11 @@ class Images:
     def _looked_at(self, references: Array) -> Array:
         """Where in `facts()` those of some references are, after running the tasks."""
         start = len(self.facts())
-        self._facts += self.map_(look_at, list(self._tasks(references)))
+        tasks = list(self._tasks(references))
+        total = len({file.path for task in tasks for file in task.files})
+        self._facts += run_on_sources(
+            self.map_, look_at, tasks, _paths, is_remote=is_remote(self.source), total=total
+        )
         return np.arange(start, start + len(references))
 
     def places(self) -> pa.Table:

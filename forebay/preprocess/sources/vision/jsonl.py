@@ -10,6 +10,7 @@ from forebay.errors import ManifestError, SampleError
 from forebay.preprocess.sources.json_lines import JsonError, not_lines, parse_object
 from forebay.preprocess.sources.vision.canonical import identifier, image_names
 from forebay.preprocess.sources.vision.part import Part, PartRows, PartTask, VisionKind, file_place, part_tasks
+from forebay.store.remote.sources import at_hand
 from forebay.store.source_files import SourceFile
 
 BLOCK_BYTES = 8 * 1024 * 1024
@@ -31,7 +32,7 @@ def line_blocks(path: Path) -> Iterator[tuple[int, int, int]]:
     """
     start, number = 0, 1
     try:
-        with open(path, "rb", buffering=0) as file:
+        with at_hand(path) as local, open(local, "rb", buffering=0) as file:
             while block := file.read(BLOCK_BYTES):
                 end = block.rfind(b"\n") + 1
                 while not end and (more := file.read(BLOCK_BYTES)):
@@ -76,7 +77,7 @@ def read_jsonl_part(task: PartTask) -> Part:
 
 def _lines(task: PartTask) -> Iterator[tuple[int, bytes]]:
     try:
-        with open(task.path, "rb") as file:
+        with at_hand(Path(task.path)) as local, open(local, "rb") as file:
             file.seek(task.start)
             data = file.read(task.stop - task.start)
     except OSError as err:

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from forebay.config.data import SOURCE_KINDS, SourceConfig, row_slice
 from forebay.errors import BuildError, ManifestError
+from forebay.preprocess.arriving import is_remote, run_on_sources, tell_if_too_large
 from forebay.preprocess.pool import Map, WorkerDied
 from forebay.preprocess.sources.eligible import FIRST_WAVE
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files
@@ -48,6 +49,7 @@ def read_conversations(source: SourceConfig, *, cache_root: str | os.PathLike[st
     """
     kind: VisionKind = resolve_name(SOURCE_KINDS[source.kind].vision)
     manifests = manifest_files(source)
+    tell_if_too_large(manifests)
     tasks = kind.parts(source, manifests, os.fspath(cache_root))
     selected = row_slice(source.rows) if source.rows is not None else slice(None)
     images = Images(source, NamedFiles(manifests, source), map_, kind.holds_images)
@@ -55,7 +57,9 @@ def read_conversations(source: SourceConfig, *, cache_root: str | os.PathLike[st
     wave = FIRST_WAVE if _may_end_early(source, selected) else None
     while True:
         batch = list(itertools.islice(tasks, wave))
-        found = list(map_(kind.read, batch))
+        found = run_on_sources(
+            map_, kind.read, batch, lambda task: [task.path], is_remote=is_remote(source), total=len(manifests)
+        )
         parts += found
         images.extend(found)
         rows = listed_rows(parts)
