@@ -55,15 +55,13 @@ def main() -> None:
         _fill(store.make_bucket(BUCKET))
         print(f"a store answers at {store.endpoint}, with raw data at s3://{BUCKET}/raw", flush=True)
         first, second = (Node(f"node-{number}", Path(folder), store.endpoint) for number in (1, 2))
-        runs = f"--set=train.output_dir={folder}/runs"
         first.run("preprocess", CONFIG, "--no-progress")
-        first.run("preprocess", CONFIG, "--no-progress")
-        first.run("train", CONFIG, runs)
+        first.run("train", CONFIG, f"--set=train.output_dir={folder}/node-1/runs")
         store.clear()
         second.run("inspect", CONFIG, "--no-progress")
         second.run("cache", "warm", CONFIG, "--steps", "4", "--no-progress")
         second.say_what_is_kept()
-        second.run("train", CONFIG, runs)
+        second.run("train", CONFIG, f"--set=train.output_dir={folder}/node-2/runs")
         second.say_what_is_kept()
         _say_traffic(store)
     print(f"\n{time.monotonic() - started_s:.0f} s", flush=True)
@@ -77,12 +75,13 @@ def _fill(bucket: Bucket) -> None:
 
 def _say_traffic(store: Beside) -> None:
     """Prints what the second node has asked the store for."""
-    requests = store.traffic().requests
-    shards = {key: count for (method, key), count in requests.items() if method == "GET" and key.endswith(".tdz")}
-    raw = sum(count for (_, key), count in requests.items() if key.startswith("raw/"))
+    traffic = store.traffic()
+    gets = {key: count for (method, key), count in traffic.requests.items() if method == "GET"}
+    shards = [count for key, count in gets.items() if key.endswith(".tdz")]
+    raw_mb = sum(traffic.bytes_of(key) for key in gets if key.startswith("raw/")) / 1e6
     print(
-        f"\nnode-2 has asked {sum(shards.values())} times for the {len(shards)} shard files of the cache, and {raw} "
-        "times for raw data"
+        f"\nnode-2 has asked {sum(shards)} times for the {len(shards)} shard files of the cache, and has read "
+        f"{raw_mb:.1f} MB of raw data"
     )
 
 

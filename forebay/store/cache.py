@@ -211,10 +211,9 @@ class Cache(SampleSource):
         found: Ints = self._slots.array[indices] >> ROW_BITS
         return found
 
-    def shard_bytes(self) -> Ints:
-        """Returns how large each shard is, with the files of all groups: int64 [num_shards]."""
-        found: Ints = np.sum([self._tables[group]["size_bytes"] for group in self.groups], axis=0, dtype=np.int64)
-        return found
+    def shard_bytes(self) -> list[Ints]:
+        """Returns how large the files of each group's shards are: int64 [num_shards] a group."""
+        return [self._tables[group]["size_bytes"] for group in self.groups]
 
     def will_need(self, indices: Iterable[int]) -> None:
         """Asks the kernel to read these samples' pages into memory, and returns before it has; about 2 us a sample.

@@ -14,6 +14,7 @@ import torch
 from forebay.errors import ConfigError
 from forebay.plan.cursor import Cursor, LoaderState, Resumable, Step
 from forebay.plan.make import Planned
+from forebay.plan.remote_cost import check_remote
 from forebay.spans import DATA_WAIT, span
 from forebay.steps.batch import IGNORED
 from forebay.steps.step import Batch, PaddingSide
@@ -109,7 +110,14 @@ class Loader(Resumable):
         if dp_rank is None or dp_world_size is None:
             dp_rank, dp_world_size = resolve_ranks(dp_rank, dp_world_size)
         self.source, self.plan, self.plan_key, self.settings = source, planned.plan, planned.key, settings
-        self.cursor = Cursor(planned.plan, planned.key, seed=settings.seed, rank=dp_rank, world=dp_world_size)
+        self.cursor = Cursor(
+            *(planned.plan, planned.key),
+            seed=settings.seed,
+            rank=dp_rank,
+            world=dp_world_size,
+            locality=planned.locality,
+        )
+        check_remote(source, self.cursor, threads=settings.num_threads)
         # One a source: a micro-batch is of one of them, or they are all alike.
         form: dict[str, Any] = {name: getattr(settings, name) for name in ("dtype", "padding_side", "crop_s")}
         self._collators = [collator or Collator(part, **form) for part in parts_of(source)]

@@ -46,7 +46,7 @@ class DownloadsAhead:
         self._is_here = np.zeros(len(shards), bool)
         self._again: dict[int, float] = {}  # when a shard that failed is tried again
         self._look_again = self._room_again = 0.0
-        self._fits = int(shards.sizes.sum()) <= shards.bound_bytes
+        self._fits = shards.fit
 
     def close(self) -> None:
         """Lets another process take over. Downloads that have begun go on to their end."""

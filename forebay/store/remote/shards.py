@@ -10,6 +10,7 @@ import numpy as np
 
 from forebay.store.cache import Cache
 from forebay.store.layout import Ints
+from forebay.store.remote.holdings import counted
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.node import Wanted
 from forebay.store.source import SampleSource, parts_of
@@ -60,8 +61,27 @@ class RemoteShards:
 
     @cached_property
     def sizes(self) -> Ints:
-        """int64 [num_shards]: bytes of each, with all its files."""
-        return np.concatenate([np.zeros(0, np.int64), *(cache.shard_bytes() for cache in self.caches)])
+        """int64 [num_shards]: what each takes of the node's disk, with all its files."""
+        return np.concatenate([np.zeros(0, np.int64), *map(_sizes, self.caches)])
+
+    @cached_property
+    def kept_bytes(self) -> int:
+        """What the other files of the caches take."""
+        files = [entry for cache in self._own() for entry in cache.metadata["files"].values()]
+        return sum(counted(int(entry["size_bytes"])) for entry in files)
+
+    @cached_property
+    def total_bytes(self) -> int:
+        """What all files of the caches take; a cache that stands in the source twice counts once."""
+        return self.kept_bytes + sum(int(_sizes(cache).sum()) for cache in self._own())
+
+    @property
+    def fit(self) -> bool:
+        """Whether this node keeps all of them."""
+        return self.total_bytes <= self.bound_bytes
+
+    def _own(self) -> list[Cache]:
+        return list({cache.folder: cache for cache in self.caches}.values())
 
     @property
     def bound_bytes(self) -> int:
@@ -72,3 +92,10 @@ class RemoteShards:
         """Yields the shards that each step needs, each once, rising. steps: the samples of each, by index in source."""
         for samples in steps:
             yield np.unique(self.of(samples))
+
+
+def _sizes(cache: Cache) -> Ints:
+    found = np.zeros(cache.num_shards, np.int64)
+    for sizes in cache.shard_bytes():
+        found += [counted(size) for size in sizes.tolist()]
+    return found
