@@ -65,6 +65,7 @@ _ORDER = (
     "readers",
     "node",
     "remote_store",
+    "push",
     "soak",
 )
 
