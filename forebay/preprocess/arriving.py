@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from tqdm import tqdm
 
-from forebay.config.remote import GB
 from forebay.config.data import SourceConfig
+from forebay.config.remote import GB
 from forebay.errors import ForebayError
 from forebay.preprocess.pool import Map
 from forebay.store.memo import SIZE
@@ -48,7 +48,7 @@ def run_on_sources(
     if not is_remote:
         return list(map_(function, tasks))
     arriving = Arriving(needs, total=total)
-    return list(map_(Fresh(function), arriving.ahead_of(tasks)))  # type: ignore[arg-type]  a generator: as workers ask
+    return list(map_(Fresh(function), cast(Sequence[T], arriving.ahead_of(tasks))))
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,7 @@ class Arriving(Generic[T]):
                 self._bar.close()
             if self._count:
                 seconds = time.monotonic() - started_s
-                logger.info(
-                    "sources: %d objects, %.3g GB downloaded in %.1f s", self._count, self._bytes / GB, seconds
-                )
+                logger.info("sources: %d objects, %.3g GB downloaded in %.1f s", self._count, self._bytes / GB, seconds)
 
     def _started(self, jobs: queue.SimpleQueue[_Download | None], count: int) -> list[threading.Thread]:
         """Daemons: an interrupted run does not wait for what is on its way; what has come is taken up later."""
@@ -185,7 +183,7 @@ def unhashed(path: Path) -> list[Path]:
 
 
 def tell_if_too_large(files: Sequence[SourceFile]) -> None:
-    """Logs a warning where the raw data of a store is more than the node keeps of it, so that it is downloaded again."""
+    """Logs a warning where the raw data of a store is more than the node keeps, so that it is downloaded again."""
     sizes: dict[Any, int] = {}
     for file in files:
         if file.stat is not None and file.stat[0] < 0 and (place := place_of(file.path)) is not None:

@@ -107,7 +107,6 @@ def find_cache(config: Config, recipe: KeyedRecipe, *, may_hash: bool = True, me
     recipe.
     """
     forget()
-    config = localized(config)
     sealed = _named_cache(config) if config.loader.cache_dir else sealed_caches(config.cache_root)
     if config.loader.cache_dir and sealed[0].metadata["recipe_key"] != recipe.key:
         raise CacheMismatchError(_mismatch(sealed[0], recipe))
@@ -186,6 +185,7 @@ def _candidates(
 
 def _require_confined(config: Config, cache: Sealed, sources: Sequence[StoredSource]) -> None:
     """Raises CacheMismatchError under `source.confined` for a cache that may hold files from elsewhere."""
+    config = localized(config) if config.source.confined else config
     for source in sources if config.source.confined else ():
         path = path_of(config, source)
         if path is None or source.xxh3_128 == ABSENT:

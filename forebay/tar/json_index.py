@@ -49,7 +49,8 @@ def load_json(tar_path: str | os.PathLike[str]) -> TarIndex | None:
     """Returns the index that stands beside a tar, or None where there is none that is current and true.
 
     Current: not older than the tar. True: every range lies within the tar, and 16 members spread over the file stand
-    behind a header of that name and size; 4 of a tar of a store that is not on this node yet. Raises TarError when the tar itself cannot be read.
+    behind a header of that name and size; 4 of a tar of a store that is not on this node yet. Raises TarError where the
+    tar itself cannot be read.
     """
     path = json_path(tar_path)
     try:

@@ -90,7 +90,9 @@ class Vision:
     def manifest(self, config: Config, *, map_: Map = map) -> Manifest:
         # `images` gets `grid_h` and `grid_w`, in patches after the resize.
         forget()
-        return with_grids(read_conversations(localized(config).source, cache_root=config.cache_root, map_=map_), self.settings)
+        return with_grids(
+            read_conversations(localized(config).source, cache_root=config.cache_root, map_=map_), self.settings
+        )
 
     def fields(self) -> tuple[FieldSpec, ...]:
         return vision_fields(self.recipe, self.codec, patch_bytes=self.settings.patch_bytes)

@@ -86,7 +86,9 @@ class NodeCache:
         Raises RemoteError where the store does not give it, RemoteReplacedError where the object is another one than is
         wanted, CacheError where the disk is full or no room is to be had.
         """
-        source = _Source(str(bucket.url / wanted.name), lambda start: bucket.stream(wanted.name, start=start, etag=wanted.etag))
+        source = _Source(
+            str(bucket.url / wanted.name), lambda start: bucket.stream(wanted.name, start=start, etag=wanted.etag)
+        )
         return self._fetch(target, wanted, source, distance=distance)
 
     def keep(self, target: Path, wanted: Wanted, data: bytes) -> None:
@@ -130,7 +132,8 @@ class NodeCache:
     def _download(self, file: io.FileIO, place: Place, wanted: Wanted, source: _Source) -> str:
         """Makes the partial file whole, checks it, gives it its name, and returns its hash."""
         part = place.part(wanted.size_bytes)
-        if not (wanted.xxh3_128 or wanted.etag):  # what is there may be of another state of the object, and nothing would tell
+        # What is there may be of another state of the object, and nothing would tell.
+        if not (wanted.xxh3_128 or wanted.etag):
             file.truncate(0)
         size, found = 0, ""
         for is_again in (False, True):

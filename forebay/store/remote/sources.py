@@ -1,4 +1,4 @@
-"""Paths of raw data, of this machine or of a store: a URL of `source.manifest` becomes a path in a mirror of its folder.
+"""Paths of raw data, of this machine or of a store: a URL of a manifest becomes a path in the mirror of its folder.
 
 Such a path names an object and is itself no file. Whatever opens a source does so by `open_source` or `at_hand`: then
 the node's copy is there, and a shared lock on its descriptor keeps it from eviction. Of a local path all of these do
@@ -21,13 +21,12 @@ from pathlib import Path
 from forebay.config.remote import RemoteConfig
 from forebay.config.tree import Config
 from forebay.config.url import Url, is_url, parse_url
-from forebay.errors import ConfigError, ForebayError, ManifestError, RemoteError
+from forebay.errors import ConfigError, ForebayError, ManifestError, RemoteDeniedError, RemoteError
 from forebay.store.files import write_bytes
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.origin import Place, Version, objects_of, origin_of
 
 _MIRRORS = "/mirrors/"
-_DENIED = frozenset(("PermissionDeniedError", "UnauthenticatedError"))
 _ATTEMPTS = 3
 
 
@@ -308,9 +307,7 @@ def _as_os_errors(where: str) -> Iterator[None]:
     """Makes a refusal of a store what it is for a file: PermissionError, with the URL."""
     try:
         yield
-    except RemoteError as err:
-        if type(err.__cause__).__name__ not in _DENIED:
-            raise
+    except RemoteDeniedError as err:
         raise PermissionError(13, f"{os.strerror(13)} ({err})", where) from err
 
 

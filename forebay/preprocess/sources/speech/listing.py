@@ -164,8 +164,9 @@ def _cuts(group: np.ndarray[Any, Any], step: int) -> list[tuple[int, int, int]]:
 
 
 def tar_places(config: Config) -> pa.Table | None:
-    """Returns `sample_id`, `tar_path` (absolute, or a URL) and `tar_member_name` of all eligible samples; None without tars.
+    """Returns `sample_id`, `tar_path` (absolute, or a URL) and `tar_member_name` of all eligible samples.
 
+    None without tars.
     Raises ManifestError where the manifest cannot be used.
     """
     if not _kind(config.source).in_tars:

@@ -39,7 +39,7 @@ class SpeechKind:
     in_tars: bool = False
     lists_tars: bool = False
 
-    def reads(self, task: LocateTask) -> list[str]:
+    def reads(self, task: LocateTask) -> Sequence[str]:
         """Returns the files that a task opens: a tar unless its index alone will do, clips of unknown duration."""
         unknown = task.rows.filter(pc.is_nan(task.rows["duration_s"]))
         if self.in_tars:
