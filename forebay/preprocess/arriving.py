@@ -47,8 +47,22 @@ def run_on_sources(
     """
     if not is_remote:
         return list(map_(function, tasks))
-    arriving = Arriving(needs, total=total)
-    return list(map_(Fresh(function), cast(Sequence[T], arriving.ahead_of(tasks))))
+    ahead = _Ahead(Arriving(needs, total=total), tasks)
+    return list(map_(Fresh(function), cast(Sequence[T], ahead)))
+
+
+@dataclass(frozen=True)
+class _Ahead(Generic[T]):
+    """Tasks that are handed out when what they read is here; as many as there are."""
+
+    arriving: Arriving[T]
+    tasks: Sequence[T]
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def __iter__(self) -> Iterator[T]:
+        return self.arriving.ahead_of(self.tasks)
 
 
 @dataclass(frozen=True)

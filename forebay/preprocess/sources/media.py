@@ -87,11 +87,12 @@ class _HfRows:
             data = self._open.encoded(place, self._column)
         row = place_row(place)
         if data is None:
-            raise DecodeError("missing_file", f"{source.path}, row {row + 1}: column {self._column} holds no bytes")
+            where = shown(str(source.path))
+            raise DecodeError("missing_file", f"{where}, row {row + 1}: column {self._column} holds no bytes")
         if max_bytes is not None and len(data) > max_bytes:
             raise DecodeError(
                 "too_large",
-                f"{source.path}, row {row + 1}: {len(data)} bytes, allowed are {max_bytes}; "
+                f"{shown(str(source.path))}, row {row + 1}: {len(data)} bytes, allowed are {max_bytes}; "
                 "raise source.max_sample_bytes",
             )
         return data
@@ -157,7 +158,7 @@ class MediaFiles:
             if max_bytes is not None and wanted > max_bytes:
                 raise SampleError(
                     "too_large",
-                    f"{path}: {wanted} bytes at offset {offset}, allowed are {max_bytes}; "
+                    f"{shown(path)}: {wanted} bytes at offset {offset}, allowed are {max_bytes}; "
                     "raise source.max_sample_bytes",
                 )
             if offset + wanted > file.size_bytes:  # before a wrong size makes pread allocate it
@@ -210,8 +211,8 @@ class MediaFiles:
     @staticmethod
     def _short(path: str, offset: int, wanted: int, got: int) -> TarError:
         return TarError(
-            f"{path}: wanted {wanted} bytes at offset {offset}, got {got}; the file is shorter than its index says,"
-            " copy it again and run `forebay index` on its manifest"
+            f"{shown(path)}: wanted {wanted} bytes at offset {offset}, got {got}; the file is shorter than its index "
+            "says, copy it again and run `forebay index` on its manifest"
         )
 
 
@@ -223,11 +224,19 @@ def require_listed(path: str | os.PathLike[str], now: Stat | None, listed: Stat,
     if now is not None and now[:-1] == listed[:-1]:
         return
     message = (
-        f"{path} was changed after it was listed: it had {listed[SIZE]} bytes, changed last at {listed[-2]} ns, and "
-        f"has {'none' if now is None else f'{now[SIZE]}, {now[-2]} ns'} now; start the run again, "
-        "so that it is listed anew"
+        f"{shown(os.fspath(path))} was changed after it was listed: {_states(listed, now)}; start the run again, so "
+        "that it is listed anew"
     )
     raise SampleError("source_changed", message) if is_whole else ManifestError(message)
+
+
+def _states(listed: Stat, now: Stat | None) -> str:
+    if listed[0] < 0:  # an object of a store
+        return f"it had {listed[SIZE]} bytes, and has {'none' if now is None else now[SIZE]} under another etag now"
+    return (
+        f"it had {listed[SIZE]} bytes, changed last at {listed[-2]} ns, and has "
+        f"{'none' if now is None else f'{now[SIZE]}, {now[-2]} ns'} now"
+    )
 
 
 def _close_if_unused(file: _Open) -> None:

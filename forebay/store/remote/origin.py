@@ -24,7 +24,7 @@ import xxhash
 
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url
-from forebay.errors import RemoteError, RemoteMissingError, RemoteReplacedError
+from forebay.errors import RemoteDeniedError, RemoteError, RemoteMissingError, RemoteReplacedError
 from forebay.store.files import hash_file
 from forebay.store.remote.bucket import Bucket, ObjectInfo
 from forebay.store.remote.mirror import Mirror
@@ -115,7 +115,11 @@ class Objects:
                 wanted = self._listed(folder, wanted)
             single += sorted(wanted)
         with ThreadPoolExecutor(self.bucket.settings.max_concurrent) as threads:
-            list(threads.map(self.info, single))
+            list(threads.map(self._look_up_one, single))
+
+    def _look_up_one(self, key: str) -> None:
+        with contextlib.suppress(RemoteDeniedError):  # said of the samples that need it
+            self.info(key)
 
     def _listed(self, folder: str, wanted: set[str]) -> set[str]:
         """Takes in what a listing says of wanted objects; returns those that it did not come to."""

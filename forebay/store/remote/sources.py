@@ -134,6 +134,17 @@ def is_file(path: Path) -> bool:
     return path.is_file() if place is None else place.info() is not None
 
 
+def is_readable(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a file that this user may read, or an object that the store gives. Raises RemoteError."""
+    place = place_of(path)
+    if place is None:
+        return os.path.isfile(path) and os.access(path, os.R_OK)
+    try:
+        return place.info() is not None
+    except RemoteDeniedError:
+        return False
+
+
 def is_folder(path: Path) -> bool:
     """Whether a path is a folder, or objects lie below what it names."""
     place = place_of(path)
