@@ -16,9 +16,10 @@ def locality_window(bound_bytes: int, *, shard_bytes: int, ranks: int, ahead_sha
     ahead_shards: downloaded ahead by each rank.
 
     The cache holds C = bound_bytes // shard_bytes shards. Ranks that download ahead keep up to R = ranks * ahead_shards
-    of these for shards that no step has used yet (at most a quarter of C: a smaller window costs more than a download
-    that begins later). `ShardOrder` with a window of N goes through blocks of N / 2 shards, and three blocks are in
-    touch at a block's border. So 3 * (N / 2) <= C - R, and N = 2 * ((C - R) // 3), an even number.
+    of these for shards that no step has used yet (at most a quarter of C, so that a small cache still has a window).
+    `ShardOrder` with a window of N goes through blocks of N / 2 shards, and three blocks are in touch at a block's
+    border. So 3 * (N / 2) <= C - R, and N = 2 * ((C - R) // 3), an even number. While one block is in use, there is
+    room for the whole next one to arrive.
 
     Raises ConfigError, with both numbers, for a bound that does not hold three shards.
     """
