@@ -23,7 +23,8 @@ from forebay.errors import ForebayError
 from forebay.preprocess.pool import Map
 from forebay.store.memo import SIZE
 from forebay.store.remote.origin import Place, forget
-from forebay.store.remote.sources import place_of
+from forebay.store.remote.room import gb
+from forebay.store.remote.sources import is_hash_known, place_of
 from forebay.store.source_files import SourceFile
 
 logger = logging.getLogger(__name__)
@@ -191,9 +192,7 @@ def is_remote(source: SourceConfig) -> bool:
 
 def unhashed(path: Path) -> list[Path]:
     """Returns the path, in a list, unless it is of an object whose hash the node knows."""
-    place = place_of(path)
-    version = None if place is None else place.version()
-    return [] if place is not None and version is not None and place.origin.hash(version) is not None else [path]
+    return [] if is_hash_known(path) else [path]
 
 
 def tell_if_too_large(files: Sequence[SourceFile]) -> None:
@@ -206,8 +205,8 @@ def tell_if_too_large(files: Sequence[SourceFile]) -> None:
     for settings, size_bytes in sizes.items():
         if size_bytes > settings.cache_size_bytes:
             logger.warning(
-                "the sources have %.3f GB, and remote.cache_size_gb keeps %.3f of them on this node: what does not fit "
-                "is downloaded a second time for the shards; to avoid that, raise remote.cache_size_gb",
-                size_bytes / GB,
-                settings.cache_size_bytes / GB,
+                "the sources have %s, and this node keeps %s of them (remote.cache_size_gb): what does not fit is "
+                "downloaded a second time when it is read; to avoid that, raise remote.cache_size_gb",
+                gb(size_bytes),
+                gb(settings.cache_size_bytes),
             )

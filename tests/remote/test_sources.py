@@ -17,7 +17,7 @@ from benchmarks.objects.faults import FORBIDDEN, Rule
 from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket, ObjectServer
 from forebay.config import Config
-from forebay.errors import BuildError, ManifestError, RemoteError
+from forebay.errors import BuildError, ManifestError, RemoteError, RemoteReplacedError
 from forebay.preprocess.index import index_manifests
 from forebay.preprocess.modality import modality_of
 from forebay.preprocess.pipeline import build
@@ -25,6 +25,8 @@ from forebay.preprocess.report import Options
 from forebay.steps.recipe import recipe_of
 from forebay.store.lookup import Lookup, find_cache
 from forebay.store.source_files import load_sources
+from forebay.tar.json_index import export_json
+from forebay.tar.scan import scan_tar
 from forebay.train.uncached.source import uncached_source
 from tests.preprocess.corpus import shard_bytes
 from tests.preprocess.here_pool import build_here
@@ -194,7 +196,9 @@ def test_where_the_node_keeps_less_than_the_data_the_build_says_so_and_is_right(
     assert sum(sizes) / 1e9 > bound_gb
     remote = build_here(config)
     assert shard_bytes(Path(remote.cache)) == shard_bytes(Path(build_here(data.local()).cache))
-    assert re.search(r"the sources have 0\.000 GB, and remote\.cache_size_gb keeps 0\.000 of them", caplog.text)
+    assert re.search(
+        r"the sources have 0\.0\d\d MB, and this node keeps 0\.0\d\d MB of them \(remote\.cache_size_gb\)", caplog.text
+    )
 
 
 def manifest_of(data: Data, *rows: dict[str, Any]) -> None:
@@ -344,3 +348,51 @@ def test_indexes_of_a_bucket(data: Data, monkeypatch: pytest.MonkeyPatch) -> Non
     gets = {key for method, key in data.proxy.requests - before if method == "GET"}
     assert len(manifest.rows) == 4
     assert "raw/data/0.tar.index.json" in {key.removeprefix(f"{data.bucket.name}/") for key in gets}
+
+
+def many_tars(data: Data, count: int) -> None:
+    rows = []
+    for number in range(count):
+        write_tar(data.folder / f"{number}.tar", [("a.flac", audio(16_000, seed=number))])
+        rows.append({"tar_path": f"{number}.tar", "sample_id": f"clip-{number}", "duration_s": 1.0})
+    manifest_of(data, *rows)
+
+
+def test_shards_begin_with_the_tars_that_are_still_here(data: Data) -> None:
+    many_tars(data, 8)
+    size = (data.folder / "0.tar").stat().st_size
+    config = data.remote()
+    config = replace(config, remote=replace(config.remote, cache_size_gb=6.5 * (size + 4096) / 1e9, max_concurrent=1))
+    remote = build_here(config)
+    assert shard_bytes(Path(remote.cache)) == shard_bytes(Path(build_here(data.local()).cache))
+    gets = {key: count for key, count in data.gets().items() if key.endswith(".tar")}
+    assert len(gets) == 8
+    assert 8 < sum(gets.values()) <= 8 + 4, gets  # least recently used first, in the order of the listing, it is 16
+
+
+def test_few_large_members_are_read_one_by_one(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = [(f"{number}.flac", audio(16_000, seed=number)) for number in range(12)]
+    write_tar(data.folder / "0.tar", members)
+    export_json(scan_tar(data.folder / "0.tar"), data.folder / "0.tar.index.json")
+    manifest_of(data, *({"tar_path": "0.tar", "tar_member_name": f"{n}.flac", "duration_s": 1.0} for n in (3, 8)))
+    monkeypatch.setattr("forebay.preprocess.sources.media.SPARSE_MEMBER_BYTES", len(members[0][1]) // 2)
+    source = uncached_source(data.remote())
+    wanted = uncached_source(data.local())
+    for index in (1, 0, 1):
+        assert np.array_equal(source.read(index)["waveform"], wanted.read(index)["waveform"])
+    parts = [e for e in data.proxy.traffic().exchanges if e.method == "GET" and e.key.endswith("0.tar")]
+    assert parts
+    assert all(exchange.range for exchange in parts)
+    data.bucket.put("raw/data/0.tar", (data.folder / "1.tar").read_bytes())
+    with pytest.raises((ManifestError, RemoteReplacedError), match=rf"{data.bucket.url}/raw/data/0.tar"):
+        source.read(0)
+
+
+def test_a_listing_of_many_files_is_few_requests(data: Data) -> None:
+    many_tars(data, 12)
+    before = data.proxy.requests
+    manifest = modality_of(config := data.remote(), recipe_of(config)).manifest(config)
+    asked = data.proxy.requests - before
+    assert len(manifest.rows) == 12
+    assert sum(count for (method, _), count in asked.items() if method == "LIST") <= 3
+    assert not [key for (method, key) in asked if method == "HEAD" and key.endswith("3.tar")]

@@ -87,7 +87,7 @@ class Vision:
         """Tokens, patches of all images, images."""
         return ("num_tokens", "num_patches", "num_images")
 
-    def manifest(self, config: Config, *, map_: Map = map) -> Manifest:
+    def manifest(self, config: Config, *, map_: Map = map, is_hashed: bool = False) -> Manifest:  # noqa: ARG002  it reads all
         # `images` gets `grid_h` and `grid_w`, in patches after the resize.
         forget()
         return with_grids(

@@ -134,6 +134,23 @@ def is_file(path: Path) -> bool:
     return path.is_file() if place is None else place.info() is not None
 
 
+def is_here(path: str | os.PathLike[str]) -> bool:
+    """Whether reading a file asks no store: it is of this machine, or the node has a copy of the object as it is."""
+    place = place_of(path)
+    version = None if place is None else place.version()
+    return place is None or (version is not None and place.origin.is_here(version))
+
+
+def is_hash_known(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is of an object whose content this node has hashed."""
+    place = place_of(path)
+    try:
+        version = None if place is None else place.version()
+    except RemoteDeniedError:
+        return False
+    return place is not None and version is not None and place.origin.hash(version) is not None
+
+
 def is_readable(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a file that this user may read, or an object that the store gives. Raises RemoteError."""
     place = place_of(path)
