@@ -35,7 +35,7 @@ from benchmarks.objects.faults import (
 from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import ACCESS_KEY, REGION, SECRET_KEY, Bucket, ObjectServer
 from forebay.config.remote import RemoteConfig
-from forebay.errors import CacheCorruptError, ForebayError, RemoteError
+from forebay.errors import CacheCorruptError, CacheNotFoundError, ForebayError, RemoteError
 from forebay.store.cache import Cache, open_cache
 from tests.faults.row import Row
 from tests.store_factory import make_cache
@@ -45,6 +45,8 @@ _SLACK_S = 5.0
 """Seconds that all else may take on a busy machine; undisturbed it is 0.1 s."""
 _AT = 100
 """Byte of a body after which it breaks off."""
+_NO_CACHE = " holds no sealed cache: it has no "
+"""Words between the folder and the name of its metadata."""
 _NUM_NAMES = 1_000_000
 _MAX_LISTING_BYTES = 10**9
 
@@ -150,7 +152,7 @@ def goes_wrong(shared: Shared, number: int, folder: Path) -> str:
     start_s = time.monotonic()
     try:
         check_all(shared.open(folder), shared.local)
-    except (RemoteError, CacheCorruptError) as err:
+    except (RemoteError, CacheCorruptError, CacheNotFoundError) as err:
         outcome = check_error(err, case, shared)
     else:
         outcome = "every sample right"
@@ -165,7 +167,7 @@ def goes_wrong(shared: Shared, number: int, folder: Path) -> str:
 
 def check_error(err: ForebayError, case: Case, shared: Shared) -> str:
     """The error names bucket and key, holds no secret, and ends with what to do."""
-    named = re.search(rf"{shared.bucket.url}/(caches/one/[\w./-]+\w)", str(err))
+    named = re.search(rf"{shared.bucket.url}/(caches/one/[\w./-]+\w)", str(err).replace(_NO_CACHE, "/"))
     assert named is not None, f"{case}: {err}"
     assert named[1] in shared.keys, f"{case}: {err}"
     assert ";" in str(err), f"{case}: {err}"

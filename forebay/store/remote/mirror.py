@@ -206,8 +206,7 @@ def cache_folder(place: str | Path, settings: RemoteConfig) -> Path:
 
     Of a URL all but the shards is there then. A store that does not answer leaves what this node has of the URL.
     Raises CacheNotFoundError where no sealed cache lies there, CacheCorruptError where something else has the name of
-    its metadata, RemoteError where the store does not answer and this
-    node has nothing of it.
+    its metadata, RemoteError where the store does not answer and this node has nothing of it.
     """
     if not is_url(str(place)):
         return Path(place)
