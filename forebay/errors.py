@@ -89,6 +89,10 @@ class RemoteExistsError(RemoteError):
     """A store has an object of this name already, and it was to be made anew."""
 
 
+class RemoteDeniedError(RemoteError):
+    """A store knows who asks, or that nobody does, and refuses."""
+
+
 class RemoteReplacedError(RemoteError):
     """An object was replaced while it was read, or is not the one that was asked for; names both etags."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from forebay.config.url import Url
-from forebay.errors import RemoteError, RemoteExistsError, RemoteMissingError, RemoteReplacedError
+from forebay.errors import RemoteDeniedError, RemoteError, RemoteExistsError, RemoteMissingError, RemoteReplacedError
 from forebay.store.remote.access import Access
 
 _STATUS = re.compile(r"status code: ([0-9]{3})([^:\n]*)")
@@ -88,7 +88,7 @@ def error_of(refusal: Refusal, where: Url, access: Access, *, tries: int = 1) ->
     if refusal.code in _EXPIRED:
         return RemoteError(f"{where}: {refusal.words}: the credentials have expired; {asked}; log in again")
     if refusal.status in (401, 403):
-        return RemoteError(f"{where}: denied, {refusal.words}; {asked}; {_allow(access)}")
+        return RemoteDeniedError(f"{where}: denied, {refusal.words}; {asked}; {_allow(access)}")
     if refusal.status == 404:
         found = f": there is no bucket {where.bucket}" if refusal.code == "NoSuchBucket" else " is not there"
         return RemoteMissingError(f"{where}{found} ({refusal.words}; {asked}); name another URL")
