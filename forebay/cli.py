@@ -276,7 +276,7 @@ def _inspect(options: argparse.Namespace) -> int:
             raise ConfigError(f"--usage {options.usage} is all that is looked at; leave {options.config} out")
         return run_usage(_path(options.usage), as_json=options.json, remote=_remote(options))
     if options.config is None:
-        raise ConfigError("inspect needs a cache folder or URL or a config, or --usage FILE")
+        raise ConfigError("inspect needs a cache (a folder or URL) or a config, or --usage FILE")
     place = url_or_path(options.config)
     path = Path(place)
     if not is_url(place) and not path.exists():

@@ -69,20 +69,18 @@ def pushed(config: Config, report: BuildReport, options: Options) -> BuildReport
     """
     folder = Path(report.cache)
     url = parse_url(str(config.remote_root)) / folder.name
+    transfer = None
     try:
         transfer = push(folder, url, config.remote, verify=options.verify, progress=options.progress)
-        lines = tuple(transfer.lines())
-    except RemoteExistsError:
-        if _key_there(config, url) != report.key:
-            raise
-        lines = (f"another builder pushed {url}",)
     except RemoteError as err:
-        err.add_note(
-            f"the cache is sealed in {from_here(folder)}; to push what is missing: forebay preprocess {config.path}"
-        )
-        raise
+        if not isinstance(err, RemoteExistsError) or _key_there(config, url) != report.key:
+            err.add_note(
+                f"the cache is sealed in {from_here(folder)}; to push what is missing: forebay preprocess {config.path}"
+            )
+            raise
+        logger.warning("another builder has pushed %s meanwhile: that one is used", url)
     _settle(folder, url, config)
-    return replace(report, cache=str(url), pushed=lines)
+    return replace(report, cache=str(url), pushed=transfer)
 
 
 def _key_there(config: Config, url: Url) -> str | None:

@@ -156,4 +156,4 @@ def test_the_command(cache: Cache, tmp_path: Path, capsys: pytest.CaptureFixture
     assert cli.main(["inspect", str(cache.folder), "--usage", str(path)]) == 2
     assert "is all that is looked at" in capsys.readouterr().err
     assert cli.main(["inspect"]) == 2
-    assert "inspect needs a cache folder or a config, or --usage FILE" in capsys.readouterr().err
+    assert "inspect needs a cache (a folder or URL) or a config, or --usage FILE" in capsys.readouterr().err

@@ -33,14 +33,18 @@ from forebay.store.lookup import Lookup, find_cache, sealed_caches
 from forebay.store.remote.columns import NAME as COLUMNS
 from forebay.store.remote.columns import dump_columns, parse_columns
 from forebay.store.remote.mirror import Mirror
+from forebay.store.remote.root import RemoteRoot
 from forebay.store.remote.transfer import push
 from forebay.store.temporary import TEMPORARY_MARK
 from forebay.store.verify import verify_folder
+from forebay.train import CachedVLDataset
 from forebay.train.select import make_loader, select
 from tests.commands import inspect, inspected, inspected_json, run, run_json
 from tests.preprocess.corpus import Corpus, speech_corpus
 from tests.preprocess.here_pool import build_here
 from tests.store_factory import make_cache
+from tests.train.tiny_vl import conversations
+from tests.train.vl_cache import make_packs, make_vl_cache
 
 pytestmark = pytest.mark.usefixtures("environment")
 
@@ -103,7 +107,9 @@ def test_a_build_ends_in_the_store_and_the_next_one_does_nothing(
     assert built.cache == f"{root}/{Path(local.cache).name}"
     assert built.key == local.key
     assert built.sealed
-    assert built.pushed[0].startswith(f"pushed: {built.cache} (")
+    assert built.pushed is not None
+    assert (built.pushed.target, built.pushed.key, built.pushed.already_there) == (built.cache, built.key, False)
+    assert any(line.startswith(f"pushed: {built.cache} (") for line in built.lines())
     name = Path(local.cache).name
     there = {key.removeprefix(f"caches/{name}/") for key in bucket.names(f"caches/{name}/")}
     files = {path.relative_to(local.cache).as_posix() for path in Path(local.cache).rglob("*") if path.is_file()}
@@ -111,7 +117,7 @@ def test_a_build_ends_in_the_store_and_the_next_one_does_nothing(
     assert stand_in_caches(config) == []
     proxy.clear()
     again = build_here(config)
-    assert (again.cache, again.already_sealed, again.pushed) == (built.cache, True, ())
+    assert (again.cache, again.already_sealed, again.pushed) == (built.cache, True, None)
     assert not [method for method, _ in proxy.requests if method in ("PUT", "POST", "DELETE")]
     assert not gets(proxy, ".tdz")
     assert again.plan_folder == built.plan_folder
@@ -274,7 +280,8 @@ def test_a_build_that_is_interrupted_before_its_push_ends_builds_nothing_again(
     assert len(stand_in_caches(config)) == 1
     again = build_here(config)
     assert again.already_sealed
-    assert again.pushed[0].startswith(f"already there: {again.cache}")
+    assert again.pushed is not None
+    assert again.pushed.already_there
     assert stand_in_caches(config) == []
 
 
@@ -294,9 +301,7 @@ def test_two_nodes_that_build_at_once_have_one_cache(
         patched.setattr(published, "push", _once(late, push))
         report = build_here(second)
     assert report.cache == reports[0].cache
-    assert report.pushed[0] in (f"another builder pushed {report.cache}",) or report.pushed[0].startswith(
-        "already there"
-    )
+    assert report.pushed is None or report.pushed.already_there
     assert stand_in_caches(second) == []
     assert list(make_loader(second))
 
@@ -493,3 +498,34 @@ def test_documents_of_the_node_hold_no_secret(config: Config, tmp_path: Path, ca
     for path in (tmp_path / "node").rglob("*.json"):
         assert "testing" not in json.dumps(json.loads(path.read_bytes()).get("remote", {}))
     assert "secret" not in caplog.text.lower()
+
+
+def test_what_was_built_stays_on_the_node_as_far_as_its_bound_goes(corpus: Corpus, root: str, tmp_path: Path) -> None:
+    whole = build_here(at(corpus, root, tmp_path / "whole"))
+    sizes = [path.stat().st_size for path in (tmp_path / "whole" / "mirrors").glob("*/*/*.tdz")]
+    bound = sum(sizes) / 2 + 40_000
+    shutil.rmtree(corpus.folder / "caches", ignore_errors=True)
+    other = f"{root}/other"
+    built = build_here(at(corpus, other, tmp_path / "small", f"remote.cache_size_gb={bound / 1e9}"))
+    assert built.key == whole.key
+    assert 0 < len(shards_here(tmp_path / "small")) < len(sizes)
+
+
+def test_packs_of_a_cache_by_url(bucket: Bucket, tmp_path: Path) -> None:
+    """The plan lies on the node; a plan's folder finds the cache in the store."""
+    samples, settings = conversations(3, 20), RemoteConfig(shard_dir=str(tmp_path / "node"), retries=0)
+    local = make_vl_cache(tmp_path / "caches", samples)
+    url = parse_url(f"{bucket.url}/caches/{local.name}")
+    push(local, url, settings)
+    with pytest.raises(CacheNotFoundError, match=rf"no plan of packs for {url} in {tmp_path}/node/roots/\w+/plans"):
+        CachedVLDataset(str(url), 0, 1, remote=settings)
+    root = RemoteRoot.at(url.parent, settings)
+    root.prepare()
+    key = open_cache(local).key
+    plan = make_packs(root.folder, key, samples, seq_len=70)
+    make_packs(tmp_path / "caches", key, samples, seq_len=70)
+    wanted = [batch["input_ids"].tolist() for batch in CachedVLDataset(local, 0, 1, seed=5)]
+    for named in (str(url), plan):
+        found = CachedVLDataset(named, 0, 1, seed=5, remote=settings)
+        assert (found.plan_folder, found.source.place) == (plan, str(url))
+        assert [batch["input_ids"].tolist() for batch in found] == wanted

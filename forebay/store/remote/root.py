@@ -14,7 +14,7 @@ from pathlib import Path
 from forebay.config.remote import RemoteConfig
 from forebay.config.tree import Config, stand_in
 from forebay.config.url import Url, parse_url
-from forebay.errors import RemoteError, RemoteMissingError
+from forebay.errors import RemoteDeniedError, RemoteError, RemoteMissingError
 from forebay.store.files import require_writable, write_bytes
 from forebay.store.metadata import FILE_NAME as METADATA
 from forebay.store.remote.bucket import Bucket
@@ -88,7 +88,7 @@ class RemoteRoot:
             return [name for name in self.bucket.folders() if _is_name(name)]
         except RemoteError as err:
             known = sorted(path.name for path in (self.folder / LISTED).glob("*") if _is_certain(path))
-            if known and not isinstance(err, RemoteMissingError):
+            if known and not isinstance(err, (RemoteMissingError, RemoteDeniedError)):
                 logger.warning("%s; going on with what this node knows of %s", err, self.url)
                 return known
             raise type(err)(
