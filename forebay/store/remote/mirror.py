@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,6 +51,8 @@ class Mirror:
             timeout_s=settings.timeout_s,
             retries=settings.retries,
         )
+        self.before_demand: list[Callable[[], None]] = []
+        """Called before a file that is not here is asked for: what this process' readers tell is to be true then."""
 
     @cached_property
     def bucket(self) -> Bucket:
@@ -100,6 +102,8 @@ class Mirror:
         if not wanted.is_kept:
             self.counters.add(hits=int(is_here), misses=int(not is_here))
         if not is_here:
+            for tell in list(self.before_demand):
+                tell()
             self._fetch(path, wanted, distance=0)
         return path
 
