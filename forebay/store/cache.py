@@ -171,6 +171,11 @@ class Cache(SampleSource):
                 sample = row_of(self._columns.get(number) or self._columns_of(number), row)
         except IndexError as err:
             raise self._no_such_row(index, slot) from err
+        except CacheCorruptError as err:
+            if self.mirror is None:
+                raise
+            what = str(err).partition("; run: ")[0]
+            raise CacheCorruptError(f"{what}; remove that file and open {self.mirror.url} again") from err
         self._verified[index] = 1
         return sample
 

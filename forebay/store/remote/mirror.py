@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
 import logging
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +21,18 @@ import xxhash
 
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url, is_url, parse_url
-from forebay.errors import CacheReplacedError, RemoteDeniedError, RemoteError, RemoteMissingError
+from forebay.errors import (
+    CacheCorruptError,
+    CacheError,
+    CacheReplacedError,
+    RemoteDeniedError,
+    RemoteError,
+    RemoteMissingError,
+)
 from forebay.store.files import write_bytes
 from forebay.store.held import HeldFile
 from forebay.store.layout import FORMAT_VERSION
-from forebay.store.metadata import FILE_NAME, read_metadata
+from forebay.store.metadata import FILE_NAME, read_metadata, read_regular
 from forebay.store.remote.bucket import Bucket
 from forebay.store.remote.holdings import MIRRORS
 from forebay.store.remote.ledger import ORIGIN, is_inside
@@ -33,6 +42,9 @@ from forebay.store.remote.shared import Counters, Holder
 from forebay.store.temporary import sweep
 
 logger = logging.getLogger(__name__)
+
+_SHOWN = 60
+"""Letters of a URL's last part in the name of a mirror's folder."""
 
 _TOUCH_S = 60.0
 """The time of a file says when it was last used, so exactly."""
@@ -68,7 +80,7 @@ class Mirror:
     def at(cls, url: Url, settings: RemoteConfig, *, state: str = "") -> Mirror:
         """Returns the mirror of a URL, whose folder is there then. state: of what the URL holds, where that changes."""
         identity = f"{settings.endpoint or ''} {url} {state}"
-        name = f"{url.name}-{xxhash.xxh3_64_hexdigest(identity.encode())}"
+        name = f"{url.name[:_SHOWN]}-{xxhash.xxh3_64_hexdigest(identity.encode())}"
         mirror = cls(settings.folder / MIRRORS / name, url, settings)
         mirror.describe()
         return mirror
@@ -77,14 +89,22 @@ class Mirror:
     def of(cls, folder: Path) -> Mirror | None:
         """Returns the mirror whose folder this is, None where it is no mirror."""
         try:
-            document = json.loads((folder / ORIGIN).read_bytes())
+            document = json.loads(read_regular(folder / ORIGIN))
+            mirror = cls(folder, parse_url(document["url"]), RemoteConfig(**document["remote"]))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return cls(folder, parse_url(document["url"]), RemoteConfig(**document["remote"]))
+        except (ValueError, KeyError, TypeError) as err:  # a ConfigError is a ValueError
+            raise CacheCorruptError(
+                f"{folder / ORIGIN} is not what forebay writes ({err}); open its URL again"
+            ) from err
+        # A folder that came from elsewhere must not make this machine ask a store, or write beside it.
+        is_own = mirror.folder.parent.name == MIRRORS and _is_same(mirror.node.folder, mirror.settings.folder)
+        return mirror if is_own else None
 
     def describe(self) -> None:
         """Makes sure that the folder is there and says what it is, and that it was opened now."""
-        document = {"url": str(self.url), "remote": dataclasses.asdict(self.settings)}
+        settings = dataclasses.replace(self.settings, shard_dir=str(self.node.folder))
+        document = {"url": str(self.url), "remote": dataclasses.asdict(settings)}
         data, path = json.dumps(document, indent=1).encode(), self.folder / ORIGIN
         with self.node.room.locked() as held:  # nobody takes it away as unused in between
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -132,10 +152,11 @@ class Mirror:
             found = os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        if found.st_size != wanted.size_bytes or path.is_symlink():
+        if found.st_size != wanted.size_bytes or not stat.S_ISREG(found.st_mode):
             return False
         if abs(time.time() - found.st_mtime) > _TOUCH_S:
-            os.utime(path)
+            with contextlib.suppress(OSError):  # it went, or is another user's
+                os.utime(path, follow_symlinks=False)
         return True
 
 
@@ -219,15 +240,20 @@ def _latest(url: Url, settings: RemoteConfig) -> Mirror | None:
     """Returns the mirror of a URL that was opened last and has all its small files."""
     found = []
     for folder in _folders(settings.folder / MIRRORS):
-        mirror = Mirror.of(folder)
-        if mirror is None or mirror.url != url or mirror.settings.endpoint != settings.endpoint:
-            continue
-        try:
+        with contextlib.suppress(CacheError, FileNotFoundError):
+            mirror = Mirror.of(folder)
+            if mirror is None or mirror.url != url or mirror.settings.endpoint != settings.endpoint:
+                continue
             if all(mirror.has(wanted) for wanted in _small_files(folder)):
                 found.append(mirror)
-        except FileNotFoundError:
-            continue
     return max(found, key=lambda mirror: (mirror.folder / ORIGIN).stat().st_mtime_ns, default=None)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one == other.absolute() or os.path.samefile(one, other)
+    except OSError:
+        return False
 
 
 def _folders(folder: Path) -> Iterator[Path]:

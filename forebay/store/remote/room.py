@@ -20,6 +20,7 @@ from pathlib import Path
 
 import xxhash
 
+from forebay.errors import ConfigError
 from forebay.store.remote.holdings import (
     MIRRORS,
     Item,
@@ -111,8 +112,15 @@ class Room:
     @contextlib.contextmanager
     def locked(self) -> Iterator[Sum]:
         """Yields the sum of what is there; nobody else takes or makes room while the block runs."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with locked(self.folder / LOCK, timeout_s=self.timeout_s) as descriptor:
+        with contextlib.ExitStack() as stack:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                descriptor = stack.enter_context(locked(self.folder / LOCK, timeout_s=self.timeout_s))
+            except (PermissionError, FileExistsError, NotADirectoryError) as err:
+                raise ConfigError(
+                    f"{self.folder} cannot be used for what this node keeps of stores ({err.strerror}); set "
+                    "remote.shard_dir to a folder of a local disk that you may write to"
+                ) from err
             yield Sum(descriptor)
 
     def claim(self, place: Place, *, size_bytes: int, known: Known, distance: int) -> io.FileIO | NoRoom | None:
