@@ -189,7 +189,7 @@ def test_waiters_do_not_wait_longer_than_a_request_may_take(tmp_path: Path, buck
         began = time.monotonic()
         with pytest.raises(RemoteError, match=r"got no byte in 0\.3 s .*10 of 1000000 bytes are there"):
             mirror.require(wanted)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10
     assert bucket.requests == []
 
 
