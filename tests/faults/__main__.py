@@ -64,6 +64,8 @@ _ORDER = (
     "limits",
     "readers",
     "node",
+    "remote_store",
+    "push",
     "soak",
 )
 

@@ -217,7 +217,7 @@ def test_a_mirror_that_was_removed_says_so(url: str, settings: RemoteConfig) -> 
     cache = forebay.open_cache(url, remote=settings)
     cache.read(0)
     subprocess.run(["rm", "-r", str(cache.folder)], check=True)
-    with pytest.raises(CacheReplacedError, match=r"the mirror of s3://.*, was removed; open s3://.* again"):
+    with pytest.raises(CacheReplacedError, match=r"was replaced or removed after .*tdz of it is gone; open it again"):
         cache.read(SAMPLES - 1)
     forebay.open_cache(url, remote=settings).read(SAMPLES - 1)
 

@@ -77,6 +77,7 @@ class NodeCache:
         self.folder, self.bound_bytes = folder, bound_bytes
         self.max_concurrent, self.timeout_s = max_concurrent, timeout_s
         self.patience_s = (retries + 1) * timeout_s + retries * _PAUSE_S
+        self._shared: tuple[int, Shared] | None = None
         self.room = Room(folder, bound_bytes=bound_bytes, timeout_s=timeout_s)
 
     @property
@@ -87,7 +88,9 @@ class NodeCache:
     @property
     def shared(self) -> Shared:
         """What this process shares of the folder."""
-        return shared(self.folder)
+        if self._shared is None or self._shared[0] != os.getpid():
+            self._shared = os.getpid(), shared(self.folder)
+        return self._shared[1]
 
     @property
     def free_bytes(self) -> int:
@@ -151,9 +154,8 @@ class NodeCache:
     def _download(self, file: io.FileIO, place: Place, wanted: Wanted, source: _Source) -> str:
         """Makes the partial file whole, checks it, gives it its name, and returns its hash."""
         part = place.part(wanted.size_bytes)
-        if not (
-            wanted.xxh3_128 or wanted.etag
-        ):  # what is there may be of another state of the object, and nothing would tell
+        # What is there may be of another state of the object, and nothing would tell.
+        if not (wanted.xxh3_128 or wanted.etag):
             file.truncate(0)
         size, found = 0, ""
         for is_again in (False, True):
