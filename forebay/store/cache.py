@@ -178,6 +178,11 @@ class Cache(SampleSource):
                 sample = row_of(self._columns.get(number) or self._columns_of(number), row)
         except IndexError as err:
             raise self._no_such_row(index, slot) from err
+        except CacheCorruptError as err:
+            if self.mirror is None:
+                raise
+            what = str(err).partition("; run: ")[0]
+            raise CacheCorruptError(f"{what}; remove that file and open {self.mirror.url} again") from err
         self._verified[index] = 1
         return sample
 
@@ -327,23 +332,22 @@ class Cache(SampleSource):
     def _mapped(self, group: Group, index: int) -> Shard:
         entry, fields = entry_of(self._tables[group], index), self._group_fields[group]
         try:
-            return Shard(self._shard_file(group, index), entry, fields)
+            return Shard(self._shard_file(group, index, entry), entry, fields)
         except (CacheCorruptError, CacheReplacedError):  # a rebuild or repair has perhaps made it again
             successor = self._standing()
             if successor is None or not successor._has(group, index, entry):
                 raise
         return successor._mapped(group, index)
 
-    def _shard_file(self, group: Group, index: int) -> HeldFile:
+    def _shard_file(self, group: Group, index: int, entry: ShardEntry) -> HeldFile:
+        name = shard_name(group, index)
         if self.mirror is None:
-            return self._held / shard_name(group, index)
-        return MirroredFile(self._held, shard_name(group, index), self.mirror, self.wanted(group, index), self)
+            return self._held / name
+        return MirroredFile(self._held, name, self.mirror, _wanted(name, index, entry), self)
 
     def wanted(self, group: Group, index: int) -> Wanted:
         """Returns what a shard is called in a store, and how it is known there."""
-        entry = entry_of(self._tables[group], index)
-        name = shard_name(group, index)
-        return Wanted(name=name, size_bytes=entry.size_bytes, xxh3_128=entry.xxh3_128, number=index)
+        return _wanted(shard_name(group, index), index, entry_of(self._tables[group], index))
 
     def let_go(self, name: str | None) -> None:
         """Closes mappings that are kept only in case they are read again: of a shard, or the older half of all.
@@ -383,7 +387,7 @@ class Cache(SampleSource):
         for group in self.groups:
             for index, (_, shard) in enumerate(self.shard_entries(group)):
                 sums = {"size_bytes": shard.size_bytes, "xxh3_128": shard.xxh3_128}
-                yield self._shard_file(group, index), sums
+                yield self._shard_file(group, index, shard), sums
 
     @property
     def num_shards(self) -> int:
@@ -485,6 +489,10 @@ class Cache(SampleSource):
         """Raises CacheMismatchError where this is not the cache of `key`."""
         if self.key != key:
             raise CacheMismatchError(f"{self.place}: key is {self.key[:16]}, wanted {key[:16]}")
+
+
+def _wanted(name: str, index: int, entry: ShardEntry) -> Wanted:
+    return Wanted(name=name, size_bytes=entry.size_bytes, xxh3_128=entry.xxh3_128, number=index)
 
 
 def _reopen(folder: Path, key: str, num_samples: int, verify: Verify, max_open_shards: int) -> Cache:

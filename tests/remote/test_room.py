@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import io
 import json
 import os
@@ -41,7 +42,7 @@ def bucket(tmp_path: Path) -> FolderBucket:
 
 def node_with(tmp_path: Path, bucket: FolderBucket, *, shards: int, url: Url = URL) -> Mirror:
     """A mirror in a node that has room for so many shards."""
-    return mirror_of(tmp_path / "node", bucket, bound_bytes=shards * SHARD + SMALL, url=url, timeout_s=2)
+    return mirror_of(tmp_path / "node", bucket, bound_bytes=shards * SHARD + SMALL, url=url, timeout_s=20)
 
 
 def names(*numbers: int) -> set[str]:
@@ -169,7 +170,9 @@ def test_where_all_is_read_the_error_has_the_numbers(tmp_path: Path, bucket: Fol
         for wanted in shards[:2]:
             mirror.require(wanted)
             stack.enter_context(pin(mirror, wanted))
-        message = r"no room after 0 s: text/00002\.tdz needs 0\.066 MB; of the bound of 0\.139 MB 0\.139 MB are taken, "
+        message = (
+            r"no room after \d+ s: text/00002\.tdz needs 0\.066 MB; of the bound of 0\.139 MB 0\.139 MB are taken, "
+        )
         with pytest.raises(CacheError, match=message + r"0\.131 MB of these .*; raise remote\.cache_size_gb"):
             mirror.require(shards[2])
         assert not mirror.fetch_ahead(shards[2], distance=1)
@@ -234,6 +237,34 @@ def test_other_processes_close_theirs(tmp_path: Path, bucket: FolderBucket) -> N
     finally:
         os.kill(process, 9)
         os.waitpid(process, 0)
+
+
+def test_a_squeeze_asks_no_more_often_than_it_should(tmp_path: Path, bucket: FolderBucket) -> None:
+    mirror = mirror_of(tmp_path / "node", bucket)
+    node = mirror.node.shared
+    assert node.squeezed_ns == 0
+    node.squeeze(at_most_every_s=100)
+    first = node.squeezed_ns
+    assert first > 0
+    node.squeeze(at_most_every_s=100)
+    assert node.squeezed_ns == first
+    node.squeeze(at_most_every_s=0)
+    assert node.squeezed_ns > first
+
+
+def test_the_watch_ends_with_the_last_holder(tmp_path: Path, bucket: FolderBucket) -> None:
+    mirror = mirror_of(tmp_path / "node", bucket)
+    keeper = Keeper(mirror)
+    mirror.node.shared.hold(keeper)
+    watch = mirror.node.shared._watcher
+    assert watch is not None
+    del keeper
+    gc.collect()
+    watch.join(10)
+    assert not watch.is_alive()
+    again = Keeper(mirror)
+    mirror.node.shared.hold(again)
+    assert mirror.node.shared._watcher is not watch
 
 
 def test_strangers_are_left_alone(tmp_path: Path, bucket: FolderBucket) -> None:

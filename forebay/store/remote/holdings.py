@@ -14,13 +14,15 @@ from typing import Literal
 
 from forebay.store.held import is_held
 from forebay.store.layout import Ints
-from forebay.store.remote.ledger import LEDGER, ORIGIN, OWN_NAMES, Known, Ledger
+from forebay.store.remote.ledger import ORIGIN, OWN_NAMES, Known, Ledger
 
 MIRRORS = "mirrors"
 _PART = re.compile(r"(?P<name>.+)\.(?P<size>\d+)\.part")
 _BLOCK_BYTES = 4096
 _OLD_S = 24 * 3600.0
 """A mirror without large files goes if nobody opened it for this long."""
+
+_KEPT = Known(is_kept=True)
 
 Kind = Literal["file", "partial", "kept"]
 
@@ -73,21 +75,20 @@ def order(items: Iterable[Item], told: Mapping[str, Ints | None], *, distance: i
     Belady's order, which no other order beats. told: steps until each number is needed, by mirror; None: nobody tells.
     distance: in how many steps what is to come is needed. If above 0, what is needed as soon stays.
     """
-    ranked: list[tuple[tuple[int, int, int], Item]] = []
-    for item in items:
-        steps = told.get(item.mirror)
+    steps_of = {mirror: [] if steps is None else steps.tolist() for mirror, steps in told.items()}
+    nothing: list[int] = []
+    ranked: list[tuple[int, int, int, int, Item]] = []
+    for place, item in enumerate(items):  # the place, so that equal ranks never compare items
+        steps = steps_of.get(item.mirror, nothing)
         if item.kind == "kept":
             continue
         if item.kind == "partial":
-            rank = (0, 0, item.used_ns)
-        elif steps is None or not 0 <= item.number < len(steps):
-            rank = (1, 0, item.used_ns)
-        elif distance and steps[item.number] <= distance:
-            continue
-        else:
-            rank = (2, -int(steps[item.number]), item.used_ns)
-        ranked.append((rank, item))
-    return [item for _, item in sorted(ranked, key=lambda pair: pair[0])]
+            ranked.append((0, 0, item.used_ns, place, item))
+        elif not 0 <= item.number < len(steps):
+            ranked.append((1, 0, item.used_ns, place, item))
+        elif not distance or steps[item.number] > distance:
+            ranked.append((2, -steps[item.number], item.used_ns, place, item))
+    return [item for *_, item in sorted(ranked)]
 
 
 @contextlib.contextmanager
@@ -162,29 +163,23 @@ def _files(mirror: str, root: int, parent: str, known: Mapping[str, Known]) -> I
     with contextlib.suppress(OSError), _below(root, parent) as place, os.scandir(place) as entries:
         for entry in entries:
             name = f"{parent}/{entry.name}" if parent else entry.name
-            part = _PART.fullmatch(name)
-            entry_known = known.get(name) or (known.get(part["name"]) if part else None)
-            if entry_known is None and name not in (LEDGER, ORIGIN):
+            size, entry_known = 0, known.get(name, _KEPT if name in OWN_NAMES else None)
+            is_part = entry_known is None and (part := _PART.fullmatch(name)) is not None
+            if is_part:
+                assert part is not None
+                size, entry_known = int(part["size"]), known.get(part["name"])
+            if entry_known is None or not entry.is_file(follow_symlinks=False):
                 continue
             with contextlib.suppress(FileNotFoundError):
-                if entry.is_file(follow_symlinks=False):
-                    yield _item(mirror, name, entry.stat(follow_symlinks=False), known.get(name), part)
-
-
-def _item(mirror: str, name: str, found: os.stat_result, known: Known | None, part: re.Match[str] | None) -> Item:
-    size, kind, number = found.st_size, "kept", -1
-    if known is not None:
-        kind, number = ("kept" if known.is_kept else "file"), known.number
-    elif part is not None:
-        kind, size = "partial", max(size, int(part["size"]))
-    return Item(
-        mirror=mirror,
-        name=name,
-        size_bytes=counted(size),
-        used_ns=found.st_mtime_ns,
-        number=number,
-        kind=kind,  # type: ignore[arg-type]
-    )
+                found = entry.stat(follow_symlinks=False)
+                yield Item(
+                    mirror=mirror,
+                    name=name,
+                    size_bytes=counted(max(size, found.st_size)),
+                    used_ns=found.st_mtime_ns,
+                    number=entry_known.number,
+                    kind="partial" if is_part else "kept" if entry_known.is_kept else "file",
+                )
 
 
 @contextlib.contextmanager

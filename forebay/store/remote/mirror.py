@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import io
 import json
 import logging
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +24,7 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url, is_url, parse_url
 from forebay.errors import (
     CacheCorruptError,
+    CacheError,
     CacheNotFoundError,
     CacheReplacedError,
     RemoteDeniedError,
@@ -30,7 +34,7 @@ from forebay.errors import (
 from forebay.store.files import link_or_copy, write_bytes
 from forebay.store.held import HeldFile
 from forebay.store.layout import FORMAT_VERSION
-from forebay.store.metadata import FILE_NAME, read_metadata
+from forebay.store.metadata import FILE_NAME, read_metadata, read_regular
 from forebay.store.remote.bucket import Bucket
 from forebay.store.remote.holdings import MIRRORS
 from forebay.store.remote.ledger import ORIGIN, Known, is_inside
@@ -41,6 +45,9 @@ from forebay.store.remote.uses import NEVER
 from forebay.store.temporary import sweep
 
 logger = logging.getLogger(__name__)
+
+_SHOWN = 60
+"""Letters of a URL's last part in the name of a mirror's folder."""
 
 _TOUCH_S = 60.0
 """The time of a file says when it was last used, so exactly."""
@@ -76,7 +83,7 @@ class Mirror:
     def at(cls, url: Url, settings: RemoteConfig, *, state: str = "") -> Mirror:
         """Returns the mirror of a URL, whose folder is there then. state: of what the URL holds, where that changes."""
         identity = f"{settings.endpoint or ''} {url} {state}"
-        name = f"{url.name}-{xxhash.xxh3_64_hexdigest(identity.encode())}"
+        name = f"{url.name[:_SHOWN]}-{xxhash.xxh3_64_hexdigest(identity.encode())}"
         mirror = cls(settings.folder / MIRRORS / name, url, settings)
         mirror.describe()
         return mirror
@@ -85,14 +92,22 @@ class Mirror:
     def of(cls, folder: Path) -> Mirror | None:
         """Returns the mirror whose folder this is, None where it is no mirror."""
         try:
-            document = json.loads((folder / ORIGIN).read_bytes())
+            document = json.loads(read_regular(folder / ORIGIN))
+            mirror = cls(folder, parse_url(document["url"]), RemoteConfig(**document["remote"]))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return cls(folder, parse_url(document["url"]), RemoteConfig(**document["remote"]))
+        except (ValueError, KeyError, TypeError) as err:  # a ConfigError is a ValueError
+            raise CacheCorruptError(
+                f"{folder / ORIGIN} is not what forebay writes ({err}); open its URL again"
+            ) from err
+        # A folder that came from elsewhere must not make this machine ask a store, or write beside it.
+        is_own = mirror.folder.parent.name == MIRRORS and _is_same(mirror.node.folder, mirror.settings.folder)
+        return mirror if is_own else None
 
     def describe(self) -> None:
         """Makes sure that the folder is there and says what it is, and that it was opened now."""
-        document = {"url": str(self.url), "remote": dataclasses.asdict(self.settings)}
+        settings = dataclasses.replace(self.settings, shard_dir=str(self.node.folder))
+        document = {"url": str(self.url), "remote": dataclasses.asdict(settings)}
         data, path = json.dumps(document, indent=1).encode(), self.folder / ORIGIN
         with self.node.room.locked() as held:  # nobody takes it away as unused in between
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -155,10 +170,9 @@ class Mirror:
             found = os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        if found.st_size != wanted.size_bytes or path.is_symlink():
+        if found.st_size != wanted.size_bytes or not stat.S_ISREG(found.st_mode):
             return False
-        if abs(time.time() - found.st_mtime) > _TOUCH_S:
-            os.utime(path)
+        _touch(found, path)
         return True
 
 
@@ -180,20 +194,35 @@ class MirroredFile(HeldFile):
 
     def open(self, mode: Literal["rb"] = "rb", buffering: Literal[0] = 0) -> io.FileIO:
         """Opens it for reading, and keeps it from being removed until the last descriptor of it is closed."""
-        self.mirror.node.shared.hold(self.holder)
+        shared, has_asked = self.mirror.node.shared, False
+        shared.hold(self.holder)
         while True:
-            self.mirror.require(self.wanted)
             try:
                 file = HeldFile.open(self, mode, buffering)
-            except FileNotFoundError:  # removed in between
-                continue
-            _lock_shared(file, self.path)
-            if os.fstat(file.fileno()).st_nlink:
-                return file
-            file.close()
+            except OSError as err:
+                if err.errno not in (errno.ENOENT, errno.ELOOP):
+                    raise
+            else:
+                _lock_shared(file, self.place)
+                found = os.fstat(file.fileno())
+                if found.st_nlink and found.st_size == self.wanted.size_bytes:
+                    if not has_asked:
+                        shared.counters.add(hits=1)
+                        _touch(found, file.fileno())
+                    return file
+                file.close()  # removed in between, or cut off
+            self.mirror.require(self.wanted)
+            has_asked = True
 
 
-def _lock_shared(file: io.FileIO, path: Path) -> None:
+def _touch(found: os.stat_result, file: int | Path) -> None:
+    """Says that a file is used now, which whoever makes room goes by."""
+    if abs(time.time() - found.st_mtime) > _TOUCH_S:
+        with contextlib.suppress(OSError):  # it went, or is another user's
+            os.utime(file)
+
+
+def _lock_shared(file: io.FileIO, path: object) -> None:
     # Its exclusive locks are held for the blink of an eye: by who renames it, and by who removes it.
     if not try_lock(file.fileno(), SHARED, path):
         for _ in pauses():
@@ -253,15 +282,20 @@ def _latest(url: Url, settings: RemoteConfig) -> Mirror | None:
     """Returns the mirror of a URL that was opened last and has all its small files."""
     found = []
     for folder in _folders(settings.folder / MIRRORS):
-        mirror = Mirror.of(folder)
-        if mirror is None or mirror.url != url or mirror.settings.endpoint != settings.endpoint:
-            continue
-        try:
+        with contextlib.suppress(CacheError, FileNotFoundError):
+            mirror = Mirror.of(folder)
+            if mirror is None or mirror.url != url or mirror.settings.endpoint != settings.endpoint:
+                continue
             if all(mirror.has(wanted) for wanted in _small_files(folder)):
                 found.append(mirror)
-        except FileNotFoundError:
-            continue
     return max(found, key=lambda mirror: (mirror.folder / ORIGIN).stat().st_mtime_ns, default=None)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one == other.absolute() or os.path.samefile(one, other)
+    except OSError:
+        return False
 
 
 def _folders(folder: Path) -> Iterator[Path]:

@@ -7,7 +7,8 @@ nothing that a killed process leaves is in the way.
 
 Waiting for room cannot last forever. What is in the way is mapped by somebody. Mappings that are kept only in case they
 are read again are closed when somebody asks (`Shared.squeeze`), whether their process reads or not. The others are of
-batches that are being filled, and a bound of `needed_bytes` holds all of these at once, so the next file of each fits.
+batches that are being filled. A bound that holds all of these at once, which `plan.remote_cost` asks for before a run
+begins, has room for the next file of each.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class NodeCache:
         self.folder, self.bound_bytes = folder, bound_bytes
         self.max_concurrent, self.timeout_s = max_concurrent, timeout_s
         self.patience_s = (retries + 1) * timeout_s + retries * _PAUSE_S
+        self._shared: tuple[int, Shared] | None = None
         self.room = Room(folder, bound_bytes=bound_bytes, timeout_s=timeout_s)
 
     @property
@@ -86,7 +88,9 @@ class NodeCache:
     @property
     def shared(self) -> Shared:
         """What this process shares of the folder."""
-        return shared(self.folder)
+        if self._shared is None or self._shared[0] != os.getpid():
+            self._shared = os.getpid(), shared(self.folder)
+        return self._shared[1]
 
     @property
     def free_bytes(self) -> int:
@@ -111,6 +115,9 @@ class NodeCache:
         self._fetch(target, wanted, _Source(str(target), lambda start: iter((data[start:],))), distance=0)
 
     def _fetch(self, target: Path, wanted: Wanted, source: _Source, *, distance: int) -> str | None:
+        if is_whole(target, wanted.size_bytes):
+            return wanted.xxh3_128 or hash_file(target)
+        check_bound(self.bound_bytes, wanted.size_bytes, what=wanted.name)
         place = self.room.place(target)
         waiting = _Waiting(self, place, wanted)
         began = None if distance or wanted.is_kept else time.monotonic()
@@ -231,6 +238,7 @@ class _Waiting:
         self._part = place.part(wanted.size_bytes)
         self._pauses = pauses()
         self._moved_s, self._size = time.monotonic(), -1
+        self._no_room_s: float | None = None
         self._has_said = False
 
     def pause(self, no_room: NoRoom | None) -> None:
@@ -246,12 +254,14 @@ class _Waiting:
             self._has_said = True
             what = f"room: {_standing(no_room, self._wanted)}" if no_room else "another process to download it"
             logger.warning("%s: waiting for %s", self._place.target, what)
-        if no_room is not None and waited_s > self._node.timeout_s:
+        now = time.monotonic()
+        self._no_room_s = None if no_room is None else self._no_room_s or now
+        if no_room is not None and now - (self._no_room_s or now) > self._node.timeout_s:
             raise CacheError(
                 f"{self._place.target}: no room after {waited_s:.0f} s: {_standing(no_room, self._wanted)}; raise "
                 "remote.cache_size_gb, or end what else reads through this folder"
             )
-        if no_room is None and time.monotonic() - self._moved_s > self._node.patience_s:
+        if no_room is None and now - self._moved_s > self._node.patience_s:
             raise RemoteError(
                 f"{self._place.target}: the process that downloads it got no byte in {self._node.patience_s:g} s "
                 f"(remote.timeout_s and retries), and {max(self._size, 0)} of {self._wanted.size_bytes} bytes are "
@@ -308,17 +318,6 @@ def _replaced(where: str, wanted: Wanted, size: int, found: str) -> RemoteReplac
         f"{where}: {values}, after two downloads; another object stands under this name by now: open it again, or "
         "push the cache again"
     )
-
-
-def needed_bytes(*, sample_bytes: int, samples: int, threads: int, ranks: int, ahead: int, shards: int) -> int:
-    """Returns the smallest bound at which a step never waits for itself.
-
-    Every thread that fills a micro-batch holds a shard a sample at most, until the batch is filled; what is downloaded
-    ahead comes on top, and no more than all of it is ever needed.
-    sample_bytes: of the largest shard, all groups together. samples: of the largest micro-batch. threads: that fill, a
-    rank. ranks: of this node. ahead: shards downloaded ahead, a rank. shards: of the cache.
-    """
-    return sample_bytes * min(samples * max(threads, 1) * ranks + ahead, shards)
 
 
 def check_bound(bound_bytes: int, needed: int, *, what: str) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import xxhash
 
+from forebay.errors import ConfigError
 from forebay.store.remote.holdings import (
     MIRRORS,
     Item,
@@ -39,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 LOCK = "room.lock"
 _SUM = struct.Struct("<QQ")
+_SLACK = 200
+"""This part of the bound goes on top where it holds whole files: ordering thousands of files takes a while."""
+
 _SQUEEZE_S, _SQUEEZE_AHEAD_S = 0.1, 2.0
 """Mappings are closed no more often than this: each costs about 0.1 ms to be made again."""
 
@@ -108,8 +112,15 @@ class Room:
     @contextlib.contextmanager
     def locked(self) -> Iterator[Sum]:
         """Yields the sum of what is there; nobody else takes or makes room while the block runs."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with locked(self.folder / LOCK, timeout_s=self.timeout_s) as descriptor:
+        with contextlib.ExitStack() as stack:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                descriptor = stack.enter_context(locked(self.folder / LOCK, timeout_s=self.timeout_s))
+            except (PermissionError, FileExistsError, NotADirectoryError) as err:
+                raise ConfigError(
+                    f"{self.folder} cannot be used for what this node keeps of stores ({err.strerror}); set "
+                    "remote.shard_dir to a folder of a local disk that you may write to"
+                ) from err
             yield Sum(descriptor)
 
     def claim(self, place: Place, *, size_bytes: int, known: Known, distance: int) -> io.FileIO | NoRoom | None:
@@ -235,7 +246,7 @@ class Room:
         chosen: list[Item] = []
         freed = pinned = 0
         for item in order(items, told, distance=distance):
-            if freed >= over:
+            if freed >= over and freed + item.size_bytes > over + self.bound_bytes // _SLACK:
                 break
             is_free = self._is_free(item)
             if is_free:
@@ -263,8 +274,8 @@ class Room:
                 held.add(-item.size_bytes)
                 if item.kind == "file":
                     self.shared.counters.add(evictions=1, evicted_bytes=item.size_bytes)
-        gone = set(items)
-        self.shared.listing.items = [item for item in self.shared.listing.items if item not in gone]
+        gone = {id(item) for item in items}
+        self.shared.listing.items = [item for item in self.shared.listing.items if id(item) not in gone]
 
     def _remove_one(self, item: Item) -> bool:
         with contextlib.suppress(FileNotFoundError), opened(self.folder, item) as (place, file, name):

@@ -124,6 +124,8 @@ class Shared:
 
     def hold(self, holder: Holder) -> None:
         """Makes sure that a holder is asked when this or another process needs room, for as long as it lives."""
+        if holder in self._holders:  # then the watcher lives
+            return
         with self._lock:
             self._holders.add(holder)
             if self._watcher is None:
