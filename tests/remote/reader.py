@@ -27,7 +27,7 @@ def loader_of(cache: Cache, *, rank: int, world: int) -> Loader:
 
 
 def digests(loader: Loader, *, epochs: int, die_at: int = -1) -> list[str]:
-    found = []
+    found: list[str] = []
     for _ in range(epochs):
         for batch in loader:
             if len(found) == die_at:

@@ -96,9 +96,7 @@ def test_what_does_not_fit_is_shuffled_within_a_window_of_what_does(
 
 
 def test_a_state_of_another_bound_says_which_locality_it_had(remote: Cache, tmp_path: Path) -> None:
-    loaders = [
-        loader_of(source, plan_of(config_of(tmp_path), source)) for source in (with_bound(remote, 0.5), remote)
-    ]
+    loaders = [loader_of(source, plan_of(config_of(tmp_path), source)) for source in (with_bound(remote, 0.5), remote)]
     stored = loaders[0].state_dict()["locality"]
     with pytest.raises(ResumeError, match=rf'was "{stored}" where it was made, and is "global".*locality = "{stored}"'):
         loaders[1].load_state_dict(loaders[0].state_dict())

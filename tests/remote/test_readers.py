@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -56,3 +57,20 @@ def test_a_rank_goes_on_where_the_one_that_downloaded_was_killed(
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert ended.stdout.split() == digests(loader_of(local, rank=1, world=2), epochs=EPOCHS)
     assert list((tmp_path / "node").rglob("*.part")) == []
+
+
+def test_a_process_ends_at_once_though_downloads_are_under_way(
+    local: Cache, bucket: Bucket, proxy: Proxy, tmp_path: Path
+) -> None:
+    url = put_folder(bucket, local.folder)
+    proxy.limit(bytes_per_s=400_000)
+    code = (
+        "import sys; from pathlib import Path; from tests.remote.reader import loader_of; "
+        "from tests.remote.stored import node_settings; from forebay.store.cache import open_cache; "
+        "cache = open_cache(sys.argv[1], remote=node_settings(Path(sys.argv[3]), sys.argv[2])); "
+        "next(iter(loader_of(cache, rank=0, world=1))); print('begun', flush=True)"
+    )
+    began = time.monotonic()
+    ended = python("-c", code, url, proxy.endpoint, tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "begun\n"), ended.stderr[-2000:]
+    assert time.monotonic() - began < 60
