@@ -16,9 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from forebay.config import Config
+from forebay.config.load import read_remote
+from forebay.config.remote import RemoteConfig
+from forebay.config.tree import stand_in
+from forebay.config.url import is_url, parse_url, url_or_path
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
-from forebay.steps.recipe import load_config
+from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.files import is_refusal, refusal
+from forebay.store.lookup import find_cache, require
 from forebay.version import __version__
 from forebay.visible import json_text, one_message, visible_output
 
@@ -133,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_warm_start(commands)
     _add_key(commands)
     _add_index(commands)
+    _add_cache(commands)
     return parser
 
 
@@ -144,8 +150,30 @@ def _command(
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
     parser.add_argument("-v", "--verbose", action="count", default=0, help="log more; twice for all")
     if has_caches:
-        parser.add_argument("--cache-root", metavar="DIR", type=Path, help="instead of run.cache_root")
+        parser.add_argument(
+            "--cache-root", metavar="DIR", type=_place, help="instead of run.cache_root; a folder or URL"
+        )
     return parser
+
+
+def _place(text: str) -> str:
+    """Returns a URL of the command line, or the absolute path of a folder."""
+    try:
+        place = url_or_path(text)
+    except ConfigError as err:
+        raise argparse.ArgumentTypeError(str(err)) from err
+    return place if is_url(place) else os.path.abspath(place)
+
+
+def _path(text: str) -> Path:
+    """Returns a path of the command line, which is of this machine."""
+    try:
+        place = url_or_path(text)
+    except ConfigError as err:
+        raise argparse.ArgumentTypeError(str(err)) from err
+    if is_url(place):
+        raise argparse.ArgumentTypeError(f"{place} is a URL, and this is of this machine: name a local path")
+    return Path(place)
 
 
 def _add_config(parser: argparse.ArgumentParser, *, is_needed: bool = True) -> None:
@@ -161,10 +189,15 @@ def _load(options: argparse.Namespace) -> Config:
     if getattr(options, "max_samples", None) is not None:
         overrides.append(f"source.max_samples={options.max_samples}")
     if options.cache_root is not None:
-        overrides.append(f"run.cache_root={json.dumps(os.path.abspath(options.cache_root))}")
+        overrides.append(f"run.cache_root={json.dumps(options.cache_root)}")
     if getattr(options, "workers", None) is not None:
         overrides.append(f"run.num_workers={options.workers}")
     return load_config(options.config, overrides=overrides)
+
+
+def _remote(options: argparse.Namespace) -> RemoteConfig:
+    """Returns what `--set remote.x=y` says, for a command that was given no config. The rest is a config's."""
+    return read_remote([override for override in options.set if override.lstrip().startswith("remote.")])
 
 
 def _show(options: argparse.Namespace, report: Any) -> int:
@@ -220,12 +253,12 @@ def _add_inspect(commands: Any) -> None:
         "id",
     )
     parser.add_argument(
-        "--wav", metavar="FILE", type=Path, help="with --sample: write its audio, where the cache keeps it"
+        "--wav", metavar="FILE", type=_path, help="with --sample: write its audio, where the cache keeps it"
     )
-    parser.add_argument("--png", metavar="FILE", type=Path, help="with --sample: draw its features, or its images")
-    parser.add_argument("--export", metavar="FILE.parquet", type=Path, help="write the row table")
+    parser.add_argument("--png", metavar="FILE", type=_path, help="with --sample: draw its features, or its images")
+    parser.add_argument("--export", metavar="FILE.parquet", type=_path, help="write the row table")
     parser.add_argument(
-        "--bucket-manifests", metavar="DIR", type=Path, help="write one shuffled row table for each bucket of [plan]"
+        "--bucket-manifests", metavar="DIR", type=_path, help="write one shuffled row table for each bucket of [plan]"
     )
     parser.add_argument("--seed", type=int, metavar="N", help="with --bucket-manifests: of the shuffle; default: 42")
     parser.add_argument(
@@ -241,25 +274,27 @@ def _inspect(options: argparse.Namespace) -> int:
     if options.usage is not None:
         if options.config is not None:
             raise ConfigError(f"--usage {options.usage} is all that is looked at; leave {options.config} out")
-        return run_usage(Path(options.usage), as_json=options.json)
+        return run_usage(_path(options.usage), as_json=options.json, remote=_remote(options))
     if options.config is None:
-        raise ConfigError("inspect needs a cache folder or a config, or --usage FILE")
-    path = Path(options.config)
-    if not path.exists():
-        raise ConfigError(f"{path}: no such cache, plan or config; name a folder or a TOML file")
-    config = None if path.is_dir() else _load(options)
+        raise ConfigError("inspect needs a cache folder or URL or a config, or --usage FILE")
+    place = url_or_path(options.config)
+    path = Path(place)
+    if not is_url(place) and not path.exists():
+        raise ConfigError(f"{path}: no such cache, plan or config; name a folder, a URL or a TOML file")
+    config = None if is_url(place) or path.is_dir() else _load(options)
     if options.seed is not None and options.bucket_manifests is None:
         raise ConfigError("--seed goes with --bucket-manifests DIR; for training: --set loader.seed=N")
     if options.bucket_manifests is not None:
         if config is None:
-            raise ConfigError(f"--bucket-manifests needs a config with a [plan] section, {path} is a folder")
+            raise ConfigError(f"--bucket-manifests needs a config with a [plan] section, {place} is a folder")
         from forebay.preprocess.sources.speech.listing import tar_places
 
         seed, folder = 42 if options.seed is None else options.seed, options.bucket_manifests
         return command.show_bucket_manifests(config, folder, seed=seed, places=tar_places, as_json=options.json)
     asked = {name: getattr(options, name) for name in ("sample", "wav", "png", "export", "verify", "cache_root")}
+    asked["remote"] = _remote(options) if config is None else config.remote
     wanted = command.InspectOptions(**asked, as_json=options.json, progress=not options.no_progress)
-    return command.show(path if config is None else config, wanted)
+    return command.show(place if config is None else config, wanted)
 
 
 def _add_train(commands: Any) -> None:
@@ -318,7 +353,7 @@ def _add_calibrate(commands: Any) -> None:
     )
     parser.add_argument("--steps", type=int, default=5, metavar="N", help="optimizer steps of a trial; default: 5")
     parser.add_argument("--target-samples", type=int, metavar="N", help="samples of a step over all ranks: grad_acc")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="default: calibrated_bs.json beside the config")
+    parser.add_argument("--out", type=_path, metavar="FILE", help="default: calibrated_bs.json beside the config")
     parser.add_argument("--mode", choices=("find", "verify-all"), default="find", help="verify-all: under torchrun")
 
 
@@ -349,7 +384,7 @@ def _add_compare(commands: Any) -> None:
         "--against", metavar="ARMS", help="uncached, unbucketed, hf, uncached+unbucketed; several with commas"
     )
     parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps of the config's own way; default: 200")
-    parser.add_argument("--out", metavar="DIR", type=Path, help="default: compare/ in the run's folder")
+    parser.add_argument("--out", metavar="DIR", type=_path, help="default: compare/ in the run's folder")
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -367,7 +402,7 @@ def _add_eval(commands: Any) -> None:
     parser.add_argument(
         "--checkpoint",
         metavar="DIR",
-        type=Path,
+        type=_path,
         help="default: the run's best one, else its last one, else train.model",
     )
 
@@ -381,9 +416,9 @@ def _eval(options: argparse.Namespace) -> int:
 
 def _add_warm_start(commands: Any) -> None:
     parser = _command(commands, "warm-start", _warm_start, "put a model on a new tokenizer", has_caches=False)
-    parser.add_argument("model", metavar="MODEL", type=Path, help="folder of a transformers model with weights")
-    parser.add_argument("--tokenizer", metavar="DIR", type=Path, required=True, help="folder with a tokenizer.json")
-    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder to make")
+    parser.add_argument("model", metavar="MODEL", type=_path, help="folder of a transformers model with weights")
+    parser.add_argument("--tokenizer", metavar="DIR", type=_path, required=True, help="folder with a tokenizer.json")
+    parser.add_argument("--out", metavar="DIR", type=_path, required=True, help="folder to make")
     parser.add_argument("--seed", type=int, metavar="N", default=0, help="of the new rows; default: 0")
 
 
@@ -424,7 +459,7 @@ def _index(options: argparse.Namespace) -> int:
 
     report = index_manifests(
         options.manifests,
-        cache_root=options.cache_root or "caches",
+        cache_root=stand_in(options.cache_root or "caches", RemoteConfig()),
         num_workers=options.workers or os.cpu_count() or 1,
         export_json=options.export_json,
         progress=not options.no_progress,
@@ -434,3 +469,96 @@ def _index(options: argparse.Namespace) -> int:
         for _, reason in report.failed:
             print(f"  {reason}", file=sys.stderr)
     return FAILED if report.failed else DONE
+
+
+def _add_cache(commands: Any) -> None:
+    summary = "bring sealed caches to a store and back, and shards to this node"
+    actions = commands.add_parser("cache", help=summary, description=summary)
+    actions = actions.add_subparsers(required=True, metavar="ACTION")
+    _add_push(actions)
+    _add_pull(actions)
+    _add_warm(actions)
+
+
+def _add_push(actions: Any) -> None:
+    parser = _command(actions, "push", _push, "make a URL of a store a sealed cache of this machine; goes on")
+    parser.add_argument("config", metavar="CACHE|CONFIG", help="the folder of a cache, or the TOML file that made it")
+    place = "of the cache; with a slash at its end, of a folder of caches"
+    parser.add_argument("url", metavar="URL", nargs="?", help=f"{place}; default: a run.cache_root that is a URL")
+    parser.add_argument("--verify", action="store_true", help="read everything back, and send what is damaged again")
+    _add_transfer(parser)
+
+
+def _add_pull(actions: Any) -> None:
+    parser = _command(actions, "pull", _pull, "make a folder the sealed cache of a URL; goes on")
+    parser.add_argument("url", metavar="URL", help="of the cache")
+    place = "of the cache; with a slash at its end, of a folder of caches"
+    parser.add_argument("folder", metavar="DIR", nargs="?", help=f"{place}; or give --cache-root")
+    _add_transfer(parser)
+
+
+def _add_transfer(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="remote.FIELD=VALUE", help="how the store is asked"
+    )
+    parser.add_argument("--no-progress", action="store_true", help="no bars")
+
+
+def _push(options: argparse.Namespace) -> int:
+    from forebay.store.remote.transfer import place_below, push
+
+    source = url_or_path(options.config)
+    if is_url(source):
+        raise ConfigError(f"{source} lies in a store; a push takes a folder of this machine, and a pull makes one")
+    if Path(source).is_dir():
+        folder, settings, default = Path(source), read_remote(options.set), None
+    else:
+        config = _load(options)
+        sealed = require(config, find_cache(config, recipe_of(config)))
+        if sealed.url is not None:
+            raise ConfigError(f"{source}: its cache lies in a store already: {sealed.url}; to have it here: cache pull")
+        folder, settings, default = sealed.folder, config.remote, config.remote_root
+    if (place := options.url or (default and f"{default}/")) is None:
+        raise ConfigError(f"where to? For example: forebay cache push {options.config} s3://bucket/caches/")
+    url, progress = parse_url(place_below(place, folder.name)), not options.no_progress
+    return _show(options, push(folder, url, settings, verify=options.verify, progress=progress))
+
+
+def _pull(options: argparse.Namespace) -> int:
+    from forebay.store.remote.transfer import place_below, pull
+
+    if (options.folder is None) == (options.cache_root is None):
+        raise ConfigError(f"where to? forebay cache pull {options.url} DIR, or --cache-root DIR; one of the two")
+    url = parse_url(options.url)
+    place = f"{options.cache_root}/" if options.folder is None else options.folder
+    folder = url_or_path(place_below(place, url.name))
+    if is_url(folder):
+        raise ConfigError(f"{folder} is a URL; a pull makes a folder of this machine")
+    return _show(options, pull(url, Path(folder), read_remote(options.set), progress=not options.no_progress))
+
+
+def _add_warm(actions: Any) -> None:
+    parser = _command(actions, "warm", _warm, "download what the next micro-batches of this node need, soonest first")
+    _add_config(parser)
+    amount = parser.add_mutually_exclusive_group(required=True)
+    amount.add_argument("--steps", type=int, metavar="N", help="what the next N micro-batches of each rank need")
+    amount.add_argument("--all", action="store_true", help="everything, as far as remote.cache_size_gb allows")
+    parser.add_argument("--resume", action="store_true", help="from where the last checkpoint stands")
+    parser.add_argument("--epoch", type=int, default=0, metavar="E", help="from this epoch on; default: 0")
+    parser.add_argument(
+        "--position", type=int, default=0, metavar="P", help="from this micro-batch of all ranks on; default: 0"
+    )
+    parser.add_argument("--dp-ranks", metavar="A-B/W", help="ranks of this node, of W; default: torchrun's, else 0/1")
+    parser.add_argument("--no-progress", action="store_true", help="no bars")
+
+
+def _warm(options: argparse.Namespace) -> int:
+    from forebay.train.warm import WarmOptions, ranks_of_node, warm
+
+    found = ranks_of_node(options.dp_ranks)
+    if found is None:  # another process of this node does it
+        return DONE
+    ranks, world = found
+    asked = {name: getattr(options, name) for name in ("steps", "resume", "epoch", "position")}
+    wanted = WarmOptions(**asked, ranks=ranks, world=world, progress=not options.no_progress)
+    return _show(options, warm(_load(options), wanted))

@@ -33,6 +33,7 @@ class BuildReport:
     """What a build did; its fields are those of `forebay preprocess --json`.
 
     excluded, failed: rows left out, by reason. longer: samples that are longer than their manifest says, kept.
+    cache: the folder of the cache, or its URL. pushed: lines on how it got there, where this build pushed it.
     plan: one line on the plan of a sealed cache; plan_folder: where the plan is kept, None where it is not.
     """
 
@@ -50,6 +51,7 @@ class BuildReport:
     sealed: bool = True
     already_sealed: bool = False
     estimated_bytes: int | None = None
+    pushed: tuple[str, ...] = ()
     plan: str | None = None
     plan_folder: str | None = None
 
@@ -59,7 +61,7 @@ class BuildReport:
         metadata = standing.metadata
         return cls(
             key=standing.key,
-            cache=str(standing.folder),
+            cache=standing.place,
             **{name: metadata[name] for name in COUNTS},
             shards_kept=len(metadata["probe"]) * metadata["num_shards"],
             seconds=seconds,
@@ -87,6 +89,7 @@ class BuildReport:
         yield f"{state}: {cache} ({self.num_samples} samples, {self.seconds:.1f} s)"
         if not self.already_sealed:
             yield f"shards: {self.shards_written} made, {self.shards_linked} linked, {self.shards_kept} kept"
+        yield from self.pushed
         for kind, counts in (("excluded", self.excluded), ("failed", self.failed)):
             if counts:
                 yield f"{kind}: " + ", ".join(f"{reason} {n}" for reason, n in counts.items())
