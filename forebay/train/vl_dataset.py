@@ -142,8 +142,9 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
         mine = {} if worker is None else {"worker": worker.id, "num_workers": worker.num_workers}
-        steps, ahead = self.cursor.walk(**mine), self.cursor.ahead(**mine)
-        return self._batches(steps, Foresight.of(self.source, lambda: (step.samples for step in ahead)))
+        steps = self.cursor.walk(**mine)
+        ahead = Foresight.of(self.source, lambda: (step.samples for step in self.cursor.ahead(**mine)))
+        return self._batches(steps, ahead)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns where the next batch is, as JSON values: the state of a `Loader`, good for any number of ranks.
