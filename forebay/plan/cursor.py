@@ -169,6 +169,9 @@ _NO_WALK = -1
 _AT_ONCE = 64
 """Steps whose samples are computed at once: a fraction of the cost of one by one."""
 
+_AHEAD_AT_ONCE = 1024
+"""So many where nobody waits for the first of them."""
+
 
 class Cursor:
     """Where one rank stands in the epochs of a plan. The next walk begins where `start` is; `state` is the next batch.
@@ -279,7 +282,7 @@ class Cursor:
 
     def _epochs(self, place: LoaderState, *, worker: int, stride: int) -> Iterator[Step]:
         while True:
-            yield from self._steps(place, stride=stride, walk=_NO_WALK)
+            yield from self._steps(place, stride=stride, walk=_NO_WALK, at_most=_AHEAD_AT_ONCE)
             place = self._after(place.next_epoch(), worker)
             if not self.steps_left(place):  # more workers than steps
                 return
@@ -291,12 +294,14 @@ class Cursor:
             if not self.steps_left(step.following):
                 self._end(step.following)
 
-    def _steps(self, place: LoaderState, *, stride: int, walk: int) -> Iterator[Step]:
+    def _steps(self, place: LoaderState, *, stride: int, walk: int, at_most: int = _AT_ONCE) -> Iterator[Step]:
+        at_once = _AT_ONCE
         order, epoch = self.plan.order(place.seed, place.epoch), place.epoch
         while left := self.steps_left(place):
             if place.epoch != epoch:
                 order, epoch = self.plan.order(place.seed, place.epoch), place.epoch
-            numbers = range(0, min(left, _AT_ONCE * stride), stride)
+            numbers = range(0, min(left, at_once * stride), stride)
+            at_once = min(2 * at_once, at_most)
             places = [place.at(place.position + number * self.world) for number in numbers]
             who = {"dp_rank": self.rank, "dp_world_size": self.world}
             turns = [turn(self._num_batches, 0, **who, tail=self.plan.tail, start=here.position) for here in places]

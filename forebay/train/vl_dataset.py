@@ -26,6 +26,7 @@ from forebay.steps.step import Allocate
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.codec import FIELDS
 from forebay.store.lookup import sealed_caches
+from forebay.store.remote.foresight import Foresight
 from forebay.store.remote.root import RemoteRoot
 from forebay.store.temporary import TEMPORARY_MARK
 from forebay.train.device import Batch
@@ -141,7 +142,9 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
         mine = {} if worker is None else {"worker": worker.id, "num_workers": worker.num_workers}
-        return self._batches(self.cursor.walk(**mine))
+        steps = self.cursor.walk(**mine)
+        ahead = Foresight.of(self.source, lambda: (step.samples for step in self.cursor.ahead(**mine)))
+        return self._batches(steps, ahead)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns where the next batch is, as JSON values: the state of a `Loader`, good for any number of ranks.
@@ -166,12 +169,18 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
         self.__dict__.update(state)
         self.cursor.plan = opened_packs(self.plan_folder, self.source)[0].plan
 
-    def _batches(self, steps: Iterator[Step]) -> Iterator[Batch]:
+    def _batches(self, steps: Iterator[Step], foresight: Foresight | None) -> Iterator[Batch]:
         allocate = BufferRing(max_free=_KEPT_BUFFERS).take
-        for step in steps:
-            # Before the batch is handed out: whoever asks for the state then has it.
-            self.cursor.hand_out(step)
-            yield self._batch(step, allocate)  # no name on it here: its buffers are free when the user drops it
+        try:
+            for number, step in enumerate(steps):
+                # Before the batch is handed out: whoever asks for the state then has it.
+                self.cursor.hand_out(step)
+                yield self._batch(step, allocate)  # no name on it here: its buffers are free when the user drops it
+                if foresight is not None:
+                    foresight.done(number)
+        finally:
+            if foresight is not None:
+                foresight.close()
 
     def _batch(self, step: Step, allocate: Allocate) -> Batch:
         samples = [self.source.read(index) for index in step.samples.tolist()]

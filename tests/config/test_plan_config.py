@@ -22,7 +22,7 @@ from forebay.errors import ConfigError
         ({"batch_size": 1, "k": 0}, "k is 0, wanted 1 or more"),
         ({"batch_size": 1, "k": 3, "edges_s": (1.0,)}, r"give one of edges_s and k, not \[1\.0\] and 3"),
         ({"batch_size": (1, 2), "k": 3}, "batch_size has 2 entries for 3 buckets"),
-        ({"batch_size": 1, "locality": "local"}, r"locality is 'local', wanted \"global\" or \"shards:N\""),
+        ({"batch_size": 1, "locality": "local"}, r"locality is 'local', wanted \"global\", \"auto\" or \"shards:N\""),
         ({"batch_size": 1, "locality": "shards:0"}, "locality is 'shards:0', wanted"),
         ({"batch_size": 1, "locality": "shards:-4"}, "locality is 'shards:-4', wanted"),
         ({"batch_size": 1, "locality": "16"}, "locality is '16', wanted"),
@@ -91,6 +91,7 @@ def test_a_plan_without_a_kind_is_one_of_buckets() -> None:
 
 def test_locality_is_a_number_of_shards() -> None:
     assert BucketConfig(batch_size=1).locality_shards is None
+    assert BucketConfig(batch_size=1, locality="auto").locality_shards is None
     assert BucketConfig(batch_size=1, locality="shards:16").locality_shards == 16
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from benchmarks.objects.faults import FORBIDDEN, Rule
 from benchmarks.objects.proxy import Proxy
@@ -35,6 +36,8 @@ from forebay.store.remote.foresight import THREAD_NAME
 from forebay.store.remote.shards import RemoteShards
 from forebay.store.remote.uses import FOLDER, NEVER, distances
 from forebay.store.source import SampleSource, SourceUnion
+from forebay.train.collate.collator import Collator
+from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader, LoaderSettings
 from forebay.train.select import pack_collator
 from tests.remote.stored import node_settings, put_folder
@@ -114,7 +117,9 @@ def wait_until(is_true: Callable[[], bool], *, timeout_s: float = 20) -> None:
 def test_batches_and_states_are_those_of_a_local_cache(
     local: Cache, remote: Cache, *, shuffle: bool, num_threads: int
 ) -> None:
-    for changes in ({}, {"dp_rank": 0, "dp_world_size": 2}, {"dp_rank": 1, "dp_world_size": 2, "epochs": 2}):
+    of_ranks: list[dict[str, Any]] = [{}, {"dp_rank": 0}, {"dp_rank": 1, "epochs": 2}]
+    for changes in of_ranks:
+        changes |= {"dp_world_size": 2} if changes else {}
         one, other = (
             make_loader(source, shuffle=shuffle, num_threads=num_threads, **changes) for source in (remote, local)
         )
@@ -166,6 +171,25 @@ def test_packs_of_images_are_those_of_a_local_cache(bucket: Bucket, node: Remote
     ]
     for _ in range(2):
         assert_alike(*loaders)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_torchs_loader_gets_the_samples_of_a_local_cache_in_its_workers_too(
+    local: Cache, remote: Cache, num_workers: int
+) -> None:
+    found = []
+    for source in (remote, local):
+        planned = Planned(plan=make_plan(samples_of(source), BUCKETS), key="0")
+        batches = DataLoader(
+            SampleDataset(source),
+            batch_sampler=PlanSampler(planned, seed=3, dp_rank=0, dp_world_size=1),
+            num_workers=num_workers,
+            collate_fn=Collator(source),
+        )
+        found.append([{name: tensor.clone() for name, tensor in batch.items()} for batch in batches])
+    assert len(found[0]) == len(found[1]) > 0
+    for batch, expected in zip(*found, strict=True):
+        assert_batches_equal(batch, expected)
 
 
 # What the node is told, and what it downloads

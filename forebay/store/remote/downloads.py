@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import fcntl
 import logging
 import os
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from forebay.errors import ForebayError
+from forebay.errors import ForebayError, RemoteError
 from forebay.store.layout import Ints
+from forebay.store.remote.bucket import Bucket
+from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.shards import RemoteShards
 from forebay.store.remote.uses import FOLDER, NEVER, distances
 
@@ -44,6 +47,8 @@ class DownloadsAhead:
         self._shards, self._wake = shards, wake
         settings = shards.mirrors[0].settings
         self._max_concurrent, self._depth = settings.max_concurrent, max(depth, settings.prefetch_shards)
+        # A request that fails is not tried again at once: whoever needs the shard asks for it with all patience.
+        self._mirrors = [_mirror(mirror) for mirror in shards.mirrors]
         self._posts = [_Post(m.node.folder / FOLDER / f"{m.folder.name}.downloader") for m in shards.mirrors]
         self._flying: set[int] = set()
         self._due: dict[int, int] = {}  # step that needs what was downloaded ahead
@@ -75,7 +80,7 @@ class DownloadsAhead:
 
     def _most(self) -> int:
         """Returns how many downloads may be under way."""
-        if self._fits:
+        if self._fits or min(mirror.node.free_bytes for mirror in self._shards.mirrors) > self._shards.sizes.max():
             return self._max_concurrent
         waiting = len(self._due.keys() - self._flying)
         return min(self._max_concurrent, self._depth - waiting)
@@ -112,7 +117,7 @@ class DownloadsAhead:
         thread.start()
 
     def _download(self, shard: int, distance: int) -> None:
-        mirror = self._shards.mirrors[self._shards.place(shard)[0]]
+        mirror = self._mirrors[self._shards.place(shard)[0]]
         try:
             for wanted in self._shards.files(shard):
                 if not mirror.fetch_ahead(wanted, distance=distance):
@@ -152,11 +157,31 @@ class _Post:
         os.close(self._descriptor)
 
 
+class _Ending(Bucket):
+    """A bucket whose streams end with the process."""
+
+    def stream(self, name: str, *, start: int = 0, etag: str = "") -> Iterator[bytes]:
+        """See `Bucket.stream`. Raises RemoteError once the interpreter goes away."""
+        for piece in super().stream(name, start=start, etag=etag):
+            if _is_over.is_set():
+                raise RemoteError(f"{self.url / name}: this process ends; what is there already is gone on with")
+            yield piece
+
+
+def _mirror(mirror: Mirror) -> Mirror:
+    once = dataclasses.replace(mirror.settings, retries=0)
+    found = Mirror(mirror.folder, mirror.url, once)
+    found.bucket = _Ending(mirror.url, once)
+    return found
+
+
+_is_over = threading.Event()
 _under_way: set[threading.Thread] = set()
 
 
 @atexit.register
 def _finish() -> None:
     # A thread that is inside of obstore while the interpreter goes away would abort the process.
+    _is_over.set()
     for thread in list(_under_way):
         thread.join()

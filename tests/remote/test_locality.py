@@ -1,0 +1,114 @@
+"""`plan.locality = "auto"`: what the bound of a node makes of it, and what a state says of it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.objects.proxy import Proxy
+from benchmarks.objects.server import Bucket
+from forebay.config import BucketConfig, Config, LoaderConfig, SourceConfig, WindowConfig
+from forebay.config.remote import GB
+from forebay.config.train import RunConfig
+from forebay.errors import ConfigError, ResumeError
+from forebay.plan.bucket.locality import locality_window
+from forebay.plan.locality import with_locality
+from forebay.plan.make import Planned, plan_of
+from forebay.store.cache import Cache, open_cache
+from forebay.store.remote.shards import RemoteShards
+from forebay.train.loader import Loader, LoaderSettings
+from tests.remote.stored import node_settings, put_folder
+from tests.store_factory import make_cache
+
+pytestmark = pytest.mark.usefixtures("environment")
+
+AUTO = BucketConfig(edges_s=(0.3, 0.6, 2.0), batch_size=1, lockstep=1, locality="auto")
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Cache:
+    folder = make_cache(tmp_path, num_samples=60, rows_per_shard=2, features="waveform", max_duration_s=1.0)
+    return open_cache(folder)
+
+
+@pytest.fixture
+def remote(local: Cache, bucket: Bucket, proxy: Proxy, tmp_path: Path) -> Cache:
+    return open_cache(put_folder(bucket, local.folder), remote=node_settings(tmp_path, proxy.endpoint))
+
+
+def with_bound(remote: Cache, share: float) -> Cache:
+    """The same cache on a node that keeps so much of it."""
+    assert remote.mirror is not None
+    shards = RemoteShards(remote)
+    bound = shards.kept_bytes + share * (shards.total_bytes - shards.kept_bytes)
+    settings = replace(remote.mirror.settings, cache_size_gb=bound / GB)
+    return open_cache(str(remote.mirror.url), remote=replace(settings, shard_dir=f"{settings.shard_dir}-{share}"))
+
+
+def config_of(tmp_path: Path, plan: BucketConfig = AUTO) -> Config:
+    return Config(
+        name="tiny",
+        source=SourceConfig(kind="tar", manifest=str(tmp_path / "train.parquet")),
+        plan=plan,
+        loader=LoaderConfig(),
+        run=RunConfig(cache_root=str(tmp_path / "root")),
+        path=str(tmp_path / "tiny.toml"),
+    )
+
+
+def loader_of(source: Cache, planned: Planned) -> Loader:
+    return Loader(source, planned, LoaderSettings(num_threads=0))
+
+
+def test_what_fits_is_shuffled_globally_and_the_plan_is_that_of_global(
+    local: Cache, remote: Cache, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    wanted = plan_of(config_of(tmp_path, replace(AUTO, locality="global")), local)
+    for source in (local, remote):
+        planned = plan_of(config_of(tmp_path), source)
+        assert (planned.key, planned.folder, planned.locality) == (wanted.key, wanted.folder, "global")
+    assert wanted.locality is None
+    assert "do not fit" not in caplog.text
+    assert "locality" not in loader_of(local, wanted).state_dict()
+
+
+def test_what_does_not_fit_is_shuffled_within_a_window_of_what_does(
+    remote: Cache, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    small = with_bound(remote, 0.5)
+    shards = RemoteShards(small)
+    room = shards.bound_bytes - shards.kept_bytes
+    window = locality_window(room, shard_bytes=int(shards.sizes.max()), ranks=1, ahead_shards=4)
+    planned = plan_of(config_of(tmp_path), small)
+    assert planned.locality == f"shards:{window}"
+    assert caplog.text.count(f'plan.locality = "auto" is "shards:{window}": 30 shards of') == 1
+    named = plan_of(config_of(tmp_path, replace(AUTO, locality=f"shards:{window}")), small)
+    assert (named.key, named.folder) == (planned.key, planned.folder)
+    loader = loader_of(small, planned)
+    assert loader.state_dict()["locality"] == f"shards:{window}"
+    loader.load_state_dict(loader.state_dict())
+    loader_of(small, named).load_state_dict(loader.state_dict())
+
+
+def test_a_state_of_another_bound_says_which_locality_it_had(remote: Cache, tmp_path: Path) -> None:
+    loaders = [loader_of(source, plan_of(config_of(tmp_path), source)) for source in (with_bound(remote, 0.5), remote)]
+    stored = loaders[0].state_dict()["locality"]
+    with pytest.raises(ResumeError, match=rf'was "{stored}" where it was made, and is "global".*locality = "{stored}"'):
+        loaders[1].load_state_dict(loaders[0].state_dict())
+
+
+def test_mixtures_and_other_plans_know_no_window(remote: Cache) -> None:
+    small = with_bound(remote, 0.5)
+    assert with_locality(AUTO, small, is_mixed=True) == replace(AUTO, locality="global")
+    other = WindowConfig(batch_size=2)
+    assert with_locality(other, small) is other
+
+
+def test_a_bound_for_no_window_is_an_error_with_both_numbers(remote: Cache, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"bytes holds \d shards of \d+ bytes, .* remote.cache_size_gb"):
+        plan_of(config_of(tmp_path), with_bound(remote, 0.05))
