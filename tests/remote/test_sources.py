@@ -375,7 +375,7 @@ def test_few_large_members_are_read_one_by_one(data: Data, monkeypatch: pytest.M
     write_tar(data.folder / "0.tar", members)
     export_json(scan_tar(data.folder / "0.tar"), data.folder / "0.tar.index.json")
     manifest_of(data, *({"tar_path": "0.tar", "tar_member_name": f"{n}.flac", "duration_s": 1.0} for n in (3, 8)))
-    monkeypatch.setattr("forebay.preprocess.sources.media.SPARSE_MEMBER_BYTES", len(members[0][1]) // 2)
+    monkeypatch.setattr("forebay.preprocess.sources.sparse.SPARSE_MEMBER_BYTES", len(members[0][1]) // 2)
     source = uncached_source(data.remote())
     wanted = uncached_source(data.local())
     for index in (1, 0, 1):
@@ -396,3 +396,16 @@ def test_a_listing_of_many_files_is_few_requests(data: Data) -> None:
     assert len(manifest.rows) == 12
     assert sum(count for (method, _), count in asked.items() if method == "LIST") <= 3
     assert not [key for (method, key) in asked if method == "HEAD" and key.endswith("3.tar")]
+
+
+def test_files_kept_open_make_room_for_others(data: Data) -> None:
+    many_tars(data, 6)
+    size = (data.folder / "0.tar").stat().st_size
+    config = data.remote()
+    remote = replace(config.remote, cache_size_gb=2.7 * (size + 4096) / 1e9, max_concurrent=1, timeout_s=20.0)
+    source = uncached_source(replace(config, remote=remote))
+    wanted = uncached_source(data.local())
+    for index in (0, 5, 1, 4, 2, 3, 0):
+        assert np.array_equal(source.read(index)["waveform"], wanted.read(index)["waveform"])
+    held = sum(path.stat().st_size for path in (data.tmp_path / "node").rglob("*") if path.is_file())
+    assert held <= remote.cache_size_bytes

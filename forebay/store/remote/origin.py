@@ -310,8 +310,11 @@ def objects_of(root: Url, settings: RemoteConfig, pid: int) -> Objects:  # noqa:
 @functools.lru_cache(maxsize=256)
 def origin_of(folder: str, pid: int) -> Origin:
     """Returns the store behind the folder of a mirror. Raises LookupError where it is none of its node's folder."""
-    mirror = Mirror.of(Path(folder))
-    if mirror is None or os.fspath(mirror.settings.folder) != os.path.dirname(os.path.dirname(folder)):
+    try:
+        mirror = Mirror.of(Path(folder))
+    except (OSError, ValueError, KeyError, TypeError) as err:  # a file of that name that says something else
+        raise LookupError(folder) from err
+    if mirror is None or mirror.settings.folder.absolute() != Path(folder).absolute().parent.parent:
         raise LookupError(folder)
     root = Url(mirror.url.scheme, mirror.url.bucket)
     return Origin(mirror, objects_of(root, mirror.settings, pid))

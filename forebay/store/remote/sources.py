@@ -66,7 +66,7 @@ def place_of(path: str | os.PathLike[str]) -> Place | None:
         identity, _, name = text[at + len(_MIRRORS) :].partition("/")
         try:
             origin = origin_of(f"{text[:at]}{_MIRRORS}{identity}", os.getpid())
-        except (LookupError, NotADirectoryError):
+        except LookupError:
             at = text.find(_MIRRORS, at + 1)
         else:
             return Place(origin, posixpath.normpath(f"{origin.url.key}/{name}").strip("/"), name)

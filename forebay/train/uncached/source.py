@@ -16,7 +16,8 @@ import pyarrow as pa
 from forebay.config.tree import Config
 from forebay.errors import ManifestError, SampleError
 from forebay.preprocess.modality import Modality
-from forebay.preprocess.sources.media import MediaReader, sparse_files
+from forebay.preprocess.sources.media import MediaReader
+from forebay.preprocess.sources.sparse import sparse_files
 from forebay.steps.recipe import AnyRecipe
 from forebay.store.key import digest
 from forebay.store.layout import Array, FieldSpec
