@@ -272,6 +272,8 @@ def test_what_is_not_there_is_named_by_its_url(data: Data, manifest: str) -> Non
     url = re.escape(f"{data.bucket.url}/raw/data/{manifest}".rstrip("/"))
     with pytest.raises(ManifestError, match=rf"^source.manifest {url} does not exist; correct"):
         build_here(data.remote())
+    with pytest.raises(ManifestError, match=rf"^source.manifest {url} does not exist; correct"):
+        uncached_source(data.remote())
 
 
 def test_a_bucket_that_is_not_there_is_named(data: Data) -> None:
@@ -409,3 +411,52 @@ def test_files_kept_open_make_room_for_others(data: Data) -> None:
         assert np.array_equal(source.read(index)["waveform"], wanted.read(index)["waveform"])
     held = sum(path.stat().st_size for path in (data.tmp_path / "node").rglob("*") if path.is_file())
     assert held <= remote.cache_size_bytes
+
+
+def test_manifests_of_a_disk_and_of_a_bucket_stand_beside_each_other(data: Data) -> None:
+    (data.tmp_path / "more").mkdir()
+    write_tar(data.tmp_path / "more" / "x.tar", [("x.flac", audio(1600, seed=7))])
+    write_manifest(
+        data.tmp_path / "more" / "m.parquet", [{"tar_path": "x.tar", "tar_member_name": "x.flac", "duration_s": 0.1}]
+    )
+    more = str(data.tmp_path / "more" / "m.parquet")
+    node = data.tmp_path / "node"
+    local = config_of("tar", (str(data.folder / data.manifest), more), root=data.tmp_path / "local", node=node)
+    url = f"{data.bucket.url}/raw/data/{data.manifest}"
+    remote = config_of("tar", (url, more), root=data.tmp_path / "remote", node=node)
+    assert build_here(remote).key == build_here(local).key
+
+
+def test_a_build_with_indexes_beside_the_tars_reads_each_tar_once(data: Data) -> None:
+    for number in range(2):
+        tar = data.folder / f"{number}.tar"
+        export_json(scan_tar(tar), f"{tar}.index.json")
+    put_folder(data.folder, data.bucket, "raw/data/")
+    remote = build_here(data.remote())
+    assert remote.key == build_here(data.local()).key
+    assert {key: n for key, n in data.gets().items() if key.endswith(".tar")} == {
+        "raw/data/0.tar": 1,
+        "raw/data/1.tar": 1,
+    }
+
+
+def test_who_may_not_read_the_raw_data_trains_from_the_cache(data: Data, caplog: pytest.LogCaptureFixture) -> None:
+    built = build_here(data.remote())
+    data.proxy.add(Rule(fault=FORBIDDEN))
+    found = look_up(data.remote())
+    assert (found.state, str(found.found and found.found.folder)) == ("absent", built.cache)
+    assert "denied" in caplog.text
+    with pytest.raises(RemoteError, match=rf"{data.bucket.url}/raw/data/train.parquet.*denied"):
+        build_here(data.remote())
+
+
+def test_a_clip_of_another_bucket_in_a_config_that_only_looks_like_a_mirror(data: Data) -> None:
+    """A folder of this machine that calls itself a mirror is none: only those of the node's own folder are."""
+    fake = data.tmp_path / "mirrors" / "data"
+    shutil.copytree(data.folder, fake)
+    (fake / "origin.json").write_text('{"url": "s3://elsewhere/data", "remote": {"shard_dir": "/nowhere"}}')
+    local = config_of("tar", str(fake / data.manifest), root=data.tmp_path / "local", node=data.tmp_path / "node")
+    assert build_here(local).num_samples == 4
+    (fake / "origin.json").write_text("[1, 2")
+    assert build_here(local, rebuild=True).num_samples == 4
+    assert not data.proxy.requests

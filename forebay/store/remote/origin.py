@@ -96,10 +96,10 @@ class Objects:
         """Whether anything lies below a key."""
         return any(self.level(key))
 
-    def below(self, key: str) -> Iterator[str]:
-        """Yields the keys of all objects below a folder, in the order of the store."""
+    def below(self, key: str, is_wanted: Callable[[str], bool]) -> Iterator[str]:
+        """Yields the keys of the wanted objects below a folder, in the order of the store; no other is remembered."""
         for info in self.bucket.objects(key):
-            if info.name != key:
+            if info.name != key and is_wanted(info.name):
                 self._infos[info.name] = info
                 yield info.name
 
