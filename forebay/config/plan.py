@@ -66,7 +66,9 @@ class BucketConfig(_LengthsConfig):
     """JSON file `{bucket: {"batch_size", "grad_acc"}}` with buckets by name (`b_0_3`) or index. The training loop
     applies its `grad_acc` bucket by bucket. The file is in the plan's key by its content."""
     locality: str = "global"
-    """`shards:N`: the shuffle stays within a moving window of N shards, for cold or remote disks."""
+    """`shards:N`: the shuffle stays within a moving window of N shards, for cold or remote disks. `auto`: `global`, or,
+    of a remote cache that is larger than `remote.cache_size_gb`, the widest window that each shard is downloaded for
+    about once an epoch. What `auto` comes to is in the plan's key."""
 
     def __post_init__(self) -> None:
         if not self.edges_s or not _rise((0.0, *self.edges_s)):
@@ -84,13 +86,16 @@ class BucketConfig(_LengthsConfig):
         if isinstance(self.batch_size, tuple) and self.edges is None and len(self.batch_size) != num_buckets:
             raise ValueError(f"batch_size has {len(self.batch_size)} entries for {num_buckets} buckets")
         count = self.locality.removeprefix("shards:")
-        if self.locality != "global" and not (self.locality == f"shards:{count}" and count.isdecimal() and int(count)):
-            raise ValueError(f'locality is {self.locality!r}, wanted "global" or "shards:N", for example "shards:16"')
+        is_window = self.locality == f"shards:{count}" and count.isdecimal() and int(count)
+        if self.locality not in ("global", "auto") and not is_window:
+            raise ValueError(
+                f'locality is {self.locality!r}, wanted "global", "auto" or "shards:N", for example "shards:16"'
+            )
 
     @property
     def locality_shards(self) -> int | None:
-        """Shards of the moving window; None where the shuffle is global."""
-        return None if self.locality == "global" else int(self.locality.removeprefix("shards:"))
+        """Shards of the moving window; None where the shuffle is global, as it is for "auto" until that is decided."""
+        return None if self.locality in ("global", "auto") else int(self.locality.removeprefix("shards:"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

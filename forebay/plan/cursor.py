@@ -2,9 +2,8 @@
 
 W ranks take W consecutive micro-batches a step. From position `start` on, rank r takes at its step s the position
 start + s * W + r. The state of a run is therefore one global position, and a run of any W goes on where a run of
-another W
-stopped: order is a function of (plan, seed, epoch, position), so nothing is replayed. All ranks do the same number of
-steps. Where the positions left are not a multiple of W, `plan.tail` says how the epoch ends:
+another W stopped: order is a function of (plan, seed, epoch, position), so nothing is replayed. All ranks do the same
+number of steps. Where the positions left are not a multiple of W, `plan.tail` says how the epoch ends:
 
 - `drop`: the last, incomplete step is not done; up to W - 1 micro-batches are left out.
 - `pad`: micro-batches from the epoch's head fill the step, and are trained on twice.
@@ -162,6 +161,11 @@ class Step:
 _WORKERS = "num_workers"
 """In the state of one of several workers: how many there are. `position` is then that of the worker's own next step."""
 
+_LOCALITY = "locality"
+"""In the state of a plan whose locality is "auto": what that came to."""
+
+_NO_WALK = -1
+
 _AT_ONCE = 64
 """Steps whose samples are computed at once: a fraction of the cost of one by one."""
 
@@ -176,14 +180,26 @@ class Cursor:
     """
 
     def __init__(
-        self, plan: Plan, key: str, *, seed: int, rank: int = 0, world: int = 1, is_endless: bool = False
+        self,
+        plan: Plan,
+        key: str,
+        *,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+        is_endless: bool = False,
+        locality: str | None = None,
     ) -> None:
         """key: of the plan, by which states are checked. is_endless: a walk goes on from epoch to epoch.
+
+        locality: what `plan.locality = "auto"` came to: a state says it, so that a plan of another node's bound is
+        told from other data.
 
         Raises ConfigError for a rank that is none of so many, PlanError where no rank has a step.
         """
         check_ranks(rank, world)
         self.plan, self.key, self.rank, self.world, self.is_endless = plan, key, rank, world, is_endless
+        self._locality = locality
         self._num_batches = plan.num_batches  # which a plan of buckets counts each time
         self.start = self.state = LoaderState(plan_key=key, seed=seed, epoch=0, position=0)
         self._is_own = False  # whether `start` is the next step of this worker, not of all of them
@@ -218,7 +234,8 @@ class Cursor:
 
         num_workers: of the rank, in one of its workers. The state is then the worker's own, good for as many workers.
         """
-        return self.state.to_json() | ({_WORKERS: num_workers} if num_workers else {})
+        locality = {} if self._locality is None else {_LOCALITY: self._locality}
+        return self.state.to_json() | locality | ({_WORKERS: num_workers} if num_workers else {})
 
     def load_state_dict(self, state: Mapping[str, Any], *, num_workers: int = 0) -> None:
         """Makes the next walk begin at the batch that `state` names; the seed of `state` becomes the cursor's.
@@ -226,6 +243,7 @@ class Cursor:
         Raises ResumeError, naming field and both values, for another plan, a newer version, wrong types, a place
         outside of the plan or a worker's state where there is another number of workers; nothing has changed then.
         """
+        _check_locality(state, self.key, self._locality)
         loaded = LoaderState.from_json(state, plan_key=self.key, num_batches=self._num_batches)
         stored = state.get(_WORKERS)
         if stored is not None and stored != num_workers:
@@ -250,6 +268,21 @@ class Cursor:
         if not self.steps_left(first):
             self._end(first)
         return self._steps(first, stride=max(num_workers, 1), walk=number)
+
+    def ahead(self, *, worker: int = 0, num_workers: int = 0) -> Iterator[Step]:
+        """Returns the steps of the walk from where the cursor stands, and of those after it; the cursor stays there.
+
+        worker, num_workers: as of `walk`.
+        """
+        first = self._after(self.start, 0 if self._is_own else worker)
+        return self._epochs(first, worker=worker, stride=max(num_workers, 1))
+
+    def _epochs(self, place: LoaderState, *, worker: int, stride: int) -> Iterator[Step]:
+        while True:
+            yield from self._steps(place, stride=stride, walk=_NO_WALK)
+            place = self._after(place.next_epoch(), worker)
+            if not self.steps_left(place):  # more workers than steps
+                return
 
     def hand_out(self, step: Step) -> None:
         """Moves the cursor behind a step of its last walk; a step of an earlier walk moves nothing."""
@@ -321,6 +354,18 @@ class Resumable:
         outside of the plan; nothing has changed then.
         """
         self.cursor.load_state_dict(state)
+
+
+def _check_locality(state: Mapping[str, Any], key: str, locality: str | None) -> None:
+    """Raises ResumeError where "auto" came to something else: with the bound of another node, or local files."""
+    if not isinstance(state, Mapping) or state.get("plan_key") == key:
+        return
+    stored = state.get(_LOCALITY)
+    if isinstance(stored, str) and locality is not None and stored != locality:
+        raise ResumeError(
+            f'loader state: plan.locality = "auto" was "{stored}" where it was made, and is "{locality}" with '
+            f'remote.cache_size_gb here; resume with plan.locality = "{stored}"'
+        )
 
 
 def _integer(state: Mapping[str, Any], name: str, *, low: int | None = None) -> int:

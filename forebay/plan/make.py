@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from forebay.config.plan import PackConfig, PlanConfig, WindowConfig
+from forebay.config.plan import BucketConfig, PackConfig, PlanConfig, WindowConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, CacheNotFoundError, ConfigError, PlanError
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.disk import STATISTICS, AnyPlan, load_plan, pack_settings, plan_content, save_plan, sealed_content
 from forebay.plan.interface import Plan
+from forebay.plan.locality import with_locality
 from forebay.plan.names import plan_folder, state_key
 from forebay.plan.pack.plan import PackPlan, pack_plan
 from forebay.plan.statistics import batch_statistics, pack_statistics
@@ -34,11 +35,13 @@ class Planned:
     """A plan and its key, which travel together.
 
     key: what the states of a loader over the plan are checked by. folder: where the plan is kept; None: only in memory.
+    locality: what `plan.locality = "auto"` came to, for messages; None: the config says it itself.
     """
 
     plan: Plan
     key: str
     folder: Path | None = None
+    locality: str | None = None
 
     def summary(self) -> str:
         """Returns one line for a terminal."""
@@ -91,13 +94,16 @@ def plan_of(config: Config, source: SampleSource, *, keep: bool = True) -> Plann
     settings, samples = config.plan, samples_of(source)
     if settings is None:
         raise ConfigError(f"{config.path}: no [plan] section; add one, for example: {plan_example(config)}")
+    wanted, settings = settings, with_locality(settings, source, is_mixed=config.mixture.is_given)
+    locality = settings.locality if isinstance(settings, BucketConfig) and settings != wanted else None
     if not keep:
         plan = make_plan(samples, settings)
-        return Planned(plan=plan, key=_key_of(plan, None, source=source, settings=settings))
+        return Planned(plan=plan, key=_key_of(plan, None, source=source, settings=settings), locality=locality)
     where = {"dataset": config.name, "split": config.source.split, "cache_key": source.key}
     folder = plan_folder(config.cache_root, **where, settings=settings)
     plan, kept = kept_plan(folder, samples, cache_key=source.key, settings=settings, sample_ids=_identity(source)[1])
-    return Planned(plan=plan, key=_key_of(plan, kept, source=source, settings=settings), folder=kept)
+    key = _key_of(plan, kept, source=source, settings=settings)
+    return Planned(plan=plan, key=key, folder=kept, locality=locality)
 
 
 def opened_packs(folder: Path, source: SampleSource) -> tuple[Planned, PlanConfig]:

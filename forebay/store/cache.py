@@ -19,7 +19,7 @@ from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, Ca
 from forebay.store.chunked import SLOTS, open_slots
 from forebay.store.held import HeldFile, HeldFolder
 from forebay.store.image.codec import StoredImages
-from forebay.store.layout import FORMAT_VERSION, ROW_BITS, ROW_MASK, Array, FieldSpec, Group
+from forebay.store.layout import FORMAT_VERSION, ROW_BITS, ROW_MASK, Array, FieldSpec, Group, Ints
 from forebay.store.metadata import check_file, checked_fields, groups_of, load_array, read_metadata
 from forebay.store.remote.mirror import Mirror, MirroredFile, cache_folder
 from forebay.store.remote.node import Wanted, check_bound
@@ -197,6 +197,16 @@ class Cache(SampleSource):
             return images.sample(text, made)
         except ValueError as err:
             raise self._no_image(shard.path, row, str(err)) from err
+
+    def shards_of(self, indices: Ints) -> Ints:
+        """Returns the number of the shard, of every group, in which each sample lies; about 50 ns a sample."""
+        self._slots.require_all(indices)
+        found: Ints = self._slots.array[indices] >> ROW_BITS
+        return found
+
+    def shard_bytes(self) -> list[Ints]:
+        """Returns how large the files of each group's shards are: int64 [num_shards] a group."""
+        return [self._tables[group]["size_bytes"] for group in self.groups]
 
     def will_need(self, indices: Iterable[int]) -> None:
         """Asks the kernel to read these samples' pages into memory, and returns before it has; about 2 us a sample.

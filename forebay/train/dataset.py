@@ -71,7 +71,13 @@ class PlanSampler(Resumable):
         Raises ConfigError for ranks that cannot be, PlanError where no rank has a step.
         """
         ranks = resolve_ranks(dp_rank, dp_world_size, device_mesh=device_mesh)
-        self.cursor = Cursor(planned.plan, planned.key, seed=seed, rank=ranks.dp_rank, world=ranks.dp_world_size)
+        self.cursor = Cursor(
+            *(planned.plan, planned.key),
+            seed=seed,
+            rank=ranks.dp_rank,
+            world=ranks.dp_world_size,
+            locality=planned.locality,
+        )
 
     @property
     def batch_size(self) -> None:

@@ -14,9 +14,12 @@ import torch
 from forebay.errors import ConfigError
 from forebay.plan.cursor import Cursor, LoaderState, Resumable, Step
 from forebay.plan.make import Planned
+from forebay.plan.remote_cost import check_remote
 from forebay.spans import DATA_WAIT, span
 from forebay.steps.batch import IGNORED
 from forebay.steps.step import Batch, PaddingSide
+from forebay.store.layout import Ints
+from forebay.store.remote.foresight import Foresight
 from forebay.store.source import SampleSource, SourceUnion, parts_of
 from forebay.train.collate.collator import BatchMaker, Collator
 from forebay.train.collate.crop import CropDraws
@@ -107,7 +110,14 @@ class Loader(Resumable):
         if dp_rank is None or dp_world_size is None:
             dp_rank, dp_world_size = resolve_ranks(dp_rank, dp_world_size)
         self.source, self.plan, self.plan_key, self.settings = source, planned.plan, planned.key, settings
-        self.cursor = Cursor(planned.plan, planned.key, seed=settings.seed, rank=dp_rank, world=dp_world_size)
+        self.cursor = Cursor(
+            *(planned.plan, planned.key),
+            seed=settings.seed,
+            rank=dp_rank,
+            world=dp_world_size,
+            locality=planned.locality,
+        )
+        check_remote(source, self.cursor, threads=settings.num_threads)
         # One a source: a micro-batch is of one of them, or they are all alike.
         form: dict[str, Any] = {name: getattr(settings, name) for name in ("dtype", "padding_side", "crop_s")}
         self._collators = [collator or Collator(part, **form) for part in parts_of(source)]
@@ -146,13 +156,14 @@ class Loader(Resumable):
         if settings.epochs is not None and start.epoch >= settings.epochs:
             left = 0
         draws = None if settings.crop_s is None else CropDraws(seed=start.seed, epoch=start.epoch)
+        foresight = Foresight.of(self.source, self._ahead) if left else None
         filled = Prefetch(
             self._fill,
-            self._work(itertools.islice(steps, left), draws),
+            self._work(itertools.islice(steps, left), draws, foresight),
             num_threads=settings.num_threads if left else 0,
             prefetch=settings.prefetch,
         )
-        return self._deliver(filled, num_steps=left)
+        return self._deliver(filled, foresight, num_steps=left)
 
     @property
     def weight(self) -> int:
@@ -207,12 +218,19 @@ class Loader(Resumable):
             "wait_s": totals.wait_s,
         }
 
-    def _work(self, steps: Iterator[Step], draws: CropDraws | None) -> Iterator[_Work]:
+    def _work(self, steps: Iterator[Step], draws: CropDraws | None, foresight: Foresight | None) -> Iterator[_Work]:
         """Yields what to fill, step by step."""
-        for step in steps:
-            work = _Work(step, step.samples.tolist(), draws)
+        for number, step in enumerate(steps):
+            work = _Work(number, step, step.samples.tolist(), draws, foresight)
             self._read_ahead.announce(work.indices)
             yield work
+
+    def _ahead(self) -> Iterator[Ints]:
+        """Returns the samples of the steps from the head of the walk on, through all epochs that there are."""
+        epochs, steps = self.settings.epochs, self.cursor.ahead()
+        if epochs is not None:
+            steps = itertools.takewhile(lambda step: step.place.epoch < epochs, steps)
+        return (step.samples for step in steps)
 
     def _fill(self, work: _Work) -> _Filled:
         """Returns the batch of one step; runs in a thread."""
@@ -240,9 +258,13 @@ class Loader(Resumable):
         if self.settings.mask_fillers and not work.step.turn.weight and "labels" in batch:
             batch["labels"].fill_(IGNORED)
         frames, room = collator.count_frames(samples)
+        if work.foresight is not None:
+            work.foresight.done(work.number)
         return _Filled(batch, work.step, num_samples=len(samples), frames=frames, room=room)
 
-    def _deliver(self, filled: Prefetch[_Work, _Filled], *, num_steps: int) -> Iterator[Batch]:
+    def _deliver(
+        self, filled: Prefetch[_Work, _Filled], foresight: Foresight | None, *, num_steps: int
+    ) -> Iterator[Batch]:
         items = filled if self._side_stream is None else self._on_device(filled, self._side_stream.start)
         try:
             for _ in range(num_steps):
@@ -250,6 +272,8 @@ class Loader(Resumable):
                 yield self._take(items)
         finally:
             filled.close()
+            if foresight is not None:
+                foresight.close()
 
     def _on_device(self, filled: Iterator[_Filled], start: Callable[[Any], Callable[[], Any]]) -> Iterator[_Filled]:
         def started(item: _Filled) -> Callable[[], _Filled]:
@@ -281,11 +305,13 @@ class Loader(Resumable):
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One batch to fill."""
+    """One batch to fill. number: of the step in its iteration. foresight: what hears that the batch is filled."""
 
+    number: int
     step: Step
     indices: list[int]
     draws: CropDraws | None
+    foresight: Foresight | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,8 @@ def store_options(url: Url, access: Access) -> dict[str, Any]:
     if url.scheme == "gs":
         return found | ({"base_url": access.endpoint} if access.endpoint else {})
     if url.scheme == "az":
-        return found | {"use_emulator": False} | ({"endpoint": access.endpoint} if access.endpoint else {})
+        found |= {"use_emulator": False, "account_name": _account(url, access.endpoint)}
+        return found | ({"endpoint": access.endpoint} if access.endpoint else {})
     if access.endpoint:
         found |= {"endpoint": access.endpoint, "aws_endpoint_url_s3": access.endpoint}
     if access.region:
@@ -162,6 +163,15 @@ def _is_own(url: Url, endpoint: str) -> bool:
         account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
         return account is not None and host in {f"{account}.{service}" for service in _AZURE_SERVICES}
     return _OWN[url.scheme].fullmatch(host) is not None
+
+
+def _account(url: Url, endpoint: str | None) -> str:
+    found = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+    if not found and endpoint is not None:
+        found = host_of(endpoint).partition(".")[0]
+    if not found:
+        raise ConfigError(f"{url}: no storage account; set AZURE_STORAGE_ACCOUNT_NAME in the environment")
+    return found
 
 
 def _identity(profile: Profile | None, *, is_anonymous: bool) -> tuple[Keys | None, str]:

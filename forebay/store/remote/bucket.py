@@ -125,7 +125,8 @@ class Bucket:
                     last, tries = batch[-1]["path"], 0
                 return
             except _errors() as err:
-                tries = self._again(prefix, err, tries)
+                caught = err
+            tries = self._again(prefix, caught, tries)
 
     @_one
     def folders(self, prefix: str = "") -> list[str]:
@@ -170,8 +171,8 @@ class Bucket:
                     return
                 raise EndedEarlyError(f"{at} bytes of {end}")
             except _errors() as err:
-                self._check_version(name, err, etag)
-                tries = self._again(name, err, 0 if at - before >= CHUNK else tries, start=at)
+                caught = err
+            tries = self._again(name, caught, 0 if at - before >= CHUNK else tries, start=at, etag=etag)
 
     def _get(self, name: str, start: int, stop: int | None, etag: str) -> Any:
         options: dict[str, Any] = {}
@@ -201,33 +202,30 @@ class Bucket:
             )
         return size if stop is None else stop
 
-    def _check_version(self, name: str, err: Exception, etag: str) -> None:
-        if self._refusal(err).status == 412:
-            raise replaced(self._where(name), wanted=etag, found=self.info(name).etag) from None
-
     def _put(self, name: str, data: bytes | Path, size: int) -> str:
         part = max(PART, size // _MAX_PARTS)
         under_way = 0 if size < _SLOWEST_PUT else part * _PARTS_AT_ONCE
         store = self._store(retries=self.settings.retries, put_s=under_way / _SLOWEST_PUT)
         try:
             put = _obstore().put(store, self._key(name), data, chunk_size=part, max_concurrency=_PARTS_AT_ONCE)
+            return str(put["e_tag"] or "")
         except _errors() as err:
-            refusal, tries = self._refusal(err), self.settings.retries + 1
-            raise error_of(refusal, self._where(name), self._access, tries=tries) from None
-        return str(put["e_tag"] or "")
+            caught = err
+        raise error_of(self._refusal(caught), self._where(name), self._access, tries=self.settings.retries + 1)
 
     def _create(self, name: str, data: bytes) -> str:
         tries = 0
         while True:
             try:
                 return str(_obstore().put(self._store(), self._key(name), data, mode="create")["e_tag"] or "")
-            except _obstore().exceptions.AlreadyExistsError:
+            except _errors() as err:
+                caught = err
+            if isinstance(caught, _obstore().exceptions.AlreadyExistsError):
                 # A request whose answer got lost may have made the object.
                 if tries and self.read(name) == data:
                     return self.info(name).etag
-                raise exists(self._where(name)) from None
-            except _errors() as err:
-                tries = self._again(name, err, tries)
+                raise exists(self._where(name))
+            tries = self._again(name, caught, tries)
 
     def _is_md5(self, etag: str, data: bytes | Path) -> bool:
         found = _MD5.fullmatch(etag)
@@ -246,7 +244,8 @@ class Bucket:
             try:
                 return ask()
             except _errors() as err:
-                tries = self._again(name, self._told(name, err), tries)
+                caught = err
+            tries = self._again(name, self._told(name, caught), tries)
 
     def _told(self, name: str, err: Exception) -> Exception:
         """Returns an error that says more: the answer to HEAD has no body, so a byte is asked for."""
@@ -259,21 +258,26 @@ class Bucket:
             return more if self._refusal(more).status == 403 else err
         return err
 
-    def _again(self, name: str, err: Exception, tries: int, *, start: int = 0) -> int:
-        """Waits and returns how often the request was made again. Raises forebay's error where that is of no use."""
-        refusal = self._refusal(err)
+    def _again(self, name: str, err: Exception, tries: int, *, start: int = 0, etag: str = "") -> int:
+        """Waits and returns how often the request was made again. Raises forebay's error where that is of no use.
+
+        Is called outside of `except`: the text of the store's own error may hold a signed URL or a token, so that it
+        must not become the context of another error.
+        """
+        refusal, where = self._refusal(err), self._where(name)
+        if refusal.status == 412:
+            raise replaced(where, wanted=etag, found=self._stored(name).etag)
         if refusal.status == 416:
-            size = self.info(name).size_bytes
+            size = self._stored(name).size_bytes
             raise RemoteError(
-                f"{self._where(name)} has {size} bytes, and those from {start} on were asked for; check what names it"
-            ) from None
+                f"{where} has {size} bytes, and those from {start} on were asked for; check what names it"
+            )
         if not refusal.may_pass or tries >= self.settings.retries:
-            # The text of the store's own error may hold a signed URL or a token, so that it is no cause of this one.
-            raise error_of(refusal, self._where(name), self._access, tries=tries + 1) from None
+            raise error_of(refusal, where, self._access, tries=tries + 1)
         pause_s = min(_PAUSE_S * 2**tries, _LONGEST_PAUSE_S, self.settings.timeout_s) * random.uniform(0.5, 1.0)
         _log.warning(
             "%s: %s; again from byte %d in %.1f s (%d of %d)",
-            self._where(name),
+            where,
             refusal.words,
             start,
             pause_s,
@@ -282,6 +286,13 @@ class Bucket:
         )
         time.sleep(pause_s)
         return tries + 1
+
+    def _stored(self, name: str) -> ObjectInfo:
+        """Returns what the store says of an object if it says it at once, for an error's text."""
+        try:
+            return self._info(_obstore().head(self._store(), self._key(name)))
+        except _errors():
+            return ObjectInfo(name=name, size_bytes=0, etag="", modified_ns=0)
 
     def _refusal(self, err: Exception) -> Refusal:
         if isinstance(err, ForebayError):  # a ConfigError is a ValueError, and some RemoteErrors are FileNotFoundErrors

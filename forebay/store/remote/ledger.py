@@ -41,6 +41,11 @@ class Ledger:
         self._known: dict[str, Known] = {}
         self._inode, self._num_read = 0, 0
 
+    @property
+    def size_bytes(self) -> int:
+        """How large the file was when it was read last."""
+        return self._num_read
+
     def known(self) -> Mapping[str, Known]:
         """Returns what was fetched, by name; reads only what came since the last call."""
         try:
@@ -58,22 +63,29 @@ class Ledger:
         self._known.update(entry for line in whole.splitlines() if (entry := _entry(line)) is not None)
         return self._known
 
+    def growth(self, name: str, known: Known) -> int:
+        """Returns by how many bytes `add` would make the ledger larger, at most."""
+        return 0 if self.known().get(name) == known else len(_line(name, known)) + 1
+
     def add(self, name: str, known: Known) -> None:
         """Makes sure that a file is known, durably: it is there after a crash if the file itself is."""
-        if self.known().get(name) == known:
+        if not self.growth(name, known):
             return
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         with open(open_own(str(self.path), flags), "rb+", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
-            line = json.dumps([name, known.number, known.is_kept]).encode() + b"\n"
-            file.write(b"\n" * torn + line)
+            file.write(b"\n" * torn + _line(name, known))
             os.fdatasync(file.fileno())
 
 
 def is_inside(name: str) -> bool:
     """Whether a name leads to a place below the folder that it is meant for."""
     return bool(name) and all(part not in ("", ".", "..") and "\0" not in part for part in name.split("/"))
+
+
+def _line(name: str, known: Known) -> bytes:
+    return json.dumps([name, known.number, known.is_kept]).encode() + b"\n"
 
 
 def _entry(line: bytes) -> tuple[str, Known] | None:

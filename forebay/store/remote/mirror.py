@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +19,7 @@ import xxhash
 
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url, is_url, parse_url
-from forebay.errors import CacheReplacedError, RemoteError, RemoteMissingError
+from forebay.errors import CacheReplacedError, RemoteDeniedError, RemoteError, RemoteMissingError
 from forebay.store.files import write_bytes
 from forebay.store.held import HeldFile
 from forebay.store.layout import FORMAT_VERSION
@@ -49,7 +49,10 @@ class Mirror:
             bound_bytes=settings.cache_size_bytes,
             max_concurrent=settings.max_concurrent,
             timeout_s=settings.timeout_s,
+            retries=settings.retries,
         )
+        self.before_demand: list[Callable[[], None]] = []
+        """Called before a file that is not here is asked for: what this process' readers tell is to be true then."""
 
     @cached_property
     def bucket(self) -> Bucket:
@@ -83,12 +86,13 @@ class Mirror:
         """Makes sure that the folder is there and says what it is, and that it was opened now."""
         document = {"url": str(self.url), "remote": dataclasses.asdict(self.settings)}
         data, path = json.dumps(document, indent=1).encode(), self.folder / ORIGIN
-        with self.node.room.locked():  # nobody takes it away as unused in between
+        with self.node.room.locked() as held:  # nobody takes it away as unused in between
             self.folder.mkdir(parents=True, exist_ok=True)
             sweep(self.folder)
             if path.is_file() and path.read_bytes() == data:
                 os.utime(path)
             else:
+                self.node.room.take(held, len(data) * (not path.exists()))
                 write_bytes(path, data)
 
     def require(self, wanted: Wanted) -> Path:
@@ -98,6 +102,8 @@ class Mirror:
         if not wanted.is_kept:
             self.counters.add(hits=int(is_here), misses=int(not is_here))
         if not is_here:
+            for tell in list(self.before_demand):
+                tell()
             self._fetch(path, wanted, distance=0)
         return path
 
@@ -184,7 +190,7 @@ def cache_folder(place: str | Path, settings: RemoteConfig) -> Path:
     url = parse_url(str(place))
     try:
         data = Bucket(url, settings).read(FILE_NAME)
-    except RemoteMissingError:
+    except (RemoteMissingError, RemoteDeniedError):
         raise
     except RemoteError as err:
         found = _latest(url, settings)

@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 _BLOCK_BYTES = 4 * 1024 * 1024
 _WRITEBACK_BYTES = 32 * 1024 * 1024
 _SAY_AFTER_S = 5.0
+_PAUSE_S = 15.0
+"""The longest pause of a bucket before it asks again."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Pieces = Callable[[int], Iterator[bytes]]
@@ -58,14 +60,22 @@ class Wanted:
     number: int = -1
     is_kept: bool = False
 
+    @property
+    def known(self) -> Known:
+        """What the mirror's ledger says of it."""
+        return Known(self.number, self.is_kept)
+
 
 class NodeCache:
     """The files under `remote.shard_dir`. Threads may share it, and processes share its folder."""
 
-    def __init__(self, folder: Path, *, bound_bytes: int, max_concurrent: int = 8, timeout_s: float = 60.0) -> None:
-        """Touches nothing yet."""
+    def __init__(
+        self, folder: Path, *, bound_bytes: int, max_concurrent: int = 8, timeout_s: float = 60.0, retries: int = 0
+    ) -> None:
+        """Touches nothing yet. timeout_s: without a byte or room. retries: times that an owner of a file asks again."""
         self.folder, self.bound_bytes = folder, bound_bytes
         self.max_concurrent, self.timeout_s = max_concurrent, timeout_s
+        self.patience_s = (retries + 1) * timeout_s + retries * _PAUSE_S
         self.room = Room(folder, bound_bytes=bound_bytes, timeout_s=timeout_s)
 
     @property
@@ -77,6 +87,11 @@ class NodeCache:
     def shared(self) -> Shared:
         """What this process shares of the folder."""
         return shared(self.folder)
+
+    @property
+    def free_bytes(self) -> int:
+        """How much may still come before something goes; 0 where that is not known yet. Costs a few microseconds."""
+        return self.room.free_bytes
 
     def fetch(self, target: Path, wanted: Wanted, bucket: Bucket, *, distance: int = 0) -> str | None:
         """Makes `target` the object, whole, by one download of this node, and returns the xxh3-128 of its bytes.
@@ -107,7 +122,7 @@ class NodeCache:
                         claim = self.room.claim(
                             place,
                             size_bytes=wanted.size_bytes,
-                            known=Known(wanted.number, wanted.is_kept),
+                            known=wanted.known,
                             distance=distance,
                         )
                         if isinstance(claim, io.FileIO):
@@ -147,7 +162,7 @@ class NodeCache:
             raise _replaced(source.where, wanted, size, found)
         # Without it a machine that dies may leave the name to a file with holes.
         os.fdatasync(file.fileno())
-        os.rename(part, place.target)
+        self.room.finish(place, size_bytes=wanted.size_bytes, known=wanted.known)
         self.counters.add(downloads=1)
         return found
 
@@ -236,11 +251,11 @@ class _Waiting:
                 f"{self._place.target}: no room after {waited_s:.0f} s: {_standing(no_room, self._wanted)}; raise "
                 "remote.cache_size_gb, or end what else reads through this folder"
             )
-        if no_room is None and time.monotonic() - self._moved_s > self._node.timeout_s:
+        if no_room is None and time.monotonic() - self._moved_s > self._node.patience_s:
             raise RemoteError(
-                f"{self._place.target}: the process that downloads it got no byte in {self._node.timeout_s:g} s "
-                f"(remote.timeout_s), and {max(self._size, 0)} of {self._wanted.size_bytes} bytes are there; see what "
-                "that process says, and start again"
+                f"{self._place.target}: the process that downloads it got no byte in {self._node.patience_s:g} s "
+                f"(remote.timeout_s and retries), and {max(self._size, 0)} of {self._wanted.size_bytes} bytes are "
+                "there; see what that process says, and start again"
             )
 
 

@@ -87,6 +87,19 @@ class Room:
         limit = self.shared.limit_bytes
         return self.bound_bytes if limit is None else min(limit, self.bound_bytes)
 
+    @property
+    def free_bytes(self) -> int:
+        """The limit less what is there, as it was last counted; 0 where nobody has counted yet."""
+        try:
+            descriptor = os.open(self.folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return 0
+        try:
+            held = Sum(descriptor).value
+        finally:
+            os.close(descriptor)
+        return 0 if held is None else max(self.limit_bytes - held, 0)
+
     def place(self, target: Path) -> Place:
         """Returns the place of a file of a mirror. Raises ValueError for any other path."""
         mirror, *names = target.absolute().relative_to(self.folder / MIRRORS).parts
@@ -112,12 +125,15 @@ class Room:
             try:
                 descriptor = os.open(part, flags)
             except FileNotFoundError:
-                if (no_room := self._make_room(held, counted(size_bytes), distance)) is not None:
+                ledger = self.shared.ledgers.setdefault(place.root.name, Ledger(place.root))
+                growth = ledger.growth(place.name, known)
+                needed = counted(size_bytes) + counted(ledger.size_bytes + growth) - counted(ledger.size_bytes)
+                if (no_room := self._make_room(held, needed, distance)) is not None:
                     return no_room
                 # Known, then counted, then made: a process that is killed in between leaves nothing that is not known.
                 part.parent.mkdir(parents=True, exist_ok=True)
-                self._ledger(place).add(place.name, known)
-                held.add(counted(size_bytes))
+                ledger.add(place.name, known)
+                held.add(needed)
                 descriptor = os.open(part, flags | os.O_CREAT | os.O_EXCL, 0o666)
             file = io.FileIO(descriptor, "r+")
             if try_lock(descriptor, EXCLUSIVE, part) and _is_at(part, descriptor):
@@ -125,11 +141,29 @@ class Room:
             file.close()
             return None
 
+    def finish(self, place: Place, *, size_bytes: int, known: Known) -> None:
+        """Gives a partial file, which the caller has locked and found right, its name."""
+        os.rename(place.part(size_bytes), place.target)
+        item = Item(
+            mirror=place.root.name,
+            name=place.name,
+            size_bytes=counted(size_bytes),
+            used_ns=time.time_ns(),
+            number=known.number,
+            kind="kept" if known.is_kept else "file",
+        )
+        self.shared.listing.items.append(item)  # it may be the one that is needed last
+
     def give_back(self, part: Path, size_bytes: int) -> None:
         """Removes a partial file, which the caller has locked, and gives its room back."""
         with self.locked() as held:
             part.unlink(missing_ok=True)
             held.add(-counted(size_bytes))
+
+    def take(self, held: Sum, size_bytes: int) -> None:
+        """Counts a small file that is written anyway; something goes for it where that is possible."""
+        self._make_room(held, counted(size_bytes), 0)
+        held.add(counted(size_bytes))
 
     def shrink(self, place: Place, size_bytes: int) -> bool:
         """Frees half of what is there, for a file that found the disk full below the bound; whether anything went."""
@@ -163,9 +197,11 @@ class Room:
             chosen, pinned_bytes = self._victims(self.shared.listing.items, over, distance=distance)
             freed = sum(item.size_bytes for item in chosen)
             # On a disk that was full, what is left may be more than this process keeps to; the disk says whether it is.
-            if freed >= over or (not pinned_bytes and (held.value or 0) + needed_bytes - freed <= self.bound_bytes):
+            limit = self.limit_bytes if freed >= over or pinned_bytes else self.bound_bytes
+            if (held.value or 0) - freed + needed_bytes <= limit:
                 self._remove(chosen, held)
-                return None
+                if (held.value or 0) + needed_bytes <= limit:  # a reader may have been faster
+                    return None
         if pinned_bytes:
             self.shared.squeeze(at_most_every_s=_SQUEEZE_AHEAD_S if distance else _SQUEEZE_S)
         return NoRoom(held_bytes=held.value or 0, pinned_bytes=pinned_bytes, limit_bytes=self.limit_bytes)
@@ -200,21 +236,25 @@ class Room:
         for item in order(items, told, distance=distance):
             if freed >= over:
                 break
-            if self._is_free(item):
+            is_free = self._is_free(item)
+            if is_free:
                 chosen.append(item)
                 freed += item.size_bytes
-            else:
+            elif is_free is False:
                 pinned += item.size_bytes
         return chosen, pinned
 
-    def _is_free(self, item: Item) -> bool:
-        """Whether nobody reads or downloads a file; what this process keeps mapped without need is closed for it."""
+    def _is_free(self, item: Item) -> bool | None:
+        """Whether nobody reads or downloads a file; None: it is gone, since another process removed it.
+
+        What this process keeps mapped without need is closed for it.
+        """
         with contextlib.suppress(FileNotFoundError), opened(self.folder, item) as (_, file, _):
             if try_lock(file, EXCLUSIVE, item.name):
                 return True
             is_ours = self.shared.let_go(self.folder / MIRRORS / item.mirror, item.name)
             return is_ours and try_lock(file, EXCLUSIVE, item.name)
-        return True
+        return None
 
     def _remove(self, items: Sequence[Item], held: Sum) -> None:
         for item in items:
@@ -233,9 +273,6 @@ class Room:
                 os.unlink(name, dir_fd=place)
                 return True
         return False
-
-    def _ledger(self, place: Place) -> Ledger:
-        return self.shared.ledgers.setdefault(place.root.name, Ledger(place.root))
 
 
 class Sum:

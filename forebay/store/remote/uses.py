@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import mmap
 import os
 import uuid
@@ -30,9 +31,13 @@ class ReaderUses:
         """mirror: name of the mirror's folder."""
         folder = node_folder / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / f"{mirror}.{uuid.uuid4().hex}.uses"
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        while True:
+            self.path = folder / f"{mirror}.{uuid.uuid4().hex}.uses"
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            if os.fstat(self._descriptor).st_nlink:
+                break
+            os.close(self._descriptor)  # taken for that of a dead reader before it was locked
         os.ftruncate(self._descriptor, 8 * (num_shards + 1))
         self._values = np.frombuffer(mmap.mmap(self._descriptor, 0), np.int64)
         self.next_use: Ints = self._values[1:]
@@ -62,18 +67,21 @@ def distances(node_folder: Path, mirror: str) -> Ints | None:
     """
     found: Ints | None = None
     for values in _living(node_folder / FOLDER, mirror):
+        if len(values) < 2 or (found is not None and len(values) != len(found) + 1):
+            continue  # its reader is about to begin
         steps = np.where(values[1:] >= NEVER, NEVER, np.maximum(values[1:] - values[0], 0))
         found = steps if found is None else np.minimum(found, steps)
     return found
 
 
 def _living(folder: Path, mirror: str) -> Iterator[Ints]:
-    for path in folder.glob(f"{mirror}.*.uses"):
+    for path in folder.glob(f"{glob.escape(mirror)}.*.uses"):
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY)
             try:
                 if _is_locked(descriptor):
-                    yield np.frombuffer(os.read(descriptor, os.fstat(descriptor).st_size), np.int64)
+                    data = os.read(descriptor, os.fstat(descriptor).st_size)
+                    yield np.frombuffer(data[: len(data) // 8 * 8], np.int64)
                 else:
                     path.unlink()
             finally:

@@ -1,0 +1,110 @@
+"""What it costs a node to read shards of a store in the order of a plan; too much is refused before the first step."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from forebay.errors import ConfigError
+from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.cursor import Cursor
+from forebay.plan.in_order import InOrderPlan
+from forebay.plan.interface import Plan
+from forebay.plan.window import WindowPlan
+from forebay.store.layout import Ints
+from forebay.store.remote.node import check_bound
+from forebay.store.remote.room import gb
+from forebay.store.remote.shards import RemoteShards
+from forebay.store.source import SampleSource
+
+logger = logging.getLogger(__name__)
+
+_LOOKED_AT = 256
+"""Micro-batches, of the head of an epoch, that tell what all are like."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochCost:
+    """What a node downloads in an epoch of a global shuffle that it cannot keep.
+
+    A use is a step of the node's ranks together and a shard that it needs. A shard is here at its use in
+    bound / total of all cases if it stays or goes by chance. Belady's choice, which a loader's is, is better than
+    chance, so these figures are upper bounds: about 1.25 times what is simulated where half of the data fits
+    (`benchmarks/remote_sim.py`).
+    """
+
+    downloads: float
+    """Of files of a shard, with all its files one download, over all shards."""
+    times: float
+    """That a shard is downloaded."""
+    size_bytes: float
+
+
+def check_remote(source: SampleSource, cursor: Cursor, *, threads: int) -> None:
+    """Raises ConfigError where this node cannot read a plan's remote shards, or only at a price that nobody allowed.
+
+    A bound below what the micro-batches that are filled at once need is always an error. A shuffle over more data than
+    the node keeps is one unless `remote.global_shuffle` is "allow"; then the price is logged. Local caches, and remote
+    ones that the node keeps as a whole, cost nothing. threads: that fill micro-batches, a rank.
+    """
+    shards = RemoteShards(source)
+    if not len(shards) or shards.fit:
+        return
+    ranks = node_ranks(cursor.world)
+    needed = _needed(shards, cursor, at_once=ranks * max(threads, 1))
+    most = max(int(shards.sizes[step].sum()) for step in needed)
+    who = f"{ranks} ranks" if ranks > 1 else "one rank"
+    check_bound(shards.bound_bytes, shards.kept_bytes + most, what=f"{who} of this node, {threads} threads each,")
+    if not shuffles_globally(cursor.plan):
+        return
+    cost = epoch_cost(shards, cursor, ranks=ranks)
+    said = (
+        f"{shards.mirrors[0].url}: an epoch reads {gb(shards.total_bytes)} in {len(shards)} shards, all of them again "
+        f"and again in the order of a global shuffle, and this node keeps {gb(shards.bound_bytes)} of them "
+        f"(remote.cache_size_gb): a shard is downloaded up to {cost.times:.1f} times an epoch, up to "
+        f"{gb(int(cost.size_bytes))} in all"
+    )
+    if shards.mirrors[0].settings.global_shuffle == "allow":
+        logger.warning("%s", said)
+        return
+    enough = shards.total_bytes / 1e9 + 0.001
+    raise ConfigError(
+        f"{said}; set {_instead(cursor.plan)}remote.cache_size_gb = {enough:.3f} or more, or "
+        'remote.global_shuffle = "allow"'
+    )
+
+
+def epoch_cost(shards: RemoteShards, cursor: Cursor, *, ranks: int) -> EpochCost:
+    """Returns the price of an epoch for one node of so many ranks, see `EpochCost`."""
+    uses = float(np.mean([len(step) for step in _needed(shards, cursor, at_once=ranks)])) * len(cursor)
+    downloads = max(uses * (1 - shards.bound_bytes / shards.total_bytes), 0.0)
+    mean = float(shards.sizes.mean())
+    return EpochCost(downloads=downloads, times=downloads / len(shards), size_bytes=downloads * mean)
+
+
+def shuffles_globally(plan: Plan) -> bool:
+    """Returns whether the samples of any shard may stand anywhere in an epoch."""
+    return not isinstance(plan, InOrderPlan) and getattr(plan, "locality_shards", None) is None
+
+
+def node_ranks(world: int) -> int:
+    """Returns how many ranks this node has, as the launcher says it (LOCAL_WORLD_SIZE); else 1."""
+    written = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return min(max(int(written), 1), world) if written.isdecimal() else 1
+
+
+def _needed(shards: RemoteShards, cursor: Cursor, *, at_once: int) -> list[Ints]:
+    """Returns the shards of the first micro-batches of an epoch, `at_once` of them together."""
+    order = cursor.plan.order(cursor.start.seed, 0)
+    count = min(len(order), max(_LOOKED_AT, at_once))
+    batches = order.batches(range(count))
+    return [np.unique(shards.of(np.concatenate(batches[i : i + at_once]))) for i in range(0, count, at_once)]
+
+
+def _instead(plan: Plan) -> str:
+    if isinstance(plan, BucketPlan):
+        return 'plan.locality = "auto", '
+    return 'plan.kind = "bucket" with plan.locality = "auto", ' if isinstance(plan, WindowPlan) else ""

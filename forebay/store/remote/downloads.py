@@ -1,0 +1,160 @@
+"""Downloads ahead of need, by one process of a node for all readers of a mirror."""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from forebay.errors import ForebayError
+from forebay.store.layout import Ints
+from forebay.store.remote.shards import RemoteShards
+from forebay.store.remote.uses import FOLDER, NEVER, distances
+
+logger = logging.getLogger(__name__)
+
+THREAD_NAME = "forebay-download"
+
+_LOOK_AGAIN_S = 1.0
+"""After this time it is looked again whether shards that were here still are."""
+_TRY_AGAIN_S = 5.0
+"""After a failure, or where there was no room."""
+_NO_ROOM_S = 0.1
+
+
+class DownloadsAhead:
+    """Brings the shards that the readers of a node need soonest, as far as this process is their downloader.
+
+    The downloader of a mirror is who holds the lock of its file under `readers/`. When that process is gone, another
+    one takes the lock. What a reader needs at once it asks for itself: both are one download.
+    """
+
+    def __init__(self, shards: RemoteShards, *, wake: Callable[[], object]) -> None:
+        """wake: called by a download's thread at its end."""
+        self._shards, self._wake = shards, wake
+        self._settings = shards.mirrors[0].settings
+        self._posts = [_Post(m.node.folder / FOLDER / f"{m.folder.name}.downloader") for m in shards.mirrors]
+        self._flying: set[int] = set()
+        self._due: dict[int, int] = {}  # step that needs what was downloaded ahead
+        self._is_here = np.zeros(len(shards), bool)
+        self._again: dict[int, float] = {}  # when a shard that failed is tried again
+        self._look_again = self._room_again = 0.0
+        self._fits = shards.fit
+
+    def close(self) -> None:
+        """Lets another process take over. Downloads that have begun go on to their end."""
+        for post in self._posts:
+            post.close()
+
+    def go_on(self, *, now: int) -> bool:
+        """Begins the downloads that are due. Returns whether anything is under way. now: the step of this reader."""
+        clock = time.monotonic()
+        if clock > self._look_again:
+            self._is_here[:] = False
+            self._look_again = clock + _LOOK_AGAIN_S
+        self._due = {shard: step for shard, step in list(self._due.items()) if step >= now}
+        if clock < self._room_again:
+            return True
+        steps = self._distances()
+        for shard in self._missing(steps):
+            if len(self._flying) >= self._most():
+                break
+            self._begin(shard, distance=max(1, int(steps[shard])), now=now)
+        return bool(self._flying)
+
+    def _most(self) -> int:
+        """Returns how many downloads may be under way."""
+        if self._fits:
+            return self._settings.max_concurrent
+        # What is here ahead of its use takes the room of what is used: as little as keeps the readers going.
+        waiting = len(self._due.keys() - self._flying)
+        return min(self._settings.max_concurrent, self._settings.prefetch_shards - waiting)
+
+    def _distances(self) -> Ints:
+        """Returns in how many steps each shard is needed, int64 [num_shards]; NEVER where others download."""
+        found = np.full(len(self._shards), NEVER, np.int64)
+        for post, mirror, first in zip(self._posts, self._shards.mirrors, self._shards.firsts, strict=False):
+            if post.is_held():
+                steps = distances(mirror.node.folder, mirror.folder.name)
+                if steps is not None:
+                    found[first : first + len(steps)] = steps
+        return found
+
+    def _missing(self, steps: Ints) -> Iterator[int]:
+        """Yields the shards that are not here, those that are needed first first."""
+        needed = np.flatnonzero((steps < NEVER) & ~self._is_here)
+        clock = time.monotonic()
+        for shard in needed[np.argsort(steps[needed], kind="stable")].tolist():
+            if shard in self._flying or self._again.get(shard, 0.0) > clock:
+                continue
+            mirror = self._shards.mirrors[self._shards.place(shard)[0]]
+            if all(map(mirror.has, self._shards.files(shard))):
+                self._is_here[shard] = True
+            else:
+                yield shard
+
+    def _begin(self, shard: int, *, distance: int, now: int) -> None:
+        self._flying.add(shard)
+        self._due[shard] = now + distance
+        thread = threading.Thread(
+            target=self._download, args=(shard, distance), name=f"{THREAD_NAME}-{shard}", daemon=True
+        )
+        _under_way.add(thread)
+        thread.start()
+
+    def _download(self, shard: int, distance: int) -> None:
+        mirror = self._shards.mirrors[self._shards.place(shard)[0]]
+        try:
+            for wanted in self._shards.files(shard):
+                if not mirror.fetch_ahead(wanted, distance=distance):
+                    self._due.pop(shard, None)
+                    self._room_again = time.monotonic() + _NO_ROOM_S
+                    return
+        except (ForebayError, OSError) as err:  # whoever needs the shard meets it again
+            logger.info("not downloaded ahead: %s", err)
+            self._again[shard] = time.monotonic() + _TRY_AGAIN_S
+        finally:
+            self._flying.discard(shard)
+            _under_way.discard(threading.current_thread())
+            self._wake()
+
+
+class _Post:
+    """The lock that makes a process the downloader of a mirror."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._is_held = False
+
+    def is_held(self) -> bool:
+        """Returns whether this process has it, by now."""
+        if not self._is_held:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            self._is_held = True
+        return True
+
+    def close(self) -> None:
+        """Gives it up, whatever children have inherited."""
+        if self._is_held:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        os.close(self._descriptor)
+
+
+_under_way: set[threading.Thread] = set()
+
+
+@atexit.register
+def _finish() -> None:
+    # A thread that is inside of obstore while the interpreter goes away would abort the process.
+    for thread in list(_under_way):
+        thread.join()

@@ -1,0 +1,101 @@
+"""Which shards of which remote caches the samples of a source lie in."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+
+import numpy as np
+
+from forebay.store.cache import Cache
+from forebay.store.layout import Ints
+from forebay.store.remote.holdings import counted
+from forebay.store.remote.mirror import Mirror
+from forebay.store.remote.node import Wanted
+from forebay.store.source import SampleSource, parts_of
+
+
+class RemoteShards:
+    """The shards of all remote caches of a source, counted through; local caches have none.
+
+    caches, mirrors: the remote ones, in order. firsts: the number here of the first shard of each, and of the end.
+    """
+
+    def __init__(self, source: SampleSource) -> None:
+        """source: a cache, or a union; anything else has no remote shards."""
+        parts = parts_of(source)
+        starts = itertools.accumulate((len(part) for part in parts), initial=0)
+        found = [
+            (part, part.mirror, start)
+            for part, start in zip(parts, starts, strict=False)
+            if isinstance(part, Cache) and part.mirror is not None
+        ]
+        self.caches: list[Cache] = [cache for cache, _, _ in found]
+        self.mirrors: list[Mirror] = [mirror for _, mirror, _ in found]
+        self._starts = [start for _, _, start in found]
+        self.firsts = [0, *itertools.accumulate(cache.num_shards for cache in self.caches)]
+
+    def __len__(self) -> int:
+        return self.firsts[-1]
+
+    def of(self, indices: Ints) -> Ints:
+        """Returns the shards of some samples, one a sample in their order; samples of local caches are left out."""
+        if len(self.caches) == 1 and len(indices) and not self._starts[0] and indices.max() < len(self.caches[0]):
+            return self.caches[0].shards_of(indices)
+        found = []
+        for cache, start, first in zip(self.caches, self._starts, self.firsts, strict=False):
+            own = indices[(indices >= start) & (indices < start + len(cache))]
+            found.append(cache.shards_of(own - start) + first)
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+    def place(self, shard: int) -> tuple[int, int]:
+        """Returns which of `caches` a shard is of, and its number there."""
+        part = next(part for part, end in enumerate(self.firsts[1:]) if shard < end)
+        return part, shard - self.firsts[part]
+
+    def files(self, shard: int) -> list[Wanted]:
+        """Returns the files of a shard, one a group."""
+        part, number = self.place(shard)
+        return [self.caches[part].wanted(group, number) for group in self.caches[part].groups]
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """int64 [num_shards]: what each takes of the node's disk, with all its files."""
+        return np.concatenate([np.zeros(0, np.int64), *map(_sizes, self.caches)])
+
+    @cached_property
+    def kept_bytes(self) -> int:
+        """What the other files of the caches take."""
+        files = [entry for cache in self._own() for entry in cache.metadata["files"].values()]
+        return sum(counted(int(entry["size_bytes"])) for entry in files)
+
+    @cached_property
+    def total_bytes(self) -> int:
+        """What all files of the caches take; a cache that stands in the source twice counts once."""
+        return self.kept_bytes + sum(int(_sizes(cache).sum()) for cache in self._own())
+
+    @property
+    def fit(self) -> bool:
+        """Whether this node keeps all of them."""
+        return self.total_bytes <= self.bound_bytes
+
+    def _own(self) -> list[Cache]:
+        return list({cache.folder: cache for cache in self.caches}.values())
+
+    @property
+    def bound_bytes(self) -> int:
+        """What this node keeps at most: the least of the bounds, where caches were opened with several."""
+        return min((mirror.settings.cache_size_bytes for mirror in self.mirrors), default=0)
+
+    def ahead(self, steps: Iterable[Ints]) -> Iterator[Ints]:
+        """Yields the shards that each step needs, each once, rising. steps: the samples of each, by index in source."""
+        for samples in steps:
+            yield np.unique(self.of(samples))
+
+
+def _sizes(cache: Cache) -> Ints:
+    found = np.zeros(cache.num_shards, np.int64)
+    for sizes in cache.shard_bytes():
+        found += [counted(size) for size in sizes.tolist()]
+    return found
