@@ -16,6 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from forebay.config import Config
+from forebay.config.load import read_remote
+from forebay.config.remote import RemoteConfig
+from forebay.config.tree import stand_in
+from forebay.config.url import is_url, url_or_path
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
 from forebay.steps.recipe import load_config
 from forebay.store.files import is_refusal, refusal
@@ -144,8 +148,30 @@ def _command(
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
     parser.add_argument("-v", "--verbose", action="count", default=0, help="log more; twice for all")
     if has_caches:
-        parser.add_argument("--cache-root", metavar="DIR", type=Path, help="instead of run.cache_root")
+        parser.add_argument(
+            "--cache-root", metavar="DIR", type=_place, help="instead of run.cache_root; a folder or URL"
+        )
     return parser
+
+
+def _place(text: str) -> str:
+    """Returns a URL of the command line, or the absolute path of a folder."""
+    try:
+        place = url_or_path(text)
+    except ConfigError as err:
+        raise argparse.ArgumentTypeError(str(err)) from err
+    return place if is_url(place) else os.path.abspath(place)
+
+
+def _path(text: str) -> Path:
+    """Returns a path of the command line, which is of this machine."""
+    try:
+        place = url_or_path(text)
+    except ConfigError as err:
+        raise argparse.ArgumentTypeError(str(err)) from err
+    if is_url(place):
+        raise argparse.ArgumentTypeError(f"{place} is a URL, and this is of this machine: name a local path")
+    return Path(place)
 
 
 def _add_config(parser: argparse.ArgumentParser, *, is_needed: bool = True) -> None:
@@ -161,10 +187,15 @@ def _load(options: argparse.Namespace) -> Config:
     if getattr(options, "max_samples", None) is not None:
         overrides.append(f"source.max_samples={options.max_samples}")
     if options.cache_root is not None:
-        overrides.append(f"run.cache_root={json.dumps(os.path.abspath(options.cache_root))}")
+        overrides.append(f"run.cache_root={json.dumps(options.cache_root)}")
     if getattr(options, "workers", None) is not None:
         overrides.append(f"run.num_workers={options.workers}")
     return load_config(options.config, overrides=overrides)
+
+
+def _remote(options: argparse.Namespace) -> RemoteConfig:
+    """Returns what `--set remote.x=y` says, for a command that was given no config. The rest is a config's."""
+    return read_remote([override for override in options.set if override.lstrip().startswith("remote.")])
 
 
 def _show(options: argparse.Namespace, report: Any) -> int:
@@ -220,12 +251,12 @@ def _add_inspect(commands: Any) -> None:
         "id",
     )
     parser.add_argument(
-        "--wav", metavar="FILE", type=Path, help="with --sample: write its audio, where the cache keeps it"
+        "--wav", metavar="FILE", type=_path, help="with --sample: write its audio, where the cache keeps it"
     )
-    parser.add_argument("--png", metavar="FILE", type=Path, help="with --sample: draw its features, or its images")
-    parser.add_argument("--export", metavar="FILE.parquet", type=Path, help="write the row table")
+    parser.add_argument("--png", metavar="FILE", type=_path, help="with --sample: draw its features, or its images")
+    parser.add_argument("--export", metavar="FILE.parquet", type=_path, help="write the row table")
     parser.add_argument(
-        "--bucket-manifests", metavar="DIR", type=Path, help="write one shuffled row table for each bucket of [plan]"
+        "--bucket-manifests", metavar="DIR", type=_path, help="write one shuffled row table for each bucket of [plan]"
     )
     parser.add_argument("--seed", type=int, metavar="N", help="with --bucket-manifests: of the shuffle; default: 42")
     parser.add_argument(
@@ -241,25 +272,27 @@ def _inspect(options: argparse.Namespace) -> int:
     if options.usage is not None:
         if options.config is not None:
             raise ConfigError(f"--usage {options.usage} is all that is looked at; leave {options.config} out")
-        return run_usage(Path(options.usage), as_json=options.json)
+        return run_usage(_path(options.usage), as_json=options.json, remote=_remote(options))
     if options.config is None:
-        raise ConfigError("inspect needs a cache folder or a config, or --usage FILE")
-    path = Path(options.config)
-    if not path.exists():
-        raise ConfigError(f"{path}: no such cache, plan or config; name a folder or a TOML file")
-    config = None if path.is_dir() else _load(options)
+        raise ConfigError("inspect needs a cache folder or URL or a config, or --usage FILE")
+    place = url_or_path(options.config)
+    path = Path(place)
+    if not is_url(place) and not path.exists():
+        raise ConfigError(f"{path}: no such cache, plan or config; name a folder, a URL or a TOML file")
+    config = None if is_url(place) or path.is_dir() else _load(options)
     if options.seed is not None and options.bucket_manifests is None:
         raise ConfigError("--seed goes with --bucket-manifests DIR; for training: --set loader.seed=N")
     if options.bucket_manifests is not None:
         if config is None:
-            raise ConfigError(f"--bucket-manifests needs a config with a [plan] section, {path} is a folder")
+            raise ConfigError(f"--bucket-manifests needs a config with a [plan] section, {place} is a folder")
         from forebay.preprocess.sources.speech.listing import tar_places
 
         seed, folder = 42 if options.seed is None else options.seed, options.bucket_manifests
         return command.show_bucket_manifests(config, folder, seed=seed, places=tar_places, as_json=options.json)
     asked = {name: getattr(options, name) for name in ("sample", "wav", "png", "export", "verify", "cache_root")}
+    asked["remote"] = _remote(options) if config is None else config.remote
     wanted = command.InspectOptions(**asked, as_json=options.json, progress=not options.no_progress)
-    return command.show(path if config is None else config, wanted)
+    return command.show(place if config is None else config, wanted)
 
 
 def _add_train(commands: Any) -> None:
@@ -318,7 +351,7 @@ def _add_calibrate(commands: Any) -> None:
     )
     parser.add_argument("--steps", type=int, default=5, metavar="N", help="optimizer steps of a trial; default: 5")
     parser.add_argument("--target-samples", type=int, metavar="N", help="samples of a step over all ranks: grad_acc")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="default: calibrated_bs.json beside the config")
+    parser.add_argument("--out", type=_path, metavar="FILE", help="default: calibrated_bs.json beside the config")
     parser.add_argument("--mode", choices=("find", "verify-all"), default="find", help="verify-all: under torchrun")
 
 
@@ -349,7 +382,7 @@ def _add_compare(commands: Any) -> None:
         "--against", metavar="ARMS", help="uncached, unbucketed, hf, uncached+unbucketed; several with commas"
     )
     parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps of the config's own way; default: 200")
-    parser.add_argument("--out", metavar="DIR", type=Path, help="default: compare/ in the run's folder")
+    parser.add_argument("--out", metavar="DIR", type=_path, help="default: compare/ in the run's folder")
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -367,7 +400,7 @@ def _add_eval(commands: Any) -> None:
     parser.add_argument(
         "--checkpoint",
         metavar="DIR",
-        type=Path,
+        type=_path,
         help="default: the run's best one, else its last one, else train.model",
     )
 
@@ -381,9 +414,9 @@ def _eval(options: argparse.Namespace) -> int:
 
 def _add_warm_start(commands: Any) -> None:
     parser = _command(commands, "warm-start", _warm_start, "put a model on a new tokenizer", has_caches=False)
-    parser.add_argument("model", metavar="MODEL", type=Path, help="folder of a transformers model with weights")
-    parser.add_argument("--tokenizer", metavar="DIR", type=Path, required=True, help="folder with a tokenizer.json")
-    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder to make")
+    parser.add_argument("model", metavar="MODEL", type=_path, help="folder of a transformers model with weights")
+    parser.add_argument("--tokenizer", metavar="DIR", type=_path, required=True, help="folder with a tokenizer.json")
+    parser.add_argument("--out", metavar="DIR", type=_path, required=True, help="folder to make")
     parser.add_argument("--seed", type=int, metavar="N", default=0, help="of the new rows; default: 0")
 
 
@@ -424,7 +457,7 @@ def _index(options: argparse.Namespace) -> int:
 
     report = index_manifests(
         options.manifests,
-        cache_root=options.cache_root or "caches",
+        cache_root=stand_in(options.cache_root or "caches", RemoteConfig()),
         num_workers=options.workers or os.cpu_count() or 1,
         export_json=options.export_json,
         progress=not options.no_progress,

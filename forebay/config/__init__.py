@@ -4,6 +4,7 @@ from forebay.config.data import AudioConfig, LayoutConfig, SourceColumns, Source
 from forebay.config.load import parse_config
 from forebay.config.loader import LoaderConfig, MixtureConfig, MixtureSource
 from forebay.config.plan import BucketConfig, PackConfig, PlanConfig, WindowConfig
+from forebay.config.remote import RemoteConfig
 from forebay.config.train import EvalConfig, LoraConfig, RunConfig, TrainConfig
 from forebay.config.tree import Config
 
@@ -19,6 +20,7 @@ __all__ = [
     "MixtureSource",
     "PackConfig",
     "PlanConfig",
+    "RemoteConfig",
     "RunConfig",
     "SourceColumns",
     "SourceConfig",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import math
 import os
@@ -17,8 +18,9 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from forebay.config.plan import KINDS
+from forebay.config.remote import RemoteConfig
 from forebay.config.tree import Config
-from forebay.config.url import is_url, local_path, parse_url
+from forebay.config.url import is_url, url_or_path
 from forebay.errors import ConfigError
 
 _NO_FILE = "CONFIG"
@@ -66,7 +68,12 @@ def read_config(
     if isinstance(path, Mapping):
         document, path = _plain(path), Path.cwd() / _NO_FILE
     elif isinstance(path, (str, os.PathLike)):
-        path = Path(path).absolute()
+        place = url_or_path(path)
+        if is_url(place):
+            raise ConfigError(
+                f"a config is read from this machine, and {place} is a URL; copy it here and name the file"
+            )
+        path = Path(place).absolute()
         document = _read(path)
     else:
         raise ConfigError(f"a config is the path of a TOML file or a dict, not {type(path).__name__}")
@@ -116,11 +123,42 @@ def parse_config(document: Mapping[str, Any], *, path: Path, check: Check | None
         found = [*map(_describe, err.errors()), *found]
         cause = err
     if found:
-        lines = [f"  {line}" for line in found[:_MAX_PROBLEMS]]
-        more = [f"  and {len(found) - _MAX_PROBLEMS} more"] if len(found) > _MAX_PROBLEMS else []
-        raise ConfigError("\n".join([f"{path} is not a forebay config:", *lines, *more])) from cause
-    resolved: Config = _absolute(config, path.parent)
+        raise ConfigError(_listed(path, found)) from cause
+    resolved: Config = _absolute(config, path.parent, found)
+    if found:
+        raise ConfigError(_listed(path, found))
     return resolved
+
+
+def read_remote(overrides: Sequence[str] = ()) -> RemoteConfig:
+    """Returns the `[remote]` of overrides alone, for commands that are given a URL and no config.
+
+    Raises ConfigError for what is no setting of `[remote]`.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    document: dict[str, Any] = {}
+    for override in overrides:
+        _apply_override(document, override)
+    if foreign := sorted(document.keys() - {"remote"}):
+        raise ConfigError(f"--set {foreign[0]}: without a config only remote.NAME=VALUE says something")
+    found: list[str] = []
+    try:
+        settings = TypeAdapter(RemoteConfig).validate_json(json.dumps(document.get("remote", {})), strict=True)
+    except ValidationError as err:
+        raise ConfigError(
+            _listed("--set", [_describe({**each, "loc": ("remote", *each["loc"])}) for each in err.errors()])
+        ) from err
+    resolved: RemoteConfig = _absolute(settings, Path.cwd(), found, section="remote.")
+    if found:
+        raise ConfigError(_listed("--set", found))
+    return resolved
+
+
+def _listed(what: object, problems: Sequence[str]) -> str:
+    lines = [f"  {line}" for line in problems[:_MAX_PROBLEMS]]
+    more = [f"  and {len(problems) - _MAX_PROBLEMS} more"] if len(problems) > _MAX_PROBLEMS else []
+    return "\n".join([f"{what} is not a forebay config:", *lines, *more])
 
 
 def _with_settings(section: str, values: Any) -> Any:
@@ -232,30 +270,43 @@ def _dataclasses_in(hint: Any) -> list[Any]:
     return [found for option in getattr(hint, "__args__", ()) for found in _dataclasses_in(option)]
 
 
-def _absolute(node: Any, folder: Path) -> Any:
-    """Returns a part of the tree with all its paths absolute."""
+def _absolute(node: Any, folder: Path, problems: list[str], *, section: str = "") -> Any:
+    """Returns a part of the tree with all its paths absolute, or URLs; adds what no path can be to `problems`."""
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(node):
-        value = getattr(node, field.name)
+        value, name = getattr(node, field.name), f"{section}{field.name}"
         if field.metadata.get("path"):
-            changes[field.name] = _absolute_path(value, folder, field.name, takes_url=bool(field.metadata.get("url")))
+            absolute = functools.partial(_absolute_path, folder=folder, takes_url=bool(field.metadata.get("url")))
+            changes[field.name] = _each(value, name, absolute, problems)
         elif dataclasses.is_dataclass(value):
-            changes[field.name] = _absolute(value, folder)
+            changes[field.name] = _absolute(value, folder, problems, section=f"{name}.")
         elif isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
-            changes[field.name] = tuple(_absolute(part, folder) for part in value)
+            changes[field.name] = tuple(
+                _absolute(part, folder, problems, section=f"{name}.{i}.") for i, part in enumerate(value)
+            )
     return dataclasses.replace(node, **changes) if changes else node
 
 
-def _absolute_path(value: Any, folder: Path, name: str, *, takes_url: bool) -> Any:
+def _each(value: Any, name: str, absolute: Callable[[str], str], problems: list[str]) -> Any:
+    """Returns a path or a list of paths made absolute; a problem is named by setting and place."""
     if isinstance(value, tuple):
-        return tuple(_absolute_path(part, folder, name, takes_url=takes_url) for part in value)
+        return tuple(_each(part, f"{name}.{i}", absolute, problems) for i, part in enumerate(value))
     if not isinstance(value, str):
         return value
-    if is_url(value):
-        if not takes_url:
-            raise ConfigError(f"{name} is {value!r}, and {name} is read from this machine: name a local path")
-        return str(parse_url(value))
-    return os.path.normpath(folder / local_path(value))
+    try:
+        return absolute(value)
+    except ConfigError as err:
+        problems.append(f"{name}: {err}")
+        return value
+
+
+def _absolute_path(text: str, folder: Path, *, takes_url: bool) -> str:
+    place = url_or_path(text)
+    if not is_url(place):
+        return os.path.normpath(folder / place)
+    if not takes_url:
+        raise ConfigError(f"{place} is a URL, and this is read from this machine: name a local path")
+    return place
 
 
 MAX_DEPTH = 16

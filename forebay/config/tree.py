@@ -58,6 +58,12 @@ class Config:
                 "loader.cache_dir names one cache; with a mixture give each its own: [[mixture.source]] cache"
             )
 
+        if self.run.cache_root.lower().startswith(("http://", "https://")):
+            raise ValueError(
+                f"run.cache_root is {self.run.cache_root!r}, and a web server lists no folders: name one cache of it "
+                "by loader.cache_dir, or a root in s3://, gs:// or az://"
+            )
+
     def _check_vision(self, vision: VisionConfig) -> None:
         if self.text is None:
             object.__setattr__(self, "text", TextConfig(tokenizer=vision.processor, prompt="chat"))
@@ -88,11 +94,19 @@ class Config:
     @property
     def cache_root(self) -> Path:
         """Folder of this machine under which caches are looked for and built; that of `remote_root` on this node."""
-        if self.remote_root is None:
-            return Path(self.run.cache_root)
-        return self.remote.folder / "roots" / hashlib.sha256(self.remote_root.encode()).hexdigest()[:16]
+        return stand_in(self.run.cache_root, self.remote)
 
     @property
     def remote_root(self) -> str | None:
         """URL under which caches are looked for and put, where `run.cache_root` is one."""
         return self.run.cache_root if is_url(self.run.cache_root) else None
+
+
+def stand_in(cache_root: str, remote: RemoteConfig) -> Path:
+    """Returns the folder of this machine for a cache root: the root itself, or what stands for a URL on this node.
+
+    Two endpoints have their own buckets of one name.
+    """
+    if not is_url(cache_root):
+        return Path(cache_root)
+    return remote.folder / "roots" / hashlib.sha256(f"{remote.endpoint or ''} {cache_root}".encode()).hexdigest()[:16]

@@ -79,6 +79,25 @@ def local_path(text: str) -> str:
     return unquote(parts.path)
 
 
+_COLLAPSED = re.compile(rf"({'|'.join(SCHEMES)}):/(?!/)", re.IGNORECASE)
+
+
+def url_or_path(path: str | os.PathLike[str]) -> str:
+    """Returns the URL of a store, or the local path, that a string or a Path names.
+
+    Raises ConfigError as `parse_url` does, and for a Path that was made of a URL: it has lost one of the two slashes.
+    """
+    text = os.fspath(path)
+    if is_url(text):
+        return str(parse_url(text))
+    if _COLLAPSED.match(text):
+        raise ConfigError(
+            f"{text!r} is what a Path makes of a URL: two slashes become one; give a string: "
+            f"{text.replace(':/', '://', 1)!r}"
+        )
+    return local_path(text)
+
+
 def parse_url(text: str) -> Url:
     """Returns the place that a URL names.
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from forebay.config.tree import Config
+from forebay.config.remote import RemoteConfig
+from forebay.config.tree import Config, stand_in
+from forebay.config.url import is_url, parse_url, url_or_path
 from forebay.errors import CacheCorruptError, CacheError, CacheNotFoundError, ConfigError
 from forebay.inspect.export import CONFIG_NAME, Places, bucket_manifests, check_target, write_table, write_wav
 from forebay.inspect.facts import cache_facts, unreadable_facts
@@ -24,6 +26,8 @@ from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lookup import find_cache, require, sealed_caches
 from forebay.store.metadata import check_description, foreign_values
+from forebay.store.remote.mirror import cache_folder
+from forebay.store.remote.root import RemoteRoot
 from forebay.store.source import has_audio
 from forebay.store.verify import VerifyReport, verify_folder
 
@@ -36,7 +40,8 @@ class InspectOptions:
 
     sample: index or id; of a plan of packs the number of a pack, or a sample's id. wav, png: files to write of that
     sample.
-    export: a parquet file to write. verify: re-hash everything. cache_root: another place to look for caches and plans.
+    export: a parquet file to write. verify: re-hash everything. cache_root: another place to look for caches and plans,
+    a folder or URL. remote: how the stores of URLs are asked.
     """
 
     sample: str | None = None
@@ -46,19 +51,24 @@ class InspectOptions:
     verify: bool = False
     as_json: bool = False
     progress: bool = False
-    cache_root: Path | None = None
+    cache_root: str | None = None
+    remote: RemoteConfig = field(default_factory=RemoteConfig)
 
 
-def show(target: Path | Config, options: InspectOptions) -> int:
+def show(target: str | Path | Config, options: InspectOptions) -> int:
     """Prints what is inside a cache or a plan; returns the exit code, 1 where `verify` found something wrong, else 0.
 
-    target: the folder, or a config, whose cache is taken and whose tokenizer decodes labels.
+    target: the folder, the URL of a cache, or a config, whose cache is taken and whose tokenizer decodes labels.
     Raises ConfigError for options that do not go together, CacheNotFoundError where the config has no cache or a pack's
     cache is not there, another CacheError where the cache or the plan cannot be read.
     """
     if isinstance(target, Config):
-        return _show_cache(require(target, find_cache(target, recipe_of(target))).folder, target, options)
-    return _show_plan(Path(os.path.abspath(target)), options) if is_plan(target) else _show_cache(target, None, options)
+        found = require(target, find_cache(target, recipe_of(target)))
+        return _show_cache(found.place, target, replace(options, remote=target.remote))
+    place = url_or_path(target)
+    if not is_url(place) and is_plan(Path(place)):
+        return _show_plan(Path(os.path.abspath(place)), options)
+    return _show_cache(place, None, options)
 
 
 def show_bucket_manifests(config: Config, folder: Path, *, seed: int, places: Places, as_json: bool) -> int:
@@ -71,14 +81,17 @@ def show_bucket_manifests(config: Config, folder: Path, *, seed: int, places: Pl
     return DONE
 
 
-def _show_cache(folder: Path, config: Config | None, options: InspectOptions) -> int:
+def _show_cache(place: str, config: Config | None, options: InspectOptions) -> int:
     """Prints a cache. With `sample` or `export` alone the report is left out; the document holds all of it.
 
-    A damaged cache is reported as far as it can be read, and nothing is written from it.
+    A damaged cache is reported as far as it can be read, and nothing is written from it. Of a cache in a store small
+    files are downloaded, and shards only where rows are asked for.
     """
+    folder = cache_folder(place, options.remote)
     _check_outputs(folder, options)
-    named = options.cache_root if config is None else config.cache_root
-    plan_roots = _roots(Path(os.path.abspath(folder)).parent, named)
+    above = str(parse_url(place).parent) if is_url(place) else os.path.dirname(os.path.abspath(place))
+    named = options.cache_root if config is None else config.run.cache_root
+    plan_roots = _roots(above, named, options.remote)
     verified: dict[str, Any] = {}
     if options.verify:
         verified = {"verify": verify_folder(folder, progress=options.progress).to_json()}
@@ -108,9 +121,10 @@ def _check_outputs(folder: Path, options: InspectOptions) -> None:
         )
 
 
-def _roots(own: Path, named: Path | None) -> list[Path]:
+def _roots(own: str, named: str | None, remote: RemoteConfig) -> list[Path]:
     """Returns where caches and their plans may lie: under their own root, and under the one that was named."""
-    return list(dict.fromkeys([own, own if named is None else named.absolute()]))
+    places = [own] if named is None else [own, named if is_url(named) else os.path.abspath(named)]
+    return [stand_in(place, remote) for place in dict.fromkeys(places)]
 
 
 def _damaged(folder: Path, plan_roots: list[Path]) -> dict[str, Any]:
@@ -144,7 +158,7 @@ def _write_png(cache: Cache, sample: Sample, path: Path) -> None:
     elif has_audio(cache):
         write_figure(draw(sample.tensors, sample.row, sample_rate_hz=cache.constants["sample_rate_hz"]), path)
     else:
-        raise ConfigError(f"--png: {cache.folder} has no audio to draw; leave --png out")
+        raise ConfigError(f"--png: {cache.place} has no audio to draw; leave --png out")
 
 
 def _cache_lines(facts: dict[str, Any], sample: Sample | None) -> Iterator[str]:
@@ -179,18 +193,33 @@ def _show_plan(folder: Path, options: InspectOptions) -> int:
     facts: dict[str, Any] = {**plan, "verify": _verified(folder, plan).to_json()} if options.verify else plan
     if options.verify and not facts["verify"]["ok"]:
         return _print(options, facts, [])
-    roots = _roots(folder.parent.parent, options.cache_root)
-    # The newest one: every layout has the same samples.
-    caches = (cache for root in roots for cache in sealed_caches(root) if cache.key in plan["cache_keys"])
-    cache = next((open_cache(sealed.folder) for sealed in caches), None)
-    facts = {**facts, "cache": None if cache is None else str(cache.folder)}
+    cache, searched = _cache_of(folder, plan, options)
+    facts = {**facts, "cache": None if cache is None else cache.place}
     if cache is not None:
         check_description(cache.folder, cache.metadata)
         facts = pack_bytes(cache, facts) if holds_images(cache) else facts
-    pack = None if options.sample is None else _pack(cache, plan, options.sample, roots)
+    pack = None if options.sample is None else _pack(cache, plan, options.sample, searched)
     written = [] if pack is None or options.png is None else [_draw(pack, folder, options.png)]
     lines = [*(plan_report_lines(facts) if pack is None else pack_lines(pack)), *([""] if options.verify else [])]
     return _print(options, facts, lines, pack=pack and pack.to_json(), written=written)
+
+
+def _cache_of(folder: Path, plan: dict[str, Any], options: InspectOptions) -> tuple[Cache | None, list[str]]:
+    """Returns the cache of a plan, None where it is not found, and the roots that were searched for it."""
+    above = folder.parent.parent
+    stands_for = RemoteRoot.of(above)
+    searched = [str(above) if stands_for is None else str(stands_for.url)]
+    if options.cache_root is not None and options.cache_root not in searched:
+        searched.append(options.cache_root)
+    for place, root in zip(searched, [above, *(stand_in(name, options.remote) for name in searched[1:])], strict=True):
+        if is_url(place) and root != above:
+            RemoteRoot.at(parse_url(place), options.remote).prepare()
+        remote = RemoteRoot.of(root)
+        # The newest one: every layout has the same samples.
+        for sealed in sealed_caches(root):
+            if sealed.key in plan["cache_keys"]:
+                return open_cache(sealed.place, remote=None if remote is None else remote.settings), searched
+    return None, searched
 
 
 def _check_plan_outputs(folder: Path, options: InspectOptions) -> None:
@@ -211,12 +240,11 @@ def _verified(folder: Path, plan: dict[str, Any]) -> VerifyReport:
     return report
 
 
-def _pack(cache: Cache | None, plan: dict[str, Any], wanted: str, roots: Sequence[Path]) -> Pack:
+def _pack(cache: Cache | None, plan: dict[str, Any], wanted: str, searched: Sequence[str]) -> Pack:
     folder = Path(plan["folder"])
     if cache is None:
-        key, searched = plan["cache_keys"][0][:16], ", ".join(map(str, roots))
         raise CacheNotFoundError(
-            f"{folder} packs the cache with key {key}, which is not in {searched}; "
+            f"{folder} packs the cache with key {plan['cache_keys'][0][:16]}, which is not in {', '.join(searched)}; "
             f"run: forebay inspect {folder} --sample {wanted} --cache-root DIR"
         )
     with foreign_values(cache.folder):

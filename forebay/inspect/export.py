@@ -53,10 +53,10 @@ def write_wav(cache: Cache, tensors: Mapping[str, Array], path: Path) -> None:
     import soundfile
 
     if cache.constants["features"] in ("none", "patches"):
-        raise ConfigError(f"--wav: {cache.folder} has no audio (its fields: {', '.join(tensors)}); leave --wav out")
+        raise ConfigError(f"--wav: {cache.place} has no audio (its fields: {', '.join(tensors)}); leave --wav out")
     if "waveform" not in tensors:
         raise ConfigError(
-            f"--wav: {cache.folder} keeps no waveforms (its fields: {', '.join(tensors)}); set "
+            f"--wav: {cache.place} keeps no waveforms (its fields: {', '.join(tensors)}); set "
             "audio.keep_waveform = true in the config and run: forebay preprocess CONFIG"
         )
     waveform = tensors["waveform"]
@@ -104,7 +104,7 @@ def bucket_manifests(config: Config, folder: Path, *, seed: int, places: Places)
     if not isinstance(plan, BucketPlan):
         raise ConfigError('--bucket-manifests: plan.kind = "window" has no buckets; use --set plan.kind="bucket"')
     if plan.edges:
-        raise ConfigError(f"--bucket-manifests: buckets are ranges of seconds, and {cache.folder} has no audio")
+        raise ConfigError(f"--bucket-manifests: buckets are ranges of seconds, and {cache.place} has no audio")
     parts = zip((0.0, *plan.edges_s[:-1]), plan.edges_s, shuffled_buckets(plan, seed=seed), strict=True)
     rows = [BucketRows(low_s=low, high_s=high, samples=samples) for low, high, samples in parts]
     return write_bucket_manifests(cache, folder, rows, places=places(config), seed=seed)
@@ -193,7 +193,7 @@ def _with_tars(cache: Cache, places: pa.Table | None) -> pa.Table:
     if found.null_count:
         missing = table["sample_id"].filter(pc.is_null(found))[0].as_py()
         raise ConfigError(
-            f"the manifest lists no sample {missing!r} of {cache.folder}; make the cache of what it lists: "
+            f"the manifest lists no sample {missing!r} of {cache.place}; make the cache of what it lists: "
             "forebay preprocess CONFIG"
         )
     places = places.take(found)

@@ -67,7 +67,7 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
         "failed": metadata["failed"],
         "plans": [pack_bytes(cache, plan) for plan in plans] if holds_images(cache) else plans,
         "num_tokens": int(cache.lengths["num_tokens"].sum(dtype=np.int64)),
-        "folder": os.path.abspath(cache.folder),
+        "folder": os.path.abspath(cache.folder) if cache.mirror is None else cache.place,
         "name": metadata["name"],
         "split": metadata["split"],
         "sealed": True,
@@ -158,10 +158,12 @@ def _stored_images(cache: Cache) -> tuple[int, int]:
 def _stored_patches(cache: Cache) -> int | None:
     if cache.metadata["codec"] == "raw":
         return _count(cache, FIELDS["raw"])
+    if cache.mirror is not None:
+        return None  # the grids stand in the shards: facts download none
     try:
         grids = [cache.shard("media", i).column("image_grid_thw")[0] for i in range(cache.num_shards)]
     except CacheError as err:
-        logger.warning("the images of %s are not counted as float32: %s", cache.folder, err)
+        logger.warning("the images of %s are not counted as float32: %s", cache.place, err)
         return None
     return sum(int(grid.astype(np.int64).prod(axis=1).sum()) for grid in grids)
 

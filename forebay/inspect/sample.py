@@ -78,7 +78,7 @@ def read_sample(cache: Cache, index: int, *, config: Config | None) -> Sample:
 
 
 def _read(cache: Cache, index: int) -> dict[str, Any]:
-    check_index(index, len(cache), what=f"{cache.folder} has {len(cache)} samples")
+    check_index(index, len(cache), what=f"{cache.place} has {len(cache)} samples")
     return cache.read(index)
 
 
@@ -102,10 +102,10 @@ def sample_index(cache: Cache, wanted: str) -> int:
     if found is not None:
         return found
     if number is not None:
-        check_index(number, len(cache), what=f"{cache.folder} has {len(cache)} samples")
+        check_index(number, len(cache), what=f"{cache.place} has {len(cache)} samples")
     raise CacheError(
-        f"--sample {wanted}: {cache.folder} has no sample with that id; what was left out: "
-        f"{cache.folder / 'rejected.jsonl'}; every id: forebay inspect {cache.folder} --export FILE.parquet"
+        f"--sample {wanted}: {cache.place} has no sample with that id; what was left out: "
+        f"{cache.folder / 'rejected.jsonl'}; every id: forebay inspect {cache.place} --export FILE.parquet"
     )
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from forebay.errors import CacheCorruptError, CacheError, ConfigError
+from forebay.config.remote import RemoteConfig
+from forebay.errors import CacheCorruptError, CacheError, ConfigError, MissingExtraError, RemoteError
 from forebay.inspect.terminal.layout import print_json, print_lines
 from forebay.inspect.terminal.plan import usage_lines
 from forebay.plan.usage import FILE_NAME, read_usage, unpack_ids
@@ -19,7 +20,7 @@ from forebay.store.layout import Array
 _COLUMNS = ("part", "language", "source")
 
 
-def usage_facts(path: Path) -> dict[str, Any]:
+def usage_facts(path: Path, *, remote: RemoteConfig | None = None) -> dict[str, Any]:
     """Returns the document of `forebay inspect --usage FILE --json`: the lines of the log added up.
 
     `languages`, `sources`, and `parts` of a mixture: by name the `samples` handed out, their `share`, the `expected`
@@ -27,6 +28,7 @@ def usage_facts(path: Path) -> dict[str, Any]:
     was gone through (`min_passes`, `max_passes`). `never_used`: `languages`, `sources` (names), `shards` (numbers),
     `samples` (indices; null where the log names none, see `train.usage_ids`), `sample_ids` (null also where the cache
     is not there). `gaps`: pairs of steps between which nothing was recorded.
+    remote: how the stores of caches are asked whose folders are URLs.
     Raises ConfigError where the file cannot be read, CacheCorruptError, CacheMismatchError for what is no usage log.
     """
     try:
@@ -34,12 +36,14 @@ def usage_facts(path: Path) -> dict[str, Any]:
     except OSError as err:
         raise ConfigError(f"cannot read {path}: {err.strerror}; name a run's logs/{FILE_NAME}") from err
     try:
-        return _facts(path, head, lines)
+        return _facts(path, head, lines, remote)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as err:
         raise CacheCorruptError(f"{path} does not hold a usage log: {err!r}") from err
 
 
-def _facts(path: Path, head: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _facts(
+    path: Path, head: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], remote: RemoteConfig | None
+) -> dict[str, Any]:
     samples = sum(line["samples"] for line in lines)
     frames, padded = (sum(line[name] for line in lines) for name in ("frames", "padded_frames"))
     columns = {f"{name}s": _column(head, lines, f"{name}s") for name in _COLUMNS if f"{name}s" in head}
@@ -68,7 +72,7 @@ def _facts(path: Path, head: Mapping[str, Any], lines: Sequence[Mapping[str, Any
             **{name: [value for value, row in rows.items() if not row["samples"]] for name, rows in columns.items()},
             "shards": np.flatnonzero((shards == 0) & (np.array(head["shards"], np.int64) > 0)).tolist(),
             "samples": None if unused is None else unused.tolist(),
-            "sample_ids": None if unused is None else _sample_ids(head, unused),
+            "sample_ids": None if unused is None else _sample_ids(head, unused, remote),
         },
     }
 
@@ -124,22 +128,22 @@ def _unused_samples(head: Mapping[str, Any], lines: Sequence[Mapping[str, Any]])
     return np.flatnonzero(~used)
 
 
-def _sample_ids(head: Mapping[str, Any], indices: Array) -> list[str] | None:
+def _sample_ids(head: Mapping[str, Any], indices: Array, remote: RemoteConfig | None) -> list[str] | None:
     """Returns the ids of samples; None where not all of the caches that were used are there."""
     names: list[str] = []
     for described in head["caches"]:
         try:
-            cache = open_cache(described["folder"])
+            cache = open_cache(described["folder"], remote=remote)
             cache.require_key(described["key"])
-        except CacheError:
+        except (CacheError, RemoteError, MissingExtraError):
             return None
         names += cache.samples["sample_id"].to_pylist()
     return [names[index] for index in indices] if names else None
 
 
-def run_usage(path: Path, *, as_json: bool) -> int:
+def run_usage(path: Path, *, as_json: bool, remote: RemoteConfig | None = None) -> int:
     """Prints the report on a usage log and returns the exit code, 0."""
-    facts = usage_facts(path)
+    facts = usage_facts(path, remote=remote)
     if as_json:
         print_json(facts)
     else:

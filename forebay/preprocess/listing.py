@@ -139,7 +139,7 @@ def explain(config: Config, *, may_hash: bool) -> dict[str, Any]:
     return {
         "key": key,
         "recipe_key": recipe.key,
-        "cache": str(lookup.found.folder) if lookup.found is not None else None,
+        "cache": lookup.found.place if lookup.found is not None else None,
         "sealed": lookup.found is not None,
         "nearest": nearest,
     }

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forebay.config import Config
+from forebay.config.tree import Config
 from forebay.config.url import is_url
 from forebay.errors import BuildError
 from forebay.plan.make import plan_example, plan_of
@@ -21,6 +21,7 @@ from forebay.preprocess.cut import Cut
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.modality import Finished, Listing, Modality
 from forebay.preprocess.pool import Pool, WorkerDied
+from forebay.preprocess.published import check_options, pushed, require_whole
 from forebay.preprocess.report import COUNTS, BuildReport, Options
 from forebay.preprocess.shard_task import Progress, ShardTask, make_shard
 from forebay.preprocess.sources.naming import manifest_files
@@ -57,11 +58,18 @@ def build(config: Config, options: Options | None = None) -> BuildReport:
     Raises ManifestError or ConfigError where the input as a whole cannot be used, BuildError where more than
     `run.max_failed_share` of the samples are bad, a source changes meanwhile, a worker keeps dying, or the cache root
     cannot be written; PlanError where the samples of the sealed cache give no plan.
+    Under a cache root in a store all this happens in what stands for the root on this node. The sealed cache is then
+    pushed; RemoteError where the store does not take it.
     """
     options = options or Options()
+    check_options(config, options)
     with naming_urls():
         report = _build_cache(config, options)
-    return report if options.dry_run or not report.sealed else _with_plan(config, report)
+    if options.dry_run or not report.sealed:
+        return report
+    if config.remote_root is not None and not is_url(report.cache):
+        report = pushed(config, report, options)
+    return _with_plan(config, report)
 
 
 def _with_plan(config: Config, report: BuildReport) -> BuildReport:
@@ -69,7 +77,7 @@ def _with_plan(config: Config, report: BuildReport) -> BuildReport:
         where, example = from_here(config.path), plan_example(config)
         line = f"plan: none, {where} has no [plan] section; training needs one, for example: {example}"
         return replace(report, plan=line)
-    planned = plan_of(config, open_cache(report.cache))
+    planned = plan_of(config, open_cache(report.cache, remote=config.remote))
     folder = None if planned.folder is None else str(planned.folder)
     return replace(report, plan=planned.summary(), plan_folder=folder)
 
@@ -85,14 +93,15 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
     recipe = recipe_of(config)
     lookup = find_cache(config, recipe, memo=memo)
     standing = _standing(config, lookup)
-    if standing is not None and _usable(standing, options):
+    if standing is not None and _usable(config, standing, options):
         if (failures := failures_of(config, standing)) is not None:
             raise BuildError(failures)
         if not options.dry_run:  # a builder that was killed after it had sealed left its folder
             Workspace(_workspace_folder(config, standing.key)).remove()
         return BuildReport.of_standing(standing, seconds=time.monotonic() - started_s)
     if not options.dry_run:
-        require_writable(config.cache_root, setting="run.cache_root")
+        setting = "run.cache_root" if config.remote_root is None else "remote.shard_dir"
+        require_writable(config.cache_root, setting=setting)
     with Pool(config.run.num_workers or os.cpu_count() or 1) as pool:
         run = _Build(config, options, resolve(config, memo, pool.map, recipe=recipe), pool, memo)
         if standing is not None:
@@ -102,7 +111,7 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
         except FileNotFoundError:
             # Where locks do nothing, a builder that has sealed takes the folder away from under this one.
             other = find_cache(config, recipe, memo=memo).found
-            if other is None or not _usable(other, options):
+            if other is None or not _usable(config, other, options):
                 raise
             run.workspace.remove()
             return BuildReport.of_standing(other, seconds=time.monotonic() - started_s)
@@ -115,9 +124,9 @@ def _standing(config: Config, lookup: Lookup) -> Sealed | None:
     if lookup.state == "absent":
         # A mistyped manifest must not pass for raw data that was taken away.
         manifest_files(localized(config).source)
-        logger.warning("%s is not compared: some of its raw data is not here", found.folder if found else "")
+        logger.warning("%s is not compared: some of its raw data is not here", found.place if found else "")
     if found is not None and found.metadata.get("codec") != config.codec:
-        logger.info("%s has the same values in another codec", found.folder)
+        logger.info("%s has the same values in another codec", found.place)
         return None
     return found
 
@@ -172,7 +181,7 @@ class _Build:
                     "the %s steps give other values here than where %s was built (probe %s, stored %s): no %s shard "
                     "of it is kept"
                 )
-                logger.warning(differ, group, standing.folder, self.probe[group], stored, group)
+                logger.warning(differ, group, standing.place, self.probe[group], stored, group)
 
     def dry(self, standing: Sealed | None) -> BuildReport:
         """What `run` would do, and how large the cache would be."""
@@ -182,8 +191,12 @@ class _Build:
             kept = self.workspace.load(unit[1], key) is not None
             self.counts["kept" if kept else "linked" if key in donors else "written"] += 1
         size = self.modality.estimate_bytes(self.listing)
-        return self._report(
-            self._target(standing), num_samples=len(self.listing.rows), sealed=False, estimated_bytes=size
+        target = self._target(standing)
+        report = self._report(target, num_samples=len(self.listing.rows), sealed=False, estimated_bytes=size)
+        return (
+            report
+            if self.config.remote_root is None
+            else replace(report, cache=f"{self.config.remote_root}/{target.name}")
         )
 
     def _all(self) -> list[Unit]:
@@ -202,7 +215,9 @@ class _Build:
     def _donors(self) -> Donors:
         """Where shards of this build stand already; a rebuild asks nobody."""
         wanted = set(map(self._key, self._all()))
-        return {} if self.options.rebuild else self.workspace.find_donors(self.config.cache_root, wanted)
+        if self.options.rebuild:
+            return {}
+        return self.workspace.find_donors(self.config.cache_root, wanted, recipe_key=self.listing.recipe.key)
 
     def _collect(self) -> None:
         """Keeps what an earlier run finished and links what other caches have, each after re-hashing it."""
@@ -365,8 +380,14 @@ def _in_order(units: Sequence[Unit]) -> list[Unit]:
     return [*media[:1], *(unit for unit in units if unit[1] == "text"), *media[1:]]
 
 
-def _usable(standing: Sealed, options: Options) -> bool:
-    """Whether a sealed cache is left alone: all files are there and of the right size, and right by hash if asked."""
+def _usable(config: Config, standing: Sealed, options: Options) -> bool:
+    """Whether a sealed cache is left alone: all files are there and of the right size, and right by hash if asked.
+
+    Raises BuildError for one in a store that is not to be left alone.
+    """
+    if standing.url is not None:
+        require_whole(config, standing, options)
+        return True
     if options.rebuild:
         return False
     folder = standing.folder

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from forebay.store.lookup import Sealed
+from forebay.store.remote.tally import TransferReport
 from forebay.visible import from_here, human_bytes
 
 COUNTS = ("num_samples", "excluded", "failed", "longer", "unused_fields")
@@ -33,6 +34,8 @@ class BuildReport:
     """What a build did; its fields are those of `forebay preprocess --json`.
 
     excluded, failed: rows left out, by reason. longer: samples that are longer than their manifest says, kept.
+    cache: the folder of the cache, or its URL. pushed: how it got there, as `forebay cache push --json` says it; None:
+    this build did not push it.
     plan: one line on the plan of a sealed cache; plan_folder: where the plan is kept, None where it is not.
     """
 
@@ -50,6 +53,7 @@ class BuildReport:
     sealed: bool = True
     already_sealed: bool = False
     estimated_bytes: int | None = None
+    pushed: TransferReport | None = None
     plan: str | None = None
     plan_folder: str | None = None
 
@@ -59,7 +63,7 @@ class BuildReport:
         metadata = standing.metadata
         return cls(
             key=standing.key,
-            cache=str(standing.folder),
+            cache=standing.place,
             **{name: metadata[name] for name in COUNTS},
             shards_kept=len(metadata["probe"]) * metadata["num_shards"],
             seconds=seconds,
@@ -87,6 +91,8 @@ class BuildReport:
         yield f"{state}: {cache} ({self.num_samples} samples, {self.seconds:.1f} s)"
         if not self.already_sealed:
             yield f"shards: {self.shards_written} made, {self.shards_linked} linked, {self.shards_kept} kept"
+        if self.pushed is not None:
+            yield from self.pushed.lines()
         for kind, counts in (("excluded", self.excluded), ("failed", self.failed)):
             if counts:
                 yield f"{kind}: " + ", ".join(f"{reason} {n}" for reason, n in counts.items())

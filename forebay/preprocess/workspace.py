@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from forebay.errors import CacheError
+from forebay.errors import CacheError, RemoteError
 from forebay.store.cache import open_cache
 from forebay.store.files import link_or_copy, write_bytes
 from forebay.store.layout import GROUPS, Group
 from forebay.store.lookup import sealed_caches
+from forebay.store.remote.mirror import Mirror
+from forebay.store.remote.node import Wanted
+from forebay.store.remote.root import RemoteRoot
 from forebay.store.seal import is_whole
 from forebay.store.shard import ShardEntry, entry_from_json, entry_to_json
 from forebay.store.temporary import temporary_name
@@ -55,7 +58,8 @@ class Workspace:
 
     def adopt(self, group: Group, key: str, donors: Donors) -> bool:
         """Links a shard that another cache has, after re-hashing it; says whether it did."""
-        donor = _first_whole(donors.get(key, []))
+        copies = donors.get(key, [])
+        donor = _first_whole([copy for copy in copies if _mirror(copy[0]) is None]) or _fetched(copies)
         if donor is None:
             return False
         path, entry = donor
@@ -64,16 +68,19 @@ class Workspace:
         save_receipt(self.path(group, key), self.receipts[key])
         return True
 
-    def find_donors(self, root: Path, wanted: set[str]) -> Donors:
+    def find_donors(self, root: Path, wanted: set[str], *, recipe_key: str) -> Donors:
         """Returns where shards of these keys stand: in sealed caches under a root, and in the folders of other builds.
 
-        They are not re-hashed here.
+        They are not re-hashed here. Of caches in a store those of one recipe are opened: each costs a few downloads.
         """
         donors = _of_other_builds(self.folder, wanted)
+        remote = RemoteRoot.of(root)
         for sealed in sealed_caches(root):
+            if sealed.url is not None and sealed.metadata["recipe_key"] != recipe_key:
+                continue
             # A damaged cache still gives the shards that are whole; one that cannot be opened gives none.
-            with contextlib.suppress(CacheError):
-                cache = open_cache(sealed.folder, verify="never")
+            with contextlib.suppress(CacheError, RemoteError):
+                cache = open_cache(sealed.place, verify="never", remote=None if remote is None else remote.settings)
                 for group in cache.groups:
                     for path, entry in cache.shard_entries(group):
                         if entry.key in wanted:
@@ -154,6 +161,22 @@ def _first_whole(copies: list[tuple[Path, ShardEntry]]) -> tuple[Path, ShardEntr
         else:
             logger.warning("%s is damaged; to mend it: forebay preprocess --verify with the config of that cache", path)
     return whole[-1] if whole else None
+
+
+def _mirror(shard: Path) -> Mirror | None:
+    """Returns the mirror that a shard is to be in and is not in yet, else None."""
+    return None if shard.is_file() else Mirror.of(shard.parents[1])
+
+
+def _fetched(copies: list[tuple[Path, ShardEntry]]) -> tuple[Path, ShardEntry] | None:
+    """Returns the first copy that a store gives; it is compared with its hash while it is downloaded."""
+    for path, entry in copies:
+        if (mirror := _mirror(path)) is not None:
+            name = path.relative_to(mirror.folder).as_posix()
+            with contextlib.suppress(RemoteError):
+                mirror.require(Wanted(name=name, size_bytes=entry.size_bytes, xxh3_128=entry.xxh3_128))
+                return path, entry
+    return None
 
 
 def _inode(path: Path) -> tuple[int, int] | None:

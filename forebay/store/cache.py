@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 import numpy as np
 
 from forebay.config.remote import RemoteConfig
+from forebay.config.url import url_or_path
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheReplacedError, ConfigError
 from forebay.store.chunked import SLOTS, open_slots
 from forebay.store.held import HeldFile, HeldFolder
 from forebay.store.image.codec import StoredImages
 from forebay.store.layout import FORMAT_VERSION, ROW_BITS, ROW_MASK, Array, FieldSpec, Group, Ints
 from forebay.store.metadata import check_file, checked_fields, groups_of, load_array, read_metadata
+from forebay.store.remote.columns import ToldColumns, dump_columns, told_columns
 from forebay.store.remote.mirror import Mirror, MirroredFile, cache_folder
 from forebay.store.remote.node import Wanted, check_bound
 from forebay.store.shard import (
@@ -71,7 +73,7 @@ def open_cache(
         raise ConfigError(
             f"max_open_shards is {max_open_shards}, wanted 1 to {_MAX_OPEN_SHARDS}; set loader.max_open_shards"
         )
-    folder = cache_folder(os.fspath(path), remote or RemoteConfig())
+    folder = cache_folder(url_or_path(path), remote or RemoteConfig())
     while True:
         with contextlib.suppress(CacheReplacedError):  # while it was being opened
             return Cache(folder.absolute(), verify=verify, max_open_shards=max_open_shards)
@@ -128,10 +130,15 @@ class Cache(SampleSource):
         return self._length
 
     def __repr__(self) -> str:
-        return f"Cache({str(self.folder)!r}, key={self.key[:16]}, num_samples={self._length})"
+        return f"Cache({self.place!r}, key={self.key[:16]}, num_samples={self._length})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.folder, self.key, self._length, self._verify, self._max_open_shards)
+
+    @property
+    def place(self) -> str:
+        """What to call it, and to open it by, on any node: its URL, or its folder."""
+        return str(self.folder if self.mirror is None else self.mirror.url)
 
     @cached_property
     def lengths(self) -> Mapping[str, Array]:  # type: ignore[override]  # mypy takes it for read-only
@@ -247,7 +254,7 @@ class Cache(SampleSource):
         self._slots.require(index)
         slot = self._slot_at[index]
         if (spec := self.fields.get("sample_id")) is None:
-            raise CacheMismatchError(f"{self.folder} has no field sample_id; run: forebay preprocess CONFIG --rebuild")
+            raise CacheMismatchError(f"{self.place} has no field sample_id; run: forebay preprocess CONFIG --rebuild")
         try:
             return self.shard(spec.group, slot >> ROW_BITS).string("sample_id", slot & ROW_MASK)
         except IndexError as err:
@@ -312,7 +319,7 @@ class Cache(SampleSource):
                     raise
             self._max_open_shards, self._is_bounded = max(1, num_open // 2), True
             self._columns.clear()  # these views hold mappings too
-            logger.warning("%s: out of handles, at most %d shards are kept open", self.folder, self._max_open_shards)
+            logger.warning("%s: out of handles, at most %d shards are kept open", self.place, self._max_open_shards)
             while len(self._open) > num_open // 2:
                 with contextlib.suppress(KeyError):
                     self._open.popitem(last=False)
@@ -407,14 +414,30 @@ class Cache(SampleSource):
         """
         from forebay.store.row_table import categories
 
+        if self._told is not None and (found := self._told.categories(name)) is not None:
+            return found
         return categories(self._sample_columns(), name)
 
     def ids_digest(self) -> str:
         """Returns the digest of the samples' ids in their order, all of which are read; the key if there are none."""
         from forebay.store.row_table import strings_digest
 
+        if self._told is not None:
+            return self._told.ids_digest
         columns = self._sample_columns()
         return strings_digest(columns.column("sample_id")) if "sample_id" in columns.fields else self.key
+
+    @cached_property
+    def _told(self) -> ToldColumns | None:
+        """What the store tells of all samples at once."""
+        return None if self.mirror is None else told_columns(self.mirror, key=self.key, num_samples=self._length)
+
+    def told(self) -> bytes:
+        """Returns what a store is to tell of all samples at once, see `ToldColumns`."""
+        names = [name for name, field in self._sample_columns().fields.items() if field.dtype == "str"]
+        found = {name: self.categories(name) for name in names if name not in ("sample_id", "text")}
+        columns = {name: values for name, values in found.items() if values is not None}
+        return dump_columns(self.key, self.ids_digest(), columns)
 
     def _sample_columns(self) -> SampleColumns:
         """Returns the table fields that have a row a sample: the media rows of a vision cache are images."""
@@ -443,7 +466,7 @@ class Cache(SampleSource):
 
     def _position(self, index: int) -> int:
         if not -self._length <= index < self._length:
-            raise IndexError(f"sample {index} of a cache with {self._length} samples ({self.folder})")
+            raise IndexError(f"sample {index} of a cache with {self._length} samples ({self.place})")
         return index % self._length
 
     def _load(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], *, verify: bool = False) -> Array:
@@ -461,7 +484,7 @@ class Cache(SampleSource):
     def require_key(self, key: str) -> None:
         """Raises CacheMismatchError where this is not the cache of `key`."""
         if self.key != key:
-            raise CacheMismatchError(f"{self.folder}: key is {self.key[:16]}, wanted {key[:16]}")
+            raise CacheMismatchError(f"{self.place}: key is {self.key[:16]}, wanted {key[:16]}")
 
 
 def _reopen(folder: Path, key: str, num_samples: int, verify: Verify, max_open_shards: int) -> Cache:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from forebay.config import Config
+from forebay.config.remote import RemoteConfig
+from forebay.config.tree import Config
+from forebay.config.url import Url, is_url, parse_url
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheNotFoundError
 from forebay.store.key import SHORT, KeyedRecipe, differences
 from forebay.store.layout import FORMAT_VERSION
 from forebay.store.memo import FILE_NAME as MEMO_NAME
 from forebay.store.memo import Memo
 from forebay.store.metadata import check_file, check_found, read_metadata
+from forebay.store.remote.mirror import cache_folder
 from forebay.store.remote.origin import forget
+from forebay.store.remote.root import RemoteRoot
 from forebay.store.remote.sources import is_file, localized
 from forebay.store.source_files import (
     ABSENT,
@@ -42,7 +46,20 @@ class Sealed:
     """A sealed cache under a root, by its metadata alone."""
 
     folder: Path
+    """Of a cache in a store, its mirror on this node."""
     metadata: dict[str, Any]
+    url: Url | None = None
+    """Where it lies in a store."""
+
+    @property
+    def place(self) -> str:
+        """What to call it, and to open it by, on any node: its URL, or else its folder."""
+        return str(self.folder if self.url is None else self.url)
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return self.folder.name if self.url is None else self.url.name
 
     @property
     def key(self) -> str:
@@ -78,7 +95,16 @@ _RANK: dict[SourceState, int] = {"unknown": 0, "changed": 1, "absent": 2, "same"
 
 
 def sealed_caches(root: Path) -> list[Sealed]:
-    """Returns every sealed cache directly under a root, newest first; what cannot be read is logged and left out."""
+    """Returns every sealed cache directly under a root, newest first; what cannot be read is logged and left out.
+
+    Those of a folder that stands for a URL come from the store too, see `RemoteRoot`; their folders have nothing but
+    metadata.json until they are `mirrored`.
+    """
+    remote = RemoteRoot.of(root)
+    return [*_sealed_here(root), *(_sealed_there(remote) if remote is not None else ())]
+
+
+def _sealed_here(root: Path) -> list[Sealed]:
     found: list[tuple[int, Sealed]] = []
     if not root.is_dir():
         return []
@@ -86,16 +112,34 @@ def sealed_caches(root: Path) -> list[Sealed]:
         path = folder / "metadata.json"
         if folder.name.startswith(".") or TEMPORARY_MARK in folder.name or not path.is_file():
             continue
-        try:
-            metadata = read_metadata(folder, format_version=FORMAT_VERSION)
-            if "recipe" not in metadata:
-                continue
-            check_found(folder, metadata)
-        except CacheError as err:
-            logger.warning("leaving out %s", err)
-        else:
-            found.append((path.stat().st_mtime_ns, Sealed(folder=folder, metadata=metadata)))
+        if (sealed := _read_sealed(folder)) is not None:
+            found.append((path.stat().st_mtime_ns, sealed))
     return [sealed for _, sealed in sorted(found, key=lambda pair: (-pair[0], pair[1].folder.name))]
+
+
+def _sealed_there(remote: RemoteRoot) -> list[Sealed]:
+    found = (_read_sealed(folder, url=url) for url, folder in remote.caches())
+    return [sealed for sealed in found if sealed is not None]
+
+
+def _read_sealed(folder: Path, *, url: Url | None = None) -> Sealed | None:
+    try:
+        metadata = read_metadata(folder, format_version=FORMAT_VERSION)
+        if "recipe" not in metadata:
+            return None
+        check_found(folder, metadata)
+    except CacheError as err:
+        logger.warning("leaving out %s", err if url is None else f"{url}: {err}")
+        return None
+    return Sealed(folder=folder, metadata=metadata, url=url)
+
+
+def mirrored(sealed: Sealed, settings: RemoteConfig) -> Sealed:
+    """Returns a cache with all but its shards on this node. Raises RemoteError, CacheError."""
+    if sealed.url is None:
+        return sealed
+    folder = cache_folder(str(sealed.url), settings)
+    return replace(sealed, folder=folder, metadata=read_metadata(folder, format_version=FORMAT_VERSION))
 
 
 def find_cache(config: Config, recipe: KeyedRecipe, *, may_hash: bool = True, memo: Memo | None = None) -> Lookup:
@@ -104,45 +148,83 @@ def find_cache(config: Config, recipe: KeyedRecipe, *, may_hash: bool = True, me
     Caches are filtered by recipe first. Of those left, sources are compared by the memo: a stat a file, and a read only
     for a file that the memo does not know (never where `may_hash` is false). `loader.cache_dir` names a cache outright;
     its recipe and sources are compared all the same. Raises CacheMismatchError where `loader.cache_dir` is another
-    recipe.
+    recipe. A root in a store is asked where this node has built no such cache; RemoteError where it does not answer.
     """
     forget()
-    sealed = _named_cache(config) if config.loader.cache_dir else sealed_caches(config.cache_root)
-    if config.loader.cache_dir and sealed[0].metadata["recipe_key"] != recipe.key:
-        raise CacheMismatchError(_mismatch(sealed[0], recipe))
-    # Any layout has the same values; that of the config is read as its user means it to be.
-    sealed = sorted(sealed, key=lambda cache: cache.metadata.get("codec") != config.codec)
-    candidates = _candidates(config, recipe, sealed)
-    if not candidates:
-        nearest = _nearest(config, recipe, sealed)
-        differs = differences(recipe.document, nearest.metadata["recipe"]) if nearest else []
-        return Lookup(recipe=recipe, nearest=nearest, differs=differs)
-    memo = Memo.of(config) if memo is None else memo
-    misses: list[tuple[SourceState, Sealed, list[str]]] = []
-    for cache, sources in candidates:
-        memo.add_file(cache.folder / MEMO_NAME)
-        state, names = compare_sources(config, sources, memo, may_hash=may_hash)
-        if state == "same":
-            return Lookup(recipe=recipe, found=cache, state=state)
-        misses.append((state, cache, names))
-        logger.debug("%s: sources are %s %s", cache.folder, state, names)
-    state, cache, names = min(misses, key=lambda miss: _RANK[miss[0]])
-    if state == "absent":
-        return Lookup(recipe=recipe, found=cache, state=state)
-    differs = [{"field": "sources", "wanted": "not hashed", "stored": cache.key[:SHORT]}]
-    if state == "changed":
-        differs = source_differences(config, cache.sources(), names, memo)
-    return Lookup(recipe=recipe, nearest=cache, differs=differs, state=state)
+    search = _Search(config=config, recipe=recipe, may_hash=may_hash, memo=memo)
+    for sealed in _places(config, recipe):
+        search.look_at(sealed)
+        if search.found is not None and search.found.metadata.get("codec") == config.codec:
+            break
+    return search.result()
+
+
+def _places(config: Config, recipe: KeyedRecipe) -> Iterator[list[Sealed]]:
+    """Yields the caches that may be meant, what is on this machine first: most often nothing else needs to be asked."""
+    if config.loader.cache_dir:
+        named = _named_cache(config)
+        if named.metadata["recipe_key"] != recipe.key:
+            raise CacheMismatchError(_mismatch(named, recipe))
+        yield [named]
+        return
+    yield _sealed_here(config.cache_root)
+    if (remote := RemoteRoot.of_config(config)) is not None:
+        yield _sealed_there(remote)
+
+
+@dataclass(kw_only=True)
+class _Search:
+    """What was seen on the way to the cache of a config. found: of its sources, perhaps in another codec."""
+
+    config: Config
+    recipe: KeyedRecipe
+    may_hash: bool
+    memo: Memo | None
+    found: Sealed | None = None
+    seen: list[Sealed] = field(default_factory=list)
+    misses: list[tuple[SourceState, Sealed, list[str]]] = field(default_factory=list)
+
+    def look_at(self, sealed: Sequence[Sealed]) -> None:
+        """Compares those of the recipe until one has the sources of the config."""
+        # Any layout has the same values; that of the config is read as its user means it to be.
+        ordered = sorted(sealed, key=lambda cache: cache.metadata.get("codec") != self.config.codec)
+        self.seen += ordered
+        for cache, sources in _candidates(self.config, self.recipe, ordered):
+            self.memo = Memo.of(self.config) if self.memo is None else self.memo
+            self.memo.add_file(cache.folder / MEMO_NAME)
+            state, names = compare_sources(self.config, sources, self.memo, may_hash=self.may_hash)
+            if state == "same":
+                is_better = self.found is None or cache.metadata.get("codec") == self.config.codec
+                self.found = cache if is_better else self.found
+                return
+            self.misses.append((state, cache, names))
+            logger.debug("%s: sources are %s %s", cache.place, state, names)
+
+    def result(self) -> Lookup:
+        """Returns the cache that was found, or the nearest one."""
+        if self.found is not None:
+            return Lookup(recipe=self.recipe, found=self.found, state="same")
+        if not self.misses or self.memo is None:
+            nearest = _nearest(self.config, self.recipe, self.seen)
+            differs = differences(self.recipe.document, nearest.metadata["recipe"]) if nearest else []
+            return Lookup(recipe=self.recipe, nearest=nearest, differs=differs)
+        state, cache, names = min(self.misses, key=lambda miss: _RANK[miss[0]])
+        if state == "absent":
+            return Lookup(recipe=self.recipe, found=cache, state=state)
+        differs = [{"field": "sources", "wanted": "not hashed", "stored": cache.key[:SHORT]}]
+        if state == "changed":
+            differs = source_differences(self.config, cache.sources(), names, self.memo)
+        return Lookup(recipe=self.recipe, nearest=cache, differs=differs, state=state)
 
 
 def not_found_message(config: Config, lookup: Lookup) -> str:
     """Returns what to tell a user without a cache: key, folder searched, nearest cache, how it differs, what to run."""
-    text = f"no cache for recipe {lookup.recipe.key[:SHORT]} in {config.cache_root}"
+    text = f"no cache for recipe {lookup.recipe.key[:SHORT]} in {config.remote_root or config.cache_root}"
     if lookup.nearest is not None:
         fields = "; ".join(
             f"{d['field']} differs ({d['wanted']!r} wanted, {d['stored']!r} stored)" for d in lookup.differs[:4]
         )
-        text += f"; nearest is {lookup.nearest.folder.name}" + (f", {fields}" if fields else "")
+        text += f"; nearest is {lookup.nearest.name}" + (f", {fields}" if fields else "")
     return f"{text}; run: forebay preprocess {config.path}"
 
 
@@ -153,15 +235,17 @@ def require(config: Config, lookup: Lookup) -> Sealed:
     return lookup.found
 
 
-def _named_cache(config: Config) -> list[Sealed]:
-    folder = Path(str(config.loader.cache_dir))
+def _named_cache(config: Config) -> Sealed:
+    place = str(config.loader.cache_dir)
+    url = parse_url(place) if is_url(place) else None
+    folder = cache_folder(place, config.remote)
     if not folder.is_dir():
         raise CacheNotFoundError(f"loader.cache_dir {folder} is not a folder; run: forebay preprocess {config.path}")
     metadata = read_metadata(folder, format_version=FORMAT_VERSION)
     if "recipe" not in metadata:
-        raise CacheMismatchError(f"loader.cache_dir {folder} is not a cache: its metadata.json has no recipe")
+        raise CacheMismatchError(f"loader.cache_dir {place} is not a cache: its metadata.json has no recipe")
     check_found(folder, metadata)
-    return [Sealed(folder=folder, metadata=metadata)]
+    return Sealed(folder=folder, metadata=metadata, url=url)
 
 
 def _candidates(
@@ -173,10 +257,11 @@ def _candidates(
         if cache.metadata["recipe_key"] != recipe.key:
             continue
         try:
-            sources = cache.sources()
-            _require_confined(config, cache, sources)
-            found.append((cache, sources))
-        except (CacheCorruptError, CacheMismatchError) as err:
+            here = mirrored(cache, config.remote)
+            sources = here.sources()
+            _require_confined(config, here, sources)
+            found.append((here, sources))
+        except (CacheCorruptError, CacheMismatchError, CacheNotFoundError) as err:
             if config.loader.cache_dir:
                 raise
             logger.warning("leaving out %s", err)
@@ -192,13 +277,13 @@ def _require_confined(config: Config, cache: Sealed, sources: Sequence[StoredSou
             continue
         if (real := leads_out(path, config.source.manifests[source.entry])) is not None:
             raise CacheMismatchError(
-                f"{cache.folder}: it was made of {source.name!r}, which is {real!r}; source.confined allows no "
+                f"{cache.place}: it was made of {source.name!r}, which is {real!r}; source.confined allows no "
                 "place outside of the manifest's folder: move the file there, or set source.confined = false for a "
                 "cache that you trust"
             )
         if not is_file(path) and cache.metadata.get(CONFINED) is not True:
             raise CacheMismatchError(
-                f"{cache.folder}: {source.name!r} is not here, and the cache was built without source.confined, so "
+                f"{cache.place}: {source.name!r} is not here, and the cache was built without source.confined, so "
                 "nothing says where it lay; put the raw data back, or set source.confined = false for a cache that "
                 "you trust"
             )
@@ -216,7 +301,7 @@ def failures_of(config: Config, cache: Sealed) -> str | None:
         return None
     reasons = ", ".join(f"{reason} {number}" for reason, number in failed.items())
     return (
-        f"{cache.folder} was sealed with {count} of {rows} samples bad ({reasons}), and run.max_failed_share = {share} "
+        f"{cache.place} was sealed with {count} of {rows} samples bad ({reasons}), and run.max_failed_share = {share} "
         f"allows {int(share * rows)}; they are listed in {cache.folder / 'rejected.jsonl'}; mend them, or allow as "
         f"many: forebay preprocess {config.path} --set run.max_failed_share={min(1.0, 2 * count / rows):.3g}"
     )
@@ -226,7 +311,7 @@ def _mismatch(cache: Sealed, recipe: KeyedRecipe) -> str:
     versions = {"field": "recipe_key", "wanted": recipe.key[:SHORT], "stored": cache.metadata["recipe_key"][:SHORT]}
     first = next(iter(differences(recipe.document, cache.metadata["recipe"])), versions)
     return (
-        f"loader.cache_dir {cache.folder}: {first['field']} is {first['stored']!r} in the cache, "
+        f"loader.cache_dir {cache.place}: {first['field']} is {first['stored']!r} in the cache, "
         f"{first['wanted']!r} in the config; change the config, or name another cache"
     )
 

@@ -54,7 +54,7 @@ def seal(folder: Path, contents: Contents, *, scratch: Path, replace: bool = Fal
     assembled = scratch / temporary_name(Path(folder.name)).name
     try:
         _assemble(assembled, contents)
-        return _publish(assembled, folder, replace=replace)
+        return publish(assembled, folder, replace=replace)
     finally:
         shutil.rmtree(assembled, ignore_errors=True)
 
@@ -83,7 +83,11 @@ def _assemble(folder: Path, contents: Contents) -> None:
     write_metadata(folder, document)
 
 
-def _publish(assembled: Path, folder: Path, *, replace: bool) -> bool:
+def publish(assembled: Path, folder: Path, *, replace: bool) -> bool:
+    """Puts an assembled cache at `folder`, in one step; says whether it did, and not another builder before it.
+
+    replace: as of `seal`.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.rename(assembled, folder)

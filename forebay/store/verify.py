@@ -1,4 +1,4 @@
-"""Whether a cache on disk is, byte for byte, what was sealed."""
+"""Whether a cache, on disk or in a store, is byte for byte what was sealed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from forebay.errors import CacheCorruptError, CacheError
 from forebay.store.cache import Cache, open_cache
 from forebay.store.held import AnyFile
 from forebay.store.metadata import check_file
+from forebay.store.remote.bucket import Bucket
+from forebay.store.remote.check import check_bytes, check_sizes
 
 
 @dataclass
@@ -20,6 +22,8 @@ class VerifyReport:
 
     checked_bytes: int = 0
     problems: list[str] = field(default_factory=list)
+    place: str | None = None
+    """The URL of a cache in a store: it is the objects that were compared."""
 
     @property
     def ok(self) -> bool:
@@ -38,18 +42,25 @@ class VerifyReport:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the `verify` part of `forebay inspect --json`."""
-        return {"ok": self.ok, "checked_bytes": self.checked_bytes, "problems": self.problems}
+        place = {} if self.place is None else {"place": self.place}
+        return {"ok": self.ok, "checked_bytes": self.checked_bytes, "problems": self.problems, **place}
 
 
 def quick_problems(folder: Path) -> list[str]:
-    """Returns what a stat of every file shows to be wrong: missing files, other sizes, metadata that is not true."""
+    """Returns what a stat of every file shows to be wrong: missing files, other sizes, metadata that is not true.
+
+    Of a mirror what a listing of the store shows; RemoteError where the store does not answer.
+    """
     return _check_all(folder, hashing=False, progress=False).problems
 
 
 def verify_folder(folder: Path, *, progress: bool = False) -> VerifyReport:
-    """Returns what re-hashing every file of a cache finds; foreign files in its folder are problems too."""
+    """Returns what re-hashing every file of a cache finds; foreign files in its folder are problems too.
+
+    Of a mirror the store's objects are read, and nothing of them is kept; RemoteError where the store does not answer.
+    """
     report = _check_all(folder, hashing=True, progress=progress)
-    if report.ok:
+    if report.ok and report.place is None:
         report.problems += _foreign(open_cache(folder, verify="never"))
     return report
 
@@ -62,15 +73,36 @@ def _check_all(folder: Path, *, hashing: bool, progress: bool) -> VerifyReport:
     except CacheError as err:
         report.problems.append(str(err))
         return report
-    from tqdm import tqdm
-
+    if cache.mirror is not None:
+        report.place = cache.place
+        _check_objects(cache.mirror.bucket, cache, report, hashing=hashing, progress=progress)
+        return report
     files = list(cache.files())
-    total = sum(int(entry["size_bytes"]) for _, entry in files)
-    with tqdm(total=total, unit="B", unit_scale=True, desc="verify", disable=not progress, file=sys.stderr) as bar:
+    with _bar(cache, progress=progress) as bar:
         for file, entry in files:
             report.check(file, entry, hashing=hashing)
             bar.update(int(entry["size_bytes"]))
     return report
+
+
+def _bar(cache: Cache, *, progress: bool) -> Any:
+    from tqdm import tqdm
+
+    total = sum(int(entry["size_bytes"]) for _, entry in cache.files())
+    return tqdm(total=total, unit="B", unit_scale=True, desc="verify", disable=not progress, file=sys.stderr)
+
+
+def _check_objects(bucket: Bucket, cache: Cache, report: VerifyReport, *, hashing: bool, progress: bool) -> None:
+    files = {file.place: entry for file, entry in cache.files()}
+    report.problems, foreign = check_sizes(bucket, files)
+    if not hashing or report.problems:
+        return
+    with _bar(cache, progress=progress) as bar:
+        for size_bytes, problem in check_bytes(bucket, files):
+            report.checked_bytes += size_bytes
+            report.problems += [] if problem is None else [problem]
+            bar.update(size_bytes)
+    report.problems += foreign
 
 
 def _foreign(cache: Cache) -> list[str]:

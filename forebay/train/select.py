@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 
 from forebay.config import Config, LoaderConfig, MixtureConfig, MixtureSource, PackConfig, PlanConfig
+from forebay.config.remote import RemoteConfig
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
 from forebay.plan.in_order import in_order
 from forebay.plan.make import Planned, plan_of
@@ -119,7 +122,20 @@ def _plan_of_all(config: Config, source: SampleSource) -> Planned:
     is_kept, made = source_kind(source) == "cache", []
     if is_kept:
         _by_rank_0(lambda: made.append(plan_of(config, source)))
-    return made[0] if made else plan_of(config, source, keep=is_kept)
+    if made:
+        return made[0]
+    # What stands for a URL lies on each node for itself: of several ranks there one makes the plan.
+    with _one_of_node(config.cache_root) if is_kept and config.remote_root is not None else nullcontext():
+        return plan_of(config, source, keep=is_kept)
+
+
+@contextmanager
+def _one_of_node(root: Path) -> Iterator[None]:
+    root.mkdir(parents=True, exist_ok=True)
+    with open(root / ".planning", "wb") as file:
+        with suppress(OSError):  # a file system without locks: all of them make it
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def pack_forms(
@@ -159,9 +175,9 @@ def select(config: Config) -> SampleSource:
     """Returns what a config's samples are read from, see `make_loader`."""
     if config.mixture.source:
         return _select_mixture(config)
-    folder, probe = _by_rank_0(lambda: _choose(config))
-    if folder is not None:
-        return _opened(folder, config.loader)
+    place, probe = _by_rank_0(lambda: _choose(config))
+    if place is not None:
+        return open_by_config(place, config)
     from forebay.train.uncached.source import uncached_source
 
     return uncached_source(config, stored_probe=probe)
@@ -180,7 +196,7 @@ def _select_mixture(config: Config) -> SourceUnion:
 def _select_entry(config: Config, entry: MixtureSource) -> tuple[SampleSource, str]:
     settings = config.loader
     if entry.cache is not None:
-        return _opened(entry.cache, settings), entry.cache
+        return open_by_config(entry.cache, config), entry.cache
     named = where_it_lies(load_config(str(entry.config)), config)
     # Of the other config only what it reads counts: its own mixture would have no weights here.
     loader = replace(
@@ -192,18 +208,26 @@ def _select_entry(config: Config, entry: MixtureSource) -> tuple[SampleSource, s
 def where_it_lies(named: Config, config: Config) -> Config:
     """Returns a config that `config` names, with the cache root under which its cache is: its own, else `config`'s.
 
-    So `--cache-root` of a command, which no other config knows, holds for what the command reads.
+    So `--cache-root` of a command, which no other config knows, holds for what the command reads. So does what
+    `[remote]` says of this node: its folder, its bound, its downloads. Only how the store of the named config is asked
+    is said there, where it says anything.
     """
-    other = replace(named, run=replace(named.run, cache_root=config.run.cache_root))
+    names = ("endpoint", "region", "anonymous")
+    there = {name: getattr(named.remote, name) for name in names}
+    says = there != {name: getattr(RemoteConfig(), name) for name in names}
+    own = replace(named, remote=replace(config.remote, **there) if says else config.remote)
+    other = replace(named, run=replace(named.run, cache_root=config.run.cache_root), remote=config.remote)
 
     def is_under(each: Config) -> bool:
         return find_cache(each, recipe_of(each)).found is not None
 
-    return named if other == named else _by_rank_0(lambda: other if is_under(other) and not is_under(named) else named)
+    return own if other == own else _by_rank_0(lambda: other if is_under(other) and not is_under(own) else own)
 
 
-def _opened(folder: str | Path, settings: LoaderConfig) -> Cache:
-    return open_cache(folder, verify=settings.verify, max_open_shards=settings.max_open_shards)
+def open_by_config(place: str, config: Config) -> Cache:
+    """Returns the cache of a folder or URL, opened as `[loader]` and `[remote]` say."""
+    settings = config.loader
+    return open_cache(place, verify=settings.verify, max_open_shards=settings.max_open_shards, remote=config.remote)
 
 
 def _by_rank_0(make: Callable[[], T]) -> T:
@@ -228,8 +252,11 @@ def _by_rank_0(make: Callable[[], T]) -> T:
     return told
 
 
-def _choose(config: Config) -> tuple[Path | None, dict[str, str] | None]:
-    """Returns the cache folder to use (None: go uncached) and the probe of a cache that is there but not used."""
+def _choose(config: Config) -> tuple[str | None, dict[str, str] | None]:
+    """Returns the folder or URL of the cache to use (None: go uncached), and the probe of a cache that is not used.
+
+    Of a cache in a store the URL: another node has another mirror of it, which it opens by itself.
+    """
     lookup = find_cache(config, recipe_of(config))
     found = lookup.found
     if config.loader.cache == "off":
@@ -240,15 +267,20 @@ def _choose(config: Config) -> tuple[Path | None, dict[str, str] | None]:
         logger.warning("going uncached, which is slow: %s", not_found_message(config, lookup))
         return None, None
     _say(config, lookup)
-    return found.folder, None
+    return found.place, None
 
 
 def _say(config: Config, lookup: Lookup) -> None:
     if lookup.found is None:
         return
     if lookup.state == "absent":
-        logger.warning("using %s unchecked: its raw data is not here to be compared", lookup.found.folder)
+        logger.warning("using %s unchecked: its raw data is not here to be compared", lookup.found.place)
     else:
-        logger.info("using %s", lookup.found.folder)
+        logger.info("using %s", lookup.found.place)
+    if config.remote_root is not None and lookup.found.url is None and not config.loader.cache_dir:
+        logger.warning(
+            "%s is only on this node; to push it to %s: forebay preprocess %s",
+            *(lookup.found.place, config.remote_root, config.path),
+        )
     if (failures := failures_of(config, lookup.found)) is not None:
         logger.warning("%s", failures)

@@ -13,7 +13,9 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from forebay.config.loader import LoaderConfig
-from forebay.config.tree import Config
+from forebay.config.remote import RemoteConfig
+from forebay.config.tree import Config, stand_in
+from forebay.config.url import is_url, url_or_path
 from forebay.errors import CacheError, CacheNotFoundError, ConfigError
 from forebay.plan.cursor import Cursor, Resumable, Step
 from forebay.plan.disk import METADATA, STATISTICS, pack_settings
@@ -24,6 +26,7 @@ from forebay.steps.step import Allocate
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.codec import FIELDS
 from forebay.store.lookup import sealed_caches
+from forebay.store.remote.root import RemoteRoot
 from forebay.store.temporary import TEMPORARY_MARK
 from forebay.train.device import Batch
 from forebay.train.loader import Loader
@@ -99,15 +102,18 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
         patch_classes: int = 8,
         varlen: bool = False,
         mask_fillers: bool = False,
+        remote: RemoteConfig | None = None,
     ) -> None:
         """Opens cache and plan; no config is needed.
 
         cache_dir: a cache's folder, whose one plan of packs under `../plans` is taken, or a plan's folder, whose cache
-        beside `plans` is taken: of several codecs the one that is read the fastest.
+        beside `plans` is taken: of several codecs the one that is read the fastest. A cache may be a URL; its plan is
+        then the one that `forebay preprocess`, or a run, has made on this node.
         dp_rank, dp_world_size, device_mesh: see `resolve_ranks`; left out, they are found, here and not in a
         DataLoader's workers.
         infinite: the end of an epoch goes on with the next one. seed: of the order.
         pixels, pack_shapes, patch_classes, varlen: as in `[loader]`.
+        remote: how the store of a URL is asked; None: the defaults of `[remote]`.
         mask_fillers: packs of the head that fill the last step under tail "short" have all labels -100, see `Loader`.
         Raises CacheNotFoundError where cache or plan is missing, ConfigError where several plans could be meant or a
         value is impossible, CacheMismatchError or CacheCorruptError for folders that are not what was sealed, PlanError
@@ -119,7 +125,7 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
                 f'pixels is "{pixels}", wanted uint8, float32, float16 or bfloat16; pack_shapes is "{pack_shapes}", '
                 "wanted natural or fixed"
             )
-        self.source, self.plan_folder = cache_and_plan_folder(Path(cache_dir).absolute())
+        self.source, self.plan_folder = cache_and_plan_folder(url_or_path(cache_dir), remote=remote)
         planned, settings = opened_packs(self.plan_folder, self.source)
         self.cursor = Cursor(planned.plan, planned.key, seed=seed, rank=rank, world=world, is_endless=infinite)
         wanted = LoaderConfig(pixels=pixels, pack_shapes=pack_shapes, patch_classes=patch_classes, varlen=varlen)
@@ -180,20 +186,21 @@ def _num_workers() -> int:
     return 0 if worker is None else worker.num_workers
 
 
-def cache_and_plan_folder(folder: Path) -> tuple[Cache, Path]:
-    """Returns the cache that `folder` is, or whose plan of packs it is, and the plan's folder.
+def cache_and_plan_folder(place: str, *, remote: RemoteConfig | None = None) -> tuple[Cache, Path]:
+    """Returns the cache that a folder or URL is, or whose plan of packs it is, and the plan's folder.
 
     A cache's plan is the one of packs under `../plans`; a plan's cache lies beside `plans`: of several codecs the one
-    that is read the fastest. Raises CacheNotFoundError where either is missing, ConfigError where several plans could
-    be meant or the cache holds no images, CacheMismatchError or CacheCorruptError for a folder that is not what was
-    sealed.
+    that is read the fastest. Of a URL the plan lies where this node keeps what it makes for the root of the URL. Raises
+    CacheNotFoundError where either is missing, ConfigError where several plans could be meant or the cache holds no
+    images, CacheMismatchError or CacheCorruptError for a folder that is not what was sealed.
     """
-    if (folder / STATISTICS).is_file():
+    folder = Path(place).absolute()
+    if not is_url(place) and (folder / STATISTICS).is_file():
         return _cache_of(folder), folder
-    cache = open_cache(folder)
+    cache = open_cache(place if is_url(place) else folder, remote=remote)
     if cache.constants.get("features") != "patches":
         raise ConfigError(
-            f"{folder} is no cache of images: features are {cache.constants.get('features')!r}, wanted 'patches'"
+            f"{cache.place} is no cache of images: features are {cache.constants.get('features')!r}, wanted 'patches'"
         )
     return cache, _plan_of(cache)
 
@@ -201,16 +208,20 @@ def cache_and_plan_folder(folder: Path) -> tuple[Cache, Path]:
 def _cache_of(plan: Path) -> Cache:
     key, root = pack_settings(plan)[0], plan.parent.parent
     found = [sealed for sealed in sealed_caches(root) if sealed.key == key]
+    stands_for = RemoteRoot.of(root)
     if not found:
-        raise CacheNotFoundError(f"{plan}: its cache {key[:16]} is not in {root}; run: forebay preprocess CONFIG")
+        searched = root if stands_for is None else stands_for.url
+        raise CacheNotFoundError(f"{plan}: its cache {key[:16]} is not in {searched}; run: forebay preprocess CONFIG")
     codecs = list(FIELDS)  # the quickest to read first
     fastest = min(found, key=lambda sealed: codecs.index(sealed.metadata["codec"]))
-    return open_cache(fastest.folder)
+    return open_cache(fastest.place, remote=None if stands_for is None else stands_for.settings)
 
 
 def _plan_of(cache: Cache) -> Path:
-    found = []
-    for path in sorted((cache.folder.parent / PLANS).glob(f"*/{METADATA}")):
+    found, root = [], cache.folder.parent
+    if cache.mirror is not None:
+        root = stand_in(str(cache.mirror.url.parent), cache.mirror.settings)
+    for path in sorted((root / PLANS).glob(f"*/{METADATA}")):
         try:
             if TEMPORARY_MARK not in path.parent.name and pack_settings(path.parent)[0] == cache.key:
                 found.append(path.parent)
@@ -218,10 +229,10 @@ def _plan_of(cache: Cache) -> Path:
             logger.info("leaving out a plan: %s", err)
     if not found:
         raise CacheNotFoundError(
-            f"no plan of packs for {cache.folder} in {cache.folder.parent / PLANS}; run: forebay preprocess CONFIG, "
+            f"no plan of packs for {cache.place} in {root / PLANS}; run: forebay preprocess CONFIG, "
             'with [plan] kind = "pack"'
         )
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
-        raise ConfigError(f"{cache.folder} has several plans: {names}; name one: {cache.folder.parent / PLANS}/...")
+        raise ConfigError(f"{cache.place} has several plans: {names}; name one: {root / PLANS}/...")
     return found[0]

@@ -529,7 +529,8 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
     }
     for section, table in (("audio", tables.AUDIO), ("text", tables.TEXT), ("vision", tables.IMAGE)):
         known |= {(section, setting) for name in table for setting in tables.settings_of(table, name)}
-    assert known - tried == {("source", "manifest"), ("source", "columns"), ("source", "confined")}
+    unkeyed = {("source", name) for name in ("manifest", "columns", "confined", "remote_identity")}
+    assert known - tried == unkeyed
 
 
 def test_paths_and_run_time_sections_never_change_the_key(tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ def report_lines(facts: Mapping[str, Any]) -> Iterator[str]:
 
 def verify_lines(verify: Mapping[str, Any]) -> Iterator[str]:
     """Yields what verifying found; `verify` is the document of a `VerifyReport`."""
-    checked = human_bytes(verify["checked_bytes"])
+    where = f" in {printable(verify['place'])}" if "place" in verify else ""
+    checked = human_bytes(verify["checked_bytes"]) + where
     if verify["ok"]:
         yield f"verify: ok, {checked} are the bytes that were sealed"
         return

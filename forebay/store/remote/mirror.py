@@ -19,17 +19,24 @@ import xxhash
 
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url, is_url, parse_url
-from forebay.errors import CacheReplacedError, RemoteDeniedError, RemoteError, RemoteMissingError
-from forebay.store.files import write_bytes
+from forebay.errors import (
+    CacheNotFoundError,
+    CacheReplacedError,
+    RemoteDeniedError,
+    RemoteError,
+    RemoteMissingError,
+)
+from forebay.store.files import link_or_copy, write_bytes
 from forebay.store.held import HeldFile
 from forebay.store.layout import FORMAT_VERSION
 from forebay.store.metadata import FILE_NAME, read_metadata
 from forebay.store.remote.bucket import Bucket
 from forebay.store.remote.holdings import MIRRORS
-from forebay.store.remote.ledger import ORIGIN, is_inside
+from forebay.store.remote.ledger import ORIGIN, Known, is_inside
 from forebay.store.remote.locks import SHARED, pauses, try_lock
 from forebay.store.remote.node import NodeCache, Wanted
 from forebay.store.remote.shared import Counters, Holder
+from forebay.store.remote.uses import NEVER
 from forebay.store.temporary import sweep
 
 logger = logging.getLogger(__name__)
@@ -115,6 +122,21 @@ class Mirror:
         path = self.folder / wanted.name
         return self._is_here(path, wanted) or self._fetch(path, wanted, distance=max(distance, 1)) is not None
 
+    def adopt(self, wanted: Wanted, path: Path) -> bool:
+        """Makes a file of this machine that of the mirror, by a link; whether there is room for it.
+
+        path: of the very bytes that the store has, on the same file system.
+        """
+        place = self.node.room.place(self.folder / wanted.name)
+        known = Known(wanted.number, wanted.is_kept)
+        claim = self.node.room.claim(place, size_bytes=wanted.size_bytes, known=known, distance=NEVER - 1)
+        if not isinstance(claim, io.FileIO):
+            return claim is None
+        with claim:
+            link_or_copy(path, place.target)
+            place.part(wanted.size_bytes).unlink(missing_ok=True)
+        return True
+
     def has(self, wanted: Wanted) -> bool:
         """Whether a file is here, whole; it counts as used then."""
         return self._is_here(self.folder / wanted.name, wanted)
@@ -182,7 +204,7 @@ def cache_folder(place: str | Path, settings: RemoteConfig) -> Path:
     """Returns the folder of a cache on this node: that which is named, or the mirror of a URL.
 
     Of a URL all but the shards is there then. A store that does not answer leaves what this node has of the URL.
-    Raises RemoteMissingError where no sealed cache lies there, RemoteError where the store does not answer and this
+    Raises CacheNotFoundError where no sealed cache lies there, RemoteError where the store does not answer and this
     node has nothing of it.
     """
     if not is_url(str(place)):
@@ -190,8 +212,13 @@ def cache_folder(place: str | Path, settings: RemoteConfig) -> Path:
     url = parse_url(str(place))
     try:
         data = Bucket(url, settings).read(FILE_NAME)
-    except (RemoteMissingError, RemoteDeniedError):
+    except RemoteDeniedError:
         raise
+    except RemoteMissingError as err:
+        raise CacheNotFoundError(
+            f"{url} holds no sealed cache: it has no {FILE_NAME}; name another URL, or run: "
+            f"forebay preprocess CONFIG --cache-root {url.parent}"
+        ) from err
     except RemoteError as err:
         found = _latest(url, settings)
         if found is None:

@@ -104,7 +104,7 @@ def _check(config: Config, arms: Sequence[Arm]) -> None:
     raw = [arm.name for arm in arms if arm.is_uncached or arm.is_plain]
     if raw and lookup.state == "absent":
         raise ConfigError(
-            f"--against names {', '.join(raw)}, but the raw data of {lookup.found.folder} is not here; put it where "
+            f"--against names {', '.join(raw)}, but the raw data of {lookup.found.place} is not here; put it where "
             f"{config.path} says, or give --against unbucketed"
         )
 

@@ -16,7 +16,6 @@ from forebay.errors import CacheMismatchError, ConfigError, ManifestError
 from forebay.plan.in_order import in_order
 from forebay.plan.make import plan_of
 from forebay.steps.recipe import load_config
-from forebay.store.cache import open_cache
 from forebay.store.first import first_samples
 from forebay.store.source import SampleSource, SourceUnion, has_audio, parts_of
 from forebay.train.evaluation.rates import jiwer_module
@@ -24,7 +23,7 @@ from forebay.train.evaluation.texts import languages_of, stored_texts
 from forebay.train.loader import Loader
 from forebay.train.models.folder import check_config, check_constants
 from forebay.train.models.table import ModelFacts
-from forebay.train.select import loader_settings, pack_collator, select, where_it_lies
+from forebay.train.select import loader_settings, open_by_config, pack_collator, select, where_it_lies
 
 _logger = logging.getLogger(__name__)
 
@@ -92,9 +91,7 @@ def _source(config: Config, entry: EvalConfig, facts: ModelFacts) -> tuple[Confi
     try:
         if entry.cache is not None:
             planned_by = replace(config, mixture=MixtureConfig())
-            source: SampleSource = open_cache(
-                entry.cache, verify=settings.verify, max_open_shards=settings.max_open_shards
-            )
+            source: SampleSource = open_by_config(entry.cache, config)
         else:
             named = where_it_lies(load_config(str(entry.config)), config)
             reading = {name: getattr(settings, name) for name in ("cache", "verify", "max_open_shards")}

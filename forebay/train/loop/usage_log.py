@@ -114,7 +114,7 @@ class _Lines:
             "from_step": step,
             "plan_key": self._loader.plan_key,
             "seed": self._loader.state.seed,
-            "caches": [{"folder": str(cache.folder), "key": cache.key} for cache in _caches(source)],
+            "caches": [{"folder": cache.place, "key": cache.key} for cache in _caches(source)],
             "source_key": source.key,
             "num_samples": people.num_samples,
             "num_batches": self._loader.plan.num_batches,

@@ -1,0 +1,351 @@
+"""Sealed caches to a store and back. metadata.json comes last, so a cache is there whole or not at all.
+
+A push sends the files beside the shards first, one after the other, each only where no object has its name. They hold
+the hash of every shard. So two caches never mix below one URL: the second of two pushes meets a file of the first, and
+ends before it has sent a shard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import xxhash
+
+from forebay.config.remote import RemoteConfig
+from forebay.config.url import Url
+from forebay.errors import (
+    CacheCorruptError,
+    CacheError,
+    CacheMismatchError,
+    ConfigError,
+    RemoteError,
+    RemoteExistsError,
+    RemoteMissingError,
+)
+from forebay.store.cache import Cache, open_cache
+from forebay.store.files import link_or_copy, write_all, write_aside, write_bytes
+from forebay.store.held import HeldFile
+from forebay.store.key import SHORT
+from forebay.store.lookup import sealed_caches
+from forebay.store.metadata import FILE_NAME, check_file, read_regular
+from forebay.store.remote.bucket import Bucket, ObjectInfo
+from forebay.store.remote.columns import NAME as COLUMNS
+from forebay.store.remote.node import Wanted
+from forebay.store.remote.proof import Journal, Proof, hash_object, pieces_of, proof_of
+from forebay.store.remote.tally import Kind, Tally, TransferReport, for_each
+from forebay.store.seal import publish
+from forebay.store.verify import quick_problems
+
+_MAX_NAMES = 5
+"""Objects that a message names."""
+
+
+def push(
+    folder: Path, url: Url, settings: RemoteConfig, *, verify: bool = False, progress: bool = False
+) -> TransferReport:
+    """Makes `url` the sealed cache of a folder, and returns what that took. An interrupted push goes on.
+
+    Every byte is checked: of the folder's files while they are read; of the objects by their etags, and where an etag
+    says nothing of the bytes by reading the object back. verify: every object is read back, and what is damaged in a
+    sealed cache is sent again. Raises CacheCorruptError for a damaged file, which is not sent; RemoteExistsError where
+    another cache, or anything else, lies below the URL; RemoteError where the store does not keep what was sent.
+    """
+    cache = open_cache(folder)
+    if cache.mirror is not None:
+        raise ConfigError(
+            f"{folder} is what this node has of {cache.mirror.url}; run: forebay cache pull, and push that"
+        )
+    files = _files(cache)
+    with Tally([wanted.size_bytes for _, wanted in files], label="push", progress=progress) as tally:
+        already_there = _Push(cache, files, Bucket(url, settings), tally, verify=verify).run()
+        target, source = str(url), str(folder)
+        return tally.report("push", source=source, target=target, key=cache.key, already_there=already_there)
+
+
+def _files(cache: Cache) -> list[tuple[HeldFile, Wanted]]:
+    """Every file of a cache but metadata.json."""
+    return [
+        (file, Wanted(name=file.place, size_bytes=entry["size_bytes"], xxh3_128=entry["xxh3_128"]))
+        for file, entry in cache.files()
+    ]
+
+
+class _Push:
+    """One push: what its steps share."""
+
+    def __init__(
+        self, cache: Cache, files: Sequence[tuple[HeldFile, Wanted]], bucket: Bucket, tally: Tally, *, verify: bool
+    ) -> None:
+        self.cache, self.files, self.bucket, self.tally, self.verify = cache, files, bucket, tally, verify
+        self.metadata = (files[0][0].folder / FILE_NAME).read_bytes()
+        settings = bucket.settings
+        place = xxhash.xxh3_64_hexdigest(f"{settings.endpoint or ''} {bucket.url}".encode())
+        self.journal = Journal(settings.folder / "pushes" / f"{bucket.url.name}-{place}.jsonl")
+        self.there: dict[str, ObjectInfo] = {}
+        self.etags: dict[str, str] = {}
+
+    def run(self) -> bool:
+        """Returns whether all was there already."""
+        is_sealed = self._is_sealed_there()
+        self.there = self._listed()
+        if is_sealed and not self.verify and all(self._has_size(wanted) for _, wanted in self.files):
+            for _, wanted in self.files:
+                self.tally.add("kept", wanted.size_bytes)
+            return True
+        shards = [pair for pair in self.files if "/" in pair[1].name]
+        for file, wanted in sorted(set(self.files) - set(shards), key=lambda pair: pair[1].name):
+            self._place(file, wanted, is_new=not is_sealed)
+        for_each(lambda pair: self._place(*pair, is_new=False), shards, num_threads=self.bucket.settings.max_concurrent)
+        self._compare()
+        if not is_sealed or COLUMNS not in self.there:
+            self.bucket.put(COLUMNS, self.cache.told())
+        made = not is_sealed and self._seal()
+        self.journal.remove()
+        return not made and not self.tally.files["moved"]
+
+    def _is_sealed_there(self) -> bool:
+        """Whether this very cache is sealed there. Raises RemoteExistsError where another one is."""
+        try:
+            data = self.bucket.read(FILE_NAME)
+        except RemoteMissingError:
+            return False
+        if data != self.metadata:
+            raise self._other_cache(data)
+        return True
+
+    def _other_cache(self, data: bytes) -> RemoteExistsError:
+        try:
+            key = str(json.loads(data)["key"])
+        except (ValueError, LookupError, TypeError):
+            key = ""
+        there, here = xxhash.xxh3_128_hexdigest(data), xxhash.xxh3_128_hexdigest(self.metadata)
+        which = f"the cache of key {key[:SHORT]}, this one has key {self.cache.key[:SHORT]}"
+        if key == self.cache.key:
+            which = f"a cache of the same key {key[:SHORT]}, which was sealed by another build"
+        return RemoteExistsError(
+            f"{self.bucket.url / FILE_NAME} is {which} (xxh3-128 {there} there, {here} here); use what is there, or "
+            "push to another URL"
+        )
+
+    def _listed(self) -> dict[str, ObjectInfo]:
+        """What lies below the URL, by name. Raises RemoteExistsError where some of it is of no file of this cache."""
+        known = {wanted.name for _, wanted in self.files} | {FILE_NAME, COLUMNS}
+        found: dict[str, ObjectInfo] = {}
+        foreign: list[str] = []
+        for info in self.bucket.objects():
+            found[info.name] = info
+            foreign += [] if info.name in known else [info.name]
+            if len(foreign) > _MAX_NAMES:  # a folder of other things may hold millions
+                break
+        if foreign:
+            names = ", ".join(foreign[:_MAX_NAMES]) + (", and more" if len(foreign) > _MAX_NAMES else "")
+            raise RemoteExistsError(
+                f"{self.bucket.url} holds objects that are not of {self.cache.folder}: {names}; push to another URL "
+                f"(one that ends with a slash: {self.bucket.url}/ is a folder of caches), or remove them"
+            )
+        return found
+
+    def _has_size(self, wanted: Wanted) -> bool:
+        found = self.there.get(wanted.name)
+        return found is not None and found.size_bytes == wanted.size_bytes
+
+    def _place(self, file: HeldFile, wanted: Wanted, *, is_new: bool) -> None:
+        """Makes a file an object, unless it is one. is_new: an object of its name with other bytes is an error."""
+        there = self.there.get(wanted.name)
+        if there is not None and not self.verify and self.journal.knows(wanted, there.etag):
+            return self._done(wanted, there.etag, "kept")
+        proof = proof_of(file, wanted)
+        if there is None and is_new:
+            try:
+                return self._send(file, wanted, proof, is_new=True)
+            except RemoteExistsError:  # of another push, or of this one, whose answer was lost
+                there = self.bucket.info(wanted.name)
+        if there is not None and there.size_bytes == wanted.size_bytes and self._is_sent(wanted, there.etag, proof):
+            return self._done(wanted, there.etag, "kept")
+        if there is not None and is_new:
+            raise RemoteExistsError(
+                f"{self.bucket.url / wanted.name} is there with {there.size_bytes} bytes and etag {there.etag}, which "
+                f"are not the {wanted.size_bytes} bytes of xxh3-128 {wanted.xxh3_128} of {file}: another cache, or "
+                f"the beginning of one, lies there; push to another URL, or remove what is below {self.bucket.url}"
+            )
+        return self._send(file, wanted, proof, is_new=False)
+
+    def _send(self, file: HeldFile, wanted: Wanted, proof: Proof, *, is_new: bool) -> None:
+        etag = self.bucket.put(wanted.name, file.path, create=is_new)
+        if not self._is_sent(wanted, etag, proof):
+            raise RemoteError(
+                f"{self.bucket.url / wanted.name} was sent and is not the {wanted.size_bytes} bytes of xxh3-128 "
+                f"{wanted.xxh3_128} of {file}; run the command again"
+            )
+        self._done(wanted, etag, "moved")
+
+    def _is_sent(self, wanted: Wanted, etag: str, proof: Proof) -> bool:
+        if not self.verify and proof.holds(etag):
+            return True
+        self.tally.add_read_back(wanted.size_bytes)
+        return hash_object(self.bucket, wanted.name) == wanted.xxh3_128
+
+    def _done(self, wanted: Wanted, etag: str, kind: Kind) -> None:
+        self.etags[wanted.name] = etag
+        self.journal.add(wanted, etag)
+        self.tally.add(kind, wanted.size_bytes)
+
+    def _compare(self) -> None:
+        """Raises RemoteError where something below the URL is no longer what this push has found or sent."""
+        self.there = self._listed()
+        for _, wanted in self.files:
+            found, sent = self.there.get(wanted.name), self.etags[wanted.name]
+            if found is None or found.size_bytes != wanted.size_bytes or (sent and found.etag != sent):
+                now = "gone" if found is None else f"{found.size_bytes} bytes of etag {found.etag}"
+                raise RemoteError(
+                    f"{self.bucket.url / wanted.name} was {wanted.size_bytes} bytes of etag {sent} and is {now}: "
+                    "somebody else writes there; run the command again when they are done, or push to another URL"
+                )
+
+    def _seal(self) -> bool:
+        """Puts metadata.json; says whether this push did, and not another one of the same cache."""
+        try:
+            self.bucket.put(FILE_NAME, self.metadata, create=True)
+        except RemoteExistsError:
+            self._is_sealed_there()
+            return False
+        if not self._is_sealed_there():
+            raise RemoteError(f"{self.bucket.url / FILE_NAME} was sent and is not there; run the command again")
+        return True
+
+
+def pull(url: Url, folder: Path, settings: RemoteConfig, *, progress: bool = False) -> TransferReport:
+    """Makes `folder` the sealed cache of a URL, whole, and returns what that took. An interrupted pull goes on.
+
+    Every file is hashed before it has its name. Until all are there they lie beside `folder` under a name that is never
+    read. What this node's cache or another cache beside `folder` has is linked. A damaged or incomplete copy of the
+    same cache is mended. Raises RemoteMissingError where no sealed cache lies at the URL, RemoteError where an object
+    is not what its cache says, CacheMismatchError where something else stands at `folder`.
+    """
+    folder = folder.absolute()
+    try:
+        cache = open_cache(str(url), verify="never", remote=settings)
+    except RemoteMissingError as err:
+        raise RemoteMissingError(
+            f"{err}; no sealed cache lies at {url}: a push puts {FILE_NAME} last; run: forebay cache push CACHE {url}"
+        ) from err
+    files = _files(cache)
+    metadata = (files[0][0].folder / FILE_NAME).read_bytes()
+    is_whole, is_there = _standing(folder, metadata, cache.key)
+    with Tally([wanted.size_bytes for _, wanted in files], label="pull", progress=progress) as tally:
+        if is_whole:
+            for _, wanted in files:
+                tally.add("kept", wanted.size_bytes)
+        else:
+            with _occupied(folder.with_name(f".{folder.name}.pulling"), url) as aside:
+                work = _Pull(Bucket(url, settings), aside, tally, _copies(cache, folder))
+                work.run([wanted for _, wanted in files], metadata)
+                publish(aside, folder, replace=is_there)
+        return tally.report("pull", source=str(url), target=str(folder), key=cache.key, already_there=is_whole)
+
+
+def _standing(folder: Path, metadata: bytes, key: str) -> tuple[bool, bool]:
+    """Whether a folder is this very cache with all its files, and whether it is this cache, perhaps without some.
+
+    Raises CacheMismatchError where something else stands there.
+    """
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return False, False
+    try:
+        stored = read_regular(folder / FILE_NAME)
+    except (OSError, CacheError):
+        stored = b""
+    if stored == metadata:
+        return not quick_problems(folder), True
+    try:
+        found = f"the cache of key {str(json.loads(stored)['key'])[:SHORT]}"
+    except (ValueError, LookupError, TypeError):
+        found = "no cache"
+    raise CacheMismatchError(
+        f"{folder} is not empty, and is {found}, wanted the cache of key {key[:SHORT]}; name another folder"
+    )
+
+
+@contextlib.contextmanager
+def _occupied(folder: Path, url: Url) -> Iterator[Path]:
+    """Yields a folder that no other process pulls into meanwhile, with what an interrupted pull left there."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as err:
+                raise CacheError(f"another process pulls {url} into {folder}; run the command when it is done") from err
+            # Another process may have pulled all of it, and made this folder the cache, before it was locked.
+            if folder.is_dir() and os.path.samestat(os.fstat(descriptor), folder.stat()):
+                yield folder
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _copies(cache: Cache, folder: Path) -> dict[tuple[int, str], list[Path]]:
+    """Files of this machine by size and xxh3-128, as their caches say: in the node's cache and beside `folder`."""
+    found: dict[tuple[int, str], list[Path]] = {}
+    for donor in [cache, *_caches(folder.parent)]:
+        for file, wanted in _files(donor):
+            if file.path.is_file():
+                found.setdefault((wanted.size_bytes, wanted.xxh3_128), []).append(file.path)
+    return found
+
+
+def _caches(root: Path) -> Iterator[Cache]:
+    for sealed in sealed_caches(root):
+        with contextlib.suppress(CacheError):  # a damaged one
+            yield open_cache(sealed.folder, verify="never")
+
+
+class _Pull:
+    """One pull into a folder of its own: what its steps share."""
+
+    def __init__(self, bucket: Bucket, folder: Path, tally: Tally, copies: dict[tuple[int, str], list[Path]]) -> None:
+        self.bucket, self.folder, self.tally, self.copies = bucket, folder, tally, copies
+
+    def run(self, files: Sequence[Wanted], metadata: bytes) -> None:
+        """Makes all files in the folder, and removes what else an interrupted pull of another state left there."""
+        names = {wanted.name for wanted in files}
+        for path in self.folder.rglob("*"):
+            if not path.is_dir() and str(path.relative_to(self.folder)) not in names:
+                path.unlink()
+        for parent in {(self.folder / name).parent for name in names}:
+            parent.mkdir(exist_ok=True)
+        for_each(self._place, files, num_threads=self.bucket.settings.max_concurrent)
+        write_bytes(self.folder / FILE_NAME, metadata)
+
+    def _place(self, wanted: Wanted) -> None:
+        path = self.folder / wanted.name
+        kind: Kind = "kept"
+        if not _is_whole(path, wanted):
+            kind = "linked" if self._linked(path, wanted) else "moved"
+        if kind == "moved":
+            with write_aside(path) as file:
+                for piece in pieces_of(self.bucket, wanted):
+                    write_all(file, piece)
+        self.tally.add(kind, wanted.size_bytes)
+
+    def _linked(self, path: Path, wanted: Wanted) -> bool:
+        for copy in self.copies.get((wanted.size_bytes, wanted.xxh3_128), []):
+            with contextlib.suppress(OSError):  # the node's cache may have let go of it
+                if _is_whole(copy, wanted):
+                    link_or_copy(copy, path)
+                    return True
+        return False
+
+
+def _is_whole(path: Path, wanted: Wanted) -> bool:
+    try:
+        check_file(path, {"size_bytes": wanted.size_bytes, "xxh3_128": wanted.xxh3_128}, verify=True)
+    except CacheCorruptError:
+        return False
+    return True
