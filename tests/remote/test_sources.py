@@ -17,6 +17,8 @@ from benchmarks.objects.faults import FORBIDDEN, Rule
 from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket, ObjectServer
 from forebay.config import Config
+from forebay.config.remote import RemoteConfig
+from forebay.config.url import parse_url
 from forebay.errors import BuildError, ManifestError, RemoteError, RemoteReplacedError
 from forebay.preprocess.index import index_manifests
 from forebay.preprocess.modality import modality_of
@@ -24,6 +26,8 @@ from forebay.preprocess.pipeline import build
 from forebay.preprocess.report import Options
 from forebay.steps.recipe import recipe_of
 from forebay.store.lookup import Lookup, find_cache
+from forebay.store.remote.bucket import Bucket as AnyBucket
+from forebay.store.remote.origin import Objects
 from forebay.store.source_files import load_sources
 from forebay.tar.json_index import export_json
 from forebay.tar.scan import scan_tar
@@ -460,3 +464,24 @@ def test_a_clip_of_another_bucket_in_a_config_that_only_looks_like_a_mirror(data
     (fake / "origin.json").write_text("[1, 2")
     assert build_here(local, rebuild=True).num_samples == 4
     assert not data.proxy.requests
+
+
+def test_few_of_many_objects_are_asked_for_by_one_listing(data: Data) -> None:
+    data.bucket.put_all((f"f/{name}", b"x") for name in "abcdefghij")
+    objects = Objects(AnyBucket(parse_url(data.bucket.url), RemoteConfig(retries=0)))
+    objects.look_up([f"f/{name}" for name in "acdehz"])
+    assert data.proxy.requests.total() == 1
+    assert [name for name in "abcdefghijz" if objects.info(f"f/{name}") is not None] == [*"abcdefghij"]
+    assert objects.info("f/d") == objects.bucket.info("f/d")
+    objects.look_up(["f/nothing", "nothing", "surrogate\udce9", "line\nend"])
+    assert [objects.info(key) for key in ("nothing", "surrogate\udce9", "line\nend", "")] == [None] * 4
+
+
+def test_a_mirror_that_went_in_between_is_made_anew(data: Data) -> None:
+    source = uncached_source(data.remote())
+    wanted = source.read(3)["waveform"].copy()
+    fresh = uncached_source(data.remote())
+    for folder in (data.tmp_path / "node" / "mirrors").iterdir():
+        shutil.rmtree(folder)
+    assert np.array_equal(fresh.read(3)["waveform"], wanted)
+    assert list((data.tmp_path / "node" / "mirrors").glob("*/origin.json"))
