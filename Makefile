@@ -9,7 +9,7 @@ PEERS_INSTALLED := $(PEERS)/.installed
 PINNED := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 BENCHMARKS := $(filter-out __init__ data picture report shard_cache,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: demo test test-wide faults check format config-docs bench bench-tiny bench-peers images wheel clean
+.PHONY: demo demo-remote test test-wide faults check format config-docs bench bench-tiny bench-peers images wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/forebay preprocess configs/demo_speech.toml
@@ -18,6 +18,10 @@ demo: $(INSTALLED)
 	$(BIN)/forebay preprocess configs/demo_vision.toml
 	$(BIN)/forebay inspect configs/demo_vision.toml
 	$(PINNED) $(BIN)/forebay train configs/demo_vision.toml
+
+# A store on this machine, and two nodes that work on what lies in it (docs/remote.md).
+demo-remote: $(INSTALLED)
+	$(PINNED) $(BIN)/python -m benchmarks.objects.demo
 
 test: $(INSTALLED)
 	$(PINNED) $(BIN)/python -m pytest -n 2 --dist loadfile --durations=20 -m "not wide"

@@ -99,7 +99,9 @@ def test_licence_names_every_language_of_the_data(rows: list[dict[str, Any]]) ->
 def test_config_loads_and_points_at_files_that_are_there(path: Path) -> None:
     config = load_config(path)
     for manifest in config.source.manifests:
-        assert list(Path(manifest).parent.glob(Path(manifest).name))
+        # `make demo-remote` puts the demo's own files at the URL.
+        place = Path(manifest.replace("s3://demo/raw", str(SPEECH)))
+        assert list(place.parent.glob(place.name))
     if config.text is not None:
         assert (Path(config.text.tokenizer) / "tokenizer.json").is_file()
     if config.train.model is not None:

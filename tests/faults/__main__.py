@@ -63,6 +63,9 @@ _ORDER = (
     "vision",
     "limits",
     "readers",
+    "node",
+    "remote_store",
+    "push",
     "soak",
 )
 

@@ -46,6 +46,11 @@ class ObjectInfo:
     modified_ns: int
 
 
+def part_bytes(size_bytes: int) -> int:
+    """Returns how large the parts are in which a file of this size is put; a file that is no larger is put at once."""
+    return max(PART, size_bytes // _MAX_PARTS)
+
+
 def _one(method: Callable[P, T]) -> Callable[P, T]:
     """Makes a method that returns one thing work in a fork too."""
 
@@ -206,7 +211,7 @@ class Bucket:
         return size if stop is None else stop
 
     def _put(self, name: str, data: bytes | Path, size: int) -> str:
-        part = max(PART, size // _MAX_PARTS)
+        part = part_bytes(size)
         under_way = 0 if size < _SLOWEST_PUT else part * _PARTS_AT_ONCE
         store = self._store(retries=self.settings.retries, put_s=under_way / _SLOWEST_PUT)
         try:

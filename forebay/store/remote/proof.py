@@ -16,11 +16,8 @@ import xxhash
 
 from forebay.errors import CacheCorruptError, RemoteError
 from forebay.store.held import AnyFile
-from forebay.store.remote.bucket import Bucket
+from forebay.store.remote.bucket import Bucket, part_bytes
 from forebay.store.remote.node import Wanted
-
-PART_BYTES = 5 * 1024 * 1024
-"""Bytes of the parts in which obstore sends a large object. S3 makes the etag of such an object from its parts' MD5."""
 
 _REPLACED = (
     "it is damaged, or was replaced after the cache was pushed: push the cache again from a machine that has it whole: "
@@ -48,7 +45,8 @@ class Proof:
 def proof_of(file: AnyFile, wanted: Wanted) -> Proof:
     """Returns the proof of a file, which is read once. Raises CacheCorruptError where the file is not as wanted."""
     state, whole, parts, size_bytes = xxhash.xxh3_128(), _md5(), _md5(), 0
-    buffer = memoryview(bytearray(PART_BYTES))
+    part = part_bytes(wanted.size_bytes)
+    buffer = memoryview(bytearray(min(part, max(1, wanted.size_bytes))))
     with file.open("rb", buffering=0) as opened:
         while count := _fill(buffer, opened):
             piece = buffer[:count]
@@ -62,7 +60,7 @@ def proof_of(file: AnyFile, wanted: Wanted) -> Proof:
             f"{file} has {size_bytes} bytes of xxh3-128 {found}, its cache says {wanted.size_bytes} bytes of "
             f"{wanted.xxh3_128}; it is not pushed; run: forebay preprocess CONFIG --verify"
         )
-    return Proof(whole.hexdigest(), f"{parts.hexdigest()}-{-(-size_bytes // PART_BYTES)}")
+    return Proof(whole.hexdigest(), f"{parts.hexdigest()}-{-(-size_bytes // part)}")
 
 
 def _fill(buffer: memoryview, file: io.FileIO) -> int:

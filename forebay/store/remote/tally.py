@@ -1,4 +1,4 @@
-"""What a transfer did, counted by its threads and shown while it works."""
+"""What a transfer does, counted by its threads and shown while it works: bytes, rate and the time that is left."""
 
 from __future__ import annotations
 
@@ -81,8 +81,16 @@ class Tally:
         self.read_back_bytes = 0
         self._started_s = time.monotonic()
         self._lock = threading.Lock()
-        total, disable = self._total_bytes, None if progress else True  # None: no bar where nobody looks
-        self._bar = tqdm(total=total, unit="B", unit_scale=True, desc=label, disable=disable, file=sys.stderr)
+        every_s = 0.1 if sys.stderr.isatty() else 10.0  # a line each in the log of a job
+        self._bar = tqdm(
+            total=self._total_bytes,
+            unit="B",
+            unit_scale=True,
+            desc=label,
+            disable=not progress,
+            mininterval=every_s,
+            file=sys.stderr,
+        )
 
     def __enter__(self) -> Tally:
         return self
@@ -117,6 +125,8 @@ class Tally:
         with self._lock:
             self.files[kind] += 1
             self.bytes[kind] += size_bytes
+            if kind == "kept" and not self._bar.disable:  # counts, and says nothing of the rate
+                self._bar.initial += size_bytes
             self._bar.update(size_bytes)
 
     def add_read_back(self, size_bytes: int) -> None:

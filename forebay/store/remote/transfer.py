@@ -224,16 +224,11 @@ def pull(url: Url, folder: Path, settings: RemoteConfig, *, progress: bool = Fal
 
     Every file is hashed before it has its name. Until all are there they lie beside `folder` under a name that is never
     read. What this node's cache or another cache beside `folder` has is linked. A damaged or incomplete copy of the
-    same cache is mended. Raises RemoteMissingError where no sealed cache lies at the URL, RemoteError where an object
+    same cache is mended. Raises CacheNotFoundError where no sealed cache lies at the URL, RemoteError where an object
     is not what its cache says, CacheMismatchError where something else stands at `folder`.
     """
     folder = folder.absolute()
-    try:
-        cache = open_cache(str(url), verify="never", remote=settings)
-    except RemoteMissingError as err:
-        raise RemoteMissingError(
-            f"{err}; no sealed cache lies at {url}: a push puts {FILE_NAME} last; run: forebay cache push CACHE {url}"
-        ) from err
+    cache = open_cache(str(url), verify="never", remote=settings)
     files = _files(cache)
     metadata = (files[0][0].folder / FILE_NAME).read_bytes()
     is_whole, is_there = _standing(folder, metadata, cache.key)
@@ -349,3 +344,8 @@ def _is_whole(path: Path, wanted: Wanted) -> bool:
     except CacheCorruptError:
         return False
     return True
+
+
+def place_below(place: str, name: str) -> str:
+    """Returns the place that a text names; where it ends with a slash, that of `name` below it."""
+    return place + name if place.endswith("/") else place
