@@ -130,7 +130,7 @@ def tars_of(manifest: str | os.PathLike[str]) -> list[str]:
     """
     path = Path(manifest)
     if is_folder(path):
-        found = sorted(str(file) for file in files_below(path) if _is_tar(file))
+        found = sorted(map(str, files_below(path, _is_tar)))
     elif _is_tar(path):
         found = [str(path)]
     else:

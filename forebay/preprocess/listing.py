@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -22,8 +22,10 @@ from forebay.steps.recipe import AnyRecipe, recipe_of
 from forebay.store.key import SourceDigest, cache_key
 from forebay.store.lookup import find_cache
 from forebay.store.memo import Memo
-from forebay.store.remote.sources import naming_urls
+from forebay.store.remote.sources import naming_urls, place_of
 from forebay.store.source_files import SourceFile
+
+R = TypeVar("R")
 
 logger = logging.getLogger(__name__)
 
@@ -93,9 +95,18 @@ def _with_hashes(manifest: Manifest, memo: Memo, map_: Map) -> tuple[tuple[Sourc
 
 
 def _arriving(map_: Map, files: Sequence[SourceFile]) -> Map:
-    """Returns a map over files that downloads them ahead where they are of a store and not hashed on this node yet."""
-    is_remote = any(file.stat is not None and file.stat[0] < 0 for file in files)
-    return functools.partial(run_on_sources, map_, needs=unhashed, is_remote=is_remote, total=len(files))
+    """Returns a map over paths that keeps those of a store in this process: their download, ahead, hashes them."""
+    if not any(file.stat is not None and file.stat[0] < 0 for file in files):
+        return map_
+
+    def mapped(function: Callable[[Path], R], paths: Sequence[Path]) -> list[R]:
+        of_store = [path for path in paths if place_of(path) is not None]
+        others = [path for path in paths if place_of(path) is None]
+        found = run_on_sources(map, function, of_store, unhashed, is_remote=True, total=len(of_store))
+        results = dict(zip(of_store, found, strict=True)) | dict(zip(others, map_(function, others), strict=True))
+        return [results[path] for path in paths]
+
+    return cast(Map, mapped)
 
 
 def _present(manifest: Manifest) -> list[SourceFile]:

@@ -36,6 +36,8 @@ def unchanged_stats(files: Iterable[SourceFile]) -> list[Stat | None]:
 
     For workers: a file that moved is hashed by each of them, once for each state.
     """
+    files = list(files)
+    look_up([file.path for file in files])
     return [_unchanged_stat(file) for file in files]
 
 

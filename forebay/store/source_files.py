@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import io
+import logging
 import os
 import re
 from collections.abc import Sequence
@@ -16,9 +17,11 @@ from typing import Any, Literal
 
 from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.config.tree import Config
-from forebay.errors import CacheCorruptError
+from forebay.errors import CacheCorruptError, RemoteDeniedError
 from forebay.store.memo import SIZE, Memo, Stat
 from forebay.store.remote import sources
+
+logger = logging.getLogger(__name__)
 
 COMPRESSED_TARS = (".tgz", ".tbz2", ".txz", *(f".tar.{kind}" for kind in ("gz", "bz2", "xz", "zst", "lz4")))
 """How names of compressed tars end; their members cannot be read by place."""
@@ -189,9 +192,19 @@ def compare_sources(
 ) -> tuple[SourceState, list[str]]:
     """Returns whether the raw data is what a cache was made of, and the names that are not.
 
-    `absent` only where nothing that is there differs: a source that is there and changed never hits.
+    `absent` only where nothing that is there differs: a source that is there and changed never hits. Raw data that a
+    store refuses to show is absent, with a warning: who trains need not be who may read it.
     """
-    config = sources.localized(config)
+    try:
+        return _compared(sources.localized(config), stored, memo, may_hash=may_hash)
+    except RemoteDeniedError as err:
+        logger.warning("%s; the cache is not compared with its sources", err)
+        return "absent", []
+
+
+def _compared(
+    config: Config, stored: Sequence[StoredSource], memo: Memo, *, may_hash: bool
+) -> tuple[SourceState, list[str]]:
     listed = [(f.entry, f.name) for f in listed_files(config.source)]
     expected = [(s.entry, s.name) for s in stored if s.listed]
     if listed and listed != expected:

@@ -92,6 +92,14 @@ def hf(folder: Path) -> str:
     return ""
 
 
+def hf_saved(folder: Path) -> str:
+    from datasets import Dataset, DatasetDict
+
+    rows = [{"audio": {"bytes": data, "path": None}, "text": name} for name, data in _clips().items()]
+    DatasetDict({"train": Dataset.from_list(rows), "test": Dataset.from_list(rows[:1])}).save_to_disk(folder)
+    return ""
+
+
 def ljspeech(folder: Path) -> str:
     (folder / "wavs").mkdir()
     for name, data in _clips("WAV").items():
@@ -138,6 +146,7 @@ SPEECH: dict[str, tuple[str, Callable[[Path], str]]] = {
     "webdataset-glob": ("webdataset", webdataset_glob),
     "jsonl": ("jsonl", jsonl),
     "hf": ("hf", hf),
+    "hf-saved": ("hf", hf_saved),
     "ljspeech": ("ljspeech", ljspeech),
     "text": ("text", text),
 }
@@ -151,7 +160,7 @@ VISION: dict[str, tuple[str, Callable[[Path], str]]] = {
 TOKENIZER = Path(__file__).resolve().parents[2] / "demo" / "speech" / "model"
 
 
-def config_of(name: str, manifest: str, *, root: Path, node: Path, **source: object) -> Config:
+def config_of(name: str, manifest: str | tuple[str, ...], *, root: Path, node: Path, **source: object) -> Config:
     """Returns the config of data of a kind, wherever its manifest lies."""
     kind = (SPEECH | VISION)[name][0]
     document: dict[str, object] = {

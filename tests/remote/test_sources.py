@@ -17,6 +17,8 @@ from benchmarks.objects.faults import FORBIDDEN, Rule
 from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket, ObjectServer
 from forebay.config import Config
+from forebay.config.remote import RemoteConfig
+from forebay.config.url import parse_url
 from forebay.errors import BuildError, ManifestError, RemoteError, RemoteReplacedError
 from forebay.preprocess.index import index_manifests
 from forebay.preprocess.modality import modality_of
@@ -24,6 +26,8 @@ from forebay.preprocess.pipeline import build
 from forebay.preprocess.report import Options
 from forebay.steps.recipe import recipe_of
 from forebay.store.lookup import Lookup, find_cache
+from forebay.store.remote.bucket import Bucket as AnyBucket
+from forebay.store.remote.origin import Objects
 from forebay.store.source_files import load_sources
 from forebay.tar.json_index import export_json
 from forebay.tar.scan import scan_tar
@@ -272,6 +276,8 @@ def test_what_is_not_there_is_named_by_its_url(data: Data, manifest: str) -> Non
     url = re.escape(f"{data.bucket.url}/raw/data/{manifest}".rstrip("/"))
     with pytest.raises(ManifestError, match=rf"^source.manifest {url} does not exist; correct"):
         build_here(data.remote())
+    with pytest.raises(ManifestError, match=rf"^source.manifest {url} does not exist; correct"):
+        uncached_source(data.remote())
 
 
 def test_a_bucket_that_is_not_there_is_named(data: Data) -> None:
@@ -375,7 +381,7 @@ def test_few_large_members_are_read_one_by_one(data: Data, monkeypatch: pytest.M
     write_tar(data.folder / "0.tar", members)
     export_json(scan_tar(data.folder / "0.tar"), data.folder / "0.tar.index.json")
     manifest_of(data, *({"tar_path": "0.tar", "tar_member_name": f"{n}.flac", "duration_s": 1.0} for n in (3, 8)))
-    monkeypatch.setattr("forebay.preprocess.sources.media.SPARSE_MEMBER_BYTES", len(members[0][1]) // 2)
+    monkeypatch.setattr("forebay.preprocess.sources.sparse.SPARSE_MEMBER_BYTES", len(members[0][1]) // 2)
     source = uncached_source(data.remote())
     wanted = uncached_source(data.local())
     for index in (1, 0, 1):
@@ -396,3 +402,86 @@ def test_a_listing_of_many_files_is_few_requests(data: Data) -> None:
     assert len(manifest.rows) == 12
     assert sum(count for (method, _), count in asked.items() if method == "LIST") <= 3
     assert not [key for (method, key) in asked if method == "HEAD" and key.endswith("3.tar")]
+
+
+def test_files_kept_open_make_room_for_others(data: Data) -> None:
+    many_tars(data, 6)
+    size = (data.folder / "0.tar").stat().st_size
+    config = data.remote()
+    remote = replace(config.remote, cache_size_gb=2.7 * (size + 4096) / 1e9, max_concurrent=1, timeout_s=20.0)
+    source = uncached_source(replace(config, remote=remote))
+    wanted = uncached_source(data.local())
+    for index in (0, 5, 1, 4, 2, 3, 0):
+        assert np.array_equal(source.read(index)["waveform"], wanted.read(index)["waveform"])
+    held = sum(path.stat().st_size for path in (data.tmp_path / "node").rglob("*") if path.is_file())
+    assert held <= remote.cache_size_bytes
+
+
+def test_manifests_of_a_disk_and_of_a_bucket_stand_beside_each_other(data: Data) -> None:
+    (data.tmp_path / "more").mkdir()
+    write_tar(data.tmp_path / "more" / "x.tar", [("x.flac", audio(1600, seed=7))])
+    write_manifest(
+        data.tmp_path / "more" / "m.parquet", [{"tar_path": "x.tar", "tar_member_name": "x.flac", "duration_s": 0.1}]
+    )
+    more = str(data.tmp_path / "more" / "m.parquet")
+    node = data.tmp_path / "node"
+    local = config_of("tar", (str(data.folder / data.manifest), more), root=data.tmp_path / "local", node=node)
+    url = f"{data.bucket.url}/raw/data/{data.manifest}"
+    remote = config_of("tar", (url, more), root=data.tmp_path / "remote", node=node)
+    assert build_here(remote).key == build_here(local).key
+
+
+def test_a_build_with_indexes_beside_the_tars_reads_each_tar_once(data: Data) -> None:
+    for number in range(2):
+        tar = data.folder / f"{number}.tar"
+        export_json(scan_tar(tar), f"{tar}.index.json")
+    put_folder(data.folder, data.bucket, "raw/data/")
+    remote = build_here(data.remote())
+    assert remote.key == build_here(data.local()).key
+    assert {key: n for key, n in data.gets().items() if key.endswith(".tar")} == {
+        "raw/data/0.tar": 1,
+        "raw/data/1.tar": 1,
+    }
+
+
+def test_who_may_not_read_the_raw_data_trains_from_the_cache(data: Data, caplog: pytest.LogCaptureFixture) -> None:
+    built = build_here(data.remote())
+    data.proxy.add(Rule(fault=FORBIDDEN))
+    found = look_up(data.remote())
+    assert (found.state, str(found.found and found.found.folder)) == ("absent", built.cache)
+    assert "denied" in caplog.text
+    with pytest.raises(RemoteError, match=rf"{data.bucket.url}/raw/data/train.parquet.*denied"):
+        build_here(data.remote())
+
+
+def test_a_clip_of_another_bucket_in_a_config_that_only_looks_like_a_mirror(data: Data) -> None:
+    """A folder of this machine that calls itself a mirror is none: only those of the node's own folder are."""
+    fake = data.tmp_path / "mirrors" / "data"
+    shutil.copytree(data.folder, fake)
+    (fake / "origin.json").write_text('{"url": "s3://elsewhere/data", "remote": {"shard_dir": "/nowhere"}}')
+    local = config_of("tar", str(fake / data.manifest), root=data.tmp_path / "local", node=data.tmp_path / "node")
+    assert build_here(local).num_samples == 4
+    (fake / "origin.json").write_text("[1, 2")
+    assert build_here(local, rebuild=True).num_samples == 4
+    assert not data.proxy.requests
+
+
+def test_few_of_many_objects_are_asked_for_by_one_listing(data: Data) -> None:
+    data.bucket.put_all((f"f/{name}", b"x") for name in "abcdefghij")
+    objects = Objects(AnyBucket(parse_url(data.bucket.url), RemoteConfig(retries=0)))
+    objects.look_up([f"f/{name}" for name in "acdehz"])
+    assert data.proxy.requests.total() == 1
+    assert [name for name in "abcdefghijz" if objects.info(f"f/{name}") is not None] == [*"abcdefghij"]
+    assert objects.info("f/d") == objects.bucket.info("f/d")
+    objects.look_up(["f/nothing", "nothing", "surrogate\udce9", "line\nend"])
+    assert [objects.info(key) for key in ("nothing", "surrogate\udce9", "line\nend", "")] == [None] * 4
+
+
+def test_a_mirror_that_went_in_between_is_made_anew(data: Data) -> None:
+    source = uncached_source(data.remote())
+    wanted = source.read(3)["waveform"].copy()
+    fresh = uncached_source(data.remote())
+    for folder in (data.tmp_path / "node" / "mirrors").iterdir():
+        shutil.rmtree(folder)
+    assert np.array_equal(fresh.read(3)["waveform"], wanted)
+    assert list((data.tmp_path / "node" / "mirrors").glob("*/origin.json"))

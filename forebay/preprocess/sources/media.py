@@ -9,14 +9,13 @@ import errno
 import os
 import stat
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-
-import numpy as np
-import pyarrow as pa
+from pathlib import Path
 
 from forebay.errors import DecodeError, ManifestError, SampleError, TarError
 from forebay.preprocess.sources.hf_file import HfFile, place_row
@@ -120,11 +119,24 @@ class _HfRows:
 _ABSENT = (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError)
 
 
+@dataclass(eq=False)
+class _Holder:
+    """Closes files of one mirror when somebody on this node needs their room."""
+
+    folder: Path
+    media: weakref.ref[MediaFiles]
+
+    def let_go(self, name: str | None) -> None:
+        if (media := self.media()) is not None:
+            media.let_go(None if name is None else self.folder / name, folder=self.folder)
+
+
 @dataclass(slots=True)
 class _Open:
     descriptor: int
     size_bytes: int
     version: Stat | None
+    copy: Path | None = None
     num_readers: int = 0
     is_evicted: bool = False
 
@@ -146,6 +158,7 @@ class MediaFiles:
         self._max_open = max_open
         self._lock = threading.Lock()
         self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._holders: dict[Path, _Holder] = {}
 
     def read(
         self,
@@ -198,21 +211,49 @@ class MediaFiles:
 
     @contextmanager
     def _acquire(self, path: str, *, is_whole: bool) -> Iterator[_Open]:
-        with self._lock:
-            file = self._open.get(path)
-            if file is None:
-                file = self._open[path] = _open_regular(path, is_whole=is_whole)
-            else:
-                self._open.move_to_end(path)
-            file.num_readers += 1
-            while len(self._open) > self._max_open:
-                self._evict_oldest()
+        file = self._taken(path)
+        if file is None:
+            # Without the lock: an object of a store is downloaded first, and other threads go on meanwhile.
+            file = self._added(path, _open_regular(path, is_whole=is_whole))
         try:
             yield file
         finally:
             with self._lock:
                 file.num_readers -= 1
                 _close_if_unused(file)
+
+    def _taken(self, path: str) -> _Open | None:
+        with self._lock:
+            file = self._open.get(path)
+            if file is not None:
+                self._open.move_to_end(path)
+                file.num_readers += 1
+            return file
+
+    def _added(self, path: str, opened: _Open) -> _Open:
+        if (place := place_of(path)) is not None:
+            holder = self._holders.setdefault(place.origin.folder, _Holder(place.origin.folder, weakref.ref(self)))
+            place.origin.mirror.node.shared.hold(holder)
+        with self._lock:
+            file = self._open.setdefault(path, opened)
+            if file is not opened:  # another thread was faster
+                os.close(opened.descriptor)
+            self._open.move_to_end(path)
+            file.num_readers += 1
+            while len(self._open) > self._max_open:
+                self._evict_oldest()
+            return file
+
+    def let_go(self, copies: Path | None, *, folder: Path) -> None:
+        """Closes the node's copy of an object that no thread reads; None: the older half of those of a mirror."""
+        with self._lock:
+            idle = [
+                path
+                for path, file in self._open.items()
+                if not file.num_readers and file.copy is not None and file.copy.is_relative_to(copies or folder)
+            ]
+            for path in idle if copies is not None else idle[: -(-len(idle) // 2)]:
+                os.close(self._open.pop(path).descriptor)
 
     def _evict_oldest(self) -> None:
         _, file = self._open.popitem(last=False)
@@ -248,33 +289,6 @@ def _too_large(path: str, wanted: int, offset: int, max_bytes: int) -> SampleErr
     )
 
 
-SPARSE_MEMBER_BYTES, SPARSE_SHARE = 8 * 1024 * 1024, 4
-"""A tar of a store is read member by member where those needed have this mean size and less than this part of it."""
-
-
-def sparse_files(rows: pa.Table, files: Sequence[SourceFile]) -> frozenset[int]:
-    """Returns the numbers of the tars of a store of which few, large members are needed, and that are not here.
-
-    Each member is a request of its own then. A tar of which more is needed is downloaded as a whole: one request, and
-    no part of it twice. rows: all that are needed, with `file` and `size`.
-    """
-    if all(file.stat is None or file.stat[0] >= 0 for file in files):
-        return frozenset()
-    sizes = rows["size"].to_numpy()
-    number = rows["file"].to_numpy()[sizes >= 0]
-    needed = np.bincount(number, sizes[sizes >= 0], len(files))
-    counts = np.bincount(number, minlength=len(files))
-    large = np.flatnonzero(needed >= np.maximum(counts, 1) * SPARSE_MEMBER_BYTES)
-    return frozenset(
-        index
-        for index in large.tolist()
-        if (stat := files[index].stat) is not None
-        and stat[0] < 0
-        and needed[index] * SPARSE_SHARE < stat[SIZE]
-        and not is_here(files[index].path)
-    )
-
-
 def _states(listed: Stat, now: Stat | None) -> str:
     if listed[0] < 0:  # an object of a store
         return f"it had {listed[SIZE]} bytes, and has {'none' if now is None else now[SIZE]} under another etag now"
@@ -299,7 +313,10 @@ def _open_regular(path: str, *, is_whole: bool) -> _Open:
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         raise _missing(path, "not a regular file", is_whole=is_whole)
-    return _Open(descriptor, status.st_size, None if place_of(path) is None else version)
+    place = place_of(path)
+    if place is None:
+        return _Open(descriptor, status.st_size, None)
+    return _Open(descriptor, status.st_size, version, place.origin.path(version))
 
 
 def _missing(path: str, why: str, *, is_whole: bool) -> SampleError | TarError:

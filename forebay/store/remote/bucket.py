@@ -119,9 +119,12 @@ class Bucket:
         return self._pieces(name, start, None, etag)
 
     @_many
-    def objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Yields every object below a folder, in the order of their names, and keeps none. Raises RemoteError."""
-        last, tries = None, 0
+    def objects(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
+        """Yields every object below a folder, in the order of their names, and keeps none. Raises RemoteError.
+
+        after: only those whose names come after this one.
+        """
+        last, tries = "/".join(part for part in (self.url.key, after) if part) if after else None, 0
         while True:
             try:
                 # 1000 is what stores give at once.

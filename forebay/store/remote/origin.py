@@ -12,6 +12,7 @@ import functools
 import os
 import posixpath
 import threading
+import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from forebay.config.url import Url
 from forebay.errors import RemoteDeniedError, RemoteError, RemoteMissingError, RemoteReplacedError
 from forebay.store.files import hash_file
 from forebay.store.remote.bucket import Bucket, ObjectInfo
+from forebay.store.remote.ledger import ORIGIN
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.node import Wanted
 
@@ -43,9 +45,10 @@ Version = tuple[int, int, int, int, int]
 _RECORD = np.dtype([("digest", "<i8"), ("size", "<i8"), ("xxh3_128", "V16"), ("check", "<u8")])
 _SINGLE = 4
 """Objects that are asked for one by one; of more in one folder the folder is listed."""
-_SKIPPED, _SKIPPED_SHARE = 10_000, 20
+_SKIPPED, _SKIPPED_SHARE = 2_000, 20
 """Names that a listing may pass over beside those that are wanted, in all and for each of these."""
 _ATTEMPTS = 3
+_TOUCH_S = 60.0
 
 
 def version_of(where: str, info: ObjectInfo) -> Version:
@@ -96,10 +99,10 @@ class Objects:
         """Whether anything lies below a key."""
         return any(self.level(key))
 
-    def below(self, key: str) -> Iterator[str]:
-        """Yields the keys of all objects below a folder, in the order of the store."""
+    def below(self, key: str, is_wanted: Callable[[str], bool]) -> Iterator[str]:
+        """Yields the keys of the wanted objects below a folder, in the order of the store; no other is remembered."""
         for info in self.bucket.objects(key):
-            if info.name != key:
+            if info.name != key and is_wanted(info.name):
                 self._infos[info.name] = info
                 yield info.name
 
@@ -125,7 +128,8 @@ class Objects:
         """Takes in what a listing says of wanted objects; returns those that it did not come to."""
         allowed = _SKIPPED + _SKIPPED_SHARE * len(wanted)
         left = set(wanted)
-        for number, info in enumerate(self.bucket.objects(folder)):
+        # What comes after a name without its last letter begins with that name, or a little before it.
+        for number, info in enumerate(self.bucket.objects(folder, after=min(wanted)[:-1])):
             if info.name in left:
                 self._infos[info.name] = info
                 left.remove(info.name)
@@ -169,7 +173,11 @@ class Origin:
     def fetch(self, key: str, version: Version, info: ObjectInfo) -> Path:
         """Returns the node's copy of a version, which is there then. Raises RemoteError."""
         path = self.path(version)
-        if not self.is_here(version):
+        if self.is_here(version):
+            self._touch(path)
+        else:
+            if not (self.folder / ORIGIN).is_file():  # nobody had opened the mirror for a day, so it went
+                self.mirror.describe()
             # A listing of Azure has no quotes, and the answer to GET has.
             etag = info.etag if '"' in info.etag or not info.etag else f'"{info.etag}"'
             wanted = Wanted(name=key, size_bytes=info.size_bytes, etag=etag)
@@ -177,6 +185,13 @@ class Origin:
             if found is not None and self.hash(version) is None:
                 self._hashes.add(version, found)
         return path
+
+    @staticmethod
+    def _touch(path: Path) -> None:
+        """Says that a copy is used: what was not for the longest time is evicted first."""
+        with contextlib.suppress(OSError):
+            if abs(time.time() - path.stat().st_mtime) > _TOUCH_S:
+                os.utime(path)
 
     def read_hash(self, version: Version) -> str:
         """Returns the xxh3-128 of a version whose copy is here. Raises OSError where it is gone again."""
@@ -310,8 +325,11 @@ def objects_of(root: Url, settings: RemoteConfig, pid: int) -> Objects:  # noqa:
 @functools.lru_cache(maxsize=256)
 def origin_of(folder: str, pid: int) -> Origin:
     """Returns the store behind the folder of a mirror. Raises LookupError where it is none of its node's folder."""
-    mirror = Mirror.of(Path(folder))
-    if mirror is None or os.fspath(mirror.settings.folder) != os.path.dirname(os.path.dirname(folder)):
+    try:
+        mirror = Mirror.of(Path(folder))
+    except (OSError, ValueError, KeyError, TypeError) as err:  # a file of that name that says something else
+        raise LookupError(folder) from err
+    if mirror is None or mirror.settings.folder.absolute() != Path(folder).absolute().parent.parent:
         raise LookupError(folder)
     root = Url(mirror.url.scheme, mirror.url.bucket)
     return Origin(mirror, objects_of(root, mirror.settings, pid))

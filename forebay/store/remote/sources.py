@@ -66,7 +66,7 @@ def place_of(path: str | os.PathLike[str]) -> Place | None:
         identity, _, name = text[at + len(_MIRRORS) :].partition("/")
         try:
             origin = origin_of(f"{text[:at]}{_MIRRORS}{identity}", os.getpid())
-        except (LookupError, NotADirectoryError):
+        except LookupError:
             at = text.find(_MIRRORS, at + 1)
         else:
             return Place(origin, posixpath.normpath(f"{origin.url.key}/{name}").strip("/"), name)
@@ -204,14 +204,16 @@ def names_in(folder: Path) -> set[str]:
     return {posixpath.basename(key) for keys in place.origin.objects.level(place.key) for key in keys}
 
 
-def files_below(folder: Path) -> Iterator[Path]:
-    """Yields every file below a folder."""
+def files_below(folder: Path, is_wanted: Callable[[Path], bool]) -> Iterator[Path]:
+    """Yields the wanted files below a folder. is_wanted: of their paths relative to it."""
     place = place_of(folder)
     if place is None:
-        yield from (path for path in folder.rglob("*") if path.is_file())
+        found = (path for path in folder.rglob("*") if is_wanted(path.relative_to(folder)))
+        yield from (path for path in found if path.is_file())
         return
     start = len(place.key) + 1 if place.key else 0
-    yield from (folder / key[start:] for key in place.origin.objects.below(place.key))
+    keys = place.origin.objects.below(place.key, lambda key: is_wanted(Path(key[start:])))
+    yield from (folder / key[start:] for key in keys)
 
 
 def glob_files(pattern: Path) -> list[Path]:
@@ -226,8 +228,7 @@ def glob_files(pattern: Path) -> list[Path]:
     wanted = pattern.relative_to(base).parts
     if len(wanted) == 1 and wanted[0] != "**":
         return [path for path in files_in(base, wanted[0]) if _matches((path.name,), wanted)]
-    found = (path for path in files_below(base) if _matches(path.relative_to(base).parts, wanted))
-    return sorted(found, key=str)
+    return sorted(files_below(base, lambda name: _matches(name.parts, wanted)), key=str)
 
 
 def _matches(parts: Sequence[str], wanted: Sequence[str]) -> bool:

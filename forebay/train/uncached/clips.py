@@ -15,6 +15,7 @@ from forebay.preprocess.speech.decode import decode_audio
 from forebay.preprocess.speech.modality import Speech
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.layout import Array
+from forebay.store.remote.sources import naming_urls
 
 
 class Clips:
@@ -27,7 +28,8 @@ class Clips:
         """
         self._recipe = recipe = cast(Recipe, recipe_of(config))
         self._modality = Speech.of(config, recipe)
-        manifest = self._modality.manifest(config)
+        with naming_urls():
+            manifest = self._modality.manifest(config)
         self._rows, self._names = _rows_of(manifest.rows, ids, config=config), [file.name for file in manifest.files]
         self._read = MediaReader(
             manifest.files,

@@ -16,10 +16,12 @@ import pyarrow as pa
 from forebay.config.tree import Config
 from forebay.errors import ManifestError, SampleError
 from forebay.preprocess.modality import Modality
-from forebay.preprocess.sources.media import MediaReader, sparse_files
+from forebay.preprocess.sources.media import MediaReader
+from forebay.preprocess.sources.sparse import sparse_files
 from forebay.steps.recipe import AnyRecipe
 from forebay.store.key import digest
 from forebay.store.layout import Array, FieldSpec
+from forebay.store.remote.sources import naming_urls
 from forebay.store.row_table import sorted_categories, strings_digest
 from forebay.store.source import SampleSource
 from forebay.store.source_files import SourceFile
@@ -39,7 +41,8 @@ _SOURCES = {
 
 def uncached_source(config: Config, *, stored_probe: Mapping[str, str] | None = None) -> UncachedSource:
     """Returns the source that makes the samples of a config; see `UncachedSource`."""
-    source: UncachedSource = pkgutil.resolve_name(_SOURCES[config.modality])(config, stored_probe=stored_probe)
+    with naming_urls():
+        source: UncachedSource = pkgutil.resolve_name(_SOURCES[config.modality])(config, stored_probe=stored_probe)
     return source
 
 

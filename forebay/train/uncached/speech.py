@@ -22,8 +22,9 @@ from tqdm import tqdm
 
 from forebay.config.tree import Config
 from forebay.errors import SampleError
-from forebay.preprocess.sources.media import open_parts, sparse_files
+from forebay.preprocess.sources.media import open_parts
 from forebay.preprocess.sources.rows import WHOLE_FILE, Manifest, described
+from forebay.preprocess.sources.sparse import sparse_files
 from forebay.preprocess.speech.headers import AudioInfo, parsed_header
 from forebay.preprocess.speech.modality import Speech
 from forebay.steps.audio.waveform import Decode

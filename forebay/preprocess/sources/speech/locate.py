@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from forebay.preprocess.sources.members import UnreadableTar, tar_index
 from forebay.preprocess.sources.rows import REJECTED_SCHEMA, Manifest, reduced, rejections, storable, table_of
 from forebay.preprocess.speech.containers import one_stream
 from forebay.preprocess.speech.headers import MAX_WHOLE_BYTES, header_info
-from forebay.store.remote.sources import is_hash_known, place_of, shown, source_stat
+from forebay.store.remote.sources import is_hash_known, look_up, place_of, shown, source_stat
 from forebay.tar.index import has_index
 from forebay.tar.members import TarIndex
 
@@ -165,6 +166,7 @@ def locate_loose(task: LocateTask) -> Located:
     failures = Failures()
     durations = task.rows["duration_s"].to_numpy().copy()
     absent: dict[int, str] = {}
+    look_up([Path(path) for path in task.paths.values()])
     columns = [task.rows[name].to_pylist() for name in ("row", "sample_id", "file")]
     for position, (row, sample_id, file) in enumerate(zip(*columns, strict=True)):
         path = task.paths[file]

@@ -23,7 +23,7 @@ from forebay.preprocess.sources.vision.part import Part
 from forebay.preprocess.worker import mark
 from forebay.store.image.formats import image_size
 from forebay.store.layout import Array
-from forebay.store.remote.sources import shown
+from forebay.store.remote.sources import look_up, shown
 from forebay.store.source_files import SourceFile
 
 IMAGES_PER_TASK = 512
@@ -74,6 +74,7 @@ def look_at(task: ImageTask) -> pa.Table:
     as its index says, ManifestError where a data file is damaged.
     """
     facts: list[tuple[str, int, int, str | None, str | None]] = []
+    look_up(_paths(task))
     with MediaReader(task.files, max_open=_MAX_OPEN, max_bytes=task.max_bytes, column=task.column) as read:
         places = zip(*(task.places[name].to_pylist() for name in ("file", "offset", "size")), strict=True)
         for position, (file, offset, size) in enumerate(places):
