@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from tqdm import tqdm
 
@@ -23,7 +23,8 @@ from forebay.errors import ForebayError
 from forebay.preprocess.pool import Map
 from forebay.store.memo import SIZE
 from forebay.store.remote.origin import Place, forget
-from forebay.store.remote.sources import place_of
+from forebay.store.remote.room import gb
+from forebay.store.remote.sources import is_hash_known, place_of
 from forebay.store.source_files import SourceFile
 
 logger = logging.getLogger(__name__)
@@ -47,8 +48,22 @@ def run_on_sources(
     """
     if not is_remote:
         return list(map_(function, tasks))
-    arriving = Arriving(needs, total=total)
-    return list(map_(Fresh(function), arriving.ahead_of(tasks)))  # type: ignore[arg-type]  a generator: as workers ask
+    ahead = _Ahead(Arriving(needs, total=total), tasks)
+    return list(map_(Fresh(function), cast(Sequence[T], ahead)))
+
+
+@dataclass(frozen=True)
+class _Ahead(Generic[T]):
+    """Tasks that are handed out when what they read is here; as many as there are."""
+
+    arriving: Arriving[T]
+    tasks: Sequence[T]
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def __iter__(self) -> Iterator[T]:
+        return self.arriving.ahead_of(self.tasks)
 
 
 @dataclass(frozen=True)
@@ -108,9 +123,7 @@ class Arriving(Generic[T]):
                 self._bar.close()
             if self._count:
                 seconds = time.monotonic() - started_s
-                logger.info(
-                    "sources: %d objects, %.3g GB downloaded in %.1f s", self._count, self._bytes / GB, seconds
-                )
+                logger.info("sources: %d objects, %.3g GB downloaded in %.1f s", self._count, self._bytes / GB, seconds)
 
     def _started(self, jobs: queue.SimpleQueue[_Download | None], count: int) -> list[threading.Thread]:
         """Daemons: an interrupted run does not wait for what is on its way; what has come is taken up later."""
@@ -179,13 +192,11 @@ def is_remote(source: SourceConfig) -> bool:
 
 def unhashed(path: Path) -> list[Path]:
     """Returns the path, in a list, unless it is of an object whose hash the node knows."""
-    place = place_of(path)
-    version = None if place is None else place.version()
-    return [] if place is not None and version is not None and place.origin.hash(version) is not None else [path]
+    return [] if is_hash_known(path) else [path]
 
 
 def tell_if_too_large(files: Sequence[SourceFile]) -> None:
-    """Logs a warning where the raw data of a store is more than the node keeps of it, so that it is downloaded again."""
+    """Logs a warning where the raw data of a store is more than the node keeps, so that it is downloaded again."""
     sizes: dict[Any, int] = {}
     for file in files:
         if file.stat is not None and file.stat[0] < 0 and (place := place_of(file.path)) is not None:
@@ -194,8 +205,8 @@ def tell_if_too_large(files: Sequence[SourceFile]) -> None:
     for settings, size_bytes in sizes.items():
         if size_bytes > settings.cache_size_bytes:
             logger.warning(
-                "the sources have %.3f GB, and remote.cache_size_gb keeps %.3f of them on this node: what does not fit "
-                "is downloaded a second time for the shards; to avoid that, raise remote.cache_size_gb",
-                size_bytes / GB,
-                settings.cache_size_bytes / GB,
+                "the sources have %s, and this node keeps %s of them (remote.cache_size_gb): what does not fit is "
+                "downloaded a second time when it is read; to avoid that, raise remote.cache_size_gb",
+                gb(size_bytes),
+                gb(settings.cache_size_bytes),
             )

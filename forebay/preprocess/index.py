@@ -116,7 +116,9 @@ def index_tars(
     failed = {path for path, _ in report.failed}
     for path in tars:
         if shown(path) not in failed and not is_indexed(path, cache_root=root):
-            report.failed.append((shown(path), f"{shown(path)} has no index under {root}; is that folder writable? run again"))
+            report.failed.append(
+                (shown(path), f"{shown(path)} has no index under {root}; is that folder writable? run again")
+            )
     return report
 
 

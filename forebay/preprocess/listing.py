@@ -47,7 +47,7 @@ def resolve(config: Config, memo: Memo, map_: Map, *, recipe: AnyRecipe) -> List
 def known_key(config: Config, memo: Memo, map_: Map, *, recipe: AnyRecipe, may_hash: bool) -> str | None:
     """Returns the key that a build would give, or None where a file would have to be hashed and may not be."""
     modality = modality_of(config, recipe)
-    manifest = modality.manifest(config, map_=map_)
+    manifest = modality.manifest(config, map_=map_, is_hashed=True)
     if not may_hash and any(memo.known(file.path) is None for file in _present(manifest)):
         return None
     manifest = _hashed_manifest(config, memo, map_, modality=modality, listed=manifest)
@@ -65,7 +65,7 @@ def _hashed_manifest(
     listed: the manifest, where it was listed already.
     """
     for _ in range(_LISTINGS):
-        manifest, listed = listed or modality.manifest(config, map_=map_), None
+        manifest, listed = listed or modality.manifest(config, map_=map_, is_hashed=True), None
         files, moved = _with_hashes(manifest, memo, map_)
         if moved is None:
             return replace(manifest, files=files)

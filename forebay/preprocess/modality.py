@@ -96,9 +96,10 @@ class Modality(Protocol):
         """What `lengths.npy` holds a row of."""
         ...
 
-    def manifest(self, config: Config, *, map_: Map = map) -> Manifest:
+    def manifest(self, config: Config, *, map_: Map = map, is_hashed: bool = False) -> Manifest:
         """Returns the eligible samples of a config, every place known, and what was left out.
 
+        is_hashed: all files will be hashed, so those of a store are downloaded as a whole when they are first read.
         Raises ConfigError or ManifestError where the config or its manifest cannot be used.
         """
         ...

@@ -35,7 +35,7 @@ from forebay.store.key import SHORT, differences, digest, folder_name
 from forebay.store.layout import Group
 from forebay.store.lookup import Lookup, Sealed, failures_of, find_cache
 from forebay.store.memo import Memo
-from forebay.store.remote.sources import localized, naming_urls
+from forebay.store.remote.sources import is_here, localized, naming_urls
 from forebay.store.seal import seal
 from forebay.store.temporary import sweep
 from forebay.store.verify import quick_problems, verify_folder
@@ -238,7 +238,7 @@ class _Build:
             rows[group] += cut.num_media if group == "media" else cut.stop - cut.start
         with Progress(rows, media_unit=self.modality.media_unit, shown=self.options.progress) as progress:
             try:
-                for task, (receipt, made) in self._made(map(self._task, _in_order(missing))):
+                for task, (receipt, made) in self._made(map(self._task, _in_order(self._here_first(missing)))):
                     self.workspace.receipts[task.key] = receipt
                     self.counts["written" if made else "kept"] += 1
                     progress.shard_done(task, receipt)
@@ -253,6 +253,16 @@ class _Build:
             return self.pool.run(make_shard, tasks)
         arriving = Arriving(_media_paths, total=len(files))
         return self.pool.run(Fresh(make_shard), arriving.ahead_of(tasks))
+
+    def _here_first(self, units: Sequence[Unit]) -> list[Unit]:
+        """Returns the units with those first whose raw data is on this node: what a bound keeps is not fetched twice.
+
+        In the order of the listing, least recently used first, each tar would be evicted just before its turn.
+        """
+        group = self.listing.rows["group"].to_numpy()
+        used = set(group[[unit[0].start for unit in units]].tolist()) if units else set()
+        here = {number: is_here(self.listing.files[number].path) for number in used}
+        return sorted(units, key=lambda unit: not here[int(group[unit[0].start])])
 
     def _task(self, unit: Unit) -> ShardTask:
         cut, group = unit

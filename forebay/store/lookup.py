@@ -151,7 +151,6 @@ def find_cache(config: Config, recipe: KeyedRecipe, *, may_hash: bool = True, me
     recipe. A root in a store is asked where this node has built no such cache; RemoteError where it does not answer.
     """
     forget()
-    config = localized(config)
     search = _Search(config=config, recipe=recipe, may_hash=may_hash, memo=memo)
     for sealed in _places(config, recipe):
         search.look_at(sealed)
@@ -271,6 +270,7 @@ def _candidates(
 
 def _require_confined(config: Config, cache: Sealed, sources: Sequence[StoredSource]) -> None:
     """Raises CacheMismatchError under `source.confined` for a cache that may hold files from elsewhere."""
+    config = localized(config) if config.source.confined else config
     for source in sources if config.source.confined else ():
         path = path_of(config, source)
         if path is None or source.xxh3_128 == ABSENT:

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from forebay.config.tree import Config
+from forebay.errors import RemoteDeniedError
 from forebay.store.files import hash_opened, write_bytes
 from forebay.store.remote.sources import place_of, source_stat, stat_of_status
 
@@ -171,7 +172,10 @@ def stat_of(status: os.stat_result) -> Stat:
 def _etag_stat(path: Path) -> Stat | None:
     """Returns what the entry of an object is found by where etags are trusted; None for a file of this machine."""
     place = place_of(path)
-    return None if place is None else place.etag_version()
+    try:
+        return None if place is None else place.etag_version()
+    except RemoteDeniedError:
+        return None
 
 
 def _checksum(data: bytes) -> bytes:

@@ -60,7 +60,7 @@ def current_index(tar_path: str | os.PathLike[str], *, cache_root: str | os.Path
 
 
 def has_index(tar_path: str | os.PathLike[str], *, cache_root: str | os.PathLike[str]) -> bool:
-    """Whether an index is kept or lies beside a tar; it may be of another state of the tar, which nothing is read for."""
+    """Whether an index is kept or lies beside a tar; it may be of another state of the tar: nothing is read."""
     return index_path(tar_path, cache_root=cache_root).exists() or is_file(json_path(tar_path))
 
 

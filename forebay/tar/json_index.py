@@ -18,6 +18,7 @@ from forebay.store.remote.sources import (
     at_hand,
     modified_ns,
     open_source,
+    place_of,
     put_beside,
     reader,
     source_stat,
@@ -26,7 +27,7 @@ from forebay.tar.header import BLOCK, SIZE_FIELD, header_name, parse_number, val
 from forebay.tar.members import CURRENT_DIRECTORY, FileStamp, TarIndex, flat_names
 
 _log = logging.getLogger(__name__)
-_SPOT_CHECKS, _REMOTE_CHECKS = 16, 4
+_SPOT_CHECKS = 16
 _MAX_OCTAL_SIZE = 8**11 - 1
 
 
@@ -48,8 +49,9 @@ def export_json(index: TarIndex, path: str | os.PathLike[str]) -> None:
 def load_json(tar_path: str | os.PathLike[str]) -> TarIndex | None:
     """Returns the index that stands beside a tar, or None where there is none that is current and true.
 
-    Current: not older than the tar. True: every range lies within the tar, and 16 members spread over the file stand
-    behind a header of that name and size; 4 of a tar of a store that is not on this node yet. Raises TarError when the tar itself cannot be read.
+    Current: not older than the tar; in a store, where the time is that of the upload, that says nothing. True: every
+    range lies within the tar, and 16 members spread over the file stand behind a header of that name and size. Raises
+    TarError where the tar itself cannot be read.
     """
     path = json_path(tar_path)
     try:
@@ -57,7 +59,7 @@ def load_json(tar_path: str | os.PathLike[str]) -> TarIndex | None:
     except (OSError, ValueError):
         return None
     try:
-        if changed_ns < modified_ns(tar_path):
+        if place_of(tar_path) is None and changed_ns < modified_ns(tar_path):
             _log.info("%s is older than its tar; reading the tar's headers instead", path)
             return None
         index = _parse(path, os.fspath(tar_path), FileStamp.of_source(source_stat(tar_path)))
@@ -117,8 +119,8 @@ def _problem(index: TarIndex) -> str | None:
     """Returns what contradicts the index in the headers of some members, the first and the last among them."""
     if not len(index):
         return None
-    with _headers(index.path) as (read, checks):
-        rows = np.unique(np.linspace(0, len(index) - 1, checks).astype(np.int64))
+    rows = np.unique(np.linspace(0, len(index) - 1, _SPOT_CHECKS).astype(np.int64))
+    with _reading(index.path) as read:
         for row in rows.tolist():
             block = read(BLOCK, int(index.offsets[row]) - BLOCK)
             if not _is_header_of(block, index.names[row].encode("utf-8", "surrogateescape"), int(index.sizes[row])):
@@ -127,14 +129,14 @@ def _problem(index: TarIndex) -> str | None:
 
 
 @contextlib.contextmanager
-def _headers(path: str) -> Iterator[tuple[Callable[[int, int], bytes], int]]:
-    """Yields what reads (size, offset) of a tar, and how many headers to look at: fewer where each is a request."""
+def _reading(path: str) -> Iterator[Callable[[int, int], bytes]]:
+    """Yields what reads (size, offset) of a tar: by requests of their own where it is not on this node yet."""
     if (requests := reader(path)) is not None:
-        yield requests, _REMOTE_CHECKS
+        yield requests
         return
     descriptor, _ = open_source(path)
     try:
-        yield functools.partial(os.pread, descriptor), _SPOT_CHECKS
+        yield functools.partial(os.pread, descriptor)
     finally:
         os.close(descriptor)
 

@@ -14,7 +14,7 @@ import torch
 from forebay.errors import ConfigError
 from forebay.plan.cursor import Cursor, LoaderState, Resumable, Step
 from forebay.plan.make import Planned
-from forebay.plan.remote_cost import check_remote
+from forebay.plan.remote_cost import check_remote, window_of
 from forebay.spans import DATA_WAIT, span
 from forebay.steps.batch import IGNORED
 from forebay.steps.step import Batch, PaddingSide
@@ -156,7 +156,9 @@ class Loader(Resumable):
         if settings.epochs is not None and start.epoch >= settings.epochs:
             left = 0
         draws = None if settings.crop_s is None else CropDraws(seed=start.seed, epoch=start.epoch)
-        foresight = Foresight.of(self.source, self._ahead) if left else None
+        # All shards of a block of a moving window are touched in its first steps.
+        depth = (window_of(self.plan) or 0) // 2
+        foresight = Foresight.of(self.source, self._ahead, depth=depth) if left else None
         filled = Prefetch(
             self._fill,
             self._work(itertools.islice(steps, left), draws, foresight),

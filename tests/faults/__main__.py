@@ -63,6 +63,8 @@ _ORDER = (
     "vision",
     "limits",
     "readers",
+    "node",
+    "remote_store",
     "push",
     "soak",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,12 +45,13 @@ class FakeStore:
     def endpoint(self) -> str:
         """Its address."""
         host, port = self._server.server_address[:2]
-        return f"http://{host!s}:{port}"
+        scheme = "https" if isinstance(self._server.socket, ssl.SSLSocket) else "http"
+        return f"{scheme}://{host!s}:{port}"
 
 
 @contextmanager
-def fake_store(answers: Answers, *, host: str = "127.0.0.1") -> Iterator[FakeStore]:
-    """Yields a store on loopback whose answers are made by a function."""
+def fake_store(answers: Answers, *, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> Iterator[FakeStore]:
+    """Yields a store on loopback whose answers are made by a function. tls: it answers to https alone."""
     asked: list[Asked] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -79,7 +81,14 @@ def fake_store(answers: Answers, *, host: str = "127.0.0.1") -> Iterator[FakeSto
         def log_message(self, *args: object) -> None:
             """Says nothing."""
 
-    server = ThreadingHTTPServer((host, 0), Handler)
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *args: object) -> None:
+            """Says nothing: clients go when they like."""
+
+    server = Server((host, 0), Handler)
+    if tls is not None:
+        # The handshake is made by the thread of the connection.
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

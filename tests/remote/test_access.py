@@ -7,11 +7,18 @@ import logging
 import os
 import pickle
 import socket
+import ssl
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +27,8 @@ from forebay.config.url import parse_url
 from forebay.errors import ConfigError, RemoteError
 from forebay.store.remote.access import Access, decide
 from forebay.store.remote.bucket import Bucket
-from forebay.store.remote.mirror import ORIGIN, Mirror
+from forebay.store.remote.ledger import ORIGIN
+from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.profile import Keys, read_profile
 from tests.remote.fake_store import Answer, Asked, FakeStore, error, fake_store
 
@@ -156,6 +164,56 @@ def test_another_host_sees_no_authorization_after_a_redirect(
         bucket(f"{first.endpoint}/folder").read("name")
     assert len(store.asked) == 2
     assert all(map(is_unsigned, store.asked))
+
+
+@pytest.fixture
+def self_signed(tmp_path: Path) -> ssl.SSLContext:
+    """A certificate for 127.0.0.1 that nobody has signed."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1, now - timedelta(1), now + timedelta(1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    pem = key.private_bytes(serialization.Encoding.PEM, *form) + certificate.public_bytes(serialization.Encoding.PEM)
+    (tmp_path / "both.pem").write_bytes(pem)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "both.pem")
+    return context
+
+
+def test_https_leads_to_no_plain_http(
+    self_signed: ssl.SSLContext, store: FakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def elsewhere(asked: Asked) -> Answer:
+        return Answer(status=307, headers={"Location": store.endpoint + asked.path})
+
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "both.pem"))
+    with fake_store(elsewhere, tls=self_signed) as first:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", first.endpoint)
+        for place in (bucket(f"{first.endpoint}/folder"), bucket(anonymous=True)):
+            with pytest.raises(RemoteError, match="folder/name: "):
+                place.read("name")
+        assert len(first.asked) == 2
+    assert store.asked == []
+
+
+@pytest.mark.usefixtures("with_keys")
+def test_certificates_are_checked_whatever_the_environment_says(
+    self_signed: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ALLOW_INVALID_CERTIFICATES", "true")
+    with fake_store(hello, tls=self_signed) as store:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store.endpoint)
+        for place in (bucket(), bucket(f"{store.endpoint}/folder")):
+            with pytest.raises(
+                RemoteError, match=r"folder/name: its certificate is refused \(UnknownIssuer\); .*SSL_CERT"
+            ):
+                place.read("name")
+        assert store.asked == []
 
 
 OWN = (

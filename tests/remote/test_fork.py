@@ -173,7 +173,7 @@ def test_the_workers_of_a_data_loader_read_a_cache_of_a_store(bucket: Bed, envir
         range(len(cache)),  # type: ignore[arg-type]
         batch_size=None,
         num_workers=2,
-        collate_fn=cache.__getitem__,
+        collate_fn=cache.__getitem__,  # type: ignore[arg-type]
     )
     for index, sample in enumerate(loader):
         wanted = local[index]

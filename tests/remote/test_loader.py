@@ -19,15 +19,20 @@ from benchmarks.objects.faults import FORBIDDEN, Rule
 from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket
 from forebay.config import BucketConfig, LoaderConfig
-from forebay.config.remote import RemoteConfig
-from forebay.errors import RemoteError
+from forebay.config.plan import WindowConfig
+from forebay.config.remote import GB, RemoteConfig
+from forebay.errors import ConfigError, RemoteError
+from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.cursor import Cursor
 from forebay.plan.in_order import in_order
 from forebay.plan.make import Planned, make_plan, opened_packs, samples_of
 from forebay.plan.mixture.plan import mixture_plan
+from forebay.plan.remote_cost import check_remote
 from forebay.steps.step import Batch
 from forebay.store.cache import Cache, open_cache
 from forebay.store.remote.downloads import _Post
 from forebay.store.remote.foresight import THREAD_NAME
+from forebay.store.remote.shards import RemoteShards
 from forebay.store.remote.uses import FOLDER, NEVER, distances
 from forebay.store.source import SampleSource, SourceUnion
 from forebay.train.loader import Loader, LoaderSettings
@@ -77,7 +82,7 @@ def copies(loader: Loader, count: int | None = None) -> tuple[list[Batch], list[
     return found, states
 
 
-def assert_alike(one: Loader, other: Loader, count: int | None = None) -> None:
+def assert_alike(one: Loader, other: Loader, *, count: int | None = None) -> None:
     (batches, states), (wanted, wanted_states) = copies(one, count), copies(other, count)
     assert len(batches) == len(wanted)
     for batch, expected in zip(batches, wanted, strict=True):
@@ -126,7 +131,7 @@ def test_a_state_goes_from_a_local_cache_to_a_remote_one_and_back(local: Cache, 
     state = first.state_dict()
     for loader in (first, second):
         loader.load_state_dict(state)
-    assert_alike(second, first, 2)
+    assert_alike(second, first, count=2)
     state = second.state_dict()
     for loader in (first, second):
         loader.load_state_dict(state)
@@ -143,6 +148,7 @@ def test_a_mixture_of_a_local_and_a_remote_cache_is_that_of_two_local_ones(
     for part in (remote, local):
         union = SourceUnion([other, part, part], ["a", "b", "c"])
         plan = make_plan(samples_of(union), BUCKETS)
+        assert isinstance(plan, BucketPlan)
         mixed = mixture_plan(plan, union.source_of, names="abc", weights=[1, 2, 1], batches=batches)
         loaders.append(Loader(union, Planned(plan=mixed, key="0"), LoaderSettings(seed=3, num_threads=2)))
     assert_alike(*loaders)
@@ -242,6 +248,67 @@ def test_what_cannot_be_downloaded_ahead_is_an_error_where_it_is_read(remote: Ca
     with pytest.raises(RemoteError, match=r"media/00003\.tdz"):
         list(make_loader(remote))
     assert threads() == []
+
+
+# A bound below the whole
+
+
+def bound_of(cache: Cache, shards: int) -> int:
+    """What so many shards of the mean size and the cache's small files take."""
+    remote = RemoteShards(cache)
+    return remote.kept_bytes + shards * int(remote.sizes.mean()) + 8 * 4096  # what mirrors say of themselves
+
+
+def small_node(remote: Cache, shards: int, **changes: Any) -> Cache:
+    """The same cache on a node that keeps so many shards."""
+    mirror = remote.mirror
+    assert mirror is not None
+    settings = replace(mirror.settings, cache_size_gb=bound_of(remote, shards) / GB, **changes)
+    return open_cache(str(mirror.url), remote=replace(settings, shard_dir=f"{settings.shard_dir}-{shards}"))
+
+
+def test_a_global_shuffle_that_does_not_fit_is_refused_with_its_price(remote: Cache) -> None:
+    small = small_node(remote, 9)
+    with pytest.raises(ConfigError, match=r"about [\d.]+ times an epoch.* on each node; set plan.locality") as err:
+        make_loader(small)
+    total = RemoteShards(small).total_bytes
+    for said in (f"{total / 1e6:,.3f} MB in 12 shards", "remote.cache_size_gb", 'remote.global_shuffle = "allow"'):
+        assert said in str(err.value)
+    make_loader(small, shuffle=False)
+    make_loader(small, plan=replace(BUCKETS, locality="shards:4"))
+    with pytest.raises(ConfigError, match=r'set plan.kind = "bucket" with plan.locality = "auto", remote'):
+        check_remote(small, Cursor(make_plan(samples_of(small), WindowConfig(batch_size=3)), "0", seed=0), threads=0)
+
+
+def test_a_global_shuffle_that_does_not_fit_may_be_allowed(
+    local: Cache, remote: Cache, caplog: pytest.LogCaptureFixture, proxy: Proxy
+) -> None:
+    small = small_node(remote, 9, global_shuffle="allow")
+    assert small.mirror is not None
+    loader = make_loader(small, num_threads=1)
+    assert "times an epoch" in caplog.text
+    other = make_loader(local, num_threads=1)
+    for _ in range(2):
+        assert_alike(loader, other)
+    assert small.mirror.counters.evictions > 0
+    assert sum(gets(proxy).values()) > 2 * small.num_shards
+
+
+def test_a_bound_below_one_step_is_an_error_with_both_numbers(remote: Cache) -> None:
+    small = small_node(remote, 5, global_shuffle="allow")
+    with pytest.raises(ConfigError, match=r"remote.cache_size_gb = .* is less than a step of one rank with 3 threads"):
+        make_loader(small, num_threads=3)
+    make_loader(small, num_threads=0)
+
+
+@pytest.mark.parametrize("locality", ["shards:2", "shards:4"])
+def test_within_a_window_that_fits_a_shard_is_downloaded_about_once_an_epoch(
+    local: Cache, remote: Cache, proxy: Proxy, locality: str
+) -> None:
+    small, plan = small_node(remote, 9), replace(BUCKETS, locality=locality, lockstep=1)
+    loader, other = (make_loader(source, plan=plan, num_threads=1, epochs=1) for source in (small, local))
+    assert_alike(loader, other)
+    assert sum(gets(proxy).values()) <= 1.25 * 2 * small.num_shards
 
 
 # Threads, forks

@@ -135,7 +135,9 @@ def test_a_small_bound_holds_and_everything_is_right(tmp_path: Path, local: Cach
     cache = forebay.open_cache(url, remote=settings)
 
     def read(index: int) -> bool:
-        assert disk_bytes(tmp_path / "node") <= bound
+        assert cache.mirror is not None
+        with cache.mirror.node.room.locked():
+            assert disk_bytes(tmp_path / "node") <= bound
         return equal(cache.read(index), local.read(index))
 
     order = np.random.default_rng(0).permutation(np.tile(np.arange(SAMPLES), 4)).tolist()

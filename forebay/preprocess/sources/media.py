@@ -10,15 +10,19 @@ import os
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
 
 from forebay.errors import DecodeError, ManifestError, SampleError, TarError
 from forebay.preprocess.sources.hf_file import HfFile, place_row
 from forebay.preprocess.sources.rows import WHOLE_FILE
 from forebay.store.memo import SIZE, Stat, stat_now, stat_of
-from forebay.store.remote.sources import open_source, place_of, shown
+from forebay.store.remote.sources import is_here, open_source, place_of, reader, shown
 from forebay.store.source_files import SourceFile
 
 
@@ -33,13 +37,14 @@ class MediaReader:
         max_bytes: int | None = None,
         column: str = "",
         as_listed: bool = False,
+        sparse: frozenset[int] = frozenset(),
     ) -> None:
         """max_open: files kept open at once. max_bytes: of one sample. column: of an `hf` source.
 
         as_listed: a file that changed after it was listed is an error, for readers that compare nothing later; see
-        `MediaFiles`.
+        `MediaFiles`. sparse: numbers of files that are read by requests of their own, see `sparse_files`.
         """
-        self._files = files
+        self._files, self._sparse = files, sparse
         self._max_bytes = max_bytes
         self._media = MediaFiles(max_open)
         self._hf = _HfRows(column)
@@ -56,7 +61,17 @@ class MediaReader:
         listed = source.stat if self._as_listed else None
         if size == WHOLE_FILE and source.listed:
             return self._hf.read(source, offset, self._max_bytes, listed)
+        if file in self._sparse and not is_here(source.path):
+            return self._read_part(source, offset, size, listed)
         return self._media.read(source.path, offset, size, max_bytes=self._max_bytes, listed=listed)
+
+    def _read_part(self, source: SourceFile, offset: int, size: int, listed: Stat | None) -> bytes:
+        if listed is not None:
+            require_listed(source.path, stat_now(source.path), listed)
+        if self._max_bytes is not None and size > self._max_bytes:
+            raise _too_large(str(source.path), size, offset, self._max_bytes)
+        with open_parts(str(source.path)) as read:
+            return read(size, offset)
 
     def close(self) -> None:
         """Closes what is open; a later call opens it again."""
@@ -87,11 +102,12 @@ class _HfRows:
             data = self._open.encoded(place, self._column)
         row = place_row(place)
         if data is None:
-            raise DecodeError("missing_file", f"{source.path}, row {row + 1}: column {self._column} holds no bytes")
+            where = shown(str(source.path))
+            raise DecodeError("missing_file", f"{where}, row {row + 1}: column {self._column} holds no bytes")
         if max_bytes is not None and len(data) > max_bytes:
             raise DecodeError(
                 "too_large",
-                f"{source.path}, row {row + 1}: {len(data)} bytes, allowed are {max_bytes}; "
+                f"{shown(str(source.path))}, row {row + 1}: {len(data)} bytes, allowed are {max_bytes}; "
                 "raise source.max_sample_bytes",
             )
         return data
@@ -155,11 +171,7 @@ class MediaFiles:
                 require_listed(path, file.stat(), listed, is_whole=size < 0)
             wanted = size if size >= 0 else max(0, file.size_bytes - offset)
             if max_bytes is not None and wanted > max_bytes:
-                raise SampleError(
-                    "too_large",
-                    f"{path}: {wanted} bytes at offset {offset}, allowed are {max_bytes}; "
-                    "raise source.max_sample_bytes",
-                )
+                raise _too_large(path, wanted, offset, max_bytes)
             if offset + wanted > file.size_bytes:  # before a wrong size makes pread allocate it
                 raise self._short(path, offset, wanted, max(0, file.size_bytes - offset))
             data = read_fully(file.descriptor, wanted, offset)
@@ -210,8 +222,8 @@ class MediaFiles:
     @staticmethod
     def _short(path: str, offset: int, wanted: int, got: int) -> TarError:
         return TarError(
-            f"{path}: wanted {wanted} bytes at offset {offset}, got {got}; the file is shorter than its index says,"
-            " copy it again and run `forebay index` on its manifest"
+            f"{shown(path)}: wanted {wanted} bytes at offset {offset}, got {got}; the file is shorter than its index "
+            "says, copy it again and run `forebay index` on its manifest"
         )
 
 
@@ -223,11 +235,53 @@ def require_listed(path: str | os.PathLike[str], now: Stat | None, listed: Stat,
     if now is not None and now[:-1] == listed[:-1]:
         return
     message = (
-        f"{path} was changed after it was listed: it had {listed[SIZE]} bytes, changed last at {listed[-2]} ns, and "
-        f"has {'none' if now is None else f'{now[SIZE]}, {now[-2]} ns'} now; start the run again, "
-        "so that it is listed anew"
+        f"{shown(os.fspath(path))} was changed after it was listed: {_states(listed, now)}; start the run again, so "
+        "that it is listed anew"
     )
     raise SampleError("source_changed", message) if is_whole else ManifestError(message)
+
+
+def _too_large(path: str, wanted: int, offset: int, max_bytes: int) -> SampleError:
+    return SampleError(
+        "too_large",
+        f"{shown(path)}: {wanted} bytes at offset {offset}, allowed are {max_bytes}; raise source.max_sample_bytes",
+    )
+
+
+SPARSE_MEMBER_BYTES, SPARSE_SHARE = 8 * 1024 * 1024, 4
+"""A tar of a store is read member by member where those needed have this mean size and less than this part of it."""
+
+
+def sparse_files(rows: pa.Table, files: Sequence[SourceFile]) -> frozenset[int]:
+    """Returns the numbers of the tars of a store of which few, large members are needed, and that are not here.
+
+    Each member is a request of its own then. A tar of which more is needed is downloaded as a whole: one request, and
+    no part of it twice. rows: all that are needed, with `file` and `size`.
+    """
+    if all(file.stat is None or file.stat[0] >= 0 for file in files):
+        return frozenset()
+    sizes = rows["size"].to_numpy()
+    number = rows["file"].to_numpy()[sizes >= 0]
+    needed = np.bincount(number, sizes[sizes >= 0], len(files))
+    counts = np.bincount(number, minlength=len(files))
+    large = np.flatnonzero(needed >= np.maximum(counts, 1) * SPARSE_MEMBER_BYTES)
+    return frozenset(
+        index
+        for index in large.tolist()
+        if (stat := files[index].stat) is not None
+        and stat[0] < 0
+        and needed[index] * SPARSE_SHARE < stat[SIZE]
+        and not is_here(files[index].path)
+    )
+
+
+def _states(listed: Stat, now: Stat | None) -> str:
+    if listed[0] < 0:  # an object of a store
+        return f"it had {listed[SIZE]} bytes, and has {'none' if now is None else now[SIZE]} under another etag now"
+    return (
+        f"it had {listed[SIZE]} bytes, changed last at {listed[-2]} ns, and has "
+        f"{'none' if now is None else f'{now[SIZE]}, {now[-2]} ns'} now"
+    )
 
 
 def _close_if_unused(file: _Open) -> None:
@@ -282,6 +336,17 @@ _GONE = {
 def is_gone(err: OSError) -> bool:
     """Whether an error says that a file cannot be had; any other (EIO, ENOMEM, ...) stops the build."""
     return err.errno in _GONE
+
+
+@contextmanager
+def open_parts(path: str, *, is_sparse: bool = True) -> Iterator[Callable[[int, int], bytes]]:
+    """Yields what reads (size, offset) of a file: of a sparse one that is not here by requests of their own."""
+    requests = reader(path) if is_sparse else None
+    if requests is not None:
+        yield requests
+        return
+    with opened(path) as descriptor:
+        yield partial(read_fully, descriptor)
 
 
 @contextmanager

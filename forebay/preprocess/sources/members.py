@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from forebay.preprocess.sources.media import is_gone, read_fully
 from forebay.preprocess.sources.rows import storable
 from forebay.store.layout import Array
 from forebay.store.memo import SIZE
-from forebay.store.remote.sources import is_file, place_of, source_stat
+from forebay.store.remote.sources import is_readable, shown, source_stat
 from forebay.tar.index import load_index
 from forebay.tar.members import Refused, TarIndex
 
@@ -51,10 +49,9 @@ def tar_index(path: str, *, cache_root: str) -> TarIndex | UnreadableTar:
         cause = err.__cause__
         if isinstance(cause, OSError) and not is_gone(cause):
             raise
-        is_local = place_of(path) is None
-        is_absent = not is_file(Path(path)) or (is_local and not os.access(path, os.R_OK))
+        is_absent = not is_readable(path)
         is_empty = not is_absent and not source_stat(path)[SIZE]
-        return UnreadableTar(storable(str(err)), is_absent, "empty_file" if is_empty else "unreadable_tar")
+        return UnreadableTar(storable(shown(str(err))), is_absent, "empty_file" if is_empty else "unreadable_tar")
 
 
 def name_array(index: TarIndex) -> pa.Array:

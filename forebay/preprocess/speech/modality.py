@@ -155,9 +155,10 @@ class Speech:
         """Audio samples, feature frames, tokens."""
         return ("num_audio_samples", "num_frames", "num_tokens")
 
-    def manifest(self, config: Config, *, map_: Map = map) -> Manifest:
+    def manifest(self, config: Config, *, map_: Map = map, is_hashed: bool = False) -> Manifest:
         forget()
-        return read_rows(localized(config).source, cache_root=config.cache_root, map_=map_)
+        source = localized(config).source
+        return read_rows(source, cache_root=config.cache_root, map_=map_, is_hashed=is_hashed)
 
     def fields(self) -> tuple[FieldSpec, ...]:
         return sample_fields(self.recipe)

@@ -87,10 +87,12 @@ class Vision:
         """Tokens, patches of all images, images."""
         return ("num_tokens", "num_patches", "num_images")
 
-    def manifest(self, config: Config, *, map_: Map = map) -> Manifest:
+    def manifest(self, config: Config, *, map_: Map = map, is_hashed: bool = False) -> Manifest:  # noqa: ARG002  it reads all
         # `images` gets `grid_h` and `grid_w`, in patches after the resize.
         forget()
-        return with_grids(read_conversations(localized(config).source, cache_root=config.cache_root, map_=map_), self.settings)
+        return with_grids(
+            read_conversations(localized(config).source, cache_root=config.cache_root, map_=map_), self.settings
+        )
 
     def fields(self) -> tuple[FieldSpec, ...]:
         return vision_fields(self.recipe, self.codec, patch_bytes=self.settings.patch_bytes)

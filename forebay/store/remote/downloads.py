@@ -36,10 +36,14 @@ class DownloadsAhead:
     one takes the lock. What a reader needs at once it asks for itself: both are one download.
     """
 
-    def __init__(self, shards: RemoteShards, *, wake: Callable[[], object]) -> None:
-        """wake: called by a download's thread at its end."""
+    def __init__(self, shards: RemoteShards, *, depth: int, wake: Callable[[], object]) -> None:
+        """depth: shards that may be here before a step needs them, where not all fit; `remote.prefetch_shards` is less.
+
+        wake: called by a download's thread at its end.
+        """
         self._shards, self._wake = shards, wake
-        self._settings = shards.mirrors[0].settings
+        settings = shards.mirrors[0].settings
+        self._max_concurrent, self._depth = settings.max_concurrent, max(depth, settings.prefetch_shards)
         self._posts = [_Post(m.node.folder / FOLDER / f"{m.folder.name}.downloader") for m in shards.mirrors]
         self._flying: set[int] = set()
         self._due: dict[int, int] = {}  # step that needs what was downloaded ahead
@@ -72,10 +76,9 @@ class DownloadsAhead:
     def _most(self) -> int:
         """Returns how many downloads may be under way."""
         if self._fits:
-            return self._settings.max_concurrent
-        # What is here ahead of its use takes the room of what is used: as little as keeps the readers going.
+            return self._max_concurrent
         waiting = len(self._due.keys() - self._flying)
-        return min(self._settings.max_concurrent, self._settings.prefetch_shards - waiting)
+        return min(self._max_concurrent, self._depth - waiting)
 
     def _distances(self) -> Ints:
         """Returns in how many steps each shard is needed, int64 [num_shards]; NEVER where others download."""
@@ -94,8 +97,7 @@ class DownloadsAhead:
         for shard in needed[np.argsort(steps[needed], kind="stable")].tolist():
             if shard in self._flying or self._again.get(shard, 0.0) > clock:
                 continue
-            mirror = self._shards.mirrors[self._shards.place(shard)[0]]
-            if all(map(mirror.has, self._shards.files(shard))):
+            if self._shards.is_here(shard):
                 self._is_here[shard] = True
             else:
                 yield shard

@@ -47,16 +47,16 @@ class Foresight:
     A forked child has none of its parent's threads: it starts its own when its first step is done.
     """
 
-    def __init__(self, shards: RemoteShards, steps: Steps) -> None:
-        """Starts the thread. steps: gives the samples of every step, from the first one that is not done."""
-        self._shards, self._steps = shards, steps
+    def __init__(self, shards: RemoteShards, steps: Steps, *, depth: int = 0) -> None:
+        """Starts the thread. steps: gives the samples of every step, from step 0 on. depth: see `DownloadsAhead`."""
+        self._shards, self._steps, self._depth = shards, steps, depth
         self._start(now=0)
 
     @classmethod
-    def of(cls, source: SampleSource, steps: Steps) -> Foresight | None:
+    def of(cls, source: SampleSource, steps: Steps, *, depth: int = 0) -> Foresight | None:
         """Returns the foresight of a source's steps; None where no part of it is remote."""
         shards = RemoteShards(source)
-        return cls(shards, steps) if len(shards) else None
+        return cls(shards, steps, depth=depth) if len(shards) else None
 
     def done(self, step: int) -> None:
         """Says that step 0, 1, ... is through with its samples. Steps may end out of their order; costs 0.2 us."""
@@ -71,14 +71,14 @@ class Foresight:
 
     def _start(self, *, now: int) -> None:
         self._pid = os.getpid()
-        self._watch = _Watch(self._shards, self._steps(), now=now)
+        self._watch = _Watch(self._shards, self._steps(), depth=self._depth, now=now)
         self._finalizer = weakref.finalize(self, self._watch.stop)
 
 
 class _Watch:
     """The thread and what it knows."""
 
-    def __init__(self, shards: RemoteShards, steps: Iterator[Ints], *, now: int) -> None:
+    def __init__(self, shards: RemoteShards, steps: Iterator[Ints], *, depth: int, now: int) -> None:
         self.done: deque[int] = deque()
         """Steps that ended; the loader appends."""
         self._pid = os.getpid()
@@ -94,7 +94,7 @@ class _Watch:
             ReaderUses(mirror.node.folder, mirror.folder.name, num_shards=cache.num_shards)
             for cache, mirror in zip(shards.caches, shards.mirrors, strict=True)
         ]
-        self._downloads = DownloadsAhead(shards, wake=self._wake.set)
+        self._downloads = DownloadsAhead(shards, depth=depth, wake=self._wake.set)
         for mirror in shards.mirrors:
             mirror.before_demand.append(self.tell)
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)

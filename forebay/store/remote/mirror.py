@@ -20,6 +20,7 @@ import xxhash
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url, is_url, parse_url
 from forebay.errors import (
+    CacheCorruptError,
     CacheNotFoundError,
     CacheReplacedError,
     RemoteDeniedError,
@@ -204,7 +205,8 @@ def cache_folder(place: str | Path, settings: RemoteConfig) -> Path:
     """Returns the folder of a cache on this node: that which is named, or the mirror of a URL.
 
     Of a URL all but the shards is there then. A store that does not answer leaves what this node has of the URL.
-    Raises CacheNotFoundError where no sealed cache lies there, RemoteError where the store does not answer and this
+    Raises CacheNotFoundError where no sealed cache lies there, CacheCorruptError where something else has the name of
+    its metadata, RemoteError where the store does not answer and this
     node has nothing of it.
     """
     if not is_url(str(place)):
@@ -228,7 +230,13 @@ def cache_folder(place: str | Path, settings: RemoteConfig) -> Path:
     mirror = Mirror.at(url, settings, state=xxhash.xxh3_128_hexdigest(data))
     metadata = Wanted(name=FILE_NAME, size_bytes=len(data), xxh3_128=xxhash.xxh3_128_hexdigest(data), is_kept=True)
     mirror.node.keep(mirror.folder / FILE_NAME, metadata, data)
-    wanted = _small_files(mirror.folder)
+    try:
+        wanted = _small_files(mirror.folder)
+    except CacheCorruptError as err:
+        (mirror.folder / FILE_NAME).unlink(missing_ok=True)
+        raise CacheCorruptError(
+            f"{url / FILE_NAME} describes no cache: {err.args[0].partition('; run:')[0]}; push the cache again"
+        ) from err
     with ThreadPoolExecutor(settings.max_concurrent) as threads:
         list(threads.map(mirror.require, wanted))
     return mirror.folder

@@ -147,9 +147,8 @@ class NodeCache:
     def _download(self, file: io.FileIO, place: Place, wanted: Wanted, source: _Source) -> str:
         """Makes the partial file whole, checks it, gives it its name, and returns its hash."""
         part = place.part(wanted.size_bytes)
-        if not (
-            wanted.xxh3_128 or wanted.etag
-        ):  # what is there may be of another state of the object, and nothing would tell
+        # What is there may be of another state of the object, and nothing would tell.
+        if not (wanted.xxh3_128 or wanted.etag):
             file.truncate(0)
         size, found = 0, ""
         for is_again in (False, True):

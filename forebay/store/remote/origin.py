@@ -12,6 +12,7 @@ import functools
 import os
 import posixpath
 import threading
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ import xxhash
 
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url
-from forebay.errors import RemoteError, RemoteMissingError
+from forebay.errors import RemoteDeniedError, RemoteError, RemoteMissingError, RemoteReplacedError
 from forebay.store.files import hash_file
 from forebay.store.remote.bucket import Bucket, ObjectInfo
 from forebay.store.remote.mirror import Mirror
@@ -56,6 +57,11 @@ def version_of(where: str, info: ObjectInfo) -> Version:
 def _tag(info: ObjectInfo) -> str:
     """The etag as all answers of a store agree on it: a listing of Azure has no quotes. Without one, the time."""
     return info.etag.removeprefix("W/").strip('"') or f"modified {info.modified_ns}"
+
+
+def _may_be_key(key: str) -> bool:
+    """Whether an object may be called so: a name of bytes that are not UTF-8, or with a control character, is none."""
+    return key.isprintable() or not any(unicodedata.category(letter) in ("Cc", "Cs") for letter in key)
 
 
 @dataclass(slots=True)
@@ -109,7 +115,11 @@ class Objects:
                 wanted = self._listed(folder, wanted)
             single += sorted(wanted)
         with ThreadPoolExecutor(self.bucket.settings.max_concurrent) as threads:
-            list(threads.map(self.info, single))
+            list(threads.map(self._look_up_one, single))
+
+    def _look_up_one(self, key: str) -> None:
+        with contextlib.suppress(RemoteDeniedError):  # said of the samples that need it
+            self.info(key)
 
     def _listed(self, folder: str, wanted: set[str]) -> set[str]:
         """Takes in what a listing says of wanted objects; returns those that it did not come to."""
@@ -125,14 +135,12 @@ class Objects:
         return set()
 
     def _head(self, key: str) -> ObjectInfo | None:
+        if not _may_be_key(key):
+            return None
         try:
             return self.bucket.info(key)
-        except (RemoteMissingError, UnicodeEncodeError):
+        except RemoteMissingError:
             return None
-        except RemoteError as err:
-            if type(err.__cause__).__name__ == "InvalidPathError":  # no object can have such a name
-                return None
-            raise
 
 
 class Origin:
@@ -162,10 +170,11 @@ class Origin:
         """Returns the node's copy of a version, which is there then. Raises RemoteError."""
         path = self.path(version)
         if not self.is_here(version):
-            etag = f'"{_tag(info)}"' if info.etag else ""
+            # A listing of Azure has no quotes, and the answer to GET has.
+            etag = info.etag if '"' in info.etag or not info.etag else f'"{info.etag}"'
             wanted = Wanted(name=key, size_bytes=info.size_bytes, etag=etag)
             found = self.mirror.node.fetch(path, wanted, self.objects.bucket)
-            if found and self.hash(version) is None:
+            if found is not None and self.hash(version) is None:
                 self._hashes.add(version, found)
         return path
 
@@ -215,7 +224,9 @@ class Place:
 
     def read_range(self, start: int, stop: int) -> bytes:
         """Returns some bytes of the object by a request of their own. Raises RemoteError."""
-        return self.origin.objects.bucket.read_range(self.key, start, stop)
+        info = self.info()
+        etag = "" if info is None else info.etag
+        return self.origin.objects.bucket.read_range(self.key, start, stop, etag=etag)
 
     def _hash(self, version: Version, info: ObjectInfo) -> str:
         if (known := self.origin.hash(version)) is not None:
@@ -233,11 +244,10 @@ class Place:
             version = version_of(self.url, info)
             try:
                 return version, use(version, info)
-            except (RemoteError, FileNotFoundError) as err:  # replaced, removed, or taken by eviction
+            # Replaced, removed, or taken by eviction before it was read.
+            except (RemoteReplacedError, RemoteMissingError, FileNotFoundError) as err:
                 problem = err
                 self.origin.objects.forget(self.key)
-                if isinstance(err, RemoteError) and self.version() == version:
-                    raise
         raise RemoteError(
             f"{self.url} was replaced each of {_ATTEMPTS} times that it was read; wait until nothing writes to it"
         ) from problem
@@ -299,7 +309,7 @@ def objects_of(root: Url, settings: RemoteConfig, pid: int) -> Objects:  # noqa:
 
 @functools.lru_cache(maxsize=256)
 def origin_of(folder: str, pid: int) -> Origin:
-    """Returns the store behind the folder of a mirror. Raises LookupError where it is no mirror of its node's folder."""
+    """Returns the store behind the folder of a mirror. Raises LookupError where it is none of its node's folder."""
     mirror = Mirror.of(Path(folder))
     if mirror is None or os.fspath(mirror.settings.folder) != os.path.dirname(os.path.dirname(folder)):
         raise LookupError(folder)

@@ -14,6 +14,7 @@ _STATUS = re.compile(r"status code: ([0-9]{3})([^:\n]*)")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]{1,300})</Message>")
 _CLOCKS = re.compile(r"<(RequestTime|ServerTime)>([0-9TZ:. -]{8,40})</")
+_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*([A-Za-z]+)")
 _SYSTEM = re.compile(r'(?:message|error): "([^"]{1,200})"')
 _QUERY = re.compile(r"(https?://[^\s?]*)\?\S*")
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -49,10 +50,13 @@ def read_refusal(err: BaseException, *, timeout_s: float, secrets: set[str]) -> 
     head = text.partition("\n\nDebug source")[0]
     status, code, message = _STATUS.search(head), _CODE.search(head), _MESSAGE.search(head)
     is_network = isinstance(err, EndedEarlyError) or (status is None and "HTTP error" in head)
+    certificate = _CERTIFICATE.search(text) if is_network else None
     if status is not None:
         words = f"{status[1]}{status[2].rstrip()}"
         told = ": ".join(one[1] for one in (code, message) if one)
         words += f" ({told})" if told else ""
+    elif certificate is not None:
+        words, is_network = f"its certificate is refused ({certificate[1]})", False
     elif is_network:
         words = _network_words(text, timeout_s)
     else:
@@ -94,8 +98,12 @@ def error_of(refusal: Refusal, where: Url, access: Access, *, tries: int = 1) ->
         return RemoteMissingError(f"{where}{found} ({refusal.words}; {asked}); name another URL")
     if refusal.status in (301, 307, 400) and access.region is None and where.scheme == "s3":
         return RemoteError(f"{where}: {refusal.words}; {asked}; if the bucket is elsewhere, set remote.region")
-    again = f"; asked {tries} times; {asked}; try again later, or set remote.retries and remote.timeout_s higher"
-    return RemoteError(f"{where}: {refusal.words}{again if refusal.may_pass else f'; {asked}; {_CHECK}'}")
+    if "certificate" in refusal.words and not refusal.status:
+        return RemoteError(f"{where}: {refusal.words}; {asked}; {_TRUST}")
+    if not refusal.may_pass:
+        return RemoteError(f"{where}: {refusal.words}; {asked}; {_CHECK}")
+    times = "once" if tries == 1 else f"{tries} times"
+    return RemoteError(f"{where}: {refusal.words}; asked {times}; {asked}; {_LATER}")
 
 
 def replaced(where: Url, *, wanted: str, found: str) -> RemoteReplacedError:
@@ -116,8 +124,10 @@ _CREDENTIALS = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
+_TRUST = "set SSL_CERT_FILE to a file of the authority that signed it"
 _SET_CLOCK = "timedatectl set-ntp true"
 _CHECK = "check the URL and [remote]"
+_LATER = "try again later, or set remote.retries and remote.timeout_s higher"
 
 
 def _allow(access: Access) -> str:

@@ -143,7 +143,8 @@ class Room:
 
     def finish(self, place: Place, *, size_bytes: int, known: Known) -> None:
         """Gives a partial file, which the caller has locked and found right, its name."""
-        os.rename(place.part(size_bytes), place.target)
+        with self.locked():  # whoever counts at the moment could see neither the one name nor the other
+            os.rename(place.part(size_bytes), place.target)
         item = Item(
             mirror=place.root.name,
             name=place.name,

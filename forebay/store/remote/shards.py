@@ -88,6 +88,14 @@ class RemoteShards:
         """What this node keeps at most: the least of the bounds, where caches were opened with several."""
         return min((mirror.settings.cache_size_bytes for mirror in self.mirrors), default=0)
 
+    def is_here(self, shard: int) -> bool:
+        """Returns whether all files of a shard are on this node, whole."""
+        return all(map(self.mirrors[self.place(shard)[0]].has, self.files(shard)))
+
+    def missing_bytes(self) -> int:
+        """Returns what the shards take that are not on this node."""
+        return sum(int(self.sizes[shard]) for shard in range(len(self)) if not self.is_here(shard))
+
     def ahead(self, steps: Iterable[Ints]) -> Iterator[Ints]:
         """Yields the shards that each step needs, each once, rising. steps: the samples of each, by index in source."""
         for samples in steps:

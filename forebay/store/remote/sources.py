@@ -1,4 +1,4 @@
-"""Paths of raw data, of this machine or of a store: a URL of `source.manifest` becomes a path in a mirror of its folder.
+"""Paths of raw data, of this machine or of a store: a URL of a manifest becomes a path in the mirror of its folder.
 
 Such a path names an object and is itself no file. Whatever opens a source does so by `open_source` or `at_hand`: then
 the node's copy is there, and a shared lock on its descriptor keeps it from eviction. Of a local path all of these do
@@ -21,13 +21,12 @@ from pathlib import Path
 from forebay.config.remote import RemoteConfig
 from forebay.config.tree import Config
 from forebay.config.url import Url, is_url, parse_url
-from forebay.errors import ConfigError, ForebayError, ManifestError, RemoteError
+from forebay.errors import ConfigError, ForebayError, ManifestError, RemoteDeniedError, RemoteError
 from forebay.store.files import write_bytes
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.origin import Place, Version, objects_of, origin_of
 
 _MIRRORS = "/mirrors/"
-_DENIED = frozenset(("PermissionDeniedError", "UnauthenticatedError"))
 _ATTEMPTS = 3
 
 
@@ -133,6 +132,34 @@ def is_file(path: Path) -> bool:
     """Whether a path is a file, or names an object. Raises RemoteError where its store does not say."""
     place = place_of(path)
     return path.is_file() if place is None else place.info() is not None
+
+
+def is_here(path: str | os.PathLike[str]) -> bool:
+    """Whether reading a file asks no store: it is of this machine, or the node has a copy of the object as it is."""
+    place = place_of(path)
+    version = None if place is None else place.version()
+    return place is None or (version is not None and place.origin.is_here(version))
+
+
+def is_hash_known(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is of an object whose content this node has hashed."""
+    place = place_of(path)
+    try:
+        version = None if place is None else place.version()
+    except RemoteDeniedError:
+        return False
+    return place is not None and version is not None and place.origin.hash(version) is not None
+
+
+def is_readable(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a file that this user may read, or an object that the store gives. Raises RemoteError."""
+    place = place_of(path)
+    if place is None:
+        return os.path.isfile(path) and os.access(path, os.R_OK)
+    try:
+        return place.info() is not None
+    except RemoteDeniedError:
+        return False
 
 
 def is_folder(path: Path) -> bool:
@@ -308,9 +335,7 @@ def _as_os_errors(where: str) -> Iterator[None]:
     """Makes a refusal of a store what it is for a file: PermissionError, with the URL."""
     try:
         yield
-    except RemoteError as err:
-        if type(err.__cause__).__name__ not in _DENIED:
-            raise
+    except RemoteDeniedError as err:
         raise PermissionError(13, f"{os.strerror(13)} ({err})", where) from err
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from forebay.config.tree import Config
 from forebay.plan.usage import FILE_NAME
 from forebay.spans import EVALUATION, span
@@ -15,8 +17,9 @@ from forebay.train.loop.board import Board
 from forebay.train.loop.checkpoint import TrainState, run_folder
 from forebay.train.loop.learner import Learner, Outcome
 from forebay.train.loop.meter import Meter
-from forebay.train.loop.micro_batches import BatchLoader, Group, host_sum
+from forebay.train.loop.micro_batches import BatchLoader, Group, SumOverRanks, host_sum
 from forebay.train.loop.steps_log import StepsLog
+from forebay.train.loop.traffic import NodeTraffic, Traffic
 from forebay.train.loop.usage_log import UsageLog
 
 
@@ -43,7 +46,11 @@ class AfterStep:
         self.checkpoint: Path | None = None
         """The last one that this run has written; None before, and on ranks other than 0."""
         self._steps = StepsLog(config, run_folder(config), step=state.step if state else 0)
-        self._usage = _usage_log(config, loader, step=state.step if state else 0, num_ranks=learner.num_ranks)
+        sum_over_ranks = host_sum(learner.num_ranks) if isinstance(loader, Loader) else None
+        self._line_traffic, self._all_traffic, traffic = (_traffic(loader, sum_over_ranks) for _ in range(3))
+        self._usage = _usage_log(
+            config, loader, step=state.step if state else 0, sum_over_ranks=sum_over_ranks, traffic=traffic
+        )
 
     def __call__(self, step: int, outcome: Outcome, group: Group) -> None:
         """Does what is due after step 1, 2, ...; raises ForebayError where the run cannot go on.
@@ -67,6 +74,13 @@ class AfterStep:
                 self.checkpoint = self._learner.save(step=step, meter=self.meter, loader=self._loader)
         self._board.step_done()
 
+    def traffic(self) -> list[Traffic] | None:
+        """Returns what each node asked of stores, since its processes began; None where all caches are local.
+
+        Every rank calls it, once.
+        """
+        return None if self._all_traffic is None else self._all_traffic.take()
+
     def _evaluate(self, step: int) -> list[EvalResult]:
         """Returns the evaluations after a step, equal on all ranks."""
         is_last = step == self._learner.schedule.num_steps
@@ -83,21 +97,38 @@ class AfterStep:
 
     def _write_line(self, step: int) -> None:
         rate = self._settings.learning_rate * self._learner.schedule.factor(step)
-        line = self.meter.line(learning_rate=rate, padding=float(self._loader.report()["padding"]))
+        remote = None if self._line_traffic is None else sum(self._line_traffic.take(), Traffic())
+        line = self.meter.line(learning_rate=rate, padding=float(self._loader.report()["padding"]), remote=remote)
         if self._learner.is_main_rank:
             self._steps.add(line)
         self._board.show(line)
 
 
-def _usage_log(config: Config, loader: BatchLoader, *, step: int, num_ranks: int) -> UsageLog | None:
+def _traffic(loader: BatchLoader, sum_over_ranks: SumOverRanks | None) -> NodeTraffic | None:
+    if not isinstance(loader, Loader) or sum_over_ranks is None:
+        return None
+    is_up = torch.distributed.is_initialized()
+    rank, world = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if is_up else (0, 1)
+    return NodeTraffic.of(loader.source, rank=rank, world=world, sum_over_ranks=sum_over_ranks)
+
+
+def _usage_log(
+    config: Config,
+    loader: BatchLoader,
+    *,
+    step: int,
+    sum_over_ranks: SumOverRanks | None,
+    traffic: NodeTraffic | None,
+) -> UsageLog | None:
     """Returns the log of what is used after `step`; None where no log is wanted, or the loader has no plan."""
     settings = config.train
-    if not settings.usage_every or not isinstance(loader, Loader):
+    if not settings.usage_every or not isinstance(loader, Loader) or sum_over_ranks is None:
         return None
     return UsageLog(
         run_folder(config) / "logs" / FILE_NAME,
         loader,
         step=step,
-        sum_over_ranks=host_sum(num_ranks),
+        sum_over_ranks=sum_over_ranks,
         with_ids=settings.usage_ids,
+        traffic=traffic,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import logging
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -16,15 +17,41 @@ from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.plan.interface import Plan
 from forebay.plan.usage import Population, Usage, UsageCounter, expected_shares, population
-from forebay.store.source import source_kind
+from forebay.store.remote.shards import RemoteShards
+from forebay.store.source import SampleSource, source_kind
 from forebay.train.collate.patches import fields_of
 from forebay.train.device import Batch
 from forebay.train.loader import Loader
+from forebay.train.loop.traffic import NodeTraffic, Traffic
 from forebay.train.select import make_loader
 from forebay.visible import human_bytes, printable
 
+logger = logging.getLogger(__name__)
+
+_SAY_EVERY_S = 10.0
+
 _MAX_ROWS = 24
 """Languages, or sources, that are printed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Warmed:
+    """What a dry run brought to this node from stores."""
+
+    bytes: int
+    bytes_per_s: float
+    """Over the whole time."""
+    missing_bytes: int
+    """Of shards that an epoch needs and that are not here; what does not fit the bound of the node is left out."""
+    missing_s: float | None
+    """How long these take at that rate; None where nothing came."""
+
+    def __str__(self) -> str:
+        line = f"{human_bytes(self.bytes)} downloaded at {human_bytes(self.bytes_per_s)}/s"
+        if not self.missing_bytes:
+            return f"{line}; all that this node keeps is here"
+        line += f"; {human_bytes(self.missing_bytes)} are not here yet"
+        return line if self.missing_s is None else f"{line}, {self.missing_s:.0f} s more at that rate"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +85,8 @@ class DryRunReport:
     num_batches: int
     """Micro-batches of an epoch."""
     source: Literal["cache", "uncached"]
+    remote: Warmed | None = None
+    """None where all caches are local."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""
@@ -71,6 +100,8 @@ class DryRunReport:
             f"first batch after {self.first_batch_s:.2f} s"
         )
         yield f"padding {100 * self.padding:.1f} %, {self.repeats} samples repeated in their epoch"
+        if self.remote is not None:
+            yield str(self.remote)
         if self.num_shards:
             yield f"shards touched: {self.shards_touched} of {self.num_shards}"
         for kind, rows in (("part", self.parts), ("language", self.languages), ("source", self.sources)):
@@ -83,15 +114,20 @@ class DryRunReport:
 def dry_run(config: Config, *, steps: int = 200) -> DryRunReport:
     """Returns what the loader of a config gives in `steps` micro-batches of one rank, epoch after epoch from the first.
 
-    Needs no `train.model`, and writes nothing but, where it is missing, the plan. Raises what `make_loader` raises.
+    Needs no `train.model`, and writes nothing but, where it is missing, the plan. Shards of a remote cache that these
+    micro-batches need are on this node then; a log line says now and then how far that is. Raises what `make_loader`
+    raises.
     """
     if steps < 1:
         raise ConfigError(f"--steps is {steps}, wanted 1 or more")
     loader = make_loader(config, dp_rank=0, dp_world_size=1)
     start, times_s, size_bytes = loader.state, [time.perf_counter()], 0
+    warming = _Warming.of(loader.source)
     with contextlib.closing(_batches(loader)) as batches:
-        for batch in itertools.islice(batches, steps):
+        for step, batch in enumerate(itertools.islice(batches, steps), start=1):
             times_s.append(time.perf_counter())
+            if warming is not None:
+                warming.say(step, steps)
             size_bytes += sum(
                 getattr(value, "nbytes", 0) for value in fields_of(batch).values()
             )  # packs hold plain numbers
@@ -115,7 +151,48 @@ def dry_run(config: Config, *, steps: int = 200) -> DryRunReport:
         num_shards=len(usage.shards),
         num_batches=loader.plan.num_batches,
         source=source_kind(loader.source),
+        remote=None if warming is None else warming.warmed(),
     )
+
+
+class _Warming:
+    """Follows what a dry run downloads."""
+
+    def __init__(self, shards: RemoteShards) -> None:
+        self._shards, self._traffic = shards, NodeTraffic(shards, rank=0, world=1, sum_over_ranks=list)
+        self._done, self._start_s = Traffic(), time.perf_counter()
+        self._said_s = self._start_s
+
+    @classmethod
+    def of(cls, source: SampleSource) -> _Warming | None:
+        shards = RemoteShards(source)
+        return cls(shards) if len(shards) else None
+
+    def say(self, step: int, steps: int) -> None:
+        """Logs how far the run is, now and then."""
+        now_s = time.perf_counter()
+        if now_s - self._said_s > _SAY_EVERY_S:
+            self._said_s, left_s = now_s, (now_s - self._start_s) / step * (steps - step)
+            bytes_, per_s = self._rate()
+            logger.info(
+                "%d of %d micro-batches: %s downloaded at %s/s, %.0f s to go",
+                *(step, steps, human_bytes(bytes_), human_bytes(per_s), left_s),
+            )
+
+    def warmed(self) -> Warmed:
+        """Returns what is here now, and what is not."""
+        bytes_, per_s = self._rate()
+        missing = min(self._shards.missing_bytes(), max(self._shards.bound_bytes - bytes_, 0))
+        return Warmed(
+            bytes=bytes_,
+            bytes_per_s=per_s,
+            missing_bytes=missing,
+            missing_s=missing / per_s if per_s else None,
+        )
+
+    def _rate(self) -> tuple[int, float]:
+        self._done = sum(self._traffic.take(), self._done)
+        return self._done.bytes, self._done.bytes / max(time.perf_counter() - self._start_s, 1e-9)
 
 
 def _batches(loader: Loader) -> Generator[Batch, None, None]:

@@ -13,6 +13,7 @@ from forebay.errors import ForebayError
 from forebay.train.loop.hardware import Hardware
 from forebay.train.loop.micro_batches import Group
 from forebay.train.loop.skipped import SkippedSteps
+from forebay.train.loop.traffic import Traffic
 from forebay.visible import human_bytes
 
 
@@ -40,6 +41,8 @@ class StepLog:
     device_memory_bytes: int | None = None
     """Used on the device, by whomever; None on a CPU, and so is the next one."""
     device_total_bytes: int | None = None
+    remote: Traffic | None = None
+    """What all nodes together asked of stores; None where all caches are local."""
 
     def __str__(self) -> str:
         parts = [
@@ -55,6 +58,8 @@ class StepLog:
             parts.append(f"device {100 * self.device_utilization:.0f} %")
         if self.device_memory_bytes is not None and self.device_total_bytes is not None:
             parts.append(f"{human_bytes(self.device_memory_bytes)} of {human_bytes(self.device_total_bytes)}")
+        if self.remote is not None:
+            parts.append(str(self.remote))
         if self.skipped_steps:
             parts.append(f"{self.skipped_steps} steps skipped")
         return f"step {self.step}: {', '.join(parts)}"
@@ -136,7 +141,7 @@ class Meter:
                     "lower train.learning_rate or raise train.warmup_steps, then run: forebay train --resume"
                 )
 
-    def line(self, *, learning_rate: float, padding: float) -> StepLog:
+    def line(self, *, learning_rate: float, padding: float, remote: Traffic | None = None) -> StepLog:
         """Returns the log line of the steps since the last one, at least one step; begins the next line's window."""
         self.settle()
         now_s = time.perf_counter()
@@ -150,6 +155,7 @@ class Meter:
             padding=padding,
             grad_norm=self._grad_norm,
             skipped_steps=self.skipped.total,
+            remote=remote,
             **self._hardware.look(),
         )
         self._window, self._window_samples, self._window_wait_s, self._window_start_s = [], 0, 0.0, now_s

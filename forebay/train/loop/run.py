@@ -37,6 +37,7 @@ from forebay.train.loop.meter import Meter, StepLog
 from forebay.train.loop.micro_batches import BatchLoader
 from forebay.train.loop.phases import Phases
 from forebay.train.loop.trackers import check_trackers
+from forebay.train.loop.traffic import Traffic
 from forebay.train.models.folder import check_config, check_constants, check_weights, model_facts
 from forebay.train.models.table import FAMILIES, ModelFacts
 from forebay.train.profile.recorder import Recorder
@@ -73,6 +74,9 @@ class TrainReport:
     buckets: dict[str, Drawn] = dataclasses.field(default_factory=dict)
     """What was drawn of each bucket in the whole run, over all ranks; empty for a loader without a plan."""
 
+    remote: list[Traffic] | None = None
+    """What each node asked of stores, a node an element; None where all caches are local."""
+
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""
         return dataclasses.asdict(self)
@@ -84,6 +88,10 @@ class TrainReport:
             f"samples/s, {100 * self.data_wait_share:.1f} % waiting for data, {100 * self.padding:.1f} % padding, read "
             f"from {self.source}; checkpoint {from_here(self.checkpoint or 'none')}",
             *drawn_lines(self.buckets),
+            *(
+                f"node {node}: {traffic}, {traffic.hits} hits, {traffic.misses} misses, {traffic.evictions} evictions"
+                for node, traffic in enumerate(self.remote or ())
+            ),
             *([f"{self.skipped_steps} steps skipped by the scaler of fp16"] if self.skipped_steps else []),
             *([f"{self.compilations} graphs compiled"] if self.compilations else []),
         ]
@@ -184,6 +192,7 @@ def train(
         checkpoint=checkpoint if first >= last else after_step.checkpoint,
         compilations=num_compilations() - compilations,
         phases=phases.seconds,
+        remote=after_step.traffic(),
         buckets=drawn_by(loader, config) if learner.is_main_rank else {},
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from forebay.store.files import write_bytes
 from forebay.store.layout import Array
 from forebay.store.source import SampleSource, parts_of
 from forebay.train.loader import Loader
+from forebay.train.loop.traffic import NodeTraffic, Traffic
 
 logger = logging.getLogger(__name__)
 
@@ -40,30 +42,32 @@ class UsageLog:
         step: int,
         sum_over_ranks: Callable[[Sequence[int]], list[int]],
         with_ids: bool = False,
+        traffic: NodeTraffic | None = None,
     ) -> None:
         """Touches no file yet: the first `record` starts it anew, or cuts it back to `step` where that is above 0.
 
         step: steps done before; 0, or those of the checkpoint whose state the loader has. sum_over_ranks: adds up
-        integers, called by every rank at every `record`.
+        integers, called by every rank at every `record`. traffic: of the nodes, where caches are remote.
         """
         self.path, self._loader, self._step, self._sum = path, loader, step, sum_over_ranks
+        self._traffic = traffic
         self._state, self._frames = loader.state, _frames(loader)
         self._lines = _Lines(path, loader, step=step, with_ids=with_ids) if loader.dp_rank == 0 else None
 
     def record(self, step: int) -> None:
         """Writes what was used since the last record, if a step was done. Every rank calls it at the same step.
 
-        Every rank calls it at the same step. step: steps done by now. Raises ForebayError where the file cannot be
-        written.
+        step: steps done by now. Raises ForebayError where the file cannot be written.
         """
         if step == self._step:
             return
         state, frames = self._loader.state, _frames(self._loader)
+        remote = {} if self._traffic is None else {"remote": _nodes(self._traffic.take())}
         held, room = self._sum([now - then for now, then in zip(frames, self._frames, strict=True)])
         if self._lines is not None:
             span = {"step": step, "from_step": self._step, "dp_world_size": self._loader.dp_world_size}
             padding = {"padding": _share(room - held, room), "frames": held, "padded_frames": room - held}
-            self._lines.add(span, self._state, state, padding)
+            self._lines.add(span, self._state, state, {**padding, **remote})
         self._step, self._state, self._frames = step, state, frames
 
 
@@ -81,13 +85,13 @@ class _Lines:
         self._totals = {name: np.zeros(len(names), np.int64) for name, names in self._population.names.items()}
         self._kept: bytes | None = self._keep(step) if step else to_line(self._head(step=0))
 
-    def add(self, span: dict[str, Any], start: LoaderState, end: LoaderState, padding: dict[str, Any]) -> None:
-        """Appends the line of what was used between two states."""
+    def add(self, span: dict[str, Any], start: LoaderState, end: LoaderState, figures: dict[str, Any]) -> None:
+        """Appends the line of what was used between two states. figures: what else the ranks measured together."""
         usage = self._counter.count(start, end)
         line = {**span, "from": _place(start), "to": _place(end)}
         line |= {"samples": usage.samples, "batches": usage.batches, "repeats": usage.repeats}
         line |= {f"{name}s": self._column(name, counts) for name, counts in usage.counts.items()}
-        line |= {"shards": {str(i): int(usage.shards[i]) for i in np.flatnonzero(usage.shards)}, **padding}
+        line |= {"shards": {str(i): int(usage.shards[i]) for i in np.flatnonzero(usage.shards)}, **figures}
         if self._with_ids:
             line["ids"] = pack_ids(usage.used)
         self._write(to_line(line))
@@ -172,6 +176,10 @@ def _caches(source: SampleSource) -> list[Cache]:
     parts = parts_of(source)
     caches = [part for part in parts if isinstance(part, Cache)]
     return caches if len(caches) == len(parts) else []
+
+
+def _nodes(found: Sequence[Traffic]) -> list[dict[str, Any]]:
+    return [{"node": node, **asdict(traffic)} for node, traffic in enumerate(found)]
 
 
 def _frames(loader: Loader) -> tuple[int, int]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from forebay.config.tree import Config
 from forebay.errors import ManifestError, SampleError
 from forebay.preprocess.modality import Modality
-from forebay.preprocess.sources.media import MediaReader
+from forebay.preprocess.sources.media import MediaReader, sparse_files
 from forebay.steps.recipe import AnyRecipe
 from forebay.store.key import digest
 from forebay.store.layout import Array, FieldSpec
@@ -77,6 +77,7 @@ class UncachedSource(SampleSource):
             max_bytes=config.source.max_sample_bytes,
             column=modality.media_column,
             as_listed=True,
+            sparse=sparse_files(rows, files) if "size" in rows.column_names else frozenset(),
         )
         self.fields: Mapping[str, FieldSpec] = {spec.name: spec for spec in modality.fields()}
         self.constants = modality.constants()

@@ -7,10 +7,9 @@ list), and then batches could differ from those of the cache, whose lengths are 
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import groupby
@@ -23,13 +22,15 @@ from tqdm import tqdm
 
 from forebay.config.tree import Config
 from forebay.errors import SampleError
-from forebay.preprocess.sources.media import opened
+from forebay.preprocess.sources.media import open_parts, sparse_files
 from forebay.preprocess.sources.rows import WHOLE_FILE, Manifest, described
 from forebay.preprocess.speech.headers import AudioInfo, parsed_header
 from forebay.preprocess.speech.modality import Speech
 from forebay.steps.audio.waveform import Decode
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.layout import Array
+from forebay.store.memo import SIZE
+from forebay.store.remote.sources import source_stat
 from forebay.store.row_table import sorted_categories
 from forebay.store.source_files import SourceFile
 from forebay.train.uncached.source import UncachedSource
@@ -175,38 +176,39 @@ def exact_lengths(rows: pa.Table, files: Sequence[SourceFile], step: Decode) -> 
         for start in range(0, len(rows), _HEADERS_A_PIECE)
     ]
     found = np.full(len(rows), UNKNOWN, np.int64)
+    sparse = sparse_files(rows, files)
     bar = tqdm(total=len(rows), desc="audio headers", file=sys.stderr, disable=None)
     with ThreadPoolExecutor(_THREADS) as threads, bar:
-        made = threads.map(lambda piece: list(_lengths(piece, files, step)), pieces)
+        made = threads.map(lambda piece: list(_lengths(piece, files, step, sparse)), pieces)
         for number, lengths in enumerate(made):
             found[number * _HEADERS_A_PIECE : number * _HEADERS_A_PIECE + len(lengths)] = lengths
             bar.update(len(lengths))
     return found
 
 
-def _lengths(piece: list[list[int]], files: Sequence[SourceFile], step: Decode) -> Iterator[int]:
+def _lengths(
+    piece: list[list[int]], files: Sequence[SourceFile], step: Decode, sparse: frozenset[int]
+) -> Iterator[int]:
     for number, places in groupby(zip(*piece, strict=True), key=lambda place: place[0]):
         file = files[number]
         with ExitStack() as stack:
-            descriptor = None
+            read: Callable[[int, int], bytes] | None = None
             for _, offset, size in places:
                 if size == WHOLE_FILE and file.listed:
                     yield UNKNOWN
                     continue
                 try:
-                    if descriptor is None:
-                        descriptor = stack.enter_context(opened(str(file.path)))
-                    yield _length(descriptor, offset, size, step)
+                    if read is None:
+                        read = stack.enter_context(open_parts(str(file.path), is_sparse=number in sparse))
+                    if size == WHOLE_FILE:
+                        size = source_stat(file.path)[SIZE]
+                    yield _length(read, offset, size, step)
                 except OSError:
                     yield UNKNOWN
 
 
-def _length(descriptor: int, offset: int, size: int, step: Decode) -> int:
-    if size == WHOLE_FILE:
-        size = os.fstat(descriptor).st_size
-    info = parsed_header(
-        lambda start, count: os.pread(descriptor, max(0, min(count, size - start)), offset + start), size
-    )
+def _length(read: Callable[[int, int], bytes], offset: int, size: int, step: Decode) -> int:
+    info = parsed_header(lambda start, count: read(max(0, min(count, size - start)), offset + start), size)
     return UNKNOWN if info is None else decoded_length(info, step)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -75,11 +76,14 @@ def locate_tasks(
         )
 
 
-def read_rows(source: SourceConfig, *, cache_root: str | os.PathLike[str], map_: Map = map) -> Manifest:
+def read_rows(
+    source: SourceConfig, *, cache_root: str | os.PathLike[str], map_: Map = map, is_hashed: bool = False
+) -> Manifest:
     """Returns the eligible samples of a config, every place and duration known, and what was left out.
 
     map_: runs the tasks, `map` or one over processes. With `max_samples` only as many files are looked into as it
-    takes. Raises ManifestError where a manifest as a whole cannot be used, OSError or TarError where the machine fails.
+    takes. is_hashed: of a store whole files are downloaded ahead, since they will be hashed, even if an index would do.
+    Raises ManifestError where a manifest as a whole cannot be used, OSError or TarError where the machine fails.
     """
     listed = read_manifest(source)
     listed = dataclasses.replace(listed, files=tuple(stamped(listed.files)))
@@ -95,7 +99,7 @@ def read_rows(source: SourceConfig, *, cache_root: str | os.PathLike[str], map_:
             map_,
             _kind(source).locate,
             tasks[done : done + max(1, wave)],
-            _kind(source).reads,
+            functools.partial(_kind(source).reads, is_hashed=is_hashed),
             is_remote=is_remote(source),
             total=len(listed.files),
         )
@@ -164,8 +168,9 @@ def _cuts(group: np.ndarray[Any, Any], step: int) -> list[tuple[int, int, int]]:
 
 
 def tar_places(config: Config) -> pa.Table | None:
-    """Returns `sample_id`, `tar_path` (absolute, or a URL) and `tar_member_name` of all eligible samples; None without tars.
+    """Returns `sample_id`, `tar_path` (absolute, or a URL) and `tar_member_name` of all eligible samples.
 
+    None without tars.
     Raises ManifestError where the manifest cannot be used.
     """
     if not _kind(config.source).in_tars:

@@ -18,7 +18,7 @@ from forebay.preprocess.sources.members import UnreadableTar, tar_index
 from forebay.preprocess.sources.rows import REJECTED_SCHEMA, Manifest, reduced, rejections, storable, table_of
 from forebay.preprocess.speech.containers import one_stream
 from forebay.preprocess.speech.headers import MAX_WHOLE_BYTES, header_info
-from forebay.store.remote.sources import place_of, shown, source_stat
+from forebay.store.remote.sources import is_hash_known, place_of, shown, source_stat
 from forebay.tar.index import has_index
 from forebay.tar.members import TarIndex
 
@@ -39,13 +39,16 @@ class SpeechKind:
     in_tars: bool = False
     lists_tars: bool = False
 
-    def reads(self, task: LocateTask) -> list[str]:
-        """Returns the files that a task opens: a tar unless its index alone will do, clips of unknown duration."""
+    def reads(self, task: LocateTask, *, is_hashed: bool) -> Sequence[str]:
+        """Returns the files that a task opens: a tar unless its index alone will do, clips of unknown duration.
+
+        is_hashed: and a tar whose hash the node does not know: it is needed soon.
+        """
         unknown = task.rows.filter(pc.is_nan(task.rows["duration_s"]))
         if self.in_tars:
             path = task.paths[task.group]
             is_enough = not self.lists_tars and not len(unknown) and has_index(path, cache_root=task.cache_root)
-            return [] if is_enough else [path]
+            return [path] if not is_enough or (is_hashed and not is_hash_known(path)) else []
         return [task.paths[number] for number in pc.unique(unknown["file"]).to_pylist()]
 
 

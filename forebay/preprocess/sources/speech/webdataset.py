@@ -52,7 +52,9 @@ def list_webdataset(source: SourceConfig) -> Manifest:
         found = files_in(folder, "*") if is_folder(folder) else []
         packed = [path for path in found if path.name.endswith(COMPRESSED_TARS)]
         if packed:
-            logger.warning("%d compressed tars are left out, %s first; decompress them", len(packed), shown(str(packed[0])))
+            logger.warning(
+                "%d compressed tars are left out, %s first; decompress them", len(packed), shown(str(packed[0]))
+            )
     return Manifest(files=tuple(manifest_files(source)), rows=ROW_SCHEMA.empty_table())
 
 

@@ -165,9 +165,7 @@ class Images:
         start = len(self.facts())
         tasks = list(self._tasks(references))
         total = len({file.path for task in tasks for file in task.files})
-        self._facts += run_on_sources(
-            self.map_, look_at, tasks, _paths, is_remote=is_remote(self.source), total=total
-        )
+        self._facts += run_on_sources(self.map_, look_at, tasks, _paths, is_remote=is_remote(self.source), total=total)
         return np.arange(start, start + len(references))
 
     def places(self) -> pa.Table:
