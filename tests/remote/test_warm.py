@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,7 +88,7 @@ def test_soonest_first(config: Config, proxy: Proxy, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [{"epoch": 1}, {"position": 4}])
-def test_from_another_place(config: Config, place: dict[str, int]) -> None:
+def test_from_another_place(config: Config, place: dict[str, Any]) -> None:
     report = warm(config, WarmOptions(steps=1, **place))
     assert {"epoch": report.epoch, "position": report.position} == {"epoch": 0, "position": 0, **place}
     assert len(shards_here(config)) == report.num_shards
