@@ -26,6 +26,9 @@ from forebay.train.loop.checkpoint import find_checkpoint, load_state, run_folde
 from forebay.train.select import make_loader
 from forebay.visible import human_bytes
 
+_MAX_STEPS = 100_000
+"""Steps of an epoch that are looked at: about 20 us each."""
+
 _RANKS = re.compile(r"(?P<first>\d+)(?:-(?P<last>\d+))?/(?P<world>\d+)\Z", re.ASCII)
 
 
@@ -185,12 +188,13 @@ def _cursors(config: Config, loader: Loader, options: WarmOptions) -> list[Curso
 def _first_use(shards: RemoteShards, cursors: Sequence[Cursor], *, steps: int | None) -> Ints:
     """Returns the step of any rank that needs each shard first, int64 [num_shards]; NEVER: none of these steps does.
 
-    steps: how many; None: those of an epoch, or as many as need more than a node keeps. A shard that none of an epoch's
-    steps needs comes last then.
+    steps: how many; None: those of an epoch, at most 100,000, or as many as need more than a node keeps. A shard that
+    none of these needs comes last then.
     """
     found: Ints = np.full(len(shards), NEVER, np.int64)
     walks = [shards.ahead(step.samples for step in cursor.ahead()) for cursor in cursors]
-    most = len(cursors[0]) if steps is None else steps
+    most = min(len(cursors[0]), _MAX_STEPS) if steps is None else steps
+    room_bytes = shards.bound_bytes - shards.kept_bytes
     num_bytes = num_shards = 0
     for number, needed in enumerate(itertools.islice(zip(*walks, strict=True), most)):
         for each in needed:
@@ -198,7 +202,7 @@ def _first_use(shards: RemoteShards, cursors: Sequence[Cursor], *, steps: int | 
             found[new] = number
             num_shards += len(new)
             num_bytes += int(shards.sizes[new].sum())
-        if num_shards == len(shards) or (steps is None and num_bytes > shards.bound_bytes):
+        if num_shards == len(shards) or (steps is None and num_bytes > room_bytes):
             break
     if steps is None:
         found[found >= NEVER] = NEVER - 1
@@ -218,8 +222,9 @@ class _Warming:
 
     def bring(self, needed: Sequence[int], *, progress: bool) -> int:
         """Downloads these shards until there is no room, and returns the bytes that came."""
-        sizes = self._shards.sizes[np.array(needed, np.int64)]
-        may_fit = needed[: int(np.searchsorted(np.cumsum(sizes), self._shards.bound_bytes, side="right"))]
+        sizes = np.cumsum(self._shards.sizes[np.array(needed, np.int64)])
+        room_bytes = self._shards.bound_bytes - self._shards.kept_bytes
+        may_fit = needed[: int(np.searchsorted(sizes, room_bytes, side="right"))]
         files = [wanted.size_bytes for shard in may_fit for wanted in self._shards.files(shard)]
         with self._told(), Tally(files, label="warm", progress=progress) as self._tally:
             most = self._shards.mirrors[0].settings.max_concurrent

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import filecmp
 import itertools
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ from forebay.errors import (
     RemoteError,
     RemoteExistsError,
 )
+from forebay.store.metadata import write_metadata
 from forebay.store.remote.bucket import PART, Bucket
 from forebay.store.remote.columns import NAME as COLUMNS
 from forebay.store.remote.proof import Proof
@@ -319,6 +321,23 @@ def test_what_is_replaced_while_it_is_pulled(
     proxy.add(Rule(fault=Replace(key="longer"), method="GET", key="*/text/00001.tdz"))
     with pytest.raises(RemoteError, match=r"text/00001.tdz has more than the \d+ bytes that its cache says"):
         pull(url, tmp_path / "pulled", settings)
+    assert not (tmp_path / "pulled").exists()
+
+
+@pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "media.npy\0"])
+def test_names_that_lead_out_are_refused(
+    name: str, cache: Path, url: Url, settings: RemoteConfig, bucket: Emptied, tmp_path: Path
+) -> None:
+    """A stranger's metadata may be signed, and name any file."""
+    push(cache, url, settings)
+    document = json.loads((cache / "metadata.json").read_bytes())
+    document["files"] = {name: {"size_bytes": 4, "xxh3_128": "0" * 32}, **document["files"]}
+    write_metadata(tmp_path, document)
+    bucket.put(f"{url.key}/metadata.json", (tmp_path / "metadata.json").read_bytes())
+    bucket.put("caches/evil", b"evil")
+    with pytest.raises(CacheCorruptError, match=r"metadata.json is none that forebay writes: .* is no name of a file"):
+        pull(url, tmp_path / "pulled", settings)
+    assert not list(tmp_path.rglob("evil"))
     assert not (tmp_path / "pulled").exists()
 
 

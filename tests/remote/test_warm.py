@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ def test_the_next_steps_and_no_more(config: Config, proxy: Proxy) -> None:
     report = warm(config, WarmOptions(steps=2))
     assert shards_here(config) == needed(config, steps=2)
     assert report.num_shards == report.here_shards == len(shards_here(config)) < NUM_SHARDS
-    assert report.downloaded_bytes == report.here_bytes == report.needed_bytes
+    assert 0 < report.downloaded_bytes <= report.here_bytes == report.needed_bytes
     assert not list((config.remote.folder / FOLDER).glob("*.uses")), "nothing waits for these steps any more"
     proxy.clear()
     again = warm(config, WarmOptions(steps=2))
@@ -87,7 +88,7 @@ def test_soonest_first(config: Config, proxy: Proxy, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [{"epoch": 1}, {"position": 4}])
-def test_from_another_place(config: Config, place: dict[str, int]) -> None:
+def test_from_another_place(config: Config, place: dict[str, Any]) -> None:
     report = warm(config, WarmOptions(steps=1, **place))
     assert {"epoch": report.epoch, "position": report.position} == {"epoch": 0, "position": 0, **place}
     assert len(shards_here(config)) == report.num_shards
@@ -116,8 +117,8 @@ def test_everything(config: Config) -> None:
 def test_what_does_not_fit(config: Config, tmp_path: Path) -> None:
     """The soonest half comes, both numbers are told, and the node keeps to its bound."""
     sizes = [path.stat().st_size for path in (tmp_path / "made").rglob("media/*.tdz") if ".building" not in path.parts]
-    bound = sum(sizes) * 0.6 / 1e9
-    small = load_config(config.path, overrides=[f"remote.cache_size_gb={bound}", "remote.prefetch_shards=1"])
+    changes = [f"remote.cache_size_gb={sum(sizes) * 0.8 / 1e9}", 'remote.global_shuffle="allow"']
+    small = load_config(config.path, overrides=[*changes, "remote.prefetch_shards=1"])
     report = warm(small, WarmOptions())
     assert 3 <= report.here_shards < NUM_SHARDS
     assert report.num_shards == NUM_SHARDS

@@ -11,7 +11,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,7 +34,7 @@ from forebay.errors import (
 from forebay.store.files import link_or_copy, write_bytes
 from forebay.store.held import HeldFile
 from forebay.store.layout import FORMAT_VERSION
-from forebay.store.metadata import FILE_NAME, read_metadata, read_regular
+from forebay.store.metadata import FILE_NAME, foreign_values, read_metadata, read_regular
 from forebay.store.remote.bucket import Bucket
 from forebay.store.remote.holdings import MIRRORS
 from forebay.store.remote.ledger import ORIGIN, Known, is_inside
@@ -271,11 +271,15 @@ def cache_folder(place: str | Path, settings: RemoteConfig) -> Path:
 
 
 def _small_files(folder: Path) -> list[Wanted]:
-    files: dict[str, Any] = read_metadata(folder, format_version=FORMAT_VERSION)["files"]
-    return [
-        Wanted(name=name, size_bytes=int(entry["size_bytes"]), xxh3_128=str(entry["xxh3_128"]), is_kept=True)
-        for name, entry in files.items()
-    ]
+    metadata = read_metadata(folder, format_version=FORMAT_VERSION)
+    with foreign_values(folder):
+        return [_small_file(name, entry) for name, entry in metadata["files"].items()]
+
+
+def _small_file(name: str, entry: Mapping[str, Any]) -> Wanted:
+    if not is_inside(name):
+        raise ValueError(f"{name!r} is no name of a file")
+    return Wanted(name=name, size_bytes=int(entry["size_bytes"]), xxh3_128=str(entry["xxh3_128"]), is_kept=True)
 
 
 def _latest(url: Url, settings: RemoteConfig) -> Mirror | None:
