@@ -505,7 +505,7 @@ def _add_transfer(parser: argparse.ArgumentParser) -> None:
 
 
 def _push(options: argparse.Namespace) -> int:
-    from forebay.store.remote.transfer import place_below, push
+    from forebay.store.remote.transfer.transfer import place_below, push
 
     source = url_or_path(options.config)
     if is_url(source):
@@ -525,7 +525,7 @@ def _push(options: argparse.Namespace) -> int:
 
 
 def _pull(options: argparse.Namespace) -> int:
-    from forebay.store.remote.transfer import place_below, pull
+    from forebay.store.remote.transfer.transfer import place_below, pull
 
     if (options.folder is None) == (options.cache_root is None):
         raise ConfigError(f"where to? forebay cache pull {options.url} DIR, or --cache-root DIR; one of the two")

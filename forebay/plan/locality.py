@@ -7,8 +7,8 @@ import logging
 
 from forebay.config.plan import BucketConfig, PlanConfig
 from forebay.plan.bucket.locality import locality_window
-from forebay.store.remote.room import gb
-from forebay.store.remote.shards import RemoteShards
+from forebay.store.remote.ahead.shards import RemoteShards
+from forebay.store.remote.node.room import gb
 from forebay.store.source import SampleSource
 
 logger = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from forebay.plan.in_order import InOrderPlan
 from forebay.plan.interface import Plan
 from forebay.plan.window import WindowPlan
 from forebay.store.layout import Ints
-from forebay.store.remote.node import check_bound
-from forebay.store.remote.room import gb
-from forebay.store.remote.shards import RemoteShards
+from forebay.store.remote.ahead.shards import RemoteShards
+from forebay.store.remote.node.node import check_bound
+from forebay.store.remote.node.room import gb
 from forebay.store.source import SampleSource
 
 logger = logging.getLogger(__name__)

@@ -22,9 +22,9 @@ from forebay.config.remote import GB
 from forebay.errors import ForebayError
 from forebay.preprocess.pool import Map
 from forebay.store.memo import SIZE
-from forebay.store.remote.origin import Place, forget
-from forebay.store.remote.room import gb
-from forebay.store.remote.sources import is_hash_known, place_of
+from forebay.store.remote.node.room import gb
+from forebay.store.remote.raw.origin import Place, forget
+from forebay.store.remote.raw.sources import is_hash_known, place_of
 from forebay.store.source_files import SourceFile
 
 logger = logging.getLogger(__name__)

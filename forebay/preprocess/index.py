@@ -14,7 +14,7 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.url import is_url
 from forebay.errors import ForebayError, ManifestError, TarError
 from forebay.preprocess.pool import Pool, WorkerDied
-from forebay.store.remote.sources import (
+from forebay.store.remote.raw.sources import (
     at_hand,
     files_below,
     is_folder,

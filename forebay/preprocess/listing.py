@@ -22,7 +22,7 @@ from forebay.steps.recipe import AnyRecipe, recipe_of
 from forebay.store.key import SourceDigest, cache_key
 from forebay.store.lookup import find_cache
 from forebay.store.memo import Memo
-from forebay.store.remote.sources import naming_urls, place_of
+from forebay.store.remote.raw.sources import naming_urls, place_of
 from forebay.store.source_files import SourceFile
 
 R = TypeVar("R")

@@ -35,7 +35,7 @@ from forebay.store.key import SHORT, differences, digest, folder_name
 from forebay.store.layout import Group
 from forebay.store.lookup import Lookup, Sealed, failures_of, find_cache
 from forebay.store.memo import Memo
-from forebay.store.remote.sources import is_here, localized, naming_urls
+from forebay.store.remote.raw.sources import is_here, localized, naming_urls
 from forebay.store.seal import seal
 from forebay.store.temporary import sweep
 from forebay.store.verify import quick_problems, verify_folder

@@ -22,8 +22,8 @@ from forebay.store.lookup import Sealed
 from forebay.store.metadata import FILE_NAME as METADATA
 from forebay.store.metadata import read_metadata
 from forebay.store.remote.mirror import Mirror, cache_folder
-from forebay.store.remote.node import Wanted
-from forebay.store.remote.transfer import push
+from forebay.store.remote.node.node import Wanted
+from forebay.store.remote.transfer.transfer import push
 from forebay.store.temporary import temporary_name
 from forebay.store.verify import quick_problems, verify_folder
 from forebay.visible import from_here

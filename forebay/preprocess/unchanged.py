@@ -10,8 +10,8 @@ from forebay.config.digest import processor_digest
 from forebay.errors import BuildError
 from forebay.preprocess.pool import Map
 from forebay.store.memo import Hashed, Memo, Stat, hash_now, stat_now
-from forebay.store.remote.origin import forget
-from forebay.store.remote.sources import look_up
+from forebay.store.remote.raw.origin import forget
+from forebay.store.remote.raw.sources import look_up
 from forebay.store.source_files import ABSENT, SourceFile
 
 

@@ -18,7 +18,7 @@ from forebay.store.files import link_or_copy, write_bytes
 from forebay.store.layout import GROUPS, Group
 from forebay.store.lookup import sealed_caches
 from forebay.store.remote.mirror import Mirror
-from forebay.store.remote.node import Wanted
+from forebay.store.remote.node.node import Wanted
 from forebay.store.remote.root import RemoteRoot
 from forebay.store.seal import is_whole
 from forebay.store.shard import ShardEntry, entry_from_json, entry_to_json

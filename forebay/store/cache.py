@@ -22,9 +22,9 @@ from forebay.store.held import HeldFile, HeldFolder
 from forebay.store.image.codec import StoredImages
 from forebay.store.layout import FORMAT_VERSION, ROW_BITS, ROW_MASK, Array, FieldSpec, Group, Ints
 from forebay.store.metadata import check_file, checked_fields, groups_of, load_array, read_metadata
-from forebay.store.remote.columns import ToldColumns, dump_columns, told_columns
 from forebay.store.remote.mirror import Mirror, MirroredFile, cache_folder
-from forebay.store.remote.node import Wanted, check_bound
+from forebay.store.remote.node.node import Wanted, check_bound
+from forebay.store.remote.transfer.columns import ToldColumns, dump_columns, told_columns
 from forebay.store.shard import (
     OUT_OF_HANDLES,
     Shard,

@@ -18,9 +18,9 @@ from forebay.store.memo import FILE_NAME as MEMO_NAME
 from forebay.store.memo import Memo
 from forebay.store.metadata import check_file, check_found, read_metadata
 from forebay.store.remote.mirror import cache_folder
-from forebay.store.remote.origin import forget
+from forebay.store.remote.raw.origin import forget
+from forebay.store.remote.raw.sources import is_file, localized
 from forebay.store.remote.root import RemoteRoot
-from forebay.store.remote.sources import is_file, localized
 from forebay.store.source_files import (
     ABSENT,
     SourceState,

@@ -20,7 +20,7 @@ import numpy as np
 from forebay.config.tree import Config
 from forebay.errors import RemoteDeniedError
 from forebay.store.files import hash_opened, write_bytes
-from forebay.store.remote.sources import place_of, source_stat, stat_of_status
+from forebay.store.remote.raw.sources import place_of, source_stat, stat_of_status
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, RemoteDeniedError
 from forebay.store.memo import SIZE, Memo, Stat
-from forebay.store.remote import sources
+from forebay.store.remote.raw import sources
 
 logger = logging.getLogger(__name__)
 

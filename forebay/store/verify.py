@@ -12,8 +12,8 @@ from forebay.errors import CacheCorruptError, CacheError
 from forebay.store.cache import Cache, open_cache
 from forebay.store.held import AnyFile
 from forebay.store.metadata import check_file
-from forebay.store.remote.bucket import Bucket
-from forebay.store.remote.check import check_bytes, check_sizes
+from forebay.store.remote.bucket.bucket import Bucket
+from forebay.store.remote.transfer.check import check_bytes, check_sizes
 
 
 @dataclass

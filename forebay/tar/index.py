@@ -17,7 +17,7 @@ import xxhash
 
 from forebay.errors import BuildError, TarError
 from forebay.store import files
-from forebay.store.remote.sources import identity, is_file, source_stat
+from forebay.store.remote.raw.sources import identity, is_file, source_stat
 from forebay.tar.json_index import json_path, load_json
 from forebay.tar.members import FileStamp, Refused, TarIndex
 from forebay.tar.scan import scan_tar

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from forebay.errors import TarError
-from forebay.store.remote.sources import (
+from forebay.store.remote.raw.sources import (
     at_hand,
     modified_ns,
     open_source,

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.errors import TarError
-from forebay.store.remote.sources import open_source, place_of
+from forebay.store.remote.raw.sources import open_source, place_of
 from forebay.tar import header
 from forebay.tar.header import BLOCK, Extension
 from forebay.tar.members import CURRENT_DIRECTORY, FileStamp, Refused, TarIndex, flat_names

@@ -26,7 +26,7 @@ from forebay.steps.step import Allocate
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.codec import FIELDS
 from forebay.store.lookup import sealed_caches
-from forebay.store.remote.foresight import Foresight
+from forebay.store.remote.ahead.foresight import Foresight
 from forebay.store.remote.root import RemoteRoot
 from forebay.store.temporary import TEMPORARY_MARK
 from forebay.train.device import Batch

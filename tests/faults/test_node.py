@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from forebay.errors import CacheError
-from forebay.store.remote.holdings import counted
 from forebay.store.remote.mirror import Mirror
-from forebay.store.remote.node import Wanted
+from forebay.store.remote.node.holdings import counted
+from forebay.store.remote.node.node import Wanted
 from tests.faults.row import Row, dice
 from tests.remote.nodes import FolderBucket, disk_bytes, files, mirror_of
 

@@ -125,7 +125,7 @@ def prepared(folder: Path) -> Iterator[Shared]:
         patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
         patch.setenv("AWS_REGION", REGION)
         patch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-        patch.setattr("forebay.store.remote.bucket._PAUSE_S", 0.02)
+        patch.setattr("forebay.store.remote.bucket.bucket._PAUSE_S", 0.02)
         bucket = server.make_bucket()
         files = [path for path in sorted(cache.rglob("*")) if path.is_file()]
         bucket.put_all((f"caches/one/{path.relative_to(cache)}", path.read_bytes()) for path in files)
@@ -200,7 +200,7 @@ _LIST = """
 import itertools, pathlib, re, sys
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import parse_url
-from forebay.store.remote.bucket import Bucket
+from forebay.store.remote.bucket.bucket import Bucket
 bucket = Bucket(parse_url("s3://bucket"), RemoteConfig(endpoint=sys.argv[1], anonymous=True))
 found = list(itertools.islice(bucket.objects(), int(sys.argv[2])))
 assert [one.name for one in found] == [f"data/{index:09}.tar" for index in range(len(found))]

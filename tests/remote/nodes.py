@@ -15,10 +15,10 @@ import xxhash
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url
 from forebay.errors import RemoteError
-from forebay.store.remote.bucket import Bucket
-from forebay.store.remote.holdings import MIRRORS
+from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.mirror import Mirror
-from forebay.store.remote.node import Wanted
+from forebay.store.remote.node.holdings import MIRRORS
+from forebay.store.remote.node.node import Wanted
 
 URL = Url("s3", "bucket", "data")
 

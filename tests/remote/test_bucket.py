@@ -42,8 +42,8 @@ from forebay.errors import (
     RemoteMissingError,
     RemoteReplacedError,
 )
-from forebay.store.remote import bucket as bucket_module
-from forebay.store.remote.bucket import PART, Bucket
+from forebay.store.remote.bucket import bucket as bucket_module
+from forebay.store.remote.bucket.bucket import PART, Bucket
 from tests.remote.fake_store import MODIFIED, Answer, Asked, error, fake_store, listing
 
 BIG = b"".join(hashlib.sha512(number.to_bytes(4, "big")).digest() for number in range(160_000))

@@ -20,8 +20,8 @@ from benchmarks.objects.server import Bucket as Bed
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import parse_url
 from forebay.errors import RemoteError, RemoteMissingError
-from forebay.store.remote import beside
-from forebay.store.remote.bucket import Bucket
+from forebay.store.remote.bucket import beside
+from forebay.store.remote.bucket.bucket import Bucket
 from tests.store_factory import make_cache
 
 DATA = bytes(range(256)) * 40_000
@@ -148,8 +148,8 @@ def test_a_process_that_forked_before_its_first_request_needs_no_helper(place: B
         "import os, sys\n"
         "from forebay.config.remote import RemoteConfig\n"
         "from forebay.config.url import parse_url\n"
-        "from forebay.store.remote import beside\n"
-        "from forebay.store.remote.bucket import Bucket\n"
+        "from forebay.store.remote.bucket import beside\n"
+        "from forebay.store.remote.bucket.bucket import Bucket\n"
         "place = Bucket(parse_url(sys.argv[1]), RemoteConfig())\n"
         "process = os.fork()\n"
         "assert place.read('small') == b'small' and not beside.is_cut_off()\n"

@@ -31,10 +31,10 @@ from forebay.plan.mixture.plan import mixture_plan
 from forebay.plan.remote_cost import check_remote
 from forebay.steps.step import Batch
 from forebay.store.cache import Cache, open_cache
-from forebay.store.remote.downloads import _Post
-from forebay.store.remote.foresight import THREAD_NAME
-from forebay.store.remote.shards import RemoteShards
-from forebay.store.remote.uses import FOLDER, NEVER, distances
+from forebay.store.remote.ahead.downloads import _Post
+from forebay.store.remote.ahead.foresight import THREAD_NAME
+from forebay.store.remote.ahead.shards import RemoteShards
+from forebay.store.remote.node.uses import FOLDER, NEVER, distances
 from forebay.store.source import SampleSource, SourceUnion
 from forebay.train.collate.collator import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset

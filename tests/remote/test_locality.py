@@ -18,7 +18,7 @@ from forebay.plan.bucket.locality import locality_window
 from forebay.plan.locality import with_locality
 from forebay.plan.make import Planned, plan_of
 from forebay.store.cache import Cache, open_cache
-from forebay.store.remote.shards import RemoteShards
+from forebay.store.remote.ahead.shards import RemoteShards
 from forebay.train.loader import Loader, LoaderSettings
 from tests.remote.stored import node_settings, put_folder
 from tests.store_factory import make_cache

@@ -16,8 +16,8 @@ import pytest
 import xxhash
 
 from forebay.errors import CacheError, ConfigError, RemoteError, RemoteReplacedError
-from forebay.store.remote.node import Wanted, check_bound
-from forebay.store.remote.shared import Turns, shared
+from forebay.store.remote.node.node import Wanted, check_bound
+from forebay.store.remote.node.shared import Turns, shared
 from tests.processes import ROOT
 from tests.remote.nodes import FolderBucket, files, mirror_of
 

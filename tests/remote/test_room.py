@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from forebay.config.url import Url
 from forebay.errors import CacheError, CacheReplacedError, RemoteError
 from forebay.store.layout import Ints
-from forebay.store.remote.holdings import Item, counted, order, scan
-from forebay.store.remote.ledger import LEDGER, ORIGIN, Known, Ledger
 from forebay.store.remote.mirror import Mirror
-from forebay.store.remote.node import Wanted
-from forebay.store.remote.room import LOCK
-from forebay.store.remote.uses import NEVER, ReaderUses
+from forebay.store.remote.node.holdings import Item, counted, order, scan
+from forebay.store.remote.node.ledger import LEDGER, ORIGIN, Known, Ledger
+from forebay.store.remote.node.node import Wanted
+from forebay.store.remote.node.room import LOCK
+from forebay.store.remote.node.uses import NEVER, ReaderUses
 from tests.remote.nodes import URL, FolderBucket, disk_bytes, files, mirror_of
 
 BLOCK = 4096

@@ -26,8 +26,8 @@ from forebay.preprocess.pipeline import build
 from forebay.preprocess.report import Options
 from forebay.steps.recipe import recipe_of
 from forebay.store.lookup import Lookup, find_cache
-from forebay.store.remote.bucket import Bucket as AnyBucket
-from forebay.store.remote.origin import Objects
+from forebay.store.remote.bucket.bucket import Bucket as AnyBucket
+from forebay.store.remote.raw.origin import Objects
 from forebay.store.source_files import load_sources
 from forebay.tar.json_index import export_json
 from forebay.tar.scan import scan_tar

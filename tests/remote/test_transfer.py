@@ -29,10 +29,10 @@ from forebay.errors import (
     RemoteExistsError,
 )
 from forebay.store.metadata import write_metadata
-from forebay.store.remote.bucket import PART, Bucket
-from forebay.store.remote.columns import NAME as COLUMNS
-from forebay.store.remote.proof import Proof
-from forebay.store.remote.transfer import pull, push
+from forebay.store.remote.bucket.bucket import PART, Bucket
+from forebay.store.remote.transfer.columns import NAME as COLUMNS
+from forebay.store.remote.transfer.proof import Proof
+from forebay.store.remote.transfer.transfer import pull, push
 from tests.store_factory import make_cache
 
 pytestmark = pytest.mark.usefixtures("environment")

@@ -30,11 +30,11 @@ from forebay.preprocess.report import BuildReport
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.lookup import Lookup, find_cache, sealed_caches
-from forebay.store.remote.columns import NAME as COLUMNS
-from forebay.store.remote.columns import dump_columns, parse_columns
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.root import RemoteRoot
-from forebay.store.remote.transfer import push
+from forebay.store.remote.transfer.columns import NAME as COLUMNS
+from forebay.store.remote.transfer.columns import dump_columns, parse_columns
+from forebay.store.remote.transfer.transfer import push
 from forebay.store.temporary import TEMPORARY_MARK
 from forebay.store.verify import verify_folder
 from forebay.train import CachedVLDataset

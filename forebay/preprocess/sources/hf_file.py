@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from forebay.config.data import SourceColumns, SourceConfig
 from forebay.errors import DecodeError, ManifestError, MissingExtraError
 from forebay.store.layout import Array
-from forebay.store.remote.sources import at_hand, exists
+from forebay.store.remote.raw.sources import at_hand, exists
 from forebay.store.source_files import SourceFile
 
 DEFAULTS = SourceColumns()

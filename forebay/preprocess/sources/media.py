@@ -21,7 +21,7 @@ from forebay.errors import DecodeError, ManifestError, SampleError, TarError
 from forebay.preprocess.sources.hf_file import HfFile, place_row
 from forebay.preprocess.sources.rows import WHOLE_FILE
 from forebay.store.memo import SIZE, Stat, stat_now, stat_of
-from forebay.store.remote.sources import is_here, open_source, place_of, reader, shown
+from forebay.store.remote.raw.sources import is_here, open_source, place_of, reader, shown
 from forebay.store.source_files import SourceFile
 
 

@@ -15,7 +15,7 @@ from forebay.preprocess.sources.media import is_gone, read_fully
 from forebay.preprocess.sources.rows import storable
 from forebay.store.layout import Array
 from forebay.store.memo import SIZE
-from forebay.store.remote.sources import is_readable, shown, source_stat
+from forebay.store.remote.raw.sources import is_readable, shown, source_stat
 from forebay.tar.index import load_index
 from forebay.tar.members import Refused, TarIndex
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.store.memo import SIZE
-from forebay.store.remote.sources import is_here
+from forebay.store.remote.raw.sources import is_here
 from forebay.store.source_files import SourceFile
 
 SPARSE_MEMBER_BYTES, SPARSE_SHARE = 8 * 1024 * 1024, 4

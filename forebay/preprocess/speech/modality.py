@@ -29,8 +29,8 @@ from forebay.preprocess.workspace import Failure
 from forebay.steps.audio.waveform import Decode
 from forebay.steps.recipe import Recipe
 from forebay.store.layout import GROUPS, Array, FieldSpec, Group
-from forebay.store.remote.origin import forget
-from forebay.store.remote.sources import localized
+from forebay.store.remote.raw.origin import forget
+from forebay.store.remote.raw.sources import localized
 from forebay.store.shard import Shard
 from forebay.store.source_files import SourceFile
 

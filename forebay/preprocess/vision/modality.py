@@ -35,8 +35,8 @@ from forebay.steps.text.chat import ChatEncoder
 from forebay.store.image.codec import Codec
 from forebay.store.image.settings import ImageSettings, image_settings
 from forebay.store.layout import GROUPS, Array, FieldSpec, Group
-from forebay.store.remote.origin import forget
-from forebay.store.remote.sources import localized
+from forebay.store.remote.raw.origin import forget
+from forebay.store.remote.raw.sources import localized
 from forebay.store.shard import Shard
 from forebay.store.source_files import SourceFile
 

@@ -35,13 +35,13 @@ from forebay.store.files import link_or_copy, write_bytes
 from forebay.store.held import HeldFile
 from forebay.store.layout import FORMAT_VERSION
 from forebay.store.metadata import FILE_NAME, foreign_values, read_metadata, read_regular
-from forebay.store.remote.bucket import Bucket
-from forebay.store.remote.holdings import MIRRORS
-from forebay.store.remote.ledger import ORIGIN, Known, is_inside
-from forebay.store.remote.locks import SHARED, pauses, try_lock
-from forebay.store.remote.node import NodeCache, Wanted
-from forebay.store.remote.shared import Counters, Holder
-from forebay.store.remote.uses import NEVER
+from forebay.store.remote.bucket.bucket import Bucket
+from forebay.store.remote.node.holdings import MIRRORS
+from forebay.store.remote.node.ledger import ORIGIN, Known, is_inside
+from forebay.store.remote.node.locks import SHARED, pauses, try_lock
+from forebay.store.remote.node.node import NodeCache, Wanted
+from forebay.store.remote.node.shared import Counters, Holder
+from forebay.store.remote.node.uses import NEVER
 from forebay.store.temporary import sweep
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.plan.remote_cost import node_ranks
-from forebay.store.remote.shards import RemoteShards
+from forebay.store.remote.ahead.shards import RemoteShards
 from forebay.store.source import SampleSource
 from forebay.visible import human_bytes
 

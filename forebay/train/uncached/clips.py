@@ -15,7 +15,7 @@ from forebay.preprocess.speech.decode import decode_audio
 from forebay.preprocess.speech.modality import Speech
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.layout import Array
-from forebay.store.remote.sources import naming_urls
+from forebay.store.remote.raw.sources import naming_urls
 
 
 class Clips:

@@ -21,7 +21,7 @@ from forebay.preprocess.sources.sparse import sparse_files
 from forebay.steps.recipe import AnyRecipe
 from forebay.store.key import digest
 from forebay.store.layout import Array, FieldSpec
-from forebay.store.remote.sources import naming_urls
+from forebay.store.remote.raw.sources import naming_urls
 from forebay.store.row_table import sorted_categories, strings_digest
 from forebay.store.source import SampleSource
 from forebay.store.source_files import SourceFile

@@ -31,7 +31,7 @@ from forebay.steps.audio.waveform import Decode
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.layout import Array
 from forebay.store.memo import SIZE
-from forebay.store.remote.sources import source_stat
+from forebay.store.remote.raw.sources import source_stat
 from forebay.store.row_table import sorted_categories
 from forebay.store.source_files import SourceFile
 from forebay.train.uncached.source import UncachedSource

@@ -36,8 +36,8 @@ from forebay.store.image.codec import FIELDS, StoredImages
 from forebay.store.key import SHORT, digest
 from forebay.store.layout import Array
 from forebay.store.memo import stat_now
-from forebay.store.remote.origin import forget
-from forebay.store.remote.sources import localized, look_up
+from forebay.store.remote.raw.origin import forget
+from forebay.store.remote.raw.sources import localized, look_up
 from forebay.store.source_files import SourceFile
 from forebay.store.temporary import sweep, temporary_name
 from forebay.train.uncached.source import UncachedSource

@@ -39,7 +39,7 @@ from forebay.preprocess.sources.speech.locate import (
     no_duration,
 )
 from forebay.preprocess.sources.speech.webdataset import Members, Sidecar, clip_duration_s, members_of, sidecar_of
-from forebay.store.remote.sources import at_hand
+from forebay.store.remote.raw.sources import at_hand
 from forebay.store.source_files import SourceFile
 from forebay.tar.members import TarIndex
 

@@ -30,7 +30,7 @@ from forebay.preprocess.sources.eligible import (
 from forebay.preprocess.sources.naming import shown_name, stamped
 from forebay.preprocess.sources.rows import ROW_SCHEMA, Manifest, merged
 from forebay.preprocess.sources.speech.locate import Located, LocateTask, SpeechKind
-from forebay.store.remote.sources import localized, shown
+from forebay.store.remote.raw.sources import localized, shown
 
 ROWS_PER_TASK = 4096
 

@@ -13,7 +13,7 @@ from forebay.preprocess.sources.json_lines import decoded, manifest_lines
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files
 from forebay.preprocess.sources.rows import Manifest, require_rows, row_table
 from forebay.preprocess.sources.speech.locate import SpeechKind, locate_loose
-from forebay.store.remote.sources import names_in
+from forebay.store.remote.raw.sources import names_in
 from forebay.store.source_files import SourceFile
 
 AUDIO_FOLDER = "wavs"

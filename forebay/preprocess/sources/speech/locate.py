@@ -19,7 +19,7 @@ from forebay.preprocess.sources.members import UnreadableTar, tar_index
 from forebay.preprocess.sources.rows import REJECTED_SCHEMA, Manifest, reduced, rejections, storable, table_of
 from forebay.preprocess.speech.containers import one_stream
 from forebay.preprocess.speech.headers import MAX_WHOLE_BYTES, header_info
-from forebay.store.remote.sources import is_hash_known, look_up, place_of, shown, source_stat
+from forebay.store.remote.raw.sources import is_hash_known, look_up, place_of, shown, source_stat
 from forebay.tar.index import has_index
 from forebay.tar.members import TarIndex
 

@@ -38,7 +38,7 @@ from forebay.preprocess.sources.speech.locate import (
     no_duration,
 )
 from forebay.store.layout import Array
-from forebay.store.remote.sources import at_hand
+from forebay.store.remote.raw.sources import at_hand
 from forebay.store.source_files import SourceFile
 from forebay.tar.members import TarIndex
 

@@ -16,7 +16,7 @@ from forebay.preprocess.sources.naming import manifest_files, path_stem
 from forebay.preprocess.sources.rows import Manifest, Unused, require_rows, row_table, storable
 from forebay.preprocess.sources.speech.jsonl import TEXT_FIELDS, texts_of
 from forebay.preprocess.sources.speech.locate import Failures, Located, LocateTask, SpeechKind, located
-from forebay.store.remote.sources import at_hand
+from forebay.store.remote.raw.sources import at_hand
 from forebay.store.source_files import SourceFile
 
 PLAIN = ".txt"

@@ -33,7 +33,7 @@ from forebay.preprocess.sources.speech.locate import (
     header_duration_s,
     no_duration,
 )
-from forebay.store.remote.sources import files_in, is_folder, shown
+from forebay.store.remote.raw.sources import files_in, is_folder, shown
 from forebay.store.source_files import COMPRESSED_TARS
 from forebay.tar.members import Refused, TarIndex
 

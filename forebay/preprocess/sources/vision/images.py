@@ -23,7 +23,7 @@ from forebay.preprocess.sources.vision.part import Part
 from forebay.preprocess.worker import mark
 from forebay.store.image.formats import image_size
 from forebay.store.layout import Array
-from forebay.store.remote.sources import look_up, shown
+from forebay.store.remote.raw.sources import look_up, shown
 from forebay.store.source_files import SourceFile
 
 IMAGES_PER_TASK = 512

@@ -10,7 +10,7 @@ from forebay.errors import ManifestError, SampleError
 from forebay.preprocess.sources.json_lines import JsonError, not_lines, parse_object
 from forebay.preprocess.sources.vision.canonical import identifier, image_names
 from forebay.preprocess.sources.vision.part import Part, PartRows, PartTask, VisionKind, file_place, part_tasks
-from forebay.store.remote.sources import at_hand
+from forebay.store.remote.raw.sources import at_hand
 from forebay.store.source_files import SourceFile
 
 BLOCK_BYTES = 8 * 1024 * 1024

@@ -24,7 +24,7 @@ from forebay.config.url import Url, is_url, parse_url
 from forebay.errors import ConfigError, ForebayError, ManifestError, RemoteDeniedError, RemoteError
 from forebay.store.files import write_bytes
 from forebay.store.remote.mirror import Mirror
-from forebay.store.remote.origin import Place, Version, objects_of, origin_of
+from forebay.store.remote.raw.origin import Place, Version, objects_of, origin_of
 
 _MIRRORS = "/mirrors/"
 _ATTEMPTS = 3

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from forebay.config.url import Url, origin
 from forebay.errors import RemoteDeniedError, RemoteError, RemoteExistsError, RemoteMissingError, RemoteReplacedError
-from forebay.store.remote.access import Access
+from forebay.store.remote.bucket.access import Access
 
 _STATUS = re.compile(r"status code: ([0-9]{3})([^:\n]*)")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")

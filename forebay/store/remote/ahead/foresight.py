@@ -18,10 +18,10 @@ from itertools import islice
 
 from forebay.errors import ForebayError
 from forebay.store.layout import Ints
-from forebay.store.remote.downloads import DownloadsAhead
-from forebay.store.remote.next_uses import NextUses
-from forebay.store.remote.shards import RemoteShards
-from forebay.store.remote.uses import ReaderUses
+from forebay.store.remote.ahead.downloads import DownloadsAhead
+from forebay.store.remote.ahead.next_uses import NextUses
+from forebay.store.remote.ahead.shards import RemoteShards
+from forebay.store.remote.node.uses import ReaderUses
 from forebay.store.source import SampleSource
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from typing import Literal
 
 from forebay.store.held import is_held
 from forebay.store.layout import Ints
-from forebay.store.remote.ledger import ORIGIN, OWN_NAMES, Known, Ledger
+from forebay.store.remote.node.ledger import ORIGIN, OWN_NAMES, Known, Ledger
 
 MIRRORS = "mirrors"
 _PART = re.compile(r"(?P<name>.+)\.(?P<size>\d+)\.part")

@@ -10,8 +10,8 @@ import xxhash
 
 from forebay.errors import RemoteMissingError
 from forebay.store.metadata import FILE_NAME as METADATA
-from forebay.store.remote.bucket import Bucket
-from forebay.store.remote.columns import NAME as COLUMNS
+from forebay.store.remote.bucket.bucket import Bucket
+from forebay.store.remote.transfer.columns import NAME as COLUMNS
 
 _MEND = "push the cache again from a machine that has it whole: forebay cache push"
 

@@ -2,8 +2,8 @@
 
 obstore starts its threads at its first request. A process that is forked afterwards (the workers of a DataLoader are)
 has the request's locks and none of the threads, so that its own requests would wait for ever. Such a process starts
-`python -m forebay.store.remote.beside` instead, one at a time for each of its threads, and asks through a socket.
-Both ends are forebay of one user, so what passes there is pickled. The helper ends when the socket is closed.
+`python -m forebay.store.remote.bucket.beside` instead, one at a time for each of its threads, and asks through a
+socket. Both ends are forebay of one user, so what passes there is pickled. The helper ends when the socket is closed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Helper:
         mine, others = socket.socketpair()
         with others:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "forebay.store.remote.beside", str(others.fileno())],
+                [sys.executable, "-m", "forebay.store.remote.bucket.beside", str(others.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[others.fileno()],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},

@@ -16,8 +16,8 @@ import xxhash
 
 from forebay.errors import CacheCorruptError, RemoteError
 from forebay.store.held import AnyFile
-from forebay.store.remote.bucket import Bucket, part_bytes
-from forebay.store.remote.node import Wanted
+from forebay.store.remote.bucket.bucket import Bucket, part_bytes
+from forebay.store.remote.node.node import Wanted
 
 _REPLACED = (
     "it is damaged, or was replaced after the cache was pushed: push the cache again from a machine that has it whole: "

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from forebay.store.layout import Ints
-from forebay.store.remote.uses import NEVER
+from forebay.store.remote.node.uses import NEVER
 
 
 class NextUses:

@@ -10,9 +10,9 @@ import numpy as np
 
 from forebay.store.cache import Cache
 from forebay.store.layout import Ints
-from forebay.store.remote.holdings import counted
 from forebay.store.remote.mirror import Mirror
-from forebay.store.remote.node import Wanted
+from forebay.store.remote.node.holdings import counted
+from forebay.store.remote.node.node import Wanted
 from forebay.store.source import SampleSource, parts_of
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url, check_endpoint, check_host, host_of, is_refused, origin
 from forebay.errors import ConfigError
-from forebay.store.remote.profile import Keys, Profile, read_profile
+from forebay.store.remote.bucket.profile import Keys, Profile, read_profile
 
 _ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),

@@ -17,9 +17,9 @@ from typing import Any, ParamSpec, TypeVar
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url
 from forebay.errors import ForebayError, MissingExtraError, RemoteError
-from forebay.store.remote import beside
-from forebay.store.remote.access import check_resolved, client_options, decide, secrets, store_options
-from forebay.store.remote.refusal import EndedEarlyError, Refusal, error_of, exists, read_refusal, replaced
+from forebay.store.remote.bucket import beside
+from forebay.store.remote.bucket.access import check_resolved, client_options, decide, secrets, store_options
+from forebay.store.remote.bucket.refusal import EndedEarlyError, Refusal, error_of, exists, read_refusal, replaced
 
 CHUNK = 4 * 1024 * 1024
 """Bytes of a stream that are handed on at once."""

@@ -21,7 +21,7 @@ from pathlib import Path
 import xxhash
 
 from forebay.errors import ConfigError
-from forebay.store.remote.holdings import (
+from forebay.store.remote.node.holdings import (
     MIRRORS,
     Item,
     counted,
@@ -31,10 +31,10 @@ from forebay.store.remote.holdings import (
     remove_unused_mirrors,
     scan,
 )
-from forebay.store.remote.ledger import Known, Ledger
-from forebay.store.remote.locks import EXCLUSIVE, locked, try_lock
-from forebay.store.remote.shared import Shared, shared
-from forebay.store.remote.uses import distances
+from forebay.store.remote.node.ledger import Known, Ledger
+from forebay.store.remote.node.locks import EXCLUSIVE, locked, try_lock
+from forebay.store.remote.node.shared import Shared, shared
+from forebay.store.remote.node.uses import distances
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ import xxhash
 from forebay.errors import RemoteError, RemoteMissingError
 from forebay.store.layout import Array
 from forebay.store.remote.mirror import Mirror
-from forebay.store.remote.node import Wanted
+from forebay.store.remote.node.node import Wanted
 
 if TYPE_CHECKING:
     import pyarrow as pa

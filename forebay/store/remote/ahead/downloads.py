@@ -16,10 +16,10 @@ import numpy as np
 
 from forebay.errors import ForebayError, RemoteError
 from forebay.store.layout import Ints
-from forebay.store.remote.bucket import Bucket
+from forebay.store.remote.ahead.shards import RemoteShards
+from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.mirror import Mirror
-from forebay.store.remote.shards import RemoteShards
-from forebay.store.remote.uses import FOLDER, NEVER, distances
+from forebay.store.remote.node.uses import FOLDER, NEVER, distances
 
 logger = logging.getLogger(__name__)
 

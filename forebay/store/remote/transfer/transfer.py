@@ -33,11 +33,11 @@ from forebay.store.held import HeldFile
 from forebay.store.key import SHORT
 from forebay.store.lookup import sealed_caches
 from forebay.store.metadata import FILE_NAME, check_file, read_regular
-from forebay.store.remote.bucket import Bucket, ObjectInfo
-from forebay.store.remote.columns import NAME as COLUMNS
-from forebay.store.remote.node import Wanted
-from forebay.store.remote.proof import Journal, Proof, hash_object, pieces_of, proof_of
-from forebay.store.remote.tally import Kind, Tally, TransferReport, for_each
+from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
+from forebay.store.remote.node.node import Wanted
+from forebay.store.remote.transfer.columns import NAME as COLUMNS
+from forebay.store.remote.transfer.proof import Journal, Proof, hash_object, pieces_of, proof_of
+from forebay.store.remote.transfer.tally import Kind, Tally, TransferReport, for_each
 from forebay.store.seal import publish
 from forebay.store.verify import quick_problems
 

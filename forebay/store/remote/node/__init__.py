@@ -1,0 +1,1 @@
+"""The bounded cache that all processes of a node share."""

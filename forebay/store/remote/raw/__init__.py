@@ -1,0 +1,1 @@
+"""Raw data that lies in a store."""

@@ -1,0 +1,1 @@
+"""Sealed caches to a store and back."""
