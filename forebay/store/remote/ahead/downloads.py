@@ -73,7 +73,9 @@ class DownloadsAhead:
             return True
         steps = self._distances()
         for shard in self._missing(steps):
-            if len(self._flying) >= self._most():
+            # Before the first batch the link is that batch's alone: what comes later would only share it.
+            is_for_first = now == 0 and any(steps[other] == 0 for other in self._flying)
+            if len(self._flying) >= self._most() or (is_for_first and steps[shard] > 0):
                 break
             self._begin(shard, distance=max(1, int(steps[shard])), now=now)
         return bool(self._flying)
