@@ -1,12 +1,14 @@
-"""Pushes and pulls with a fault in them: two pushes at once, and an object that is replaced under its name."""
+"""Pushes and pulls with a fault in them: two pushes at once, a store that goes wrong, an object that is replaced."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 
 from benchmarks.objects.beside import Beside
-from benchmarks.objects.faults import Replace, Rule
+from benchmarks.objects.faults import Fault, Replace, Rule
 from benchmarks.objects.server import ACCESS_KEY, REGION, SECRET_KEY
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url, parse_url
@@ -25,23 +27,29 @@ from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.transfer.transfer import pull, push
 from tests.faults.children import Children, Ended
 from tests.faults.row import Row, dice
+from tests.faults.test_remote_store import FAULTS, may_end
 from tests.store_factory import make_cache
 
 _CALLS = 16
 """Calls of a bucket in a whole push of these caches."""
 _NEVER = 1 << 30
+_TIMEOUT_S, _RETRIES = 0.5, 2
+_SLACK_S = 5.0
+"""Seconds that all else may take on a busy machine."""
 
 
 @dataclass(frozen=True)
 class Store:
     """A server, the children that push to it, and three caches.
 
-    caches: the first; one of its key that another build has sealed; one of another key.
+    caches: the first; one of its key that another build has sealed; one of another key. num_requests: of a push of the
+    first, and of a pull.
     """
 
     server: Beside
     children: Children
     caches: tuple[Path, Path, Path]
+    num_requests: tuple[int, int]
 
 
 @contextlib.contextmanager
@@ -51,7 +59,23 @@ def store(folder: Path) -> Iterator[Store]:
     assert first.name == twin.name
     other = make_cache(folder / "c", num_samples=10, seed=1)
     with Beside() as server, Children("forebay.store.remote.transfer.transfer", "obstore.store", __name__) as children:
-        yield Store(server, children, (first, twin, other))
+        yield Store(server, children, (first, twin, other), counted_requests(server, first, folder))
+
+
+def counted_requests(server: Beside, cache: Path, folder: Path) -> tuple[int, int]:
+    """Returns how many requests a push and a pull make where nothing goes wrong."""
+    url, found = parse_url(f"{server.make_bucket().url}/caches/x"), []
+    with at(server.endpoint):
+        for run in (lambda: push(cache, url, patient(folder)), lambda: pull(url, folder / "counted", patient(folder))):
+            server.clear()
+            run()
+            found.append(len(server.traffic().exchanges))
+    return found[0], found[1]
+
+
+def patient(folder: Path) -> RemoteConfig:
+    """Returns the settings of a push or pull that makes one request at a time."""
+    return RemoteConfig(shard_dir=str(folder / "node"), timeout_s=_TIMEOUT_S, retries=_RETRIES, max_concurrent=1)
 
 
 def push_here(folder: Path, url: Url, endpoint: str, node: Path, kill_at: int) -> str:
@@ -150,6 +174,65 @@ def replaced(place: Store, number: int, folder: Path) -> str:
     return " and ".join(sorted(seen))
 
 
+@dataclass(frozen=True)
+class Case:
+    """A fault at one request of a push or a pull, at it alone or at all from then on."""
+
+    is_pull: bool
+    at: int
+    fault: Fault
+    stays: bool
+
+    @property
+    def must_pass(self) -> bool:
+        """Whether the command has to end well: the fault comes once, and asking again helps."""
+        return not self.stays and not may_end(self.fault)
+
+
+def cases(place: Store) -> list[Case]:
+    """Every fault at every request."""
+    found = []
+    for is_pull, count in enumerate(place.num_requests):
+        for number, fault, stays in itertools.product(range(count), FAULTS, (False, True)):
+            if not isinstance(fault, Replace):
+                found.append(Case(bool(is_pull), number, fault, stays))
+    return found
+
+
+def goes_wrong(place: Store, number: int, folder: Path) -> str:
+    """The store goes wrong during a push or a pull; when it is well again, the same command goes on."""
+    case, cache = cases(place)[number], place.caches[0]
+    url, settings = parse_url(f"{place.server.make_bucket().url}/caches/x"), patient(folder)
+    place.server.clear()
+    with at(place.server.endpoint) as patch:
+        patch.setattr("forebay.store.remote.bucket.bucket._PAUSE_S", 0.02)
+        if case.is_pull:
+            push(cache, url, settings)
+        place.server.add(Rule(fault=case.fault, after=case.at, times=None if case.stays else 1))
+        start_s = time.monotonic()
+        outcome = "done at once"
+        try:
+            pulled(url, folder, settings, cache) if case.is_pull else push(cache, url, settings)
+        except (RemoteError, CacheError) as err:
+            outcome = check_error(err, url, case)
+        took_s = time.monotonic() - start_s
+        assert took_s < (_RETRIES + 1) * 2 * _TIMEOUT_S + _SLACK_S, f"{case}: {took_s:.1f} s"
+        assert outcome == "done at once" or not case.must_pass, case
+        place.server.clear()
+        push(cache, url, settings)
+        pulled(url, folder, settings, cache)
+    return f"{'pull' if case.is_pull else 'push'}: {outcome}"
+
+
+def check_error(err: ForebayError, url: Url, case: Case) -> str:
+    """The error names bucket and key, holds no secret, and ends with what to do."""
+    text = str(err)
+    assert str(url) in text, f"{case}: {text}"
+    assert ";" in text, f"{case}: {text}"
+    assert SECRET_KEY not in text.replace(str(url), ""), f"{case}: {text}"
+    return "an error that names bucket and key, then done"
+
+
 def another(chance: random.Random, data: bytes) -> bytes:
     """Returns other bytes: a bit of them flipped, the end cut off, more at the end, none."""
     place = chance.randrange(len(data))
@@ -193,6 +276,16 @@ ROWS: list[Row[Any]] = [
         trial=two_pushes,
         short=8,
         long=1000,
+    ),
+    Row(
+        name="push-store",
+        fault="a store that answers 500, 503, 403 or 404, resets, hangs, breaks off or has another clock, at every "
+        "request of a push and of a pull, once or for good",
+        outcome="done, or an error that names bucket and key, within the bound; the same command goes on afterwards",
+        prepared=store,
+        trial=goes_wrong,
+        short=12,
+        long=lambda place: len(cases(place)),
     ),
     Row(
         name="push-replaced",

@@ -237,6 +237,18 @@ def test_a_shard_that_was_replaced_in_the_bucket_is_never_served(
         forebay.open_cache(url, remote=settings, verify="open")
 
 
+def test_a_shard_that_was_replaced_by_a_shorter_one_is_named_with_both_sizes(
+    local: Cache, url: str, bucket: Bucket, settings: RemoteConfig
+) -> None:
+    cache = forebay.open_cache(url, remote=settings)
+    name = "text/00001.tdz"
+    data = (local.folder / name).read_bytes()
+    bucket.put(f"caches/a/{name}", data[:-1])
+    shown = rf"{url}/{name}: it has {len(data) - 1} bytes, wanted {len(data)}, after two downloads.*push the cache"
+    with pytest.raises(RemoteReplacedError, match=shown):
+        cache.read(ROWS)
+
+
 def test_a_rebuilt_cache_is_another_mirror(tmp_path: Path, url: str, bucket: Bucket, settings: RemoteConfig) -> None:
     old = forebay.open_cache(url, remote=settings)
     rebuilt = make_cache(tmp_path / "rebuilt", num_samples=SAMPLES, rows_per_shard=ROWS, seed=1)

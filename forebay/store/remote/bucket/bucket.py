@@ -164,7 +164,7 @@ class Bucket:
 
     @_many
     def _pieces(self, name: str, start: int, stop: int | None, etag: str) -> Iterator[bytes]:
-        at, tries, first = start, 0, None
+        at, tries, first, end = start, 0, None, 0
         while True:
             before = at
             try:
@@ -180,7 +180,7 @@ class Bucket:
                 raise EndedEarlyError(f"{at} bytes of {end}")
             except _errors() as err:
                 caught = err
-            tries = self._again(name, caught, 0 if at - before >= CHUNK else tries, start=at, etag=etag)
+            tries = self._again(name, caught, 0 if at - before >= CHUNK else tries, start=at, stop=end, etag=etag)
 
     def _get(self, name: str, start: int, stop: int | None, etag: str) -> Any:
         options: dict[str, Any] = {}
@@ -266,13 +266,16 @@ class Bucket:
             return more if self._refusal(more).status == 403 else err
         return err
 
-    def _again(self, name: str, err: Exception, tries: int, *, start: int = 0, etag: str = "") -> int:
+    def _again(
+        self, name: str, err: Exception, tries: int, *, start: int = 0, stop: int = 0, etag: str = ""
+    ) -> int:
         """Waits and returns how often the request was made again. Raises forebay's error where that is of no use.
 
+        start: the byte that was reached. stop: the one that the body was to end at, 0 where no answer came.
         Is called outside of `except`: the text of the store's own error may hold a signed URL or a token, so that it
         must not become the context of another error.
         """
-        refusal, where = self._refusal(err), self._where(name)
+        refusal, where = self._refusal(err).reached(start, stop), self._where(name)
         if refusal.status == 412:
             raise replaced(where, wanted=etag, found=self._stored(name).etag)
         if refusal.status == 416:

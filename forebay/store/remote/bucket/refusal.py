@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from forebay.config.url import Url, origin
@@ -44,6 +44,12 @@ class Refusal:
     def may_pass(self) -> bool:
         """Whether the same request may be answered in a while."""
         return self.is_network or self.status in _AGAIN or self.code in _CODES_AGAIN
+
+    def reached(self, at: int, stop: int) -> Refusal:
+        """Returns the refusal of a body that broke off: its words say which byte was reached, of how many."""
+        if not (self.is_network and stop):
+            return self
+        return replace(self, words=f"{self.words}, at byte {at} of {stop}")
 
 
 def read_refusal(err: BaseException, *, timeout_s: float, secrets: set[str]) -> Refusal:

@@ -177,9 +177,8 @@ class NodeCache:
         """Appends what the file lacks; returns its size and xxh3-128. It stops where there is more than is wanted."""
         state, size = _hashed(file)
         written = 0
-        while size < wanted.size_bytes:
-            before = size
-            with source.opened(size) as pieces:
+        if size < wanted.size_bytes:
+            with source.opened(size) as pieces:  # they end where the object does
                 for piece in pieces:
                     state.update(piece)
                     _write(file, piece)
@@ -191,8 +190,6 @@ class NodeCache:
                     if written >= _WRITEBACK_BYTES:
                         start_writeback(file)
                         written = 0
-            if size == before:  # the store has no more
-                break
         return size, state.hexdigest()
 
     def _free_disk(self, err: OSError, place: Place, wanted: Wanted) -> None:
