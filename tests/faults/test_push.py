@@ -27,7 +27,7 @@ from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.transfer.transfer import pull, push
 from tests.faults.children import Children, Ended
 from tests.faults.row import Row, dice
-from tests.faults.test_remote_store import FAULTS, may_end
+from tests.faults.test_remote_store import FAULTS, check_kept, may_end
 from tests.store_factory import make_cache
 
 _CALLS = 16
@@ -169,6 +169,7 @@ def replaced(place: Store, number: int, folder: Path) -> str:
             _of(lambda: read(url, settings, cache), name),
         }
         assert seen <= {"right", "refused"}, seen
+        check_kept(folder / "node", cache)
         place.server.clear()
         pulled(url, folder, settings, cache)
     return " and ".join(sorted(seen))

@@ -159,12 +159,20 @@ def goes_wrong(shared: Shared, number: int, folder: Path) -> str:
     else:
         outcome = "every sample right"
     took_s = time.monotonic() - start_s
+    check_kept(folder / "node", shared.local.folder)
     assert took_s < (_RETRIES + 1) * 2 * _TIMEOUT_S + _SLACK_S, f"{case}: {took_s:.1f} s"
     passes = not case.stays and not may_end(case.fault)
     assert outcome == "every sample right" or not passes, case
     shared.proxy.clear()
     check_all(shared.open(folder), shared.local)
     return outcome
+
+
+def check_kept(node: Path, cache: Path) -> None:
+    """What a node has of a cache under its name is right: its checksums are not the first to see what is wrong."""
+    for wanted in cache.glob("*/*"):
+        for found in node.glob(f"mirrors/*/{wanted.relative_to(cache)}"):
+            assert found.read_bytes() == wanted.read_bytes(), f"{found} is another one"
 
 
 def may_end(fault: Fault) -> bool:
