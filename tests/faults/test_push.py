@@ -64,13 +64,13 @@ def store(folder: Path) -> Iterator[Store]:
 
 def counted_requests(server: Beside, cache: Path, folder: Path) -> tuple[int, int]:
     """Returns how many requests a push and a pull make where nothing goes wrong."""
-    url, found = parse_url(f"{server.make_bucket().url}/caches/x"), []
+    url = parse_url(f"{server.make_bucket().url}/caches/x")
     with at(server.endpoint):
-        for run in (lambda: push(cache, url, patient(folder)), lambda: pull(url, folder / "counted", patient(folder))):
-            server.clear()
-            run()
-            found.append(len(server.traffic().exchanges))
-    return found[0], found[1]
+        server.clear()
+        push(cache, url, patient(folder))
+        pushed = len(server.traffic().exchanges)
+        pull(url, folder / "counted", patient(folder))
+        return pushed, len(server.traffic().exchanges) - pushed
 
 
 def patient(folder: Path) -> RemoteConfig:

@@ -239,8 +239,8 @@ def is_listed(endpoint: str, number: int, folder: Path) -> str:
 ROWS: list[Row[Any]] = [
     Row(
         name="store",
-        fault="a store that answers 500, 503, 403 or 404, resets, hangs, breaks off, has another clock, a bit flipped or "
-        "another object, at every request of a reader, once or for good",
+        fault="a store that answers 500, 503, 403 or 404, resets, hangs, breaks off, has another clock, a flipped bit "
+        "or another object, at every request of a reader, once or for good",
         outcome="every sample right, or an error that names bucket and key, within the bound; right afterwards",
         prepared=prepared,
         trial=goes_wrong,

@@ -266,9 +266,7 @@ class Bucket:
             return more if self._refusal(more).status == 403 else err
         return err
 
-    def _again(
-        self, name: str, err: Exception, tries: int, *, start: int = 0, stop: int = 0, etag: str = ""
-    ) -> int:
+    def _again(self, name: str, err: Exception, tries: int, *, start: int = 0, stop: int = 0, etag: str = "") -> int:
         """Waits and returns how often the request was made again. Raises forebay's error where that is of no use.
 
         start: the byte that was reached. stop: the one that the body was to end at, 0 where no answer came.
