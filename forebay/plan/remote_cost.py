@@ -63,7 +63,7 @@ def check_remote(source: SampleSource, cursor: Cursor, *, threads: int) -> None:
     said = (
         f"{shards.mirrors[0].url}: an epoch reads {gb(shards.total_bytes)} in {len(shards)} shards, all of them again "
         f"and again in the order of a global shuffle, and this node keeps {gb(shards.bound_bytes)} of them "
-        f"(remote.cache_size_gb): a shard is downloaded about {cost.times:.1f} times an epoch, about "
+        f"(remote.cache_size_gb): a shard is downloaded about {_times(cost.times)} times an epoch, about "
         f"{gb(int(cost.size_bytes))} in all on each node"
     )
     if shards.mirrors[0].settings.global_shuffle == "allow":
@@ -82,6 +82,10 @@ def epoch_cost(shards: RemoteShards, cursor: Cursor, *, ranks: int) -> EpochCost
     downloads = uses * (1 - min(shards.bound_bytes / shards.total_bytes, 1.0) ** 0.5) ** 1.35
     size_bytes = downloads * float(shards.sizes.mean())
     return EpochCost(downloads=downloads, times=downloads / len(shards), size_bytes=size_bytes)
+
+
+def _times(times: float) -> str:
+    return f"{times:,.1f}" if times >= 1 else f"{times:.2g}"  # below 0.05 it is not 0.0
 
 
 def shuffles_globally(plan: Plan) -> bool:
