@@ -13,6 +13,7 @@ from forebay.plan.bucket.plan import BucketPlan
 from forebay.plan.cursor import Cursor
 from forebay.plan.in_order import InOrderPlan
 from forebay.plan.interface import Plan
+from forebay.plan.locality import BLOCKS_IN_TOUCH
 from forebay.plan.window import WindowPlan
 from forebay.store.layout import Ints
 from forebay.store.remote.ahead.shards import RemoteShards
@@ -58,6 +59,7 @@ def check_remote(source: SampleSource, cursor: Cursor, *, threads: int) -> None:
     who = f"{ranks} ranks" if ranks > 1 else "one rank"
     check_bound(shards.bound_bytes, shards.kept_bytes + most, what=f"a step of {who} with {threads} threads")
     if not shuffles_globally(cursor.plan):
+        _warn_of_width(shards, window_of(cursor.plan))
         return
     cost = epoch_cost(shards, cursor, ranks=ranks)
     said = (
@@ -74,6 +76,19 @@ def check_remote(source: SampleSource, cursor: Cursor, *, threads: int) -> None:
         f"{said}; set {_instead(cursor.plan)}remote.cache_size_gb = {enough:.3f} or more, or "
         'remote.global_shuffle = "allow"'
     )
+
+
+def _warn_of_width(shards: RemoteShards, window: int | None) -> None:
+    """Warns of a window that this node cannot keep: its shards are downloaded more often than once an epoch."""
+    if window is None:
+        return
+    needed = int(shards.sizes.max()) * BLOCKS_IN_TOUCH * max(window // 2, 1)
+    if needed > shards.bound_bytes - shards.kept_bytes:
+        logger.warning(
+            'plan.locality is "shards:%d", whose steps reach into %s, and this node keeps %s (remote.cache_size_gb): '
+            'shards are downloaded more than once an epoch; set plan.locality = "auto"',
+            *(window, gb(needed), gb(shards.bound_bytes)),
+        )
 
 
 def epoch_cost(shards: RemoteShards, cursor: Cursor, *, ranks: int) -> EpochCost:
