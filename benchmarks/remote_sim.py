@@ -32,9 +32,9 @@ import numpy as np
 from benchmarks.plan import EDGES_S, SHARES
 from benchmarks.report import arguments, machine, show
 from benchmarks.shard_cache import POLICIES, Result, simulate
-from forebay.plan.bucket.locality import locality_window
 from forebay.plan.bucket.plan import BucketPlan
 from forebay.plan.cursor import num_steps
+from forebay.plan.locality import locality_window
 from forebay.store.layout import Ints
 
 

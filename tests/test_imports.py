@@ -45,6 +45,13 @@ def test_nothing_heavy_is_loaded(code: str) -> None:
     assert loaded(code) == ""
 
 
+def test_a_local_cache_loads_nothing_of_stores() -> None:
+    read = f"import forebay; forebay.open_cache({GOLDEN!r}).read(0)"
+    names = "import sys; print([name for name in sys.modules if 'remote.' in name or name == 'obstore'])"
+    result = python("-c", f"{read}; {names}")
+    assert (result.returncode, result.stdout.strip()) == (0, "[]")
+
+
 def test_plans_load_nothing_heavy() -> None:
     files = sorted((ROOT / "forebay" / "plan").rglob("*.py"))
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in files]

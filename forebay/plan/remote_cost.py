@@ -13,6 +13,7 @@ from forebay.plan.bucket.plan import BucketPlan
 from forebay.plan.cursor import Cursor
 from forebay.plan.in_order import InOrderPlan
 from forebay.plan.interface import Plan
+from forebay.plan.locality import BLOCKS_IN_TOUCH
 from forebay.plan.window import WindowPlan
 from forebay.store.layout import Ints
 from forebay.store.remote.ahead.shards import RemoteShards
@@ -58,12 +59,13 @@ def check_remote(source: SampleSource, cursor: Cursor, *, threads: int) -> None:
     who = f"{ranks} ranks" if ranks > 1 else "one rank"
     check_bound(shards.bound_bytes, shards.kept_bytes + most, what=f"a step of {who} with {threads} threads")
     if not shuffles_globally(cursor.plan):
+        _warn_of_width(shards, window_of(cursor.plan))
         return
     cost = epoch_cost(shards, cursor, ranks=ranks)
     said = (
         f"{shards.mirrors[0].url}: an epoch reads {gb(shards.total_bytes)} in {len(shards)} shards, all of them again "
         f"and again in the order of a global shuffle, and this node keeps {gb(shards.bound_bytes)} of them "
-        f"(remote.cache_size_gb): a shard is downloaded about {cost.times:.1f} times an epoch, about "
+        f"(remote.cache_size_gb): a shard is downloaded about {_times(cost.times)} times an epoch, about "
         f"{gb(int(cost.size_bytes))} in all on each node"
     )
     if shards.mirrors[0].settings.global_shuffle == "allow":
@@ -76,12 +78,29 @@ def check_remote(source: SampleSource, cursor: Cursor, *, threads: int) -> None:
     )
 
 
+def _warn_of_width(shards: RemoteShards, window: int | None) -> None:
+    """Warns of a window that this node cannot keep: its shards are downloaded more often than once an epoch."""
+    if window is None:
+        return
+    needed = int(shards.sizes.max()) * BLOCKS_IN_TOUCH * max(window // 2, 1)
+    if needed > shards.bound_bytes - shards.kept_bytes:
+        logger.warning(
+            'plan.locality is "shards:%d", whose steps reach into %s, and this node keeps %s (remote.cache_size_gb): '
+            'shards are downloaded more than once an epoch; set plan.locality = "auto"',
+            *(window, gb(needed), gb(shards.bound_bytes)),
+        )
+
+
 def epoch_cost(shards: RemoteShards, cursor: Cursor, *, ranks: int) -> EpochCost:
     """Returns the price of an epoch for one node of so many ranks, see `EpochCost`."""
     uses = float(np.mean([len(step) for step in _needed(shards, cursor, at_once=ranks)])) * len(cursor)
     downloads = uses * (1 - min(shards.bound_bytes / shards.total_bytes, 1.0) ** 0.5) ** 1.35
     size_bytes = downloads * float(shards.sizes.mean())
     return EpochCost(downloads=downloads, times=downloads / len(shards), size_bytes=size_bytes)
+
+
+def _times(times: float) -> str:
+    return f"{times:,.1f}" if times >= 1 else f"{times:.2g}"  # below 0.05 it is not 0.0
 
 
 def shuffles_globally(plan: Plan) -> bool:

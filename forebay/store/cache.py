@@ -14,17 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 import numpy as np
 
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import url_or_path
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheReplacedError, ConfigError
 from forebay.store.chunked import SLOTS, open_slots
-from forebay.store.held import HeldFile, HeldFolder
+from forebay.store.held import ORIGIN, HeldFile, HeldFolder
 from forebay.store.image.codec import StoredImages
 from forebay.store.layout import FORMAT_VERSION, ROW_BITS, ROW_MASK, Array, FieldSpec, Group, Ints
 from forebay.store.metadata import check_file, checked_fields, groups_of, load_array, read_metadata
-from forebay.store.remote.mirror import Mirror, MirroredFile, cache_folder
-from forebay.store.remote.node.node import Wanted, check_bound
-from forebay.store.remote.transfer.columns import ToldColumns, dump_columns, told_columns
 from forebay.store.shard import (
     OUT_OF_HANDLES,
     Shard,
@@ -42,6 +37,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
+    from forebay.config.remote import RemoteConfig
+    from forebay.store.remote.mirror import Mirror
+    from forebay.store.remote.node.node import Wanted
+    from forebay.store.remote.transfer.columns import ToldColumns
     from forebay.store.row_table import SampleColumns
 
 logger = logging.getLogger(__name__)
@@ -73,10 +72,28 @@ def open_cache(
         raise ConfigError(
             f"max_open_shards is {max_open_shards}, wanted 1 to {_MAX_OPEN_SHARDS}; set loader.max_open_shards"
         )
-    folder = cache_folder(url_or_path(path), remote or RemoteConfig())
+    folder = _folder(os.fspath(path), remote)
     while True:
         with contextlib.suppress(CacheReplacedError):  # while it was being opened
             return Cache(folder.absolute(), verify=verify, max_open_shards=max_open_shards)
+
+
+def _folder(text: str, remote: RemoteConfig | None) -> Path:
+    if ":/" not in text:  # no URL, and nothing of stores is loaded
+        return Path(text)
+    from forebay.config.remote import RemoteConfig
+    from forebay.config.url import url_or_path
+    from forebay.store.remote.mirror import cache_folder
+
+    return cache_folder(url_or_path(text), remote or RemoteConfig())
+
+
+def _mirror_of(folder: Path) -> Mirror | None:
+    if not os.path.lexists(folder / ORIGIN):
+        return None
+    from forebay.store.remote.mirror import Mirror
+
+    return Mirror.of(folder)
 
 
 class Cache(SampleSource):
@@ -94,7 +111,7 @@ class Cache(SampleSource):
     def __init__(self, folder: Path, *, verify: Verify, max_open_shards: int) -> None:
         self.folder = folder
         self._held = HeldFolder(folder)
-        self.mirror = Mirror.of(folder)
+        self.mirror = _mirror_of(folder)
         self._successor: Cache | None = None
         self.metadata = read_metadata(self._held, format_version=FORMAT_VERSION)
         specs = checked_fields(folder, self.metadata)
@@ -120,8 +137,7 @@ class Cache(SampleSource):
         self._open: OrderedDict[tuple[Group, int], Shard] = OrderedDict()
         self._columns: dict[int, TensorColumns] = {}
         if self.mirror is not None:
-            largest = sum(int(table["size_bytes"].max(initial=0)) for table in self._tables.values())
-            check_bound(self.mirror.settings.cache_size_bytes, largest, what=f"a shard of {self.mirror.url}")
+            self.mirror.check_bound(sum(int(table["size_bytes"].max(initial=0)) for table in self._tables.values()))
         if verify == "open":
             for file, entry in self.files():
                 check_file(file, entry, verify=True)
@@ -343,7 +359,7 @@ class Cache(SampleSource):
         name = shard_name(group, index)
         if self.mirror is None:
             return self._held / name
-        return MirroredFile(self._held, name, self.mirror, _wanted(name, index, entry), self)
+        return self.mirror.file(self._held, _wanted(name, index, entry), self)
 
     def wanted(self, group: Group, index: int) -> Wanted:
         """Returns what a shard is called in a store, and how it is known there."""
@@ -434,10 +450,16 @@ class Cache(SampleSource):
     @cached_property
     def _told(self) -> ToldColumns | None:
         """What the store tells of all samples at once."""
-        return None if self.mirror is None else told_columns(self.mirror, key=self.key, num_samples=self._length)
+        if self.mirror is None:
+            return None
+        from forebay.store.remote.transfer.columns import told_columns
+
+        return told_columns(self.mirror, key=self.key, num_samples=self._length)
 
     def told(self) -> bytes:
         """Returns what a store is to tell of all samples at once, see `ToldColumns`."""
+        from forebay.store.remote.transfer.columns import dump_columns
+
         names = [name for name, field in self._sample_columns().fields.items() if field.dtype == "str"]
         found = {name: self.categories(name) for name in names if name not in ("sample_id", "text")}
         columns = {name: values for name, values in found.items() if values is not None}
@@ -492,6 +514,8 @@ class Cache(SampleSource):
 
 
 def _wanted(name: str, index: int, entry: ShardEntry) -> Wanted:
+    from forebay.store.remote.node.node import Wanted
+
     return Wanted(name=name, size_bytes=entry.size_bytes, xxh3_128=entry.xxh3_128, number=index)
 
 

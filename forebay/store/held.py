@@ -19,6 +19,9 @@ from typing import Literal
 
 from forebay.errors import CacheError, CacheNotFoundError, CacheReplacedError
 
+ORIGIN = "origin.json"
+"""In a folder that stands for one of a store: which one, see `forebay.store.remote.mirror`. It holds no secret."""
+
 _LEASE = "metadata.json"
 """The file that readers lock: unlike the folder it can be opened for writing, which NFS needs for exclusive locks."""
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.config.tree import Config
-from forebay.errors import CacheCorruptError, RemoteDeniedError
+from forebay.errors import CacheCorruptError, RemoteDeniedError, RemoteMissingError
 from forebay.store.memo import SIZE, Memo, Stat
 from forebay.store.remote.raw import sources
 
@@ -193,11 +193,12 @@ def compare_sources(
     """Returns whether the raw data is what a cache was made of, and the names that are not.
 
     `absent` only where nothing that is there differs: a source that is there and changed never hits. Raw data that a
-    store refuses to show is absent, with a warning: who trains need not be who may read it.
+    store refuses to show is absent, with a warning: who trains need not be who may read it. So is raw data whose whole
+    bucket is gone.
     """
     try:
         return _compared(sources.localized(config), stored, memo, may_hash=may_hash)
-    except RemoteDeniedError as err:
+    except (RemoteDeniedError, RemoteMissingError) as err:
         logger.warning("%s; the cache is not compared with its sources", err)
         return "absent", []
 

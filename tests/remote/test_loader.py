@@ -304,6 +304,15 @@ def test_a_global_shuffle_that_does_not_fit_is_refused_with_its_price(remote: Ca
         check_remote(small, Cursor(make_plan(samples_of(small), WindowConfig(batch_size=3)), "0", seed=0), threads=0)
 
 
+def test_a_small_price_is_not_said_to_be_none(remote: Cache) -> None:
+    assert remote.mirror is not None
+    bound_gb = (RemoteShards(remote).total_bytes - 1) / GB
+    settings = replace(remote.mirror.settings, cache_size_gb=bound_gb)
+    small = open_cache(str(remote.mirror.url), remote=replace(settings, shard_dir=f"{settings.shard_dir}-small"))
+    with pytest.raises(ConfigError, match=r"about (0\.0*[1-9]\d*|[1-9][\d.]*e-\d+) times an epoch"):
+        make_loader(small)
+
+
 def test_a_global_shuffle_that_does_not_fit_may_be_allowed(
     local: Cache, remote: Cache, caplog: pytest.LogCaptureFixture, proxy: Proxy
 ) -> None:

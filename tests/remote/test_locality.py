@@ -14,8 +14,7 @@ from forebay.config import BucketConfig, Config, LoaderConfig, SourceConfig, Win
 from forebay.config.remote import GB
 from forebay.config.train import RunConfig
 from forebay.errors import ConfigError, ResumeError
-from forebay.plan.bucket.locality import locality_window
-from forebay.plan.locality import with_locality
+from forebay.plan.locality import locality_window, with_locality
 from forebay.plan.make import Planned, plan_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.remote.ahead.shards import RemoteShards
@@ -112,3 +111,11 @@ def test_mixtures_and_other_plans_know_no_window(remote: Cache) -> None:
 def test_a_bound_for_no_window_is_an_error_with_both_numbers(remote: Cache, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"bytes holds \d shards of \d+ bytes, .* remote.cache_size_gb"):
         plan_of(config_of(tmp_path), with_bound(remote, 0.05))
+
+
+def test_a_window_wider_than_the_node_is_told(remote: Cache, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    small = with_bound(remote, 0.5)
+    for window, is_told in ((30, True), (4, False)):
+        caplog.clear()
+        loader_of(small, plan_of(config_of(tmp_path, replace(AUTO, locality=f"shards:{window}")), small))
+        assert (f'plan.locality is "shards:{window}", whose steps reach into' in caplog.text) is is_told

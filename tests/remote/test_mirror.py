@@ -28,8 +28,8 @@ from forebay.errors import (
     RemoteReplacedError,
 )
 from forebay.store.cache import Cache
+from forebay.store.held import ORIGIN
 from forebay.store.remote.mirror import Mirror
-from forebay.store.remote.node.ledger import ORIGIN
 from tests.processes import ROOT
 from tests.remote.nodes import disk_bytes, files
 from tests.remote.stored import node_settings, put_folder

@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 
 from forebay.config.url import Url
 from forebay.errors import CacheError, CacheReplacedError, RemoteError
+from forebay.store.held import ORIGIN
 from forebay.store.layout import Ints
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.node.holdings import Item, counted, order, scan
-from forebay.store.remote.node.ledger import LEDGER, ORIGIN, Known, Ledger
+from forebay.store.remote.node.ledger import LEDGER, Known, Ledger
 from forebay.store.remote.node.node import Wanted
 from forebay.store.remote.node.room import LOCK
 from forebay.store.remote.node.uses import NEVER, ReaderUses

@@ -454,6 +454,18 @@ def test_who_may_not_read_the_raw_data_trains_from_the_cache(data: Data, caplog:
         build_here(data.remote())
 
 
+def test_raw_data_whose_bucket_is_gone_is_absent(data: Data, caplog: pytest.LogCaptureFixture) -> None:
+    built = build_here(data.remote())
+    gone = config_of(
+        "tar", f"s3://gone/data/{data.manifest}", root=data.tmp_path / "caches", node=data.tmp_path / "node"
+    )
+    found = look_up(replace(gone, run=data.remote().run))
+    assert (found.state, str(found.found and found.found.folder)) == ("absent", built.cache)
+    assert "there is no bucket gone" in caplog.text
+    with pytest.raises(RemoteError, match=r"s3://gone/data.*there is no bucket gone"):
+        build_here(replace(gone, run=data.remote().run))
+
+
 def test_a_clip_of_another_bucket_in_a_config_that_only_looks_like_a_mirror(data: Data) -> None:
     """A folder of this machine that calls itself a mirror is none: only those of the node's own folder are."""
     fake = data.tmp_path / "mirrors" / "data"

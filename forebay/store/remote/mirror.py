@@ -32,14 +32,14 @@ from forebay.errors import (
     RemoteMissingError,
 )
 from forebay.store.files import link_or_copy, write_bytes
-from forebay.store.held import HeldFile
+from forebay.store.held import ORIGIN, HeldFile, HeldFolder
 from forebay.store.layout import FORMAT_VERSION
 from forebay.store.metadata import FILE_NAME, foreign_values, read_metadata, read_regular
 from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.node.holdings import MIRRORS
-from forebay.store.remote.node.ledger import ORIGIN, Known, is_inside
+from forebay.store.remote.node.ledger import Known, is_inside
 from forebay.store.remote.node.locks import SHARED, pauses, try_lock
-from forebay.store.remote.node.node import NodeCache, Wanted
+from forebay.store.remote.node.node import NodeCache, Wanted, check_bound
 from forebay.store.remote.node.shared import Counters, Holder
 from forebay.store.remote.node.uses import NEVER
 from forebay.store.temporary import sweep
@@ -117,6 +117,14 @@ class Mirror:
             else:
                 self.node.room.take(held, len(data) * (not path.exists()))
                 write_bytes(path, data)
+
+    def file(self, held: HeldFolder, wanted: Wanted, holder: Holder) -> MirroredFile:
+        """Returns a file of the mirror. held: its folder, opened. holder: who keeps the file mapped."""
+        return MirroredFile(held, wanted.name, self, wanted, holder)
+
+    def check_bound(self, largest: int) -> None:
+        """Raises ConfigError where the bound holds no shard of so many bytes, all groups together."""
+        check_bound(self.settings.cache_size_bytes, largest, what=f"a shard of {self.url}")
 
     def require(self, wanted: Wanted) -> Path:
         """Returns the path of a file, which is there then, whole. Raises what `NodeCache.fetch` does."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from forebay.store.held import is_held
+from forebay.store.held import ORIGIN, is_held
 from forebay.store.layout import Ints
-from forebay.store.remote.node.ledger import ORIGIN, OWN_NAMES, Known, Ledger
+from forebay.store.remote.node.ledger import OWN_NAMES, Known, Ledger
 
 MIRRORS = "mirrors"
 _PART = re.compile(r"(?P<name>.+)\.(?P<size>\d+)\.part")

@@ -8,12 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from forebay.store.held import open_own
+from forebay.store.held import ORIGIN, open_own
 
 LEDGER = "fetched.jsonl"
-ORIGIN = "origin.json"
-"""In the folder of a mirror: what it is a mirror of. It holds no secret."""
-
 OWN_NAMES = (LEDGER, ORIGIN)
 """Files of a mirror that came from no store."""
 

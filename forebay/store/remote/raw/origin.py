@@ -27,9 +27,9 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url
 from forebay.errors import RemoteDeniedError, RemoteError, RemoteMissingError, RemoteReplacedError
 from forebay.store.files import hash_file
+from forebay.store.held import ORIGIN
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
 from forebay.store.remote.mirror import Mirror
-from forebay.store.remote.node.ledger import ORIGIN
 from forebay.store.remote.node.node import Wanted
 
 T = TypeVar("T")
