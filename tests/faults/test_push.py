@@ -280,8 +280,8 @@ ROWS: list[Row[Any]] = [
     ),
     Row(
         name="push-store",
-        fault="a store that answers 500, 503, 403 or 404, resets, hangs, breaks off, flips a bit or has another clock, at "
-        "every request of a push and of a pull, once or for good",
+        fault="a store that answers 500, 503, 403 or 404, resets, hangs, breaks off, flips a bit or has another clock, "
+        "at every request of a push and of a pull, once or for good",
         outcome="done, or an error that names bucket and key, within the bound; the same command goes on afterwards",
         prepared=store,
         trial=goes_wrong,
