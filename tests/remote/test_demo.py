@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.processes import python
 
 
+@pytest.mark.wide  # and `.ci/run` runs the demo itself
 def test_the_demo_runs() -> None:
     ended = python("-m", "benchmarks.objects.demo")
     assert ended.returncode == 0, ended.stderr[-4000:]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.config import PackConfig
+from forebay.config import MixtureConfig, PackConfig
 from forebay.plan.make import plan_of
 from forebay.plan.pack.plan import PackPlan
 from tests.plan.packs import photos_and_text
@@ -35,6 +35,7 @@ def config(root: Path, **plan: Any) -> Any:
         cache_root=root,
         source=SimpleNamespace(constants={}, split="train"),
         plan=PackConfig(seq_len=2048, **plan),
+        mixture=MixtureConfig(),
     )
 
 

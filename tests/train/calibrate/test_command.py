@@ -87,6 +87,7 @@ def test_the_demo_is_calibrated_and_planned_and_kept(
     assert again["b_10_15"]["batch_size"] == entries["b_10_15"]["batch_size"]
 
 
+@pytest.mark.wide
 def test_packs_are_calibrated_in_tokens_and_patches(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -237,6 +237,7 @@ def test_two_runs_stand_beside_each_other(
     assert (tmp_path / "compare.png").is_file()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -25,7 +25,7 @@ import xxhash
 
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url
-from forebay.errors import RemoteDeniedError, RemoteError, RemoteMissingError, RemoteReplacedError
+from forebay.errors import CacheCorruptError, RemoteDeniedError, RemoteError, RemoteMissingError, RemoteReplacedError
 from forebay.store.files import hash_file
 from forebay.store.held import ORIGIN
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
@@ -327,7 +327,7 @@ def origin_of(folder: str, pid: int) -> Origin:
     """Returns the store behind the folder of a mirror. Raises LookupError where it is none of its node's folder."""
     try:
         mirror = Mirror.of(Path(folder))
-    except (OSError, ValueError, KeyError, TypeError) as err:  # a file of that name that says something else
+    except (CacheCorruptError, OSError) as err:  # a file of that name that says something else
         raise LookupError(folder) from err
     if mirror is None or mirror.settings.folder.absolute() != Path(folder).absolute().parent.parent:
         raise LookupError(folder)
