@@ -70,8 +70,14 @@ def is_url(text: object) -> bool:
 
 
 def local_path(text: str) -> str:
-    """Returns the path that a `file://` URL names, and any other text as it is. Raises ConfigError for another host."""
+    """Returns the path that a `file://` URL names, and any other text as it is.
+
+    Raises ConfigError for another host, and for a scheme that no store has: a slip of the pen would be a folder here.
+    """
     if text[:7].lower() != "file://":
+        if (found := _SCHEME.match(text)) is not None:
+            known = ", ".join(f"{scheme}://" for scheme in (*SCHEMES, "file"))
+            raise ConfigError(f"{_shown(text)}: {found[1]}:// is of no store that forebay knows; known are {known}")
         return text
     parts = _split(text)
     if parts.netloc not in ("", "localhost"):
@@ -79,6 +85,7 @@ def local_path(text: str) -> str:
     return unquote(parts.path)
 
 
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _COLLAPSED = re.compile(rf"({'|'.join(SCHEMES)}):/(?!/)", re.IGNORECASE)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.config.url import Url, check_endpoint, is_refused, is_url, local_path, origin, parse_url
+from forebay.config.url import Url, check_endpoint, is_refused, is_url, local_path, origin, parse_url, url_or_path
 from forebay.errors import ConfigError
 
 METADATA = "169.254.169.254"
@@ -147,3 +147,9 @@ def test_one_origin_is_one_server() -> None:
     assert origin("https://host") != origin("http://host")
     assert origin("http://host:9000") != origin("http://host:9001")
     assert not is_refused("host.example.com")
+
+
+@pytest.mark.parametrize("text", ["s3s://bucket/x", "S3S://b", "hdfs://host/x", "ftp://host/x"])
+def test_a_scheme_of_no_store_is_no_folder(text: str) -> None:
+    with pytest.raises(ConfigError, match="is of no store that forebay knows; known are s3://"):
+        url_or_path(text)
