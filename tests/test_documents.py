@@ -21,6 +21,7 @@ import pytest
 import forebay
 from benchmarks import picture
 from forebay import cli, load_config
+from forebay.cli.main import make_parser
 from forebay.config import tree
 from forebay.plan.cursor import LoaderState
 from forebay.steps import table
@@ -88,7 +89,7 @@ def test_every_command_and_option_of_the_readme_parses() -> None:
     assert len(rows) == 12
     for row in rows:
         words = shlex.split(re.findall(r"`(.*?)`", row)[0])[1:]
-        parser, names = cli._parser(), []
+        parser, names = make_parser(), []
         while parser._subparsers is not None:  # `cache push` is a command of a command
             names.append(words.pop(0))
             parser = parser._subparsers._group_actions[0].choices[names[-1]]  # type: ignore[index]
@@ -129,7 +130,7 @@ def test_every_command_of_a_guide_parses_and_names_a_config_that_is_there() -> N
     assert len(commands) > 10
     for command in commands:
         given = command[1:] if command[0] == "forebay" else ["inspect", *(p for p in command[1:] if p != "--cache-dir")]
-        cli._parser().parse_args(given)
+        make_parser().parse_args(given)
         assert [part for part in given if part.startswith("configs/") and not (ROOT / part).exists()] == []
 
 

@@ -1,0 +1,108 @@
+"""The commands `forebay cache ACTION`: caches to a store and back, shards to this node."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from forebay.cli.options import DONE, add_config, command, load, printed
+from forebay.config.load import read_remote
+from forebay.config.url import is_url, parse_url, url_or_path
+from forebay.errors import ConfigError
+from forebay.steps.recipe import recipe_of
+from forebay.store.lookup import find_cache, require
+
+
+def add_cache(commands: Any) -> None:
+    """Adds `forebay cache push|pull|warm`."""
+    summary = "bring sealed caches to a store and back, and shards to this node"
+    actions = commands.add_parser("cache", help=summary, description=summary)
+    actions = actions.add_subparsers(required=True, metavar="ACTION")
+    _add_push(actions)
+    _add_pull(actions)
+    _add_warm(actions)
+
+
+def _add_push(actions: Any) -> None:
+    parser = command(actions, "push", _push, "make a URL of a store a sealed cache of this machine; goes on")
+    parser.add_argument("config", metavar="CACHE|CONFIG", help="the folder of a cache, or the TOML file that made it")
+    place = "of the cache; with a slash at its end, of a folder of caches"
+    parser.add_argument("url", metavar="URL", nargs="?", help=f"{place}; default: a run.cache_root that is a URL")
+    parser.add_argument("--verify", action="store_true", help="read everything back, and send what is damaged again")
+    _add_transfer(parser)
+
+
+def _add_pull(actions: Any) -> None:
+    parser = command(actions, "pull", _pull, "make a folder the sealed cache of a URL; goes on")
+    parser.add_argument("url", metavar="URL", help="of the cache")
+    place = "of the cache; with a slash at its end, of a folder of caches"
+    parser.add_argument("folder", metavar="DIR", nargs="?", help=f"{place}; or give --cache-root")
+    _add_transfer(parser)
+
+
+def _add_transfer(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="remote.FIELD=VALUE", help="how the store is asked"
+    )
+    parser.add_argument("--no-progress", action="store_true", help="no bars")
+
+
+def _push(options: argparse.Namespace) -> int:
+    from forebay.store.remote.transfer.transfer import place_below, push
+
+    source = url_or_path(options.config)
+    if is_url(source):
+        raise ConfigError(f"{source} lies in a store; a push takes a folder of this machine, and a pull makes one")
+    if Path(source).is_dir():
+        folder, settings, default = Path(source), read_remote(options.set), None
+    else:
+        config = load(options)
+        sealed = require(config, find_cache(config, recipe_of(config)))
+        if sealed.url is not None:
+            raise ConfigError(f"{source}: its cache lies in a store already: {sealed.url}; to have it here: cache pull")
+        folder, settings, default = sealed.folder, config.remote, config.remote_root
+    if (place := options.url or (default and f"{default}/")) is None:
+        raise ConfigError(f"where to? For example: forebay cache push {options.config} s3://bucket/caches/")
+    url, progress = parse_url(place_below(place, folder.name)), not options.no_progress
+    return printed(options, push(folder, url, settings, verify=options.verify, progress=progress))
+
+
+def _pull(options: argparse.Namespace) -> int:
+    from forebay.store.remote.transfer.transfer import place_below, pull
+
+    if (options.folder is None) == (options.cache_root is None):
+        raise ConfigError(f"where to? forebay cache pull {options.url} DIR, or --cache-root DIR; one of the two")
+    url = parse_url(options.url)
+    place = f"{options.cache_root}/" if options.folder is None else options.folder
+    folder = url_or_path(place_below(place, url.name))
+    if is_url(folder):
+        raise ConfigError(f"{folder} is a URL; a pull makes a folder of this machine")
+    return printed(options, pull(url, Path(folder), read_remote(options.set), progress=not options.no_progress))
+
+
+def _add_warm(actions: Any) -> None:
+    parser = command(actions, "warm", _warm, "download what the next micro-batches of this node need, soonest first")
+    add_config(parser)
+    amount = parser.add_mutually_exclusive_group(required=True)
+    amount.add_argument("--steps", type=int, metavar="N", help="what the next N micro-batches of each rank need")
+    amount.add_argument("--all", action="store_true", help="everything, as far as remote.cache_size_gb allows")
+    parser.add_argument("--resume", action="store_true", help="from where the last checkpoint stands")
+    parser.add_argument("--epoch", type=int, default=0, metavar="E", help="from this epoch on; default: 0")
+    parser.add_argument(
+        "--position", type=int, default=0, metavar="P", help="from this micro-batch of all ranks on; default: 0"
+    )
+    parser.add_argument("--dp-ranks", metavar="A-B/W", help="ranks of this node, of W; default: torchrun's, else 0/1")
+    parser.add_argument("--no-progress", action="store_true", help="no bars")
+
+
+def _warm(options: argparse.Namespace) -> int:
+    from forebay.train.warm import WarmOptions, ranks_of_node, warm
+
+    found = ranks_of_node(options.dp_ranks)
+    if found is None:  # another process of this node does it
+        return DONE
+    ranks, world = found
+    asked = {name: getattr(options, name) for name in ("steps", "resume", "epoch", "position")}
+    wanted = WarmOptions(**asked, ranks=ranks, world=world, progress=not options.no_progress)
+    return printed(options, warm(load(options), wanted))

@@ -1,0 +1,72 @@
+"""The commands that look: `inspect`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from forebay.cli.options import add_config, command, load, on_disk, remote
+from forebay.config.url import is_url, url_or_path
+from forebay.errors import ConfigError
+
+
+def add_inspect(commands: Any) -> None:
+    """Adds `forebay inspect`."""
+    parser = command(commands, "inspect", _inspect, "show what is inside a cache or a plan, or what a run has used")
+    add_config(parser, is_needed=False)
+    parser.add_argument(
+        "--usage", metavar="FILE", help="a run's logs/data_usage.jsonl: used against expected, never used"
+    )
+    parser.add_argument(
+        "--sample",
+        metavar="I",
+        help="one sample by its index, or its id where it is no index; of a plan: a pack by its number or a sample's "
+        "id",
+    )
+    parser.add_argument(
+        "--wav", metavar="FILE", type=on_disk, help="with --sample: write its audio, where the cache keeps it"
+    )
+    parser.add_argument("--png", metavar="FILE", type=on_disk, help="with --sample: draw its features, or its images")
+    parser.add_argument("--export", metavar="FILE.parquet", type=on_disk, help="write the row table")
+    parser.add_argument(
+        "--bucket-manifests",
+        metavar="DIR",
+        type=on_disk,
+        help="write one shuffled row table for each bucket of [plan]",
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="with --bucket-manifests: of the shuffle; default: 42")
+    parser.add_argument(
+        "--verify", action="store_true", help="re-hash everything; exit code 1 where something is wrong"
+    )
+    parser.add_argument("--no-progress", action="store_true", help="no bars")
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from forebay.inspect import command
+    from forebay.inspect.usage import run_usage
+
+    if options.usage is not None:
+        if options.config is not None:
+            raise ConfigError(f"--usage {options.usage} is all that is looked at; leave {options.config} out")
+        return run_usage(on_disk(options.usage), as_json=options.json, remote=remote(options))
+    if options.config is None:
+        raise ConfigError("inspect needs a cache (a folder or URL) or a config, or --usage FILE")
+    place = url_or_path(options.config)
+    path = Path(place)
+    if not is_url(place) and not path.exists():
+        raise ConfigError(f"{path}: no such cache, plan or config; name a folder, a URL or a TOML file")
+    config = None if is_url(place) or path.is_dir() else load(options)
+    if options.seed is not None and options.bucket_manifests is None:
+        raise ConfigError("--seed goes with --bucket-manifests DIR; for training: --set loader.seed=N")
+    if options.bucket_manifests is not None:
+        if config is None:
+            raise ConfigError(f"--bucket-manifests needs a config with a [plan] section, {place} is a folder")
+        from forebay.preprocess.sources.speech.listing import tar_places
+
+        seed, folder = 42 if options.seed is None else options.seed, options.bucket_manifests
+        return command.show_bucket_manifests(config, folder, seed=seed, places=tar_places, as_json=options.json)
+    asked = {name: getattr(options, name) for name in ("sample", "wav", "png", "export", "verify", "cache_root")}
+    asked["remote"] = remote(options) if config is None else config.remote
+    wanted = command.InspectOptions(**asked, as_json=options.json, progress=not options.no_progress)
+    return command.show(place if config is None else config, wanted)

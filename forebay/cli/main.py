@@ -1,0 +1,130 @@
+"""The program: parses the commands, runs one, says what went wrong. Results go to standard output, everything else to
+standard error; exit codes 0 done, 1 failed, 2 bad config or usage, 3 no cache under `require`, 130 interrupted, 141
+nobody reads the output any more (`| head`)."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import select
+import sys
+from collections.abc import Callable, Sequence
+
+from forebay.cli.build import add_index, add_key, add_preprocess
+from forebay.cli.caches import add_cache
+from forebay.cli.look import add_inspect
+from forebay.cli.options import BAD_CONFIG, CLOSED, FAILED, INTERRUPTED, NO_CACHE, level
+from forebay.cli.training import add_calibrate, add_compare, add_eval, add_train, add_warm_start
+from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
+from forebay.store.files import is_refusal, refusal
+from forebay.version import __version__
+from forebay.visible import one_message, visible_output
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs `forebay COMMAND ...` and returns its exit code."""
+    with visible_output():
+        try:
+            try:
+                return _run(arguments)
+            finally:
+                sys.stdout.flush()  # a reader that has gone is met here, not when the interpreter ends
+        except BrokenPipeError as err:
+            if not _reader_is_gone():
+                return _fail(err, FAILED)
+            _discard_output()
+            return CLOSED
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    options = make_parser().parse_args(arguments)
+    _log_to_standard_error(level(options))
+    return _guarded(lambda: options.run(options))
+
+
+class _OneMessage(logging.Formatter):
+    """Keeps a record one message, whatever line ends the names in it hold."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return one_message(super().format(record))
+
+
+def _log_to_standard_error(level: int) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneMessage("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
+    # transformers' bars of loading and saving would stand among the lines.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+def _reader_is_gone() -> bool:
+    """Whether standard output or error is a pipe that nobody reads any more."""
+    poll = select.poll()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor
+            poll.register(stream.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _discard_output() -> None:
+    """Sends what is still buffered nowhere: the interpreter would complain of it at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def inspect_cache(arguments: Sequence[str] | None = None) -> int:
+    """Runs `inspect_cache [--cache-dir] DIR ...`, which is `forebay inspect DIR ...`."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    # argparse has no positional that is also an option.
+    given = [part for part in given if part != "--cache-dir"]
+    given = [part.removeprefix("--cache-dir=") for part in given]
+    return main(["inspect", *given])
+
+
+def _guarded(action: Callable[[], int]) -> int:
+    try:
+        return action()
+    except ConfigError as err:
+        return _fail(err, BAD_CONFIG)
+    except CacheNotFoundError as err:
+        return _fail(err, NO_CACHE)
+    except ForebayError as err:
+        return _fail(err, FAILED)
+    except BrokenPipeError:
+        raise
+    except OSError as err:
+        if is_refusal(err):
+            return _fail(refusal(err), FAILED)
+        where = f": {err.filename}" if err.filename else ""
+        return _fail(f"{err.strerror or err}{where}; what was finished is kept, run the command again", FAILED)
+    except KeyboardInterrupt:
+        return _fail("interrupted; what was finished is kept, run the command again to go on", INTERRUPTED)
+
+
+def _fail(message: object, code: int) -> int:
+    notes = getattr(message, "__notes__", [])
+    print("\n".join(map(one_message, [f"forebay: {message}", *notes])), file=sys.stderr)
+    return code
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of all commands."""
+    parser = argparse.ArgumentParser(prog="forebay", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--version", action="version", version=f"forebay {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    add_preprocess(commands)
+    add_inspect(commands)
+    add_train(commands)
+    add_calibrate(commands)
+    add_compare(commands)
+    add_eval(commands)
+    add_warm_start(commands)
+    add_key(commands)
+    add_index(commands)
+    add_cache(commands)
+    return parser

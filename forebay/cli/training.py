@@ -1,0 +1,150 @@
+"""The commands about training: `train`, `calibrate`, `compare`, `eval`, `warm-start`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from forebay.cli.options import DONE, FAILED, add_config, command, level, load, on_disk, printed
+from forebay.errors import ConfigError
+
+
+def add_train(commands: Any) -> None:
+    """Adds `forebay train`."""
+    parser = command(commands, "train", _train, "a small reference loop for Whisper, Qwen3-ASR and Qwen3-VL models")
+    add_config(parser)
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint under train.output_dir")
+    parser.add_argument("--dry-run", action="store_true", help="plan and loader alone, without a model")
+    parser.add_argument("--steps", type=int, metavar="N", help="with --dry-run: micro-batches to read; default: 200")
+    parser.add_argument(
+        "--profile", type=int, nargs="?", const=20, metavar="N", help="where the time of N steps goes; default: 20"
+    )
+
+
+def _train(options: argparse.Namespace) -> int:
+    logging.getLogger("forebay.train").setLevel(min(logging.INFO, level(options)))
+    if options.dry_run:
+        return _dry_run(options)
+    if options.steps is not None:
+        raise ConfigError("--steps goes with --dry-run; for training: --set train.max_steps=N")
+    config = load(options)
+    from forebay.train.loop.phases import Phases
+
+    phases = Phases()
+    with phases("imports"):
+        from forebay.train.loop.run import run
+        from forebay.train.profile.command import profile
+
+    report: Any = (
+        run(config, resume=options.resume, phases=phases)
+        if options.profile is None
+        else profile(config, num_steps=options.profile, resume=options.resume, phases=phases)
+    )
+    return DONE if report is None else printed(options, report)  # None: not the rank that reports
+
+
+def _dry_run(options: argparse.Namespace) -> int:
+    from forebay.train.loop.dry_run import dry_run
+
+    if options.profile is not None:
+        raise ConfigError("--profile does not go with --dry-run: without a model there are no steps to look at")
+    if options.resume:
+        raise ConfigError("--resume does not go with --dry-run, which has no checkpoint to go on from")
+    return printed(options, dry_run(load(options), steps=200 if options.steps is None else options.steps))
+
+
+def add_calibrate(commands: Any) -> None:
+    """Adds `forebay calibrate`."""
+    parser = command(commands, "calibrate", _calibrate, "find the largest batch of every bucket, or the largest pack")
+    add_config(parser)
+    parser.add_argument(
+        "--bucket", action="append", default=[], metavar="B", help="only this bucket, by name or index: b_0_3 or 0"
+    )
+    parser.add_argument("--start-bs", type=int, metavar="N", help="first batch that is tried; default: that of a line")
+    parser.add_argument("--min-bs", type=int, default=8, metavar="N", help="smallest batch that counts; default: 8")
+    parser.add_argument(
+        "--max-memory-gb", type=float, metavar="G", help="GB of 10^9 bytes; default: 91 %% of the CUDA device"
+    )
+    parser.add_argument("--steps", type=int, default=5, metavar="N", help="optimizer steps of a trial; default: 5")
+    parser.add_argument("--target-samples", type=int, metavar="N", help="samples of a step over all ranks: grad_acc")
+    parser.add_argument("--out", type=on_disk, metavar="FILE", help="default: calibrated_bs.json beside the config")
+    parser.add_argument("--mode", choices=("find", "verify-all"), default="find", help="verify-all: under torchrun")
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from forebay.train.calibrate.bench import CalibrateOptions
+    from forebay.train.calibrate.run import calibrate
+    from forebay.train.calibrate.verify import verify
+
+    names = ("start_bs", "min_bs", "max_memory_gb", "steps", "target_samples", "out")
+    asked = CalibrateOptions(buckets=tuple(options.bucket), **{name: getattr(options, name) for name in names})
+    out = sys.stderr if options.json else sys.stdout
+    tell: Callable[[str], None] = partial(print, file=out, flush=True)
+    if options.mode == "find":
+        found = calibrate(load(options), asked, tell=tell)
+        return DONE if found is None else printed(options, found)  # None: not the rank that reports
+    verified = verify(load(options), asked, tell=tell)
+    if verified is None:
+        return DONE
+    printed(options, verified)
+    return FAILED if verified.problems else DONE
+
+
+def add_compare(commands: Any) -> None:
+    """Adds `forebay compare`."""
+    parser = command(commands, "compare", _compare, "a config's way beside others on the same samples, or two runs")
+    add_config(parser)
+    parser.add_argument("other", metavar="RUN", nargs="?", help="with a run folder instead of CONFIG: the other run")
+    parser.add_argument(
+        "--against", metavar="ARMS", help="uncached, unbucketed, hf, uncached+unbucketed; several with commas"
+    )
+    parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps of the config's own way; default: 200")
+    parser.add_argument("--out", metavar="DIR", type=on_disk, help="default: compare/ in the run's folder")
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from forebay.train.compare.command import CompareOptions, show
+
+    logging.getLogger("forebay.train").setLevel(min(logging.INFO, level(options)))
+    asked = {name: getattr(options, name) for name in ("other", "against", "steps", "out")}
+    first = Path(options.config)
+    return printed(options, show(first if first.is_dir() else load(options), CompareOptions(**asked)))
+
+
+def add_eval(commands: Any) -> None:
+    """Adds `forebay eval`."""
+    parser = command(commands, "eval", _eval, "WER, CER and loss of a checkpoint on the sets of [[train.eval]]")
+    add_config(parser)
+    parser.add_argument(
+        "--checkpoint",
+        metavar="DIR",
+        type=on_disk,
+        help="default: the run's best one, else its last one, else train.model",
+    )
+
+
+def _eval(options: argparse.Namespace) -> int:
+    from forebay.train.evaluation.alone import evaluate_alone
+
+    report = evaluate_alone(load(options), checkpoint=options.checkpoint)
+    return DONE if report is None else printed(options, report)  # None: not the rank that reports
+
+
+def add_warm_start(commands: Any) -> None:
+    """Adds `forebay warm-start`."""
+    parser = command(commands, "warm-start", _warm_start, "put a model on a new tokenizer", has_caches=False)
+    parser.add_argument("model", metavar="MODEL", type=on_disk, help="folder of a transformers model with weights")
+    parser.add_argument("--tokenizer", metavar="DIR", type=on_disk, required=True, help="folder with a tokenizer.json")
+    parser.add_argument("--out", metavar="DIR", type=on_disk, required=True, help="folder to make")
+    parser.add_argument("--seed", type=int, metavar="N", default=0, help="of the new rows; default: 0")
+
+
+def _warm_start(options: argparse.Namespace) -> int:
+    from forebay.train.warm_start.run import warm_start
+
+    return printed(options, warm_start(options.model, tokenizer=options.tokenizer, out=options.out, seed=options.seed))
