@@ -10,6 +10,7 @@ from typing import Any
 from forebay.cli.options import DONE, FAILED, add_config, command, load, printed
 from forebay.config.remote import RemoteConfig
 from forebay.config.tree import stand_in
+from forebay.errors import ConfigError
 from forebay.visible import json_text
 
 
@@ -28,6 +29,11 @@ def add_preprocess(commands: Any) -> None:
     parser.add_argument(
         "--shards", metavar="I::N", type=_part, help="only every N-th shard from the I-th on (job arrays)"
     )
+    parser.add_argument(
+        "--prepare", action="store_true", help="list and hash the raw data once, for parts that start together"
+    )
+    parser.add_argument("--seal", action="store_true", help="seal what all parts have made, and make nothing")
+    parser.add_argument("--key", metavar="KEY", help="first digits of the key that the build must have, else stop")
     parser.add_argument("--no-progress", action="store_true", help="no bars")
 
 
@@ -39,13 +45,15 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def _preprocess(options: argparse.Namespace) -> int:
-    from forebay.preprocess.pipeline import build
+    from forebay.preprocess.pipeline import build, prepare
     from forebay.preprocess.report import Options
 
+    if options.seal and options.shards is not None:
+        raise ConfigError("--seal is of all parts, and --shards of one: give one of them")
     config = load(options)
-    asked = {name: getattr(options, name) for name in ("rebuild", "verify", "dry_run")}
-    report = build(config, Options(**asked, part=options.shards, progress=not options.no_progress))
-    return printed(options, report)
+    asked = {name: getattr(options, name) for name in ("rebuild", "verify", "dry_run", "key")}
+    wanted = Options(**asked, part=options.shards, seal_only=options.seal, progress=not options.no_progress)
+    return printed(options, prepare(config, wanted) if options.prepare else build(config, wanted))
 
 
 def add_key(commands: Any) -> None:

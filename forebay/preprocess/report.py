@@ -19,13 +19,17 @@ class Options:
     """How to build; none of it changes a byte of the result.
 
     verify: re-hash a sealed cache and make its damaged shards again. rebuild: make every shard again and swap the
-    cache. part: (i, n), only every n-th shard from the i-th on, and no seal before all are there. progress: show bars.
+    cache. part: (i, n), only every n-th shard from the i-th on, and no seal before all are there. seal_only: make no
+    shard, and seal what all parts have made. key: the first digits of the key that the build must have. progress: show
+    bars.
     """
 
     rebuild: bool = False
     verify: bool = False
     dry_run: bool = False
     part: tuple[int, int] | None = None
+    seal_only: bool = False
+    key: str | None = None
     progress: bool = True
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from forebay.config.digest import processor_digest
 from forebay.errors import BuildError
 from forebay.preprocess.pool import Map
-from forebay.store.memo import Hashed, Memo, Stat, hash_now, stat_now
+from forebay.store.memo import Hashed, Memo, Stat, hash_now, is_same, stat_now
 from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.sources import look_up
 from forebay.store.source_files import ABSENT, SourceFile
@@ -22,7 +22,7 @@ def require_unchanged(files: Sequence[SourceFile], *, memo: Memo, map_: Map) -> 
     """
     forget()
     look_up([file.path for file in files])
-    moved = [file for file in files if file.xxh3_128 != ABSENT and stat_now(file.path) != file.stat]
+    moved = [file for file in files if file.xxh3_128 != ABSENT and not is_same(stat_now(file.path), file.stat)]
     try:
         hashes = memo.hashes([file.path for file in moved], map_=map_)
     except FileNotFoundError as err:
@@ -53,7 +53,7 @@ def require_processor(folder: Path, wanted: str) -> None:
 
 def _unchanged_stat(file: SourceFile) -> Stat | None:
     stat = stat_now(file.path)
-    if stat == file.stat:
+    if is_same(stat, file.stat):
         return stat
     if stat is None:
         raise _changed(str(file.path), "is gone")

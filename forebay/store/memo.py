@@ -77,9 +77,9 @@ class Memo:
         digests = records["xxh3_128"].tobytes().hex()  # as whole columns: a root may remember millions of loose files
         columns = zip(map(tuple, records["stat"].tolist()), records["hashed_at_ns"].tolist(), strict=True)
         for number, (stat, hashed_at_ns) in enumerate(columns):
-            known = self._entries.get(stat)
+            known = self._entries.get(_anywhere(stat))
             if known is None or known.hashed_at_ns < hashed_at_ns:
-                self._entries[stat] = Hashed(stat, hashed_at_ns, digests[32 * number : 32 * number + 32])
+                self._entries[_anywhere(stat)] = Hashed(stat, hashed_at_ns, digests[32 * number : 32 * number + 32])
 
     def known(self, path: Path) -> str | None:
         """Returns the hash of a file as it is now; None where it has to be read, OSError where it is absent."""
@@ -99,7 +99,7 @@ class Memo:
         missing = [i for i, result in enumerate(results) if result is None]
         if missing:
             for i, hashed in zip(missing, map_(hash_now, [paths[i] for i in missing]), strict=True):
-                self._entries[hashed.stat] = results[i] = hashed
+                self._entries[_anywhere(hashed.stat)] = results[i] = hashed
                 if (twin := _etag_stat(paths[i])) is not None and hashed.stat == stat_now(paths[i]):
                     self._entries[twin] = replace(hashed, stat=twin)
             self._save()
@@ -109,18 +109,19 @@ class Memo:
         """Returns the memo file of all entries, or of those that describe these paths as they are now."""
         entries = self._entries
         if paths is not None:
-            wanted = {*map(stat_now, paths), *map(_etag_stat, paths)}
+            stats = [stat for stat in map(stat_now, paths) if stat is not None]
+            wanted = {*map(_anywhere, stats), *map(_etag_stat, paths)}
             entries = {stat: entry for stat, entry in entries.items() if stat in wanted}
         records = np.zeros(len(entries), _RECORD)
-        for record, (stat, entry) in zip(records, sorted(entries.items()), strict=True):
-            record["stat"], record["hashed_at_ns"] = stat, entry.hashed_at_ns
+        for record, entry in zip(records, sorted(entries.values(), key=lambda entry: entry.stat), strict=True):
+            record["stat"], record["hashed_at_ns"] = entry.stat, entry.hashed_at_ns
             record["xxh3_128"] = np.void(bytes.fromhex(entry.xxh3_128))
         body = records.tobytes()
         return _checksum(body) + body
 
     def _known(self, path: Path) -> Hashed | None:
         stat = source_stat(path)
-        entry = self._entries.get(stat)
+        entry = self._entries.get(_anywhere(stat))
         if entry is None and self._trusts_etags and (twin := _etag_stat(path)) in self._entries and twin is not None:
             return replace(self._entries[twin], stat=stat)
         return None if entry is None or max(entry.stat[-2:]) > entry.hashed_at_ns - _RACY_NS else entry
@@ -167,6 +168,21 @@ def stat_now(path: Path) -> Stat | None:
 def stat_of(status: os.stat_result) -> Stat:
     """Returns what an entry is found by."""
     return stat_of_status(status)
+
+
+def is_same(now: Stat | None, known: Stat | None) -> bool:
+    """Whether two stats are of one state of one file, which another machine may have looked at."""
+    if now is None or known is None:
+        return now is known
+    return _anywhere(now) == _anywhere(known)
+
+
+def _anywhere(stat: Stat) -> Stat:
+    """Returns a stat as all machines that mount the file see it: each numbers the devices itself.
+
+    Git leaves the device out for the same reason. That of an object stands for its URL, and stays.
+    """
+    return stat if stat[0] < 0 else (0, *stat[1:])
 
 
 def _etag_stat(path: Path) -> Stat | None:

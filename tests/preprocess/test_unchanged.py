@@ -13,7 +13,7 @@ import pytest
 
 from forebay.config import Config
 from forebay.errors import BuildError, ConfigError, ManifestError
-from forebay.preprocess import pipeline, shard_task, unchanged
+from forebay.preprocess import pipeline, run, shard_task, unchanged
 from forebay.preprocess.sources.media import MediaReader
 from forebay.preprocess.sources.naming import stamped
 from forebay.preprocess.speech.modality import Speech
@@ -73,7 +73,7 @@ def test_a_build_that_stopped_for_a_changed_source_goes_on_with_the_shards_of_th
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        before(patch, pipeline, "require_unchanged", lambda: rewrite(corpus))
+        before(patch, run, "require_unchanged", lambda: rewrite(corpus))
         with pytest.raises(BuildError, match=r"b\.tar changed during the build \(its xxh3-128 was .* and is .* now"):
             build_here(corpus.config())
     assert sealed_caches(corpus.root) == []
@@ -137,10 +137,11 @@ def test_a_loose_file_that_vanishes_is_no_failed_sample(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("moment", "error"), [("_measure", "changed in between"), ("require_unchanged", "changed during the build")]
+    ("module", "moment", "error"),
+    [(pipeline, "_measure", "changed in between"), (run, "require_unchanged", "changed during the build")],
 )
 def test_a_tokenizer_that_changes_stops_the_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, error: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, moment: str, error: str
 ) -> None:
     """Where it is loaded, and where it was loaded already, before the seal."""
     folder = Path(shutil.copytree(TOKENIZER, tmp_path / "tokenizer"))
@@ -150,7 +151,7 @@ def test_a_tokenizer_that_changes_stops_the_build(
         with open(folder / "tokenizer.json", "a") as file:
             file.write(" ")
 
-    before(monkeypatch, pipeline, moment, add_a_space)
+    before(monkeypatch, module, moment, add_a_space)
     with pytest.raises((BuildError, ConfigError), match=rf"text\.tokenizer.*digest.*{error}|text\.tokenizer.*{error}"):
         build_here(config)
     assert sealed_caches(config.cache_root) == []

@@ -150,7 +150,7 @@ def test_a_replaced_object_is_another_key_and_the_same_bytes_anew_are_not(data: 
 def test_an_object_replaced_during_the_build_stops_the_seal(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     before(
         monkeypatch,
-        "forebay.preprocess.pipeline",
+        "forebay.preprocess.run",
         "require_unchanged",
         lambda: data.bucket.put("raw/data/0.tar", (data.folder / "1.tar").read_bytes()),
     )

@@ -1,0 +1,313 @@
+"""A build before its first shard is made: what is listed and hashed, and where shards begin and end.
+
+It is written once, under the cache root, and read by every part of the build: parts hash nothing. The rows are mapped,
+so many parts of one node share their memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from forebay.config.tree import Config
+from forebay.config.url import is_url
+from forebay.errors import BuildError, ConfigError
+from forebay.preprocess.cut import Cut
+from forebay.preprocess.modality import Listing, modality_of
+from forebay.preprocess.sources.rows import Manifest
+from forebay.steps.recipe import AnyRecipe
+from forebay.store.files import hash_file, write_aside, write_bytes
+from forebay.store.key import SHORT, digest
+from forebay.store.layout import GROUPS, Group
+from forebay.store.memo import is_same, stat_now
+from forebay.store.remote.raw.sources import localized, look_up
+from forebay.store.source_files import SourceFile, listed_files
+from forebay.store.temporary import temporary_name
+from forebay.visible import from_here
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = 1
+_DOCUMENT = "prepared.json"
+_FILES_SCHEMA = pa.schema(
+    [
+        pa.field("name", pa.large_binary()),
+        pa.field("path", pa.large_binary()),
+        pa.field("entry", pa.int32()),
+        pa.field("listed", pa.bool_()),
+        pa.field("stat", pa.list_(pa.int64())),
+        pa.field("xxh3_128", pa.string()),
+    ]
+)
+_CUTS_SCHEMA = pa.schema(
+    [pa.field("start", pa.int64()), pa.field("stop", pa.int64()), pa.field("num_media", pa.int64())]
+    + [pa.field(group, pa.string()) for group in GROUPS]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """The same for all parts of a build.
+
+    constants: what collating needs, see `Modality.constants`. host: where the probe was measured.
+    """
+
+    listing: Listing
+    cuts: Sequence[Cut]
+    probe: Mapping[Group, str]
+    constants: Mapping[str, Any]
+    host: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareReport:
+    """What `forebay preprocess --prepare` found; its fields are those of its JSON document."""
+
+    key: str
+    folder: str
+    num_samples: int
+    num_files: int
+    num_shards: int
+    already_prepared: bool
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the JSON document."""
+        return asdict(self)
+
+    def lines(self) -> Iterator[str]:
+        """Yields what the command prints."""
+        state = "already prepared" if self.already_prepared else "prepared"
+        yield f"{state}: {self.num_samples} samples of {self.num_files} files in {self.num_shards} shards"
+        yield f"key {self.key[:SHORT]}, {self.seconds:.1f} s: {from_here(self.folder)}"
+
+
+def prepared(config: Config, recipe: AnyRecipe, make: Callable[[], Prepared]) -> tuple[Prepared, bool]:
+    """Returns the prepared build of a config that is on disk, or makes it; says whether this call made it.
+
+    make: hashes the sources, which takes long.
+    Of several processes that ask at once one makes it and the others wait, where the file system has locks; where it
+    has none, each makes it, and all make the same.
+    """
+    folder = folder_of(config, recipe)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(folder.with_suffix(".lock")):
+        if (found := load(config, recipe)) is not None:
+            return found, False
+        made = make()
+        _save(folder, made)
+        return made, True
+
+
+def load(config: Config, recipe: AnyRecipe) -> Prepared | None:
+    """Returns the prepared build of a config; None where there is none, or its sources are not what they were."""
+    folder = folder_of(config, recipe)
+    if (document := read_document(folder)) is None:
+        return None
+    files = _files(_table(folder, "files"))
+    if (moved := _moved(config, files)) is not None:
+        logger.warning("%s is not what it was when the build was prepared: it is listed again", moved)
+        return None
+    manifest = Manifest(
+        files=files,
+        rows=_table(folder, "rows"),
+        rejected=_table(folder, "rejected"),
+        absent=tuple(document["absent"]),
+        images=_table(folder, "images") if "images.arrow" in document["files"] else None,
+        unused=document["unused"],
+    )
+    hashes = [file.xxh3_128 for file in files]
+    modality = modality_of(config, recipe)
+    listing = Listing(recipe=recipe, modality=modality, manifest=manifest, hashes=hashes, key=document["key"])
+    return Prepared(
+        listing=listing,
+        cuts=_cuts(_table(folder, "cuts")),
+        probe=document["probe"],
+        constants=document["constants"],
+        host=document["host"],
+    )
+
+
+def remove(config: Config, recipe: AnyRecipe) -> None:
+    """Removes the prepared build of a config, whose cache is sealed now."""
+    folder = folder_of(config, recipe)
+    with contextlib.suppress(OSError):
+        gone = temporary_name(folder)
+        os.rename(folder, gone)
+        shutil.rmtree(gone, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.with_suffix(".lock").unlink()
+
+
+def folder_of(config: Config, recipe: AnyRecipe) -> Path:
+    """Returns where the prepared build of a config is, or would be: named by all but the sources' content."""
+    manifests = [name if is_url(name) else os.path.abspath(name) for name in config.source.manifests]
+    named = {
+        "format": _FORMAT,
+        "recipe": recipe.key,
+        "manifests": manifests,
+        "confined": config.source.confined,
+        "remote_identity": config.source.remote_identity,
+        "rows_per_shard": config.layout.rows_per_shard,
+        "codec": config.codec,
+    }
+    return config.cache_root / ".building" / f"prepared-{digest(named)[:SHORT]}"
+
+
+def require_key(config: Config, key: str, wanted: str | None) -> None:
+    """Raises ConfigError where the build of a config is not the one that its parts were started for.
+
+    wanted: the first digits of the key that `--key` names; None: any.
+    """
+    if wanted is not None and not key.startswith(wanted):
+        raise ConfigError(
+            f"--key {wanted}: {config.path} gives key {key[:SHORT]} now, so its settings or its raw data are not those "
+            f"that the other parts were started with; put them back, or start all parts again: forebay preprocess "
+            f"{config.path} --prepare (forebay key {config.path} --explain names what differs)"
+        )
+
+
+def require_numerics(config: Config, made: Prepared, here: Mapping[Group, str]) -> None:
+    """Raises BuildError where the steps give other values on this machine than on the one that prepared the build."""
+    for group, value in here.items():
+        if value != made.probe[group]:
+            raise BuildError(
+                f"the {group} steps give other values on {socket.gethostname()} (probe {value}) than on {made.host} "
+                f"(probe {made.probe[group]}), where {config.path} was prepared: another CPU family, or other "
+                "libraries; run all parts on machines of one kind, with the same packages; what was finished is kept"
+            )
+
+
+def read_document(folder: Path) -> dict[str, Any] | None:
+    """Returns what a prepared build says of itself; None where it is not whole."""
+    try:
+        document: dict[str, Any] = json.loads((folder / _DOCUMENT).read_bytes())
+        for name, entry in document["files"].items():
+            if (folder / name).stat().st_size != entry["size_bytes"]:
+                return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return document if document.get("format") == _FORMAT else None
+
+
+def _save(folder: Path, made: Prepared) -> None:
+    manifest = made.listing.manifest
+    tables = {"rows": manifest.rows, "rejected": manifest.rejected, "files": _files_table(manifest.files)}
+    tables["cuts"] = _cuts_table(made.cuts)
+    if manifest.images is not None:
+        tables["images"] = manifest.images
+    aside = temporary_name(folder)
+    aside.mkdir()
+    for name, table in tables.items():
+        _write_table(aside / f"{name}.arrow", table)
+    document = {
+        "format": _FORMAT,
+        "key": made.listing.key,
+        "host": made.host,
+        "prepared_at": time.time(),
+        "absent": list(manifest.absent),
+        "unused": dict(manifest.unused),
+        "probe": dict(made.probe),
+        "constants": dict(made.constants),
+        "files": {path.name: _sums(path) for path in aside.iterdir()},
+    }
+    write_bytes(aside / _DOCUMENT, json.dumps(document).encode("ascii"))
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        os.rename(aside, folder)
+    except OSError:  # without locks: another process has made the same
+        shutil.rmtree(aside, ignore_errors=True)
+        if read_document(folder) is None:
+            raise
+
+
+def _sums(path: Path) -> dict[str, Any]:
+    return {"size_bytes": path.stat().st_size, "xxh3_128": hash_file(path)}
+
+
+def _write_table(path: Path, table: pa.Table) -> None:
+    with write_aside(path) as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+
+
+def _table(folder: Path, name: str) -> pa.Table:
+    with pa.memory_map(str(folder / f"{name}.arrow")) as mapped:
+        return pa.ipc.open_file(mapped).read_all()
+
+
+def _files_table(files: Sequence[SourceFile]) -> pa.Table:
+    columns = {
+        "name": [os.fsencode(file.name) for file in files],
+        "path": [os.fsencode(file.path) for file in files],
+        "entry": [file.entry for file in files],
+        "listed": [file.listed for file in files],
+        "stat": [None if file.stat is None else list(file.stat) for file in files],
+        "xxh3_128": [file.xxh3_128 for file in files],
+    }
+    return pa.table(columns, schema=_FILES_SCHEMA)
+
+
+def _files(table: pa.Table) -> tuple[SourceFile, ...]:
+    return tuple(
+        SourceFile(
+            os.fsdecode(row["name"]),
+            Path(os.fsdecode(row["path"])),
+            entry=row["entry"],
+            listed=row["listed"],
+            stat=None if row["stat"] is None else tuple(row["stat"]),
+            xxh3_128=row["xxh3_128"],
+        )
+        for row in table.to_pylist()
+    )
+
+
+def _cuts_table(cuts: Sequence[Cut]) -> pa.Table:
+    columns: dict[str, Any] = {name: [getattr(cut, name) for cut in cuts] for name in ("start", "stop", "num_media")}
+    columns |= {group: [cut.keys.get(group) for cut in cuts] for group in GROUPS}
+    return pa.table(columns, schema=_CUTS_SCHEMA)
+
+
+def _cuts(table: pa.Table) -> list[Cut]:
+    return [
+        Cut(
+            index=index,
+            start=row["start"],
+            stop=row["stop"],
+            num_media=row["num_media"],
+            keys={group: row[group] for group in GROUPS if row[group] is not None},
+        )
+        for index, row in enumerate(table.to_pylist())
+    ]
+
+
+def _moved(config: Config, files: Sequence[SourceFile]) -> str | None:
+    """Returns a file that is not what it was: a stat each, and no reading."""
+    found = [(file.entry, file.name) for file in listed_files(localized(config).source)]
+    known = [(file.entry, file.name) for file in files if file.listed]
+    if found != known:
+        return next(iter(sorted(name for _, name in set(found) ^ set(known))), config.source.manifests[0])
+    look_up([file.path for file in files])
+    return next((str(file.path) for file in files if not is_same(stat_now(file.path), file.stat)), None)
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks: each makes the same
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,299 @@
+"""One run of a build: it keeps, links or makes its shards, and seals the cache when all are there."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from forebay.config.tree import Config
+from forebay.config.url import is_url
+from forebay.errors import BuildError, ConfigError
+from forebay.preprocess.arriving import Arriving, Fresh
+from forebay.preprocess.assemble import EXCLUDING, assemble
+from forebay.preprocess.cut import Cut
+from forebay.preprocess.modality import Finished
+from forebay.preprocess.pool import Pool, WorkerDied
+from forebay.preprocess.prepared import Prepared
+from forebay.preprocess.prepared import remove as remove_prepared
+from forebay.preprocess.report import COUNTS, BuildReport, Options
+from forebay.preprocess.shard_task import Progress, ShardTask, make_shard
+from forebay.preprocess.sources.rows import described
+from forebay.preprocess.unchanged import require_unchanged
+from forebay.preprocess.workspace import Donors, Failure, Receipt, Workspace
+from forebay.steps.recipe import recipe_of
+from forebay.store.key import SHORT, differences, digest, folder_name
+from forebay.store.layout import Group
+from forebay.store.lookup import Sealed
+from forebay.store.memo import Memo
+from forebay.store.remote.raw.sources import is_here
+from forebay.store.seal import seal
+
+logger = logging.getLogger(__name__)
+
+Unit = tuple[Cut, Group]
+"""One shard of one group: the unit of work, commit and resume."""
+
+
+class Run:
+    """One run of a build: the state that its steps share."""
+
+    def __init__(self, config: Config, options: Options, made: Prepared, pool: Pool, memo: Memo) -> None:
+        self.config = config
+        self.options = options
+        self.listing = listing = made.listing
+        self.modality = listing.modality
+        self.pool = pool
+        self.memo = memo
+        self.probe, self.constants, self.cuts = made.probe, made.constants, made.cuts
+        if options.part is not None and options.part[1] > len(self.cuts):
+            raise ConfigError(
+                f"--shards {options.part[0]}::{options.part[1]}: {config.path} has {len(self.cuts)} shards, and more "
+                f"parts than shards leave some without work; run: forebay preprocess {config.path} --shards I::N with "
+                f"N of at most {len(self.cuts)}"
+            )
+        # A rebuild must not take up what an ordinary run left, but may go on from an interrupted rebuild.
+        suffix = "-rebuild" if options.rebuild else ""
+        manifests = [name if is_url(name) else os.path.abspath(name) for name in config.source.manifests]
+        origin = digest({"recipe": listing.recipe.key, "manifests": manifests})
+        self.workspace = Workspace(workspace_folder(config, listing.key, suffix), origin)
+        self.counts: Counter[str] = Counter()
+        self.failures = [Failure(sample_id=i, reason=r, message=m) for i, r, m in listing.manifest.failed()]
+        self.num_rows = len(listing.rows) + len(self.failures)
+        if listing.manifest.unused:
+            logger.warning("%s: %s", self.modality.row_unit, described(listing.manifest.unused))
+
+    def run(self, standing: Sealed | None) -> BuildReport:
+        """Makes what is missing of this run's shards, and the sealed cache if no shard is missing then."""
+        self._check_failures(len(self.failures))
+        with self.workspace.occupied():
+            self._collect()
+            missing = [unit for unit in self._mine() if self._key(unit) not in self.workspace.receipts]
+            if self.options.seal_only:
+                self._require_all(missing)
+            self._make(missing)
+            if any(self.workspace.load(unit[1], self._key(unit)) is None for unit in self._all()):
+                return self._unsealed()
+            self._compare_sources()
+            report = self._seal(standing)
+        self.workspace.remove()
+        self.workspace.remove_superseded()
+        remove_prepared(self.config, self.listing.recipe)
+        return report
+
+    def compare_probe(self, standing: Sealed) -> None:
+        """Reports where the steps give other values here than where a cache of the same key was built."""
+        for group in self.modality.groups:
+            if (stored := standing.metadata["probe"].get(group)) != self.probe[group]:
+                differ = (
+                    "the %s steps give other values here than where %s was built (probe %s, stored %s): no %s shard "
+                    "of it is kept"
+                )
+                logger.warning(differ, group, standing.place, self.probe[group], stored, group)
+
+    def dry(self, standing: Sealed | None) -> BuildReport:
+        """What `run` would do, and how large the cache would be."""
+        donors = self._donors()
+        for unit in self._mine():
+            key = self._key(unit)
+            kept = self.workspace.load(unit[1], key) is not None
+            self.counts["kept" if kept else "linked" if key in donors else "written"] += 1
+        size = self.modality.estimate_bytes(self.listing)
+        target = self._target(standing)
+        report = self._report(target, num_samples=len(self.listing.rows), sealed=False, estimated_bytes=size)
+        return (
+            report
+            if self.config.remote_root is None
+            else replace(report, cache=f"{self.config.remote_root}/{target.name}")
+        )
+
+    def _all(self) -> list[Unit]:
+        return [(cut, group) for cut in self.cuts for group in self.modality.groups]
+
+    def _mine(self) -> list[Unit]:
+        first, step = self.options.part or (0, 1)
+        return [(cut, group) for cut in self.cuts[first::step] for group in self.modality.groups]
+
+    def _key(self, unit: Unit) -> str:
+        return unit[0].keys[unit[1]]
+
+    def _target(self, standing: Sealed | None) -> Path:
+        return standing.folder if standing else self.config.cache_root / folder_name(self.config, self.listing.key)
+
+    def _donors(self) -> Donors:
+        """Where shards of this build stand already; a rebuild asks nobody."""
+        wanted = set(map(self._key, self._all()))
+        if self.options.rebuild:
+            return {}
+        return self.workspace.find_donors(self.config.cache_root, wanted, recipe_key=self.listing.recipe.key)
+
+    def _collect(self) -> None:
+        """Keeps what an earlier run finished and links what other caches have, each after re-hashing it."""
+        donors = self._donors()
+        for unit in self._mine():
+            key, group = self._key(unit), unit[1]
+            receipt = self.workspace.load(group, key)
+            if receipt is not None:
+                self.counts["kept"] += 1
+                self._note(receipt)
+            elif self.workspace.adopt(group, key, donors):
+                self.counts["linked"] += 1
+
+    def _make(self, missing: Sequence[Unit]) -> None:
+        missing = list({self._key(unit): unit for unit in missing}.values())  # shards of equal content are one file
+        rows: dict[Group, int] = dict.fromkeys(self.modality.groups, 0)
+        for cut, group in missing:
+            rows[group] += cut.num_media if group == "media" else cut.stop - cut.start
+        with Progress(rows, media_unit=self.modality.media_unit, shown=self.options.progress) as progress:
+            try:
+                for task, (receipt, made) in self._made(map(self._task, _in_order(self._here_first(missing)))):
+                    self.workspace.receipts[task.key] = receipt
+                    self.counts["written" if made else "kept"] += 1
+                    progress.shard_done(task, receipt)
+                    self._note(receipt)
+            except WorkerDied as err:
+                raise BuildError(self._death(err)) from err
+
+    def _made(self, tasks: Iterator[ShardTask]) -> Iterator[tuple[ShardTask, tuple[Receipt, bool]]]:
+        """Yields every task with what it gave; what it reads of a store is downloaded ahead, if it is not here."""
+        files = self.listing.files
+        if all(file.stat is None or file.stat[0] >= 0 for file in files):
+            return self.pool.run(make_shard, tasks)
+        arriving = Arriving(_media_paths, total=len(files))
+        return self.pool.run(Fresh(make_shard), arriving.ahead_of(tasks))
+
+    def _here_first(self, units: Sequence[Unit]) -> list[Unit]:
+        """Returns the units with those first whose raw data is on this node: what a bound keeps is not fetched twice.
+
+        In the order of the listing, least recently used first, each tar would be evicted just before its turn.
+        """
+        group = self.listing.rows["group"].to_numpy()
+        used = set(group[[unit[0].start for unit in units]].tolist()) if units else set()
+        here = {number: is_here(self.listing.files[number].path) for number in used}
+        return sorted(units, key=lambda unit: not here[int(group[unit[0].start])])
+
+    def _require_all(self, missing: Sequence[Unit]) -> None:
+        """Raises BuildError where a part has not made all of its shards."""
+        if not missing:
+            return
+        numbers = sorted({unit[0].index for unit in missing})
+        shown = ", ".join(map(str, numbers[:10])) + (", ..." if len(numbers) > 10 else "")
+        raise BuildError(
+            f"--seal: {len(numbers)} of {len(self.cuts)} shards of {self.config.path} are not finished ({shown}); all "
+            f"others are kept; run the parts that are missing (forebay status {self.config.path} names them), or make "
+            f"them here: forebay preprocess {self.config.path}"
+        )
+
+    def _task(self, unit: Unit) -> ShardTask:
+        cut, group = unit
+        files, rows = self.modality.task_rows(self.listing, cut, group)
+        return ShardTask(
+            group=group,
+            key=cut.keys[group],
+            folder=self.workspace.folder,
+            rows=rows,
+            files=files,
+            modality=self.modality,
+            max_open_tars=self.config.run.max_open_tars,
+        )
+
+    def _death(self, err: WorkerDied) -> str:
+        task: ShardTask = err.task
+        name, samples = self.modality.used_by(self.listing, task.rows, group=task.group, position=err.position)
+        excluded = ", ".join(f'"{sample}"' for sample in samples)
+        return (
+            f"{err} at {name} ({task.group} shard of {task.files[0].name}, row {err.position}); finished shards "
+            f"are kept. If that is to blame, leave it out: [source] exclude = [{excluded}] in {self.config.path}; "
+            f"then run: forebay preprocess {self.config.path}"
+        )
+
+    def _note(self, receipt: Receipt) -> None:
+        """Counts the bad samples of a shard; too many stop the build, with their list, and finished shards stay."""
+        self.failures += [f for f in receipt.failures if f.reason not in EXCLUDING]
+        self._check_failures(len(self.failures))
+
+    def _check_failures(self, count: int) -> None:
+        rows, share = self.num_rows, self.config.run.max_failed_share
+        if count <= share * rows:
+            return
+        listed = "".join(f"\n  {f.sample_id}: {f.reason}: {f.message}" for f in self.failures[:20])
+        more = f"\n  and {count - 20} more" if count > 20 else ""
+        raise BuildError(
+            f"{count} of {rows} samples are bad so far; run.max_failed_share = {share} allows {int(share * rows)}; "
+            f"finished shards are kept:{listed}{more}\nmend them, or allow more: forebay preprocess {self.config.path} "
+            f"--set run.max_failed_share={min(1.0, 2 * count / rows):.3g}"
+        )
+
+    def _compare_sources(self) -> None:
+        """Raises BuildError where a source, tokenizer or processor is not what it was when it was listed."""
+        require_unchanged(self.listing.files, memo=self.memo, map_=self.pool.map)
+        changed = differences(recipe_of(self.config).document, self.listing.recipe.document)
+        if changed:
+            raise BuildError(
+                f"the files that {changed[0]['field']} of {self.config.path} names changed during the build (digest "
+                f"{changed[0]['stored']}, now {changed[0]['wanted']}): nothing is sealed, finished shards are kept; "
+                f"run: forebay preprocess {self.config.path}"
+            )
+
+    def _seal(self, standing: Sealed | None) -> BuildReport:
+        finished: Finished = {
+            group: [
+                (self.workspace.path(group, c.keys[group]), self.workspace.receipts[c.keys[group]].entry)
+                for c in self.cuts
+            ]
+            for group in self.modality.groups
+        }
+        memo = self.memo.dump([file.path for file in self.listing.files])
+        rows = self.modality.read_rows(finished, self.listing)
+        self.failures += rows.failures
+        contents = assemble(
+            self.config, self.listing, finished, rows, probe=self.probe, constants=self.constants, memo=memo
+        )
+        # Linked shards bring failures of their own, which no receipt of this build has listed.
+        self._check_failures(sum(contents.document["failed"].values()))
+        for failure in self.failures:
+            logger.warning("left out %s, %s: %s", failure.sample_id, failure.reason, failure.message)
+        target = self._target(standing)
+        sealed_here = seal(target, contents, scratch=self.workspace.folder, replace=standing is not None)
+        logger.info("%s %s", "sealed" if sealed_here else "another builder sealed", target)
+        return self._report(target, **{name: contents.document[name] for name in COUNTS})
+
+    def _unsealed(self) -> BuildReport:
+        if self.options.part is None:
+            raise BuildError(
+                f"a finished shard vanished from {self.workspace.folder}; run: forebay preprocess {self.config.path}"
+            )
+        return self._report(self._target(None), sealed=False)
+
+    def _report(self, target: Path, **values: Any) -> BuildReport:
+        return BuildReport(
+            key=self.listing.key,
+            cache=str(target),
+            shards_written=self.counts["written"],
+            shards_linked=self.counts["linked"],
+            shards_kept=self.counts["kept"],
+            **values,
+        )
+
+
+def _media_paths(task: ShardTask) -> list[Path]:
+    return [file.path for file in task.files] if task.group == "media" else []
+
+
+def workspace_folder(config: Config, key: str, suffix: str = "") -> Path:
+    """Returns the folder in which a build's finished shards stand until the cache is sealed."""
+    return config.cache_root / ".building" / f"{key[:SHORT]}{suffix}"
+
+
+def _in_order(units: Sequence[Unit]) -> list[Unit]:
+    """Returns one media shard, then the text shards, then the rest of the media.
+
+    Text is quick, and its mistakes should show early. The first worker measured the media steps and has no tokenizer
+    loaded, which takes longer than a small build.
+    """
+    media = [unit for unit in units if unit[1] == "media"]
+    return [*media[:1], *(unit for unit in units if unit[1] == "text"), *media[1:]]
