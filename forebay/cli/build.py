@@ -13,6 +13,8 @@ from forebay.config.tree import stand_in
 from forebay.errors import ConfigError
 from forebay.visible import json_text
 
+RUNNERS = ("local", "ray")
+
 
 def add_preprocess(commands: Any) -> None:
     """Adds `forebay preprocess`."""
@@ -33,6 +35,12 @@ def add_preprocess(commands: Any) -> None:
         "--prepare", action="store_true", help="list and hash the raw data once, for parts that start together"
     )
     parser.add_argument("--seal", action="store_true", help="seal what all parts have made, and make nothing")
+    parser.add_argument(
+        "--runner", choices=RUNNERS, default="local", help="who makes the shards: this machine, or a Ray cluster"
+    )
+    parser.add_argument(
+        "--address", metavar="HOST:PORT", help="of the Ray cluster; default: RAY_ADDRESS, else the one of this machine"
+    )
     parser.add_argument("--key", metavar="KEY", help="first digits of the key that the build must have, else stop")
     parser.add_argument("--no-progress", action="store_true", help="no bars")
 
@@ -50,8 +58,10 @@ def _preprocess(options: argparse.Namespace) -> int:
 
     if options.seal and options.shards is not None:
         raise ConfigError("--seal is of all parts, and --shards of one: give one of them")
+    if options.address is not None and options.runner != "ray":
+        raise ConfigError("--address is of a Ray cluster: give --runner ray too, or leave it out")
     config = load(options)
-    asked = {name: getattr(options, name) for name in ("rebuild", "verify", "dry_run", "key")}
+    asked = {name: getattr(options, name) for name in ("rebuild", "verify", "dry_run", "key", "runner", "address")}
     wanted = Options(**asked, part=options.shards, seal_only=options.seal, progress=not options.no_progress)
     return printed(options, prepare(config, wanted) if options.prepare else build(config, wanted))
 

@@ -42,6 +42,13 @@ def check_options(config: Config, options: Options) -> None:
             f"build below a folder that all jobs share, then push the cache: forebay preprocess {config.path} "
             f"--cache-root DIR --shards I::N, forebay cache push DIR/NAME {config.remote_root}/NAME"
         )
+    if options.runner != "local" and config.remote_root is not None:
+        raise ConfigError(
+            f"--runner {options.runner}: the cache root is {config.remote_root}, and what stands for it on this node "
+            "is not seen by the others; build below a folder that all nodes share, then push the cache: forebay "
+            f"preprocess {config.path} --cache-root DIR --runner {options.runner}, forebay cache push DIR/NAME "
+            f"{config.remote_root}/NAME"
+        )
 
 
 def require_whole(config: Config, standing: Sealed, options: Options) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from forebay.store.lookup import Sealed
 from forebay.store.remote.transfer.tally import TransferReport
@@ -20,7 +20,8 @@ class Options:
 
     verify: re-hash a sealed cache and make its damaged shards again. rebuild: make every shard again and swap the
     cache. part: (i, n), only every n-th shard from the i-th on, and no seal before all are there. seal_only: make no
-    shard, and seal what all parts have made. key: the first digits of the key that the build must have. progress: show
+    shard, and seal what all parts have made. key: the first digits of the key that the build must have. runner: who
+    makes the shards. address: of the Ray cluster, HOST:PORT; None: see `forebay.preprocess.runner.ray`. progress: show
     bars.
     """
 
@@ -30,6 +31,8 @@ class Options:
     part: tuple[int, int] | None = None
     seal_only: bool = False
     key: str | None = None
+    runner: Literal["local", "ray"] = "local"
+    address: str | None = None
     progress: bool = True
 
 

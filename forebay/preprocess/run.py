@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import socket
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,12 @@ from forebay.preprocess.arriving import Arriving, Fresh
 from forebay.preprocess.assemble import EXCLUDING, assemble
 from forebay.preprocess.cut import Cut
 from forebay.preprocess.modality import Finished
-from forebay.preprocess.pool import Pool, WorkerDied
+from forebay.preprocess.pool import Pool, Runner, WorkerDied
 from forebay.preprocess.prepared import Prepared
 from forebay.preprocess.prepared import remove as remove_prepared
 from forebay.preprocess.report import COUNTS, BuildReport, Options
+from forebay.preprocess.runner.driver import sole_driver
+from forebay.preprocess.runner.node import OnNode, stores_of
 from forebay.preprocess.shard_task import Progress, ShardTask, make_shard
 from forebay.preprocess.sources.rows import described
 from forebay.preprocess.unchanged import require_unchanged
@@ -42,7 +46,13 @@ Unit = tuple[Cut, Group]
 class Run:
     """One run of a build: the state that its steps share."""
 
-    def __init__(self, config: Config, options: Options, made: Prepared, pool: Pool, memo: Memo) -> None:
+    def __init__(
+        self, config: Config, options: Options, made: Prepared, pool: Pool, memo: Memo, *, runner: Runner | None = None
+    ) -> None:
+        """runner: makes the shards; None: the pool, which does all else."""
+        self.runner = runner or pool
+        self.token: str | None = None
+        self.host = made.host
         self.config = config
         self.options = options
         self.listing = listing = made.listing
@@ -70,7 +80,7 @@ class Run:
     def run(self, standing: Sealed | None) -> BuildReport:
         """Makes what is missing of this run's shards, and the sealed cache if no shard is missing then."""
         self._check_failures(len(self.failures))
-        with self.workspace.occupied():
+        with self.workspace.occupied(), self._driving():
             self._collect()
             missing = [unit for unit in self._mine() if self._key(unit) not in self.workspace.receipts]
             if self.options.seal_only:
@@ -156,15 +166,41 @@ class Run:
                     progress.shard_done(task, receipt)
                     self._note(receipt)
             except WorkerDied as err:
-                raise BuildError(self._death(err)) from err
+                death = BuildError(self._death(err))
+                for note in getattr(err, "__notes__", ()):
+                    death.add_note(note)
+                raise death from err
 
     def _made(self, tasks: Iterator[ShardTask]) -> Iterator[tuple[ShardTask, tuple[Receipt, bool]]]:
         """Yields every task with what it gave; what it reads of a store is downloaded ahead, if it is not here."""
         files = self.listing.files
+        if self.runner is not self.pool:
+            return self.runner.run(self._on_node(), tasks)
         if all(file.stat is None or file.stat[0] >= 0 for file in files):
             return self.pool.run(make_shard, tasks)
         arriving = Arriving(_media_paths, total=len(files))
         return self.pool.run(Fresh(make_shard), arriving.ahead_of(tasks))
+
+    @contextlib.contextmanager
+    def _driving(self) -> Iterator[None]:
+        """Refuses a second driver of this build on a cluster."""
+        if self.runner is self.pool:
+            yield
+            return
+        with sole_driver(self.workspace.folder, config=str(self.config.path)) as self.token:
+            yield
+
+    def _on_node(self) -> Callable[[ShardTask], Any]:
+        """Returns `make_shard` with what a node looks at before; its downloads are the node's own."""
+        return OnNode(
+            function=make_shard,
+            host=self.host,
+            probe=dict(self.probe),
+            driver=socket.gethostname(),
+            token=self.token,
+            stores=stores_of(self.listing.files),
+            config=str(self.config.path),
+        )
 
     def _here_first(self, units: Sequence[Unit]) -> list[Unit]:
         """Returns the units with those first whose raw data is on this node: what a bound keeps is not fetched twice.
