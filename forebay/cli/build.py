@@ -33,6 +33,11 @@ def add_preprocess(commands: Any) -> None:
         "--prepare", action="store_true", help="list and hash the raw data once, for parts that start together"
     )
     parser.add_argument("--seal", action="store_true", help="seal what all parts have made, and make nothing")
+    parser.add_argument(
+        "--stage",
+        metavar="URL",
+        help="folder of the root's bucket for finished shards, where nodes share no disk",
+    )
     parser.add_argument("--key", metavar="KEY", help="first digits of the key that the build must have, else stop")
     parser.add_argument("--no-progress", action="store_true", help="no bars")
 
@@ -51,7 +56,7 @@ def _preprocess(options: argparse.Namespace) -> int:
     if options.seal and options.shards is not None:
         raise ConfigError("--seal is of all parts, and --shards of one: give one of them")
     config = load(options)
-    asked = {name: getattr(options, name) for name in ("rebuild", "verify", "dry_run", "key")}
+    asked = {name: getattr(options, name) for name in ("rebuild", "verify", "dry_run", "stage", "key")}
     wanted = Options(**asked, part=options.shards, seal_only=options.seal, progress=not options.no_progress)
     return printed(options, prepare(config, wanted) if options.prepare else build(config, wanted))
 

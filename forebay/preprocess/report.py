@@ -20,8 +20,9 @@ class Options:
 
     verify: re-hash a sealed cache and make its damaged shards again. rebuild: make every shard again and swap the
     cache. part: (i, n), only every n-th shard from the i-th on, and no seal before all are there. seal_only: make no
-    shard, and seal what all parts have made. key: the first digits of the key that the build must have. progress: show
-    bars.
+    shard, and seal what all parts have made. stage: the URL below which finished shards stand until the cache is
+    sealed; None: a folder that all parts share. key: the first digits of the key that the build must have. progress:
+    show bars.
     """
 
     rebuild: bool = False
@@ -29,6 +30,7 @@ class Options:
     dry_run: bool = False
     part: tuple[int, int] | None = None
     seal_only: bool = False
+    stage: str | None = None
     key: str | None = None
     progress: bool = True
 
