@@ -41,6 +41,11 @@ def add_preprocess(commands: Any) -> None:
     parser.add_argument(
         "--address", metavar="HOST:PORT", help="of the Ray cluster; default: RAY_ADDRESS, else the one of this machine"
     )
+    parser.add_argument(
+        "--stage",
+        metavar="URL",
+        help="folder of the root's bucket for finished shards, where nodes share no disk",
+    )
     parser.add_argument("--key", metavar="KEY", help="first digits of the key that the build must have, else stop")
     parser.add_argument("--no-progress", action="store_true", help="no bars")
 
@@ -61,7 +66,8 @@ def _preprocess(options: argparse.Namespace) -> int:
     if options.address is not None and options.runner != "ray":
         raise ConfigError("--address is of a Ray cluster: give --runner ray too, or leave it out")
     config = load(options)
-    asked = {name: getattr(options, name) for name in ("rebuild", "verify", "dry_run", "key", "runner", "address")}
+    names = ("rebuild", "verify", "dry_run", "key", "runner", "address", "stage")
+    asked = {name: getattr(options, name) for name in names}
     wanted = Options(**asked, part=options.shards, seal_only=options.seal, progress=not options.no_progress)
     return printed(options, prepare(config, wanted) if options.prepare else build(config, wanted))
 

@@ -18,24 +18,24 @@ from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.arriving import Arriving, Fresh
 from forebay.preprocess.assemble import EXCLUDING, assemble
 from forebay.preprocess.cut import Cut
-from forebay.preprocess.modality import Finished
 from forebay.preprocess.pool import Pool, Runner, WorkerDied
 from forebay.preprocess.prepared import Prepared
 from forebay.preprocess.prepared import remove as remove_prepared
 from forebay.preprocess.report import COUNTS, BuildReport, Options
 from forebay.preprocess.runner.driver import sole_driver
 from forebay.preprocess.runner.node import OnNode, stores_of
+from forebay.preprocess.shard_place import ShardPlace
 from forebay.preprocess.shard_task import Progress, ShardTask, make_shard
 from forebay.preprocess.sources.rows import described
+from forebay.preprocess.stage.options import stage_of, staged_workspace
 from forebay.preprocess.unchanged import require_unchanged
-from forebay.preprocess.workspace import Donors, Failure, Receipt, Workspace
+from forebay.preprocess.workspace import Donors, Failure, Named, Receipt, Workspace
 from forebay.steps.recipe import recipe_of
 from forebay.store.key import SHORT, differences, digest, folder_name
 from forebay.store.layout import Group
 from forebay.store.lookup import Sealed
 from forebay.store.memo import Memo
 from forebay.store.remote.raw.sources import is_here
-from forebay.store.seal import seal
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,9 @@ class Run:
         suffix = "-rebuild" if options.rebuild else ""
         manifests = [name if is_url(name) else os.path.abspath(name) for name in config.source.manifests]
         origin = digest({"recipe": listing.recipe.key, "manifests": manifests})
-        self.workspace = Workspace(workspace_folder(config, listing.key, suffix), origin)
+        self.workspace: ShardPlace = Workspace(workspace_folder(config, listing.key, suffix), origin)
+        if (stage := stage_of(config, options, self.workspace.folder.name)) is not None:
+            self.workspace = staged_workspace(config, options, made, stage.knowing(listing.files), origin)
         self.counts: Counter[str] = Counter()
         self.failures = [Failure(sample_id=i, reason=r, message=m) for i, r, m in listing.manifest.failed()]
         self.num_rows = len(listing.rows) + len(self.failures)
@@ -86,7 +88,7 @@ class Run:
             if self.options.seal_only:
                 self._require_all(missing)
             self._make(missing)
-            if any(self.workspace.load(unit[1], self._key(unit)) is None for unit in self._all()):
+            if not self.workspace.has_all(self._named(self._all())):
                 return self._unsealed()
             self._compare_sources()
             report = self._seal(standing)
@@ -108,10 +110,9 @@ class Run:
     def dry(self, standing: Sealed | None) -> BuildReport:
         """What `run` would do, and how large the cache would be."""
         donors = self._donors()
-        for unit in self._mine():
-            key = self._key(unit)
-            kept = self.workspace.load(unit[1], key) is not None
-            self.counts["kept" if kept else "linked" if key in donors else "written"] += 1
+        named = self._named(self._mine())
+        for (_, key), receipt in zip(named, self.workspace.load(named), strict=True):
+            self.counts["kept" if receipt is not None else "linked" if key in donors else "written"] += 1
         size = self.modality.estimate_bytes(self.listing)
         target = self._target(standing)
         report = self._report(target, num_samples=len(self.listing.rows), sealed=False, estimated_bytes=size)
@@ -131,6 +132,9 @@ class Run:
     def _key(self, unit: Unit) -> str:
         return unit[0].keys[unit[1]]
 
+    def _named(self, units: Sequence[Unit]) -> list[Named]:
+        return [(unit[1], self._key(unit)) for unit in units]
+
     def _target(self, standing: Sealed | None) -> Path:
         return standing.folder if standing else self.config.cache_root / folder_name(self.config, self.listing.key)
 
@@ -144,9 +148,8 @@ class Run:
     def _collect(self) -> None:
         """Keeps what an earlier run finished and links what other caches have, each after re-hashing it."""
         donors = self._donors()
-        for unit in self._mine():
-            key, group = self._key(unit), unit[1]
-            receipt = self.workspace.load(group, key)
+        named = self._named(self._mine())
+        for (group, key), receipt in zip(named, self.workspace.load(named), strict=True):
             if receipt is not None:
                 self.counts["kept"] += 1
                 self._note(receipt)
@@ -235,6 +238,7 @@ class Run:
             files=files,
             modality=self.modality,
             max_open_tars=self.config.run.max_open_tars,
+            stage=self.workspace.stage,
         )
 
     def _death(self, err: WorkerDied) -> str:
@@ -276,13 +280,9 @@ class Run:
             )
 
     def _seal(self, standing: Sealed | None) -> BuildReport:
-        finished: Finished = {
-            group: [
-                (self.workspace.path(group, c.keys[group]), self.workspace.receipts[c.keys[group]].entry)
-                for c in self.cuts
-            ]
-            for group in self.modality.groups
-        }
+        finished = self.workspace.finished(
+            {group: [c.keys[group] for c in self.cuts] for group in self.modality.groups}
+        )
         memo = self.memo.dump([file.path for file in self.listing.files])
         rows = self.modality.read_rows(finished, self.listing)
         self.failures += rows.failures
@@ -294,14 +294,14 @@ class Run:
         for failure in self.failures:
             logger.warning("left out %s, %s: %s", failure.sample_id, failure.reason, failure.message)
         target = self._target(standing)
-        sealed_here = seal(target, contents, scratch=self.workspace.folder, replace=standing is not None)
-        logger.info("%s %s", "sealed" if sealed_here else "another builder sealed", target)
-        return self._report(target, **{name: contents.document[name] for name in COUNTS})
+        place, transfer = self.workspace.seal(target, contents, replace=standing is not None)
+        report = self._report(target, **{name: contents.document[name] for name in COUNTS})
+        return replace(report, cache=place, pushed=transfer)
 
     def _unsealed(self) -> BuildReport:
         if self.options.part is None:
             raise BuildError(
-                f"a finished shard vanished from {self.workspace.folder}; run: forebay preprocess {self.config.path}"
+                f"a finished shard vanished from {self.workspace.name}; run: forebay preprocess {self.config.path}"
             )
         return self._report(self._target(None), sealed=False)
 

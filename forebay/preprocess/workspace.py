@@ -8,9 +8,10 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from forebay.errors import CacheError, RemoteError
 from forebay.store.cache import open_cache
@@ -20,7 +21,7 @@ from forebay.store.lookup import sealed_caches
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.node.node import Wanted
 from forebay.store.remote.root import RemoteRoot
-from forebay.store.seal import is_whole
+from forebay.store.seal import Contents, is_whole, seal
 from forebay.store.shard import ShardEntry, entry_from_json, entry_to_json
 from forebay.store.temporary import temporary_name
 
@@ -30,6 +31,10 @@ Donors = dict[str, list[tuple[Path, ShardEntry]]]
 logger = logging.getLogger(__name__)
 
 _ORIGIN = "origin"
+
+
+Named = tuple[Group, str]
+"""Group and key of a shard."""
 
 
 @dataclass
@@ -43,12 +48,29 @@ class Workspace:
     origin: str = ""
     receipts: dict[str, Receipt] = field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        """What to call it."""
+        return str(self.folder)
+
+    @property
+    def stage(self) -> None:
+        """Shards are made in `folder` itself."""
+        return None
+
     def path(self, group: Group, key: str) -> Path:
         """Where a shard stands."""
         return self.folder / group / f"{key}.tdz"
 
-    def load(self, group: Group, key: str) -> Receipt | None:
-        """Returns the receipt of a shard that is here and whole."""
+    def load(self, wanted: Sequence[Named]) -> list[Receipt | None]:
+        """Returns the receipt of every shard that is here and whole, else None."""
+        return [self._load(group, key) for group, key in wanted]
+
+    def has_all(self, wanted: Sequence[Named]) -> bool:
+        """Whether all of these shards are here and whole."""
+        return all(self._load(group, key) is not None for group, key in wanted)
+
+    def _load(self, group: Group, key: str) -> Receipt | None:
         if key not in self.receipts:
             receipt = load_receipt(self.path(group, key), key)
             if receipt is None:
@@ -56,10 +78,22 @@ class Workspace:
             self.receipts[key] = receipt
         return self.receipts[key]
 
+    def finished(self, wanted: Mapping[Group, Sequence[str]]) -> dict[Group, list[tuple[Path, ShardEntry]]]:
+        """Returns where these shards, by key, stand, and what they are."""
+        return {
+            group: [(self.path(group, key), self.receipts[key].entry) for key in keys] for group, keys in wanted.items()
+        }
+
+    def seal(self, target: Path, contents: Contents, *, replace: bool) -> tuple[str, None]:
+        """Makes `target` the sealed cache, whose shards are linked from here."""
+        sealed_here = seal(target, contents, scratch=self.folder, replace=replace)
+        logger.info("%s %s", "sealed" if sealed_here else "another builder sealed", target)
+        return str(target), None
+
     def adopt(self, group: Group, key: str, donors: Donors) -> bool:
         """Links a shard that another cache has, after re-hashing it; says whether it did."""
         copies = donors.get(key, [])
-        donor = _first_whole([copy for copy in copies if _mirror(copy[0]) is None]) or _fetched(copies)
+        donor = first_whole([copy for copy in copies if _mirror(copy[0]) is None]) or _fetched(copies)
         if donor is None:
             return False
         path, entry = donor
@@ -148,7 +182,7 @@ def _of_other_builds(own: Path, wanted: set[str]) -> Donors:
     return donors
 
 
-def _first_whole(copies: list[tuple[Path, ShardEntry]]) -> tuple[Path, ShardEntry] | None:
+def first_whole(copies: Sequence[tuple[Path, ShardEntry]]) -> tuple[Path, ShardEntry] | None:
     """Returns a copy that is whole. All are checked, links to the same bytes once, and every damaged one is named."""
     seen: dict[tuple[int, int] | None, bool] = {}
     whole = []
@@ -214,14 +248,26 @@ def read_receipt(path: Path, key: str) -> Receipt | None:
     """Returns the receipt beside a shard of this key, None where there is none; the shard is not looked at."""
     try:
         document = json.loads(path.with_suffix(".json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return receipt_from_json(document, key)
+
+
+def receipt_from_json(document: Any, key: str) -> Receipt | None:
+    """Returns the receipt of a document; None where that is of no shard of this key."""
+    try:
         entry = entry_from_json(document["entry"])
         failures = tuple(Failure(**failure) for failure in document["failures"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
     return Receipt(entry=entry, failures=failures) if entry.key == key else None
 
 
 def save_receipt(path: Path, receipt: Receipt) -> None:
     """Keeps the receipt beside its shard."""
-    document = {"entry": entry_to_json(receipt.entry), "failures": [asdict(failure) for failure in receipt.failures]}
-    write_bytes(path.with_suffix(".json"), json.dumps(document).encode("ascii"))
+    write_bytes(path.with_suffix(".json"), json.dumps(receipt_to_json(receipt)).encode("ascii"))
+
+
+def receipt_to_json(receipt: Receipt) -> dict[str, Any]:
+    """Returns the document of a receipt."""
+    return {"entry": entry_to_json(receipt.entry), "failures": [asdict(failure) for failure in receipt.failures]}
