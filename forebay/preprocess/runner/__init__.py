@@ -1,0 +1,1 @@
+"""Who runs the parts of a build: this process, Ray or Slurm; and what the parts say of themselves."""
