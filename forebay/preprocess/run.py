@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from forebay.config.tree import Config
-from forebay.config.url import is_url
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.arriving import Arriving, Fresh
 from forebay.preprocess.assemble import EXCLUDING, assemble
@@ -24,14 +22,15 @@ from forebay.preprocess.prepared import remove as remove_prepared
 from forebay.preprocess.report import COUNTS, BuildReport, Options
 from forebay.preprocess.runner.driver import sole_driver
 from forebay.preprocess.runner.node import OnNode, stores_of
+from forebay.preprocess.runner.parts import PartLog
 from forebay.preprocess.shard_place import ShardPlace
 from forebay.preprocess.shard_task import Progress, ShardTask, make_shard
 from forebay.preprocess.sources.rows import described
 from forebay.preprocess.stage.options import stage_of, staged_workspace
 from forebay.preprocess.unchanged import require_unchanged
-from forebay.preprocess.workspace import Donors, Failure, Named, Receipt, Workspace
+from forebay.preprocess.workspace import Donors, Failure, Named, Receipt, Workspace, origin_of, workspace_folder
 from forebay.steps.recipe import recipe_of
-from forebay.store.key import SHORT, differences, digest, folder_name
+from forebay.store.key import differences, folder_name
 from forebay.store.layout import Group
 from forebay.store.lookup import Sealed
 from forebay.store.memo import Memo
@@ -68,8 +67,7 @@ class Run:
             )
         # A rebuild must not take up what an ordinary run left, but may go on from an interrupted rebuild.
         suffix = "-rebuild" if options.rebuild else ""
-        manifests = [name if is_url(name) else os.path.abspath(name) for name in config.source.manifests]
-        origin = digest({"recipe": listing.recipe.key, "manifests": manifests})
+        origin = origin_of(config, listing.recipe.key)
         self.workspace: ShardPlace = Workspace(workspace_folder(config, listing.key, suffix), origin)
         if (stage := stage_of(config, options, self.workspace.folder.name)) is not None:
             self.workspace = staged_workspace(config, options, made, stage.knowing(listing.files), origin)
@@ -82,13 +80,13 @@ class Run:
     def run(self, standing: Sealed | None) -> BuildReport:
         """Makes what is missing of this run's shards, and the sealed cache if no shard is missing then."""
         self._check_failures(len(self.failures))
-        with self.workspace.occupied(), self._driving():
+        with self.workspace.occupied(), self._driving(), self._part_log() as log:
             self._collect()
             missing = [unit for unit in self._mine() if self._key(unit) not in self.workspace.receipts]
             if self.options.seal_only:
                 self._require_all(missing)
-            self._make(missing)
-            if not self.workspace.has_all(self._named(self._all())):
+            self._make(missing, log)
+            if not self.workspace.has_all(self._named(self._all()), self.pool.map):
                 return self._unsealed()
             self._compare_sources()
             report = self._seal(standing)
@@ -145,28 +143,45 @@ class Run:
             return {}
         return self.workspace.find_donors(self.config.cache_root, wanted, recipe_key=self.listing.recipe.key)
 
+    def _part_log(self) -> PartLog:
+        units = len(self.cuts) * len(self.modality.groups)
+        samples = len(self.listing.rows)
+        return PartLog(self.workspace.folder, part=self.options.part, samples=samples, shards=units)
+
     def _collect(self) -> None:
         """Keeps what an earlier run finished and links what other caches have, each after re-hashing it."""
         donors = self._donors()
         named = self._named(self._mine())
-        for (group, key), receipt in zip(named, self.workspace.load(named), strict=True):
+        if self.options.seal_only:  # before terabytes are hashed again
+            absent = {key for _, key in self.workspace.absent(named)} - donors.keys()
+            self._require_all([unit for unit in self._mine() if self._key(unit) in absent])
+        for (group, key), receipt in zip(named, self.workspace.load(named, self.pool.map), strict=True):
             if receipt is not None:
                 self.counts["kept"] += 1
                 self._note(receipt)
             elif self.workspace.adopt(group, key, donors):
                 self.counts["linked"] += 1
 
-    def _make(self, missing: Sequence[Unit]) -> None:
+    def _make(self, missing: Sequence[Unit], log: PartLog) -> None:
         missing = list({self._key(unit): unit for unit in missing}.values())  # shards of equal content are one file
         rows: dict[Group, int] = dict.fromkeys(self.modality.groups, 0)
         for cut, group in missing:
             rows[group] += cut.num_media if group == "media" else cut.stop - cut.start
+        counted: Group = "media" if rows.get("media") else "text"
+        log.begin(
+            to_make=len(missing),
+            rows_to_make=rows[counted],
+            unit=self.modality.media_unit if counted == "media" else "text",
+            kept=self.counts["kept"],
+            linked=self.counts["linked"],
+        )
         with Progress(rows, media_unit=self.modality.media_unit, shown=self.options.progress) as progress:
             try:
                 for task, (receipt, made) in self._made(map(self._task, _in_order(self._here_first(missing)))):
                     self.workspace.receipts[task.key] = receipt
                     self.counts["written" if made else "kept"] += 1
                     progress.shard_done(task, receipt)
+                    log.made(rows=len(task.rows) if task.group == counted else 0, by_this_run=made)
                     self._note(receipt)
             except WorkerDied as err:
                 death = BuildError(self._death(err))
@@ -318,11 +333,6 @@ class Run:
 
 def _media_paths(task: ShardTask) -> list[Path]:
     return [file.path for file in task.files] if task.group == "media" else []
-
-
-def workspace_folder(config: Config, key: str, suffix: str = "") -> Path:
-    """Returns the folder in which a build's finished shards stand until the cache is sealed."""
-    return config.cache_root / ".building" / f"{key[:SHORT]}{suffix}"
 
 
 def _in_order(units: Sequence[Unit]) -> list[Unit]:

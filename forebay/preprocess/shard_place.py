@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+from forebay.preprocess.pool import Map
 from forebay.preprocess.stage.stage import Stage
 from forebay.preprocess.workspace import Donors, Named, Receipt
 from forebay.store.layout import Group
@@ -36,11 +37,15 @@ class ShardPlace(Protocol):
         """Where workers put shards, if that is not `folder`."""
         ...
 
-    def load(self, wanted: Sequence[Named]) -> list[Receipt | None]:
-        """Returns the receipt of every shard that is there and whole, else None, in their order."""
+    def absent(self, wanted: Sequence[Named]) -> list[Named]:
+        """Returns those of these shards that are not there; no byte of a shard is read."""
         ...
 
-    def has_all(self, wanted: Sequence[Named]) -> bool:
+    def load(self, wanted: Sequence[Named], map_: Map = map) -> list[Receipt | None]:
+        """Returns the receipt of every shard that is there and whole, else None. map_: for what takes long."""
+        ...
+
+    def has_all(self, wanted: Sequence[Named], map_: Map = map) -> bool:
         """Whether all of these shards are there now; their receipts are known then."""
         ...
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from benchmarks.objects.proxy import Proxy
-from benchmarks.objects.server import Bucket, ObjectServer
+from benchmarks.objects.server import Bucket
 from forebay.config import Config
 from tests.preprocess.corpus import Corpus, shard_bytes, speech_corpus
 from tests.preprocess.here_pool import build_here
@@ -41,9 +39,7 @@ def sealed(bucket: Bucket) -> dict[str, bytes]:
     return {name.split("/", 2)[2]: bucket.get(name) for name in bucket.names("caches") if name.endswith(".tdz")}
 
 
-def test_a_staged_build_is_the_cache_of_one_process(
-    raw: Corpus, wanted: Path, bucket: Bucket, tmp_path: Path
-) -> None:
+def test_a_staged_build_is_the_cache_of_one_process(raw: Corpus, wanted: Path, bucket: Bucket, tmp_path: Path) -> None:
     report = build_here(node(raw, bucket, tmp_path / "node"), stage=f"{bucket.url}/stage")
     assert report.cache == f"{bucket.url}/caches/{wanted.name}"
     assert (report.sealed, report.shards_written, report.shards_kept) == (True, 10, 0)

@@ -17,6 +17,7 @@ from typing import Any
 from forebay.config.url import Url
 from forebay.errors import RemoteError, RemoteExistsError, RemoteMissingError
 from forebay.preprocess.modality import Modality
+from forebay.preprocess.pool import Map
 from forebay.preprocess.stage.stage import ORIGIN, Stage, StagedShard, receipt_of, shard_object
 from forebay.preprocess.workspace import Donors, Named, Receipt, Workspace, first_whole
 from forebay.store.key import digest
@@ -65,7 +66,12 @@ class StagedWorkspace:
         """Its URL."""
         return str(self.stage.url)
 
-    def load(self, wanted: Sequence[Named]) -> list[Receipt | None]:
+    def absent(self, wanted: Sequence[Named]) -> list[Named]:
+        """Returns those of these shards that are not staged, by a listing."""
+        self._listed = self.stage.listed()
+        return [named for named in wanted if not self._is_listed(named)]
+
+    def load(self, wanted: Sequence[Named], map_: Map = map) -> list[Receipt | None]:  # noqa: ARG002
         """Returns the receipt of every shard that is staged and whole, else None: a listing, and a request a shard."""
         if self._listed is None:
             self._listed = self.stage.listed()
@@ -73,19 +79,21 @@ class StagedWorkspace:
         for_each(self._load, sorted(unknown), num_threads=self.stage.settings.max_concurrent)
         return [self.receipts.get(key) for _, key in wanted]
 
-    def has_all(self, wanted: Sequence[Named]) -> bool:
+    def has_all(self, wanted: Sequence[Named], map_: Map = map) -> bool:  # noqa: ARG002
         """Whether all of these shards are staged now."""
-        self._listed = self.stage.listed()
-        names = {shard_object(*named) for named in wanted}
-        if not (names | set(map(receipt_of, names))) <= self._listed.keys():
+        if self.absent(wanted):
             return False
         self.shards.clear()
         return None not in self.load(wanted)
 
+    def _is_listed(self, named: Named) -> bool:
+        name = shard_object(*named)
+        return self._listed is not None and name in self._listed and receipt_of(name) in self._listed
+
     def _load(self, named: Named) -> None:
         name, key = shard_object(*named), named[1]
         listed = self._listed or {}
-        if name not in listed or receipt_of(name) not in listed:
+        if not self._is_listed(named):
             return
         with contextlib.suppress(RemoteMissingError):
             found = StagedShard.parse(self.stage.bucket.read(receipt_of(name)), key)
