@@ -1,0 +1,447 @@
+"""`forebay fetch`: objects of a store, or the files of a manifest, become files of a folder, each whole or not at all.
+
+Files are downloaded aside, in segments that several threads share, and are compared with what the manifest or the store
+says before they get their names. What goes wrong with one file is told at the end, and the others come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from forebay.config.remote import RemoteConfig
+from forebay.config.url import Url
+from forebay.errors import ConfigError, RemoteError, RemoteMissingError, RemoteReplacedError, TarError
+from forebay.store.remote.bucket.bucket import Bucket
+from forebay.store.remote.fetch.content import Expected, Verdict, judge
+from forebay.store.remote.fetch.folder import InTheWayError, Part, TargetFolder, read_pieces
+from forebay.store.remote.fetch.listing import Bounds, Listing, check_prefix, list_files
+from forebay.store.remote.fetch.names import alike, limits, problems, some
+from forebay.store.remote.fetch.report import Count, FetchReport
+from forebay.store.remote.transfer.tally import for_each
+from forebay.visible import human_bytes
+
+_ATTEMPTS = 3
+_NO_RANGES = "Range request not supported"
+
+Examine = Callable[[Path, str, Any], None]
+"""Looks into a tar of an evaluation set, given its path, its name and what index.json says; raises TarError."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FetchOptions:
+    """What is asked of a fetch.
+
+    overwrite: files with other bytes are replaced. etags: an etag of S3 that looks like an MD5 is one; buckets that
+    encrypt with a key of their own have others. dry_run: nothing is downloaded.
+    """
+
+    bounds: Bounds
+    prefix: str = ""
+    overwrite: bool = False
+    etags: bool = True
+    dry_run: bool = False
+    progress: bool = False
+
+
+def fetch(url: Url, folder: Path, settings: RemoteConfig, options: FetchOptions, *, examine: Examine) -> FetchReport:
+    """Makes the objects below a URL files of a folder, and returns what that took. An interrupted fetch goes on.
+
+    Every file is compared with its size, and its hash where one is known, before it has its name. Raises RemoteError
+    where the store does not give what was asked, or more than the bounds allow, or names that no file may have;
+    ManifestError for a wrong manifest; ConfigError where something else stands in the folder. Nothing is downloaded
+    then. A file that is not what it should be is refused, and the report names it.
+    """
+    check_prefix(options.prefix)
+    listing = list_files(url, settings, prefix=options.prefix, bounds=options.bounds)
+    wanted = list(listing.files.values())
+    if options.dry_run and not folder.is_dir():
+        _check_names(listing, folder=None)
+        return _report(url, folder, _counted(wanted, progress=False), dry_run=wanted)
+    with TargetFolder(folder) as target, _counted(wanted, progress=options.progress) as count:
+        _check_names(listing, folder=target)
+        to_come = _Standing(target, listing.bucket, count, options).look(wanted)
+        if not options.dry_run:
+            _check_room(target, to_come)
+            _Fetching(listing, target, count, options, examine).run(to_come)
+            target.sweep()
+        return _report(url, folder, count, dry_run=to_come if options.dry_run else None)
+
+
+def _counted(wanted: list[Expected], *, progress: bool) -> Count:
+    return Count(len(wanted), sum(one.size_bytes for one in wanted), progress=progress)
+
+
+def _report(url: Url, folder: Path, count: Count, *, dry_run: list[Expected] | None) -> FetchReport:
+    return FetchReport(
+        source=str(url),
+        target=str(folder.absolute()),
+        files=count.num_files,
+        size_bytes=count.total_bytes,
+        moved_files=count.files["moved"],
+        moved_bytes=count.bytes["moved"],
+        kept_files=count.files["kept"],
+        kept_bytes=count.bytes["kept"],
+        resumed_bytes=count.resumed_bytes,
+        checked_by=dict(count.checked_by),
+        refused=sorted(count.refused, key=lambda one: one["name"]),
+        names=[one.name for one in dry_run or ()],
+        dry_run=dry_run is not None,
+        seconds=time.monotonic() - count.started_s,
+    )
+
+
+def _check_names(listing: Listing, *, folder: TargetFolder | None) -> None:
+    """Raises RemoteError for names that no file of the folder may have."""
+    longest_part, longest = limits(str(folder.path)) if folder is not None else (255, 4095)
+    found = problems(listing.files, longest_part=longest_part, longest=longest)
+    pairs = alike(listing.files)
+    if pairs and folder is not None and not folder.tells_apart():
+        found += [f"{one!r} and {other!r} are one name in this folder" for one, other in pairs]
+    if found:
+        raise RemoteError(
+            f"{listing.bucket.url}: names that no file below {folder.path if folder else 'a folder'} may have: "
+            f"{some(found)}; nothing was fetched; leave them out by --prefix, or have them renamed"
+        )
+
+
+def _check_room(folder: TargetFolder, to_come: list[Expected]) -> None:
+    """Raises ConfigError where the disk has less room than is to come."""
+    needed, free = sum(one.size_bytes for one in to_come), folder.free_bytes()
+    if needed > free:
+        raise ConfigError(
+            f"{folder.path}: {human_bytes(needed)} ({needed:,} bytes) are to come and {human_bytes(free)} ({free:,} "
+            "bytes) are free; free the disk, name another --output, or bring fewer by --prefix"
+        )
+
+
+class _Standing:
+    """What stands in the folder before anything is downloaded."""
+
+    def __init__(self, folder: TargetFolder, bucket: Bucket, count: Count, options: FetchOptions) -> None:
+        self.folder, self.count, self.options = folder, count, options
+        self.etags_are_md5 = bucket.url.scheme == "s3" and options.etags
+        self.in_the_way: list[str] = []
+        self.to_come: list[Expected] = []
+
+    def look(self, wanted: list[Expected]) -> list[Expected]:
+        """Returns what is to be downloaded. Raises ConfigError where the folder holds something else."""
+        for_each(self._look_at, wanted, num_threads=4)
+        if self.in_the_way:
+            raise ConfigError(
+                f"{some(sorted(self.in_the_way))}; nothing was fetched; name another --output, or replace files by "
+                "--overwrite (links, folders and devices are never replaced)"
+            )
+        places = {one.name: place for place, one in enumerate(wanted)}
+        return sorted(self.to_come, key=lambda one: places[one.name])
+
+    def _look_at(self, expected: Expected) -> None:
+        try:
+            problem = self._problem(expected)
+        except InTheWayError as err:
+            self.in_the_way.append(str(err))
+            return
+        if problem is None:
+            self.to_come.append(expected)
+        elif problem:
+            self.in_the_way.append(f"{self.folder.path / expected.name} is there, and {problem}")
+
+    def _problem(self, expected: Expected) -> str | None:
+        """Returns what is wrong with the file that is there; None where it is to come, empty where it is right."""
+        found = self.folder.stat(expected.name)
+        if found is None:
+            return None
+        if found.st_size != expected.size_bytes:
+            problem = f"has {found.st_size} bytes, wanted {expected.size_bytes}"
+        elif found.st_nlink > 1:
+            problem = f"has {found.st_nlink} names (hard links), so that somebody else may write to it"
+        else:
+            with self.folder.open(expected.name) as descriptor:
+                pieces = read_pieces(descriptor, 0, found.st_size)
+                verdict = judge(pieces, expected, etags_are_md5=self.etags_are_md5)
+            problem = verdict.problem
+            if verdict.by == "size" and found.st_mtime_ns < expected.modified_ns:
+                problem = "is older than the object of the same size"
+            if not problem:
+                self.count.add("kept", expected.size_bytes, by=verdict.by)
+        return None if problem and self.options.overwrite else problem
+
+
+@dataclass(eq=False, slots=True)
+class _File:
+    """A file that is being downloaded. left: runs that are not over. problem: what ended one of them."""
+
+    expected: Expected
+    part: Part
+    attempt: int
+    left: int = 0
+    problem: Exception | None = None
+    arrived: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Segments of a file that one request brings."""
+
+    file: _File
+    segments: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Queue:
+    """What is to be done: files to begin with, and runs of those that have begun. Threads share it."""
+
+    files: deque[tuple[Expected, int]]
+    runs: deque[_Run] = field(default_factory=deque)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    beginning: int = 0
+    is_stopped: bool = False
+
+    def take(self) -> _Run | tuple[Expected, int] | None:
+        """Waits for and returns what is to be done next, None where nothing is left."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.is_stopped or self.runs or self.files or not self.beginning)
+            if self.is_stopped:
+                return None
+            if self.runs:
+                return self.runs.popleft()
+            if self.files:
+                self.beginning += 1
+                return self.files.popleft()
+            return None
+
+    def begun(self, runs: list[_Run]) -> None:
+        """Adds the runs of a file that has begun."""
+        with self.changed:
+            self.beginning -= 1
+            self.runs.extend(runs)
+            self.changed.notify_all()
+
+    def again(self, expected: Expected, attempt: int) -> None:
+        """Puts a file back."""
+        with self.changed:
+            self.files.append((expected, attempt))
+            self.changed.notify_all()
+
+    def stop(self) -> None:
+        """Ends all threads after the bytes that they have at hand."""
+        with self.changed:
+            self.is_stopped = True
+            self.changed.notify_all()
+
+
+class _StoppedError(Exception):
+    """Another thread has ended the fetch."""
+
+
+class _RefusedError(Exception):
+    """A file is not what it should be."""
+
+
+class _Fetching:
+    """The downloads: what their threads share."""
+
+    def __init__(
+        self, listing: Listing, folder: TargetFolder, count: Count, options: FetchOptions, examine: Examine
+    ) -> None:
+        self.bucket, self.folder, self.count, self.options = listing.bucket, folder, count, options
+        self.members: Mapping[str, Any] = listing.members
+        self.examine = examine
+        self.etags_are_md5 = self.bucket.url.scheme == "s3" and options.etags
+        self.is_web = self.bucket.url.scheme in ("http", "https")
+        self.queue = _Queue(deque())
+        self.open: set[_File] = set()
+        self._lock = threading.Lock()
+
+    def run(self, to_come: list[Expected]) -> None:
+        """Downloads all files. Raises what stops a fetch as a whole: RemoteError, OSError."""
+        self.queue.files.extend((expected, 1) for expected in to_come)
+        num_threads = self.bucket.settings.max_concurrent
+        try:
+            with ThreadPoolExecutor(num_threads) as threads:
+                try:
+                    for future in as_completed([threads.submit(self._work) for _ in range(num_threads)]):
+                        future.result()
+                finally:  # an interrupt too
+                    self.queue.stop()
+        finally:
+            for file in self.open:
+                file.part.close()
+
+    def _work(self) -> None:
+        try:
+            while (found := self.queue.take()) is not None:
+                if isinstance(found, _Run):
+                    self._bring(found)
+                else:
+                    self._begin(*found)
+        except _StoppedError:
+            return
+        except BaseException:
+            self.queue.stop()
+            raise
+
+    def _begin(self, expected: Expected, attempt: int) -> None:
+        runs: list[_Run] = []
+        try:
+            file = self._opened(expected, attempt)
+            if file is not None:
+                runs = self._runs(file)
+                file.left = len(runs)
+        finally:
+            self.queue.begun(runs)
+        if file is not None and not runs:
+            self._finish(file)
+
+    def _opened(self, expected: Expected, attempt: int) -> _File | None:
+        """Returns a file that is to be downloaded; None where that is refused, or nothing is to come."""
+        try:
+            if not (expected.modified_ns and expected.size_bytes):
+                expected = self._known(expected)
+            file = _File(expected, self.folder.part(expected, str(self.bucket.url)), attempt)
+        except RemoteMissingError as err:
+            # An object of no bytes that is not there is `folder/`, which a listing calls `folder`.
+            if expected.size_bytes or expected.hashes:
+                self.count.refuse(expected.name, str(err))
+            return None
+        except _RefusedError as err:
+            self.count.refuse(expected.name, str(err))
+            return None
+        with self._lock:
+            self.open.add(file)
+        return file
+
+    def _known(self, expected: Expected) -> Expected:
+        """Returns a file with what the store says of it, of which only a manifest is known, or which has no bytes."""
+        info = self.bucket.info(expected.key)
+        if info.size_bytes != expected.size_bytes:
+            raise _RefusedError(f"the store has {info.size_bytes} bytes, {expected.size_bytes} are wanted")
+        return expected.of(info)
+
+    def _runs(self, file: _File) -> list[_Run]:
+        missing = file.part.missing()
+        have = file.expected.size_bytes - sum(stop - start for start, stop in map(file.part.bounds, missing))
+        if have:
+            self.count.resumed(have)
+        if self.is_web and missing:
+            # Servers that give no ranges give whole files.
+            return [_Run(file, tuple(range(missing[0], file.part.num_segments)))]
+        return [_Run(file, (index,)) for index in missing]
+
+    def _bring(self, run: _Run) -> None:
+        file = run.file
+        try:
+            if file.problem is None:
+                self._stream(run)
+        except (_RefusedError, RemoteMissingError, RemoteReplacedError) as err:
+            file.problem = err
+        with self._lock:
+            file.left -= 1
+            is_last = not file.left
+        if is_last:
+            self._finish(file)
+
+    def _stream(self, run: _Run) -> None:
+        try:
+            self._stream_once(run)
+        except RemoteError as err:
+            if not (self.is_web and run.segments[0] and _NO_RANGES in str(err)):
+                raise
+            self._stream_once(_Run(run.file, tuple(range(run.file.part.num_segments))))
+
+    def _stream_once(self, run: _Run) -> None:
+        """Writes the segments of a run, and notes each that is there."""
+        part, expected = run.file.part, run.file.expected
+        at, end = part.bounds(run.segments[0])[0], part.bounds(run.segments[-1])[1]
+        stop = None if end == expected.size_bytes else end
+        stream = self.bucket.stream(expected.key, start=at, stop=stop, etag=expected.etag)
+        segments, state = deque(run.segments), xxhash.xxh3_64()
+        with contextlib.closing(stream):  # type: ignore[type-var]
+            for piece in stream:
+                if self.queue.is_stopped:
+                    raise _StoppedError
+                if at + len(piece) > end:
+                    raise _RefusedError(f"it has more than the {expected.size_bytes} bytes that are wanted")
+                part.write(at, piece)
+                self._arrived(run.file, len(piece))
+                rest = memoryview(piece)
+                while rest:
+                    taken = rest[: part.bounds(segments[0])[1] - at]
+                    state.update(taken)
+                    at, rest = at + len(taken), rest[len(taken) :]
+                    if at == part.bounds(segments[0])[1]:
+                        part.ended(segments.popleft(), state)
+                        state = xxhash.xxh3_64()
+        if at != end:
+            raise _RefusedError(f"it has {at} bytes, {expected.size_bytes} are wanted")
+
+    def _arrived(self, file: _File, size_bytes: int) -> None:
+        with self._lock:
+            file.arrived += size_bytes
+        self.count.arrived(size_bytes)
+
+    def _finish(self, file: _File) -> None:
+        """Gives a file its name, or has it downloaded again, or refuses it."""
+        try:
+            by = self._checked(file)
+            self._publish(file)
+        except (_RefusedError, RemoteMissingError, RemoteReplacedError, InTheWayError, TarError) as err:
+            self._give_up(file, err)
+            return
+        finally:
+            with self._lock:
+                self.open.discard(file)
+            file.part.close()
+        self.count.add("moved", file.expected.size_bytes, by=by)
+
+    def _checked(self, file: _File) -> str:
+        if file.problem is not None:
+            raise file.problem
+        verdict: Verdict = judge(file.part.pieces(), file.expected, etags_are_md5=self.etags_are_md5)
+        if verdict.problem:
+            raise _RefusedError(verdict.problem)
+        file.part.trim()
+        if file.expected.is_in_set and file.expected.name.endswith(".tar"):
+            self.examine(file.part.path, file.expected.name, self.members.get(file.expected.name))
+        return verdict.by
+
+    def _publish(self, file: _File) -> None:
+        """Gives a file its name, unless another file has had it meanwhile."""
+        name, size = file.expected.name, file.expected.size_bytes
+        found = self.folder.stat(name)
+        if found is not None and not self.options.overwrite:
+            with self.folder.open(name) as descriptor:
+                is_same = found.st_size == size and _same(read_pieces(descriptor, 0, size), file.part.pieces())
+            if not is_same:
+                raise InTheWayError(f"{self.folder.path / name} has come meanwhile, with other bytes; try --overwrite")
+        file.part.publish()
+
+    def _give_up(self, file: _File, err: Exception) -> None:
+        """Has a file downloaded once more where that may help, else refuses it."""
+        file.part.remove()
+        self.count.arrived(-file.arrived)
+        is_replaced = isinstance(err, RemoteReplacedError)
+        if file.attempt < (_ATTEMPTS if is_replaced else 2) and isinstance(err, (RemoteReplacedError, _RefusedError)):
+            with contextlib.suppress(RemoteMissingError):
+                now = file.expected.of(self.bucket.info(file.expected.key))
+                if self.count.total_bytes - file.expected.size_bytes + now.size_bytes <= self.options.bounds.size_bytes:
+                    self.queue.again(now, file.attempt + 1)
+                    return
+        self.count.refuse(file.expected.name, str(err))
+
+
+def _same(one: Any, other: Any) -> bool:
+    states = [xxhash.xxh3_128(), xxhash.xxh3_128()]
+    for state, pieces in zip(states, (one, other), strict=True):
+        for piece in pieces:
+            state.update(piece)
+    return states[0].digest() == states[1].digest()
