@@ -22,7 +22,7 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url
 from forebay.errors import ConfigError, RemoteError, RemoteMissingError, RemoteReplacedError, TarError
 from forebay.store.remote.bucket.bucket import Bucket
-from forebay.store.remote.fetch.content import Expected, Verdict, judge
+from forebay.store.remote.fetch.content import Expected, judge
 from forebay.store.remote.fetch.folder import InTheWayError, Part, TargetFolder, read_pieces
 from forebay.store.remote.fetch.listing import Bounds, Listing, check_prefix, list_files
 from forebay.store.remote.fetch.names import alike, limits, problems, some
@@ -31,6 +31,13 @@ from forebay.store.remote.transfer.tally import for_each
 from forebay.visible import human_bytes
 
 _ATTEMPTS = 3
+_MOST_BY_ETAG = 3
+"""Files that an etag alone may refuse before any was proven by one: more, and the store's etags are no MD5s."""
+_NO_MD5 = (
+    "the store does not give what was put there; or its bucket encrypts with a key of its own, and etags say nothing: "
+    "then --ignore-etags"
+)
+_DAMAGED = "it is damaged, or was replaced: have it put there again"
 _NO_RANGES = "Range request not supported"
 
 Examine = Callable[[Path, str, Any], None]
@@ -244,7 +251,11 @@ class _StoppedError(Exception):
 
 
 class _RefusedError(Exception):
-    """A file is not what it should be."""
+    """A file is not what it should be. is_etag: an etag alone says so."""
+
+    def __init__(self, message: str, *, is_etag: bool = False) -> None:
+        super().__init__(message)
+        self.is_etag = is_etag
 
 
 class _Fetching:
@@ -260,6 +271,7 @@ class _Fetching:
         self.is_web = self.bucket.url.scheme in ("http", "https")
         self.queue = _Queue(deque())
         self.open: set[_File] = set()
+        self._by_etag = 0
         self._lock = threading.Lock()
 
     def run(self, to_come: list[Expected]) -> None:
@@ -311,10 +323,10 @@ class _Fetching:
         except RemoteMissingError as err:
             # An object of no bytes that is not there is `folder/`, which a listing calls `folder`.
             if expected.size_bytes or expected.hashes:
-                self.count.refuse(expected.name, str(err))
+                self._refuse(expected, err)
             return None
         except _RefusedError as err:
-            self.count.refuse(expected.name, str(err))
+            self._refuse(expected, err)
             return None
         with self._lock:
             self.open.add(file)
@@ -406,9 +418,9 @@ class _Fetching:
     def _checked(self, file: _File) -> str:
         if file.problem is not None:
             raise file.problem
-        verdict: Verdict = judge(file.part.pieces(), file.expected, etags_are_md5=self.etags_are_md5)
+        verdict = judge(file.part.pieces(), file.expected, etags_are_md5=self.etags_are_md5)
         if verdict.problem:
-            raise _RefusedError(verdict.problem)
+            raise _RefusedError(verdict.problem, is_etag=verdict.by == "etag")
         file.part.trim()
         if file.expected.is_in_set and file.expected.name.endswith(".tar"):
             self.examine(file.part.path, file.expected.name, self.members.get(file.expected.name))
@@ -436,7 +448,19 @@ class _Fetching:
                 if self.count.total_bytes - file.expected.size_bytes + now.size_bytes <= self.options.bounds.size_bytes:
                     self.queue.again(now, file.attempt + 1)
                     return
-        self.count.refuse(file.expected.name, str(err))
+        self._refuse(file.expected, err)
+
+    def _refuse(self, expected: Expected, err: Exception) -> None:
+        """Counts a file that does not come. Raises RemoteError where the etags of the store seem to say nothing."""
+        reason = str(err)
+        if isinstance(err, _RefusedError):
+            reason = f"{self.bucket.url / expected.key}: {err}; {_NO_MD5 if err.is_etag else _DAMAGED}"
+        self.count.refuse(expected.name, reason)
+        if isinstance(err, _RefusedError) and err.is_etag:
+            with self._lock:
+                self._by_etag += 1
+            if self._by_etag >= _MOST_BY_ETAG and not self.count.checked_by["etag"]:
+                raise RemoteError(reason)
 
 
 def _same(one: Any, other: Any) -> bool:

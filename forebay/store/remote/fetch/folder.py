@@ -17,13 +17,12 @@ from pathlib import Path
 
 import xxhash
 
-from forebay.store.files import fsync_folder
 from forebay.store.remote.fetch.content import Expected
+from forebay.store.remote.fetch.names import folders_of
 from forebay.store.temporary import TEMPORARY_MARK, abandoned, is_temporary, sweep, temporary_name
 
-_MIB = 1024 * 1024
-_SEGMENT, _MAX_SEGMENTS = 16 * _MIB, 4096
-_BLOCK = 4 * _MIB
+_SEGMENT, _MAX_SEGMENTS = 16 * 1024 * 1024, 4096
+_BLOCK = 4 * 1024 * 1024
 _DIGITS = 8
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -51,11 +50,11 @@ class TargetFolder:
     def __exit__(self, *error: object) -> None:
         """Makes the names durable that were given."""
         try:
-            for name in self._made:
-                with contextlib.suppress(OSError, InTheWayError), self._parent(name, make=False) as (place, _):
+            for folder in self._made:
+                with contextlib.suppress(OSError, InTheWayError), self._parent(f"{folder}/.", make=False) as (place, _):
                     os.fsync(place)
             with contextlib.suppress(OSError):
-                fsync_folder(self.path)
+                os.fsync(self.descriptor)
         finally:
             os.close(self.descriptor)
 
@@ -126,7 +125,8 @@ class TargetFolder:
         """Gives a whole file its name. Raises InTheWayError where a folder or link stands on the way."""
         with self._parent(name, make=True) as (place, last):
             os.rename(part, last, src_dir_fd=self.descriptor, dst_dir_fd=place)
-        self._made.add(name)
+        if name.rpartition("/")[0] not in self._made:
+            self._made |= folders_of([name])
 
     def _temporary(self, prefix: str) -> str:
         return temporary_name(self.path / prefix).name
@@ -195,7 +195,7 @@ class Part:
         self.folder, self.name, self.expected = folder, name, expected
         self._descriptor = descriptor
         size = expected.size_bytes
-        self.segment = max(_SEGMENT, -(-size // _MAX_SEGMENTS // _MIB) * _MIB)
+        self.segment = _SEGMENT * max(1, -(-size // (_SEGMENT * _MAX_SEGMENTS)))
         self.num_segments = -(-size // self.segment)
         full = size + _DIGITS * self.num_segments
         if os.fstat(descriptor).st_size != full:

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import xxhash
+
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url
 from forebay.errors import ConfigError, ManifestError, RemoteError, RemoteMissingError
@@ -21,7 +23,7 @@ from forebay.store.remote.fetch.names import folders_of
 from forebay.visible import human_bytes
 
 MANIFEST, INDEX = "evaluation_manifest.json", "index.json"
-_MAX_DOCUMENT = 256 * 1024 * 1024
+_MAX_DOCUMENT = 64 * 1024 * 1024
 _MAX_SETS = 1000
 _MAX_LISTED = 10_000_000
 """Names that a listing may pass over: a store that never ends is told so."""
@@ -119,6 +121,9 @@ class _Finding:
         data, info = read_document(self.bucket, name)
         if is_alone:
             self._take(replace(_expected(info), name=name, size_bytes=len(data)))
+        if name in self.listing.files:
+            itself = (("xxh3_128", xxhash.xxh3_128_hexdigest(data)),)
+            self.listing.files[name] = replace(self.listing.files[name], hashes=itself)
         for file in _entries(_parsed(where, data), where):
             expected = replace(file, name=below + file.name, key=below + file.key)
             if is_alone:
