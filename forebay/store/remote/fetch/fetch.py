@@ -234,9 +234,9 @@ class _Queue:
             self.changed.notify_all()
 
     def again(self, expected: Expected, attempt: int) -> None:
-        """Puts a file back."""
+        """Puts a file back, which is the next one."""
         with self.changed:
-            self.files.append((expected, attempt))
+            self.files.appendleft((expected, attempt))
             self.changed.notify_all()
 
     def stop(self) -> None:
@@ -441,14 +441,23 @@ class _Fetching:
         """Has a file downloaded once more where that may help, else refuses it."""
         file.part.remove()
         self.count.arrived(-file.arrived)
-        is_replaced = isinstance(err, RemoteReplacedError)
-        if file.attempt < (_ATTEMPTS if is_replaced else 2) and isinstance(err, (RemoteReplacedError, _RefusedError)):
-            with contextlib.suppress(RemoteMissingError):
-                now = file.expected.of(self.bucket.info(file.expected.key))
-                if self.count.total_bytes - file.expected.size_bytes + now.size_bytes <= self.options.bounds.size_bytes:
-                    self.queue.again(now, file.attempt + 1)
-                    return
-        self._refuse(file.expected, err)
+        again = self._again(file, err)
+        if again is None:
+            self._refuse(file.expected, err)
+        else:
+            self.queue.again(again, file.attempt + 1)
+
+    def _again(self, file: _File, err: Exception) -> Expected | None:
+        """Returns what to download in place of a file that is not right; None where that would not help."""
+        if isinstance(err, _RefusedError):
+            return file.expected if file.attempt == 1 else None
+        if not isinstance(err, RemoteReplacedError) or file.attempt == _ATTEMPTS:
+            return None
+        with contextlib.suppress(RemoteMissingError):
+            now = file.expected.of(self.bucket.info(file.expected.key))
+            if self.count.total_bytes - file.expected.size_bytes + now.size_bytes <= self.options.bounds.size_bytes:
+                return now
+        return None
 
     def _refuse(self, expected: Expected, err: Exception) -> None:
         """Counts a file that does not come. Raises RemoteError where the etags of the store seem to say nothing."""
