@@ -531,6 +531,7 @@ def test_the_manifest_beside_the_files_tells_their_hashes(url: Url, bucket: Empt
         (b'{"files": [{"name": "a", "size_bytes": true, "md5": "0"}]}', r"files\[0\] .* size_bytes True"),
         (b'{"files": [{"name": "a", "size_bytes": 1, "md5": "zz"}]}', "md5 'zz' is no 32 hex digits"),
         (b'{"files": [{"name": "a", "size_bytes": 1}]}', "'a' has no hash"),
+        (manifest_of({"a": b""})[:-1] + b', "index": {"name": null}}', "index says no name"),
         (manifest_of({"a": b""})[:-2] + b', {"name": "a", "size_bytes": 0, "md5": "' + b"0" * 32 + b'"}]}', "twice"),
     ],
 )
@@ -645,6 +646,7 @@ def link(name: str, kind: bytes, target: str) -> tarfile.TarInfo:
 @pytest.mark.parametrize(
     ("member", "match"),
     [
+        ("b.wav", "'b.wav' is there twice"),
         (link("a.wav", tarfile.SYMTYPE, "/etc/passwd"), "'a.wav' at offset 1024 is refused: symlink"),
         (link("a.wav", tarfile.LNKTYPE, "b.wav"), "'a.wav' at offset 1024 is refused: hard_link"),
         ("../a.wav", "'../a.wav' leads out of the folder"),
@@ -652,12 +654,86 @@ def link(name: str, kind: bytes, target: str) -> tarfile.TarInfo:
     ],
 )
 def test_members_that_lead_out_are_refused(member: Any, match: str, bucket: Emptied, tmp_path: Path) -> None:
-    files = {"hi_eval.tar": tar_of("b.wav", member), "bn_eval.tar": tar_of("b.wav", "b.json")}
-    bucket.put_all((f"x/{name}", data) for name, data in files.items())
-    bucket.put("x/evaluation_manifest.json", manifest_of(files))
+    tars = {"hi_eval.tar": tar_of("b.wav", member), "bn_eval.tar": tar_of("b.wav", "b.json")}
+    put_set(bucket, tars)
     report = fetched(parse_url(f"{bucket.url}/x"), tmp_path / "out")
-    assert match in reasons(report)["hi_eval.tar"]
-    assert sorted(files_of(tmp_path / "out")) == ["bn_eval.tar", "evaluation_manifest.json"]
+    assert f"{bucket.url}/x: hi_eval.tar: its member {match}; have the set" in reasons(report)["hi_eval.tar"]
+    assert sorted(files_of(tmp_path / "out")) == ["bn_eval.tar", "evaluation_manifest.json", "index.json"]
+
+
+def put_set(bucket: Emptied, tars: dict[str, bytes], change: Callable[[Any], None] = lambda index: None) -> None:
+    """Puts an evaluation set, whose index may be another one."""
+    index: dict[str, Any] = {"version": 1, "tars": {}}
+    for name, data in tars.items():
+        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+            members = [{"name": one.name, "offset": one.offset_data, "size": one.size} for one in tar]
+        index["tars"][name] = {"members": members}
+    change(index)
+    said = json.dumps(index).encode()
+    manifest = json.loads(manifest_of({**tars, "index.json": said}))
+    manifest["index"] = manifest["files"].pop()
+    manifest["files"].append({"language": "xx", "name": None})
+    bucket.put_all([(f"x/{name}", data) for name, data in tars.items()])
+    bucket.put_all([("x/index.json", said), ("x/evaluation_manifest.json", json.dumps(manifest).encode())])
+
+
+@pytest.mark.parametrize("place", ["", "/evaluation_manifest.json"])
+def test_an_evaluation_set(place: str, bucket: Emptied, tmp_path: Path) -> None:
+    tars = {"hi_eval.tar": tar_of("b.wav", "b.json"), "bn_eval.tar": tar_of("c.wav", "c.json")}
+    put_set(bucket, tars)
+    url = parse_url(f"{bucket.url}/x{place}")
+    report = fetched(url, tmp_path / "out")
+    assert report.checked_by == {"xxh3_128": 4}
+    assert sorted(files_of(tmp_path / "out")) == [
+        "bn_eval.tar",
+        "evaluation_manifest.json",
+        "hi_eval.tar",
+        "index.json",
+    ]
+    assert list(report.lines())[-1] == (
+        f'to evaluate on it: a config of kind = "webdataset" and manifest = "{tmp_path}/out/*_eval.tar", which '
+        '[[train.eval]] names by config = "..."'
+    )
+    assert fetched(url, tmp_path / "hi", prefix="hi_").checked_by == {"xxh3_128": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda tars: tars["hi_eval.tar"]["members"][0].update(offset=7), "has the member 'b.wav' at offset 512 of 5"),
+        (lambda tars: tars["hi_eval.tar"]["members"].pop(), "where its index.json says no member"),
+        (lambda tars: tars["hi_eval.tar"]["members"].append({}), "says not which members it has"),
+        (lambda tars: tars.update({"hi_eval.tar": 3}), "says not which members it has"),
+        (lambda tars: tars.pop("hi_eval.tar"), "says not which members it has"),
+    ],
+    ids=["offset", "fewer", "entry", "type", "none"],
+)
+def test_a_tar_that_is_not_as_its_index_says_is_refused(
+    change: Callable[[Any], None], match: str, bucket: Emptied, tmp_path: Path
+) -> None:
+    tars = {"hi_eval.tar": tar_of("b.wav", "b.json"), "bn_eval.tar": tar_of("c.wav")}
+    put_set(bucket, tars, lambda index: change(index["tars"]))
+    report = fetched(parse_url(f"{bucket.url}/x"), tmp_path / "out")
+    assert list(reasons(report)) == ["hi_eval.tar"]
+    assert match in report.refused[0]["reason"]
+
+
+def test_an_index_that_the_manifest_does_not_mean_is_refused(bucket: Emptied, tmp_path: Path) -> None:
+    put_set(bucket, {"hi_eval.tar": tar_of("b.wav")})
+    bucket.put("x/index.json", bucket.get("x/index.json").replace(b"512", b"513"))
+    with pytest.raises(ManifestError, match=r"x/index.json is not what .*evaluation_manifest.json says: its xxh3_128"):
+        fetched(parse_url(f"{bucket.url}/x"), tmp_path / "out")
+    put_set(bucket, {"hi_eval.tar": tar_of("b.wav")}, lambda index: index.update(tars=[]))
+    with pytest.raises(ManifestError, match=r"x/index.json has no object `tars`"):
+        fetched(parse_url(f"{bucket.url}/x"), tmp_path / "out")
+
+
+def test_a_tar_that_is_none_is_named_as_it_is_called(bucket: Emptied, tmp_path: Path) -> None:
+    bucket.put("x/hi_eval.tar", b"\x1f\x8b" + bytes(1000))
+    bucket.put("x/evaluation_manifest.json", manifest_of({"hi_eval.tar": b"\x1f\x8b" + bytes(1000)}))
+    said = reasons(fetched(parse_url(f"{bucket.url}/x"), tmp_path / "out"))["hi_eval.tar"]
+    assert re.match(rf"{bucket.url}/x: hi_eval.tar .*gzip", said)
+    assert ".tmp-" not in said
 
 
 # The command

@@ -33,7 +33,7 @@ class Expected:
 
     name: of the file, below the folder. key: of the object, below the bucket's URL. etag: of the version that is
     wanted, empty where the store tells none. modified_ns: 0 where only a manifest is known. hashes: hex digits by the
-    name of the hash, as a manifest says. is_in_set: an evaluation set's manifest names it.
+    name of the hash, as a manifest says.
     """
 
     name: str
@@ -42,7 +42,6 @@ class Expected:
     etag: str = ""
     modified_ns: int = 0
     hashes: tuple[tuple[str, str], ...] = ()
-    is_in_set: bool = False
 
     @property
     def identity(self) -> str:

@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,7 +73,7 @@ def fetch(url: Url, folder: Path, settings: RemoteConfig, options: FetchOptions,
     wanted = list(listing.files.values())
     if options.dry_run and not folder.is_dir():
         _check_names(listing, folder=None)
-        return _report(url, folder, _counted(wanted, progress=False), dry_run=wanted)
+        return _report(listing, url, folder, _counted(wanted, progress=False), dry_run=wanted)
     with TargetFolder(folder) as target, _counted(wanted, progress=options.progress) as count:
         _check_names(listing, folder=target)
         to_come = _Standing(target, listing.bucket, count, options).look(wanted)
@@ -81,14 +81,14 @@ def fetch(url: Url, folder: Path, settings: RemoteConfig, options: FetchOptions,
             _check_room(target, to_come)
             _Fetching(listing, target, count, options, examine).run(to_come)
             target.sweep()
-        return _report(url, folder, count, dry_run=to_come if options.dry_run else None)
+        return _report(listing, url, folder, count, dry_run=to_come if options.dry_run else None)
 
 
 def _counted(wanted: list[Expected], *, progress: bool) -> Count:
     return Count(len(wanted), sum(one.size_bytes for one in wanted), progress=progress)
 
 
-def _report(url: Url, folder: Path, count: Count, *, dry_run: list[Expected] | None) -> FetchReport:
+def _report(listing: Listing, url: Url, folder: Path, count: Count, *, dry_run: list[Expected] | None) -> FetchReport:
     return FetchReport(
         source=str(url),
         target=str(folder.absolute()),
@@ -101,6 +101,7 @@ def _report(url: Url, folder: Path, count: Count, *, dry_run: list[Expected] | N
         resumed_bytes=count.resumed_bytes,
         checked_by=dict(count.checked_by),
         refused=sorted(count.refused, key=lambda one: one["name"]),
+        tars=len(listing.tars),
         names=[one.name for one in dry_run or ()],
         dry_run=dry_run is not None,
         seconds=time.monotonic() - count.started_s,
@@ -265,8 +266,7 @@ class _Fetching:
         self, listing: Listing, folder: TargetFolder, count: Count, options: FetchOptions, examine: Examine
     ) -> None:
         self.bucket, self.folder, self.count, self.options = listing.bucket, folder, count, options
-        self.members: Mapping[str, Any] = listing.members
-        self.examine = examine
+        self.tars, self.examine = listing.tars, examine
         self.etags_are_md5 = self.bucket.url.scheme == "s3" and options.etags
         self.is_web = self.bucket.url.scheme in ("http", "https")
         self.queue = _Queue(deque())
@@ -422,9 +422,15 @@ class _Fetching:
         if verdict.problem:
             raise _RefusedError(verdict.problem, is_etag=verdict.by == "etag")
         file.part.trim()
-        if file.expected.is_in_set and file.expected.name.endswith(".tar"):
-            self.examine(file.part.path, file.expected.name, self.members.get(file.expected.name))
+        if file.expected.name in self.tars:
+            self._look_into(file.part.path, file.expected.name)
         return verdict.by
+
+    def _look_into(self, path: Path, name: str) -> None:
+        try:
+            self.examine(path, name, self.tars[name])
+        except TarError as err:  # some name the file, and it has another name now
+            raise TarError(f"{self.bucket.url}: {str(err).replace(str(path), name)}") from err
 
     def _publish(self, file: _File) -> None:
         """Gives a file its name, unless another file has had it meanwhile."""

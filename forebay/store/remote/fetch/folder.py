@@ -132,8 +132,14 @@ class TargetFolder:
         return temporary_name(self.path / prefix).name
 
     def _left(self, prefix: str) -> list[str]:
+        """Returns the parts of a prefix, the one with most bytes first."""
+        found: list[tuple[int, str]] = []
         with os.scandir(self.descriptor) as entries:
-            return [entry.name for entry in entries if entry.name.startswith(prefix)]
+            for entry in entries:
+                if entry.name.startswith(prefix):
+                    with contextlib.suppress(FileNotFoundError):
+                        found.append((-entry.stat(follow_symlinks=False).st_blocks, entry.name))
+        return [name for _, name in sorted(found)]
 
     def _adopted(self, left: str, name: str) -> tuple[int, str] | None:
         """Takes over what a dead fetch left, under a name of this process; None where somebody is at it."""

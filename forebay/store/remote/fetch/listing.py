@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,11 +18,12 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url
 from forebay.errors import ConfigError, ManifestError, RemoteError, RemoteMissingError
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
-from forebay.store.remote.fetch.content import DIGITS, HASHES, Expected
+from forebay.store.remote.fetch.content import DIGITS, HASHES, Expected, judge
 from forebay.store.remote.fetch.names import folders_of
 from forebay.visible import human_bytes
 
-MANIFEST, INDEX = "evaluation_manifest.json", "index.json"
+MANIFEST = "evaluation_manifest.json"
+MAKE = "forebay evalset CONFIG --out DIR"
 _MAX_DOCUMENT = 64 * 1024 * 1024
 _MAX_SETS = 1000
 _MAX_LISTED = 10_000_000
@@ -41,11 +42,14 @@ class Bounds:
 
 @dataclass(slots=True)
 class Listing:
-    """What is to come from below a URL. members: of the tars of evaluation sets, what their index.json says."""
+    """What is to come from below a URL.
+
+    tars: those of evaluation sets, by name, with what the index.json of their set says of them, or None.
+    """
 
     bucket: Bucket
     files: dict[str, Expected] = field(default_factory=dict)
-    members: dict[str, Any] = field(default_factory=dict)
+    tars: dict[str, Any] = field(default_factory=dict)
 
 
 def list_files(url: Url, settings: RemoteConfig, *, prefix: str, bounds: Bounds) -> Listing:
@@ -124,24 +128,32 @@ class _Finding:
         if name in self.listing.files:
             itself = (("xxh3_128", xxhash.xxh3_128_hexdigest(data)),)
             self.listing.files[name] = replace(self.listing.files[name], hashes=itself)
-        for file in _entries(_parsed(where, data), where):
+        files, index = _entries(_parsed(where, data), where)
+        for file in [*files, index] if index is not None else files:
             expected = replace(file, name=below + file.name, key=below + file.key)
             if is_alone:
                 self._take(expected)
             elif expected.name.startswith(self.prefix):
                 self._join(expected, where)
-        self._take_index(below)
+            if expected.name.startswith(self.prefix) and file.name.endswith(".tar"):
+                self.listing.tars[expected.name] = None
+        if index is not None:
+            self._take_index(below, index, where)
 
-    def _take_index(self, below: str) -> None:
-        tars = [name for name in self.listing.files if name.startswith(below) and name.endswith(".tar")]
-        if not tars:
+    def _take_index(self, below: str, said: Expected, where: Url) -> None:
+        """Takes in what an index says of the members of tars that are to come. Raises ManifestError."""
+        if not self.listing.tars:
             return
-        try:
-            data, _ = read_document(self.bucket, below + INDEX)
-        except RemoteMissingError:
-            return
-        document = _parsed(self.bucket.url / (below + INDEX), data)
-        self.listing.members.update(dict.fromkeys(tars, document))
+        there = self.bucket.url / (below + said.key)
+        data, _ = read_document(self.bucket, below + said.key)
+        if problem := judge([data], said, etags_are_md5=False).problem:
+            raise ManifestError(f"{there} is not what {where} says: {problem}; one of the two was replaced")
+        tars = _parsed(there, data).get("tars")
+        if not isinstance(tars, dict):
+            raise ManifestError(f"{there} has no object `tars`; have the set made again: {MAKE}")
+        for name in self.listing.tars:
+            if name.startswith(below):
+                self.listing.tars[name] = tars.get(name.removeprefix(below), {})
 
     def _join(self, said: Expected, where: Url) -> None:
         """Adds what a manifest says to what the store says. Raises ManifestError where the two disagree."""
@@ -153,7 +165,7 @@ class _Finding:
                 f"{where} says that {said.name!r} has {said.size_bytes} bytes, the store says {there.size_bytes}; "
                 "one of the two was replaced"
             )
-        self.listing.files[said.name] = replace(there, hashes=said.hashes, is_in_set=True)
+        self.listing.files[said.name] = replace(there, hashes=said.hashes)
 
     def _take(self, expected: Expected) -> None:
         name = expected.name
@@ -236,20 +248,27 @@ def _parsed(where: Url, data: bytes) -> Mapping[str, Any]:
     return document
 
 
-def _entries(document: Mapping[str, Any], where: Url) -> Iterator[Expected]:
-    """Yields the files that a manifest names. Raises ManifestError for an entry that says too little."""
+def _entries(document: Mapping[str, Any], where: Url) -> tuple[list[Expected], Expected | None]:
+    """Returns the files that a manifest names, and their index. Raises ManifestError for an entry that says too little.
+
+    A language without a usable sample has an entry whose name is null.
+    """
     files = document.get("files")
-    if isinstance(files, dict):
-        files = [{"name": name, **entry} if isinstance(entry, dict) else entry for name, entry in files.items()]
     if not isinstance(files, list) or not files:
         raise ManifestError(f"{where} has no list `files`; name the manifest of an evaluation set ({MANIFEST})")
-    for number, entry in enumerate(files):
-        try:
-            yield _entry(entry)
-        except (ValueError, KeyError, TypeError) as err:
-            raise ManifestError(
-                f"{where}: files[{number}] says no name, size_bytes and one of {', '.join(HASHES)}: {err}"
-            ) from err
+    found, what = [], ""
+    try:
+        for number, entry in enumerate(files):
+            what = f"files[{number}]"
+            if entry["name"] is not None:
+                found.append(_entry(entry))
+        what, index = "index", document.get("index")
+        return found, None if index is None else _entry(index)
+    except (ValueError, KeyError, TypeError) as err:
+        raise ManifestError(
+            f"{where}: {what} says no name, size_bytes and one of {', '.join(HASHES)}: {err!r}; have the set made "
+            f"again: {MAKE}"
+        ) from err
 
 
 def _entry(entry: Mapping[str, Any]) -> Expected:
@@ -266,7 +285,7 @@ def _entry(entry: Mapping[str, Any]) -> Expected:
         hashes.append((kind, digest))
     if not hashes:
         raise ValueError(f"{name!r} has no hash")
-    return Expected(name=name, key=name, size_bytes=size, hashes=tuple(hashes), is_in_set=True)
+    return Expected(name=name, key=name, size_bytes=size, hashes=tuple(hashes))
 
 
 def check_prefix(prefix: str) -> None:

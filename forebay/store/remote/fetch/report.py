@@ -39,6 +39,8 @@ class FetchReport:
     """Files by what their bytes were compared with: `xxh3_128`, `sha256` and `md5` of a manifest, `etag`, `size`."""
     refused: list[dict[str, str]]
     """Files that did not come: `name` and `reason`."""
+    tars: int
+    """Of the files, tars of evaluation sets."""
     names: list[str]
     """With --dry-run the files that would be downloaded, else empty."""
     dry_run: bool
@@ -69,6 +71,11 @@ class FetchReport:
         yield f"checked: {checked or 'nothing'}"
         for one in self.refused:
             yield f"refused: {one['name']}: {one['reason']}"
+        if self.tars and not self.refused:
+            yield (
+                f'to evaluate on it: a config of kind = "webdataset" and manifest = "{self.target}/*_eval.tar", which '
+                '[[train.eval]] names by config = "..."'
+            )
 
     @property
     def _to_come(self) -> int:
