@@ -32,8 +32,8 @@ def add_fetch(commands: Any) -> None:
 
 
 def _fetch(options: argparse.Namespace) -> int:
-    from forebay.store.remote.fetch.fetch import FetchOptions, fetch
-    from forebay.store.remote.fetch.listing import Bounds
+    from forebay.store.remote.fetch.fetch import fetch
+    from forebay.store.remote.fetch.listing import Bounds, FetchOptions
     from forebay.tar.listed import check_members
 
     for name in ("max_size_gb", "max_files"):

@@ -17,8 +17,8 @@ from benchmarks.objects.beside import Beside
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url, parse_url
 from forebay.store.remote.fetch import folder as folders
-from forebay.store.remote.fetch.fetch import FetchOptions, fetch
-from forebay.store.remote.fetch.listing import Bounds
+from forebay.store.remote.fetch.fetch import fetch
+from forebay.store.remote.fetch.listing import Bounds, FetchOptions
 from forebay.tar.listed import check_members
 from tests.faults.children import Children, Ended
 from tests.faults.row import Row, dice

@@ -29,8 +29,8 @@ from forebay.config.url import Url, parse_url
 from forebay.errors import ConfigError, ManifestError, RemoteError, RemoteMissingError
 from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.fetch import folder as folders
-from forebay.store.remote.fetch.fetch import FetchOptions, fetch
-from forebay.store.remote.fetch.listing import Bounds
+from forebay.store.remote.fetch.fetch import fetch
+from forebay.store.remote.fetch.listing import Bounds, FetchOptions
 from forebay.store.remote.fetch.report import FetchReport
 from forebay.tar.listed import check_members
 from tests.remote.fake_store import Answer, Asked, fake_store, listing
@@ -192,6 +192,17 @@ def test_what_is_no_plain_file_is_refused_before_anything_comes(
         with pytest.raises(ConfigError, match=wanted.get(kind, r"is a link")):
             fetched(url, out, overwrite=True)
     assert files_of(outside) == {"file": b"hello"}
+
+
+def test_the_folder_itself_may_be_named_by_a_link(url: Url, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "out").symlink_to("real")
+    fetched(url, tmp_path / "out")
+    assert files_of(tmp_path / "real") == FILES
+    with pytest.raises(ConfigError, match=r"empty is no folder, .*; name another --output"):
+        fetched(url, tmp_path / "real" / "empty")
+    with pytest.raises(ConfigError, match=r"empty/x is no folder, .*; name another --output"):
+        fetched(url, tmp_path / "real" / "empty" / "x")
 
 
 def test_a_link_that_is_planted_meanwhile_is_not_followed(
@@ -607,8 +618,33 @@ def test_a_web_server_without_ranges_goes_on_from_the_beginning(
                 fetched(url / "set.json", out)
         report = fetched(url / "set.json", out)
     assert (out / "hi_eval.tarx").read_bytes() == LARGE
-    assert report.resumed_bytes == 2 * SEGMENT
+    assert report.resumed_bytes == 0, "what was there came again"
     assert not report.refused
+
+
+def test_a_web_server_with_ranges_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = manifest_of({"hi_eval.tarx": LARGE})
+
+    def answers(asked: Asked) -> Answer:
+        data = manifest if asked.path.endswith(".json") else LARGE
+        if (found := re.fullmatch("bytes=([0-9]+)-", asked.headers.get("range", ""))) is None:
+            return Answer(body=data)
+        start = int(found[1])
+        return Answer(
+            status=206, body=data[start:], headers={"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"}
+        )
+
+    with fake_store(answers) as store:
+        url = parse_url(f"{store.endpoint}/a/set.json")
+        with monkeypatch.context() as patch:
+            patch.setattr("forebay.store.remote.bucket.bucket.CHUNK", 50_000)
+            patch.setattr(folders.Part, "ended", failing(folders.Part.ended, 3))
+            with pytest.raises(RemoteError, match="the network has gone"):
+                fetched(url, tmp_path / "out")
+        report = fetched(url, tmp_path / "out")
+        assert store.asked[-1].headers["range"] == f"bytes={report.resumed_bytes}-"
+    assert report.resumed_bytes >= SEGMENT
+    assert (tmp_path / "out" / "hi_eval.tarx").read_bytes() == LARGE
 
 
 def failing(real: Callable[..., Any], number: int) -> Callable[..., Any]:

@@ -21,11 +21,11 @@ from forebay.config.url import Url
 from forebay.errors import ForebayError, RemoteMissingError
 from forebay.store.remote.bucket.bucket import ObjectInfo
 from forebay.store.remote.fetch import content, listing
-from forebay.store.remote.fetch import fetch as fetching
 from forebay.store.remote.fetch.content import Expected, judge
-from forebay.store.remote.fetch.fetch import FetchOptions, fetch
+from forebay.store.remote.fetch.download import Queue
+from forebay.store.remote.fetch.fetch import fetch
 from forebay.store.remote.fetch.folder import Part, TargetFolder
-from forebay.store.remote.fetch.listing import Bounds
+from forebay.store.remote.fetch.listing import Bounds, FetchOptions
 from forebay.store.remote.fetch.names import alike, problem_of, problems
 from forebay.store.temporary import temporary_name
 from forebay.tar.listed import check_members
@@ -261,7 +261,7 @@ def test_the_folder_says_whether_it_tells_names_apart(tmp_path: Path) -> None:
 
 
 def test_the_queue_ends_only_when_nothing_can_come() -> None:
-    queue = fetching._Queue(deque([(expected(b""), 1)]))
+    queue = Queue(deque([(expected(b""), 1)]))
     assert queue.take() is not None
     queue.begun([])
     assert queue.take() is None

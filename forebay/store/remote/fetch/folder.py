@@ -17,6 +17,7 @@ from pathlib import Path
 
 import xxhash
 
+from forebay.errors import ConfigError
 from forebay.store.remote.fetch.content import Expected
 from forebay.store.remote.fetch.names import folders_of
 from forebay.store.temporary import TEMPORARY_MARK, abandoned, is_temporary, sweep, temporary_name
@@ -37,8 +38,14 @@ class TargetFolder:
     """The folder that a user named, held open. Threads may share it."""
 
     def __init__(self, path: Path) -> None:
-        """Makes the folder where there is none. The name that the user gave may lead through links, those below not."""
-        path.mkdir(parents=True, exist_ok=True)
+        """Makes the folder where there is none. The name that the user gave may lead through links, those below not.
+
+        Raises ConfigError where it is no folder.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as err:
+            raise ConfigError(f"{path} is no folder, or {err.filename} is none; name another --output") from err
         self.path = path
         self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._device = os.fstat(self.descriptor).st_dev

@@ -40,6 +40,22 @@ class Bounds:
     files: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FetchOptions:
+    """What is asked of a fetch.
+
+    overwrite: files with other bytes are replaced. etags: an etag of S3 that looks like an MD5 is one; buckets that
+    encrypt with a key of their own have others. dry_run: nothing is downloaded.
+    """
+
+    bounds: Bounds
+    prefix: str = ""
+    overwrite: bool = False
+    etags: bool = True
+    dry_run: bool = False
+    progress: bool = False
+
+
 @dataclass(slots=True)
 class Listing:
     """What is to come from below a URL.
