@@ -7,7 +7,7 @@ import logging
 import operator
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
@@ -418,14 +418,34 @@ class Cache(SampleSource):
     @cached_property
     def samples(self) -> pa.Table:
         """The row table, a row a sample: every table field, duration and lengths. Built once, about 1 us a cell."""
-        from forebay.store.row_table import rate_of, row_table
+        return self.table()
+
+    def table(self, names: Collection[str] | None = None) -> pa.Table:
+        """Returns columns of the row table, in its order; None: all of them. Only what they hold is read.
+
+        Raises KeyError for a name that is none of `column_names`.
+        """
+        from forebay.store.row_table import row_table
+
+        columns = self._row_columns()
+        if unknown := set(names or ()) - columns.keys():
+            raise KeyError(f"{self.place} has no columns {', '.join(sorted(unknown))}; it has {', '.join(columns)}")
+        return row_table(columns, names)
+
+    @property
+    def column_names(self) -> list[str]:
+        """The columns of the row table, none of which is read."""
+        return list(self._row_columns())
+
+    def _row_columns(self) -> dict[str, Callable[[], Any]]:
+        from forebay.store.row_table import rate_of, row_columns
 
         lengths, rate_hz = dict(self.lengths), None
         if not has_audio(self) and "num_tokens" in lengths:
             lengths = {"num_tokens": lengths["num_tokens"]}
         elif self._images is None:
             rate_hz = rate_of(self.folder, self.constants, lengths)
-        return row_table(self._sample_columns(), lengths, rate_hz=rate_hz)
+        return row_columns(self.sample_columns(), lengths, rate_hz=rate_hz)
 
     def categories(self, name: str) -> tuple[list[str], Array] | None:
         """Returns the different values of a text field (`language`, `source`), sorted, and which one each sample has.
@@ -436,7 +456,7 @@ class Cache(SampleSource):
 
         if self._told is not None and (found := self._told.categories(name)) is not None:
             return found
-        return categories(self._sample_columns(), name)
+        return categories(self.sample_columns(), name)
 
     def ids_digest(self) -> str:
         """Returns the digest of the samples' ids in their order, all of which are read; the key if there are none."""
@@ -444,7 +464,7 @@ class Cache(SampleSource):
 
         if self._told is not None:
             return self._told.ids_digest
-        columns = self._sample_columns()
+        columns = self.sample_columns()
         return strings_digest(columns.column("sample_id")) if "sample_id" in columns.fields else self.key
 
     @cached_property
@@ -460,12 +480,12 @@ class Cache(SampleSource):
         """Returns what a store is to tell of all samples at once, see `ToldColumns`."""
         from forebay.store.remote.transfer.columns import dump_columns
 
-        names = [name for name, field in self._sample_columns().fields.items() if field.dtype == "str"]
+        names = [name for name, field in self.sample_columns().fields.items() if field.dtype == "str"]
         found = {name: self.categories(name) for name in names if name not in ("sample_id", "text")}
         columns = {name: values for name, values in found.items() if values is not None}
         return dump_columns(self.key, self.ids_digest(), columns)
 
-    def _sample_columns(self) -> SampleColumns:
+    def sample_columns(self) -> SampleColumns:
         """Returns the table fields that have a row a sample: the media rows of a vision cache are images."""
         from forebay.store.row_table import SampleColumns
 
