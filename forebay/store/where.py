@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import ast
 import difflib
-import operator
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from forebay.errors import ConfigError
+from forebay.store.condition import AllOf, AnyOf, Column, Comparison, IsNull, Negated, OneOf, Rows, Value
 from forebay.store.layout import Array
 
 if TYPE_CHECKING:
@@ -45,63 +43,7 @@ _ORDER: Mapping[type[ast.cmpop], str] = {
     ast.Gt: ">",
     ast.GtE: ">=",
 }
-_FUNCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-_ARROW = {"==": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal"}
 _TURNED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    name: str
-    at: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Value:
-    value: str | float | bool | None
-    at: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Comparison:
-    column: _Column
-    sign: str
-    other: _Column | _Value
-
-
-@dataclass(frozen=True, slots=True)
-class _OneOf:
-    column: _Column
-    values: tuple[_Value, ...]
-    is_negated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _IsNull:
-    column: _Column
-    is_negated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _All:
-    parts: tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Any:
-    parts: tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Not:
-    part: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +73,7 @@ class Where:
         Raises ConfigError for an unknown column, or one that is compared with a value of another kind.
         """
         self.require_columns(table.column_names)
-        return _Rows(table, self._setting).holds(self._condition)
+        return Rows(table, self._setting).holds(self._condition)
 
 
 def parse_where(text: str, *, setting: str = "where") -> Where:
@@ -163,12 +105,16 @@ class _Parser:
         try:
             with warnings.catch_warnings():  # of the parser, about escapes and the like
                 warnings.simplefilter("ignore")
-                return ast.parse(self._parsed, mode="eval").body
+                body = ast.parse(self._parsed, mode="eval").body
         except SyntaxError as err:
             place = self._place(err.lineno or 1, self._bytes_before(err)) if self._parsed else 1
             raise ConfigError(f"{self.setting}: {err.msg} at character {place}; {_FORMS}") from err
         except (ValueError, RecursionError, MemoryError, OverflowError) as err:
-            raise ConfigError(f"{self.setting} cannot be read ({err or type(err).__name__}); {_FORMS}") from err
+            what = str(err) or type(err).__name__
+            raise ConfigError(f"{self.setting} cannot be read ({what}); {_FORMS}") from err
+        if self._added and (body.lineno, body.col_offset) == (1, 0):  # what was added is closed by the text itself
+            raise self._error(body, "a bracket is closed that is not open")
+        return body
 
     def condition(self, node: ast.expr, depth: int) -> Any:
         """Returns the condition of a node."""
@@ -176,52 +122,52 @@ class _Parser:
             raise self._error(node, f"more than {MAX_DEPTH} conditions stand inside of each other")
         match node:
             case ast.BoolOp(op=ast.And(), values=values):
-                return _All(tuple(self.condition(value, depth + 1) for value in values))
+                return AllOf(tuple(self.condition(value, depth + 1) for value in values))
             case ast.BoolOp(values=values):
-                return _Any(tuple(self.condition(value, depth + 1) for value in values))
+                return AnyOf(tuple(self.condition(value, depth + 1) for value in values))
             case ast.UnaryOp(op=ast.Not(), operand=operand):
-                return _Not(self.condition(operand, depth + 1))
+                return Negated(self.condition(operand, depth + 1))
             case ast.Compare(left=left, ops=ops, comparators=others):
                 lefts = [left, *others[:-1]]
                 pairs = [self._pair(*pair) for pair in zip(lefts, ops, others, strict=True)]
-                return pairs[0] if len(pairs) == 1 else _All(tuple(pairs))
+                return pairs[0] if len(pairs) == 1 else AllOf(tuple(pairs))
             case ast.Name():
                 column = self._column(node)
-                return _Comparison(column, "==", _Value(value=True, at=column.at))
+                return Comparison(column, "==", Value(value=True, at=column.at))
             case ast.Constant(value=bool() as value):
-                return _All(()) if value else _Any(())
+                return AllOf(()) if value else AnyOf(())
         raise self._error(node, "this is no condition")
 
     def _pair(self, left: ast.expr, sign: ast.cmpop, right: ast.expr) -> Any:
         if isinstance(sign, (ast.In, ast.NotIn)):
-            return _OneOf(self._named(left), self._values(right), isinstance(sign, ast.NotIn))
+            return OneOf(self._named(left), self._values(right), isinstance(sign, ast.NotIn))
         if isinstance(sign, (ast.Is, ast.IsNot)):
             if not (isinstance(right, ast.Constant) and right.value is None):
                 raise self._error(right, "`is` goes with None alone; write ==")
-            return _IsNull(self._named(left), isinstance(sign, ast.IsNot))
+            return IsNull(self._named(left), isinstance(sign, ast.IsNot))
         one, two, written = self._operand(left), self._operand(right), _ORDER[type(sign)]
-        if isinstance(one, _Value):
+        if isinstance(one, Value):
             one, two, written = two, one, _TURNED[written]
-        if isinstance(one, _Value):
+        if isinstance(one, Value):
             raise self._error(left, "a comparison names a column on one side at least")
-        if isinstance(two, _Value) and two.value is None:
+        if isinstance(two, Value) and two.value is None:
             raise self._error(right, "nothing compares with None; write `is None` or `is not None`")
-        return _Comparison(one, written, two)
+        return Comparison(one, written, two)
 
-    def _named(self, node: ast.expr) -> _Column:
+    def _named(self, node: ast.expr) -> Column:
         if not isinstance(node, ast.Name):
             raise self._error(node, "here stands the name of a column")
         return self._column(node)
 
-    def _column(self, node: ast.Name) -> _Column:
-        column = _Column(node.id, self._at(node))
+    def _column(self, node: ast.Name) -> Column:
+        column = Column(node.id, self._at(node))
         self.places.setdefault(column.name, column.at)
         return column
 
-    def _operand(self, node: ast.expr) -> _Column | _Value:
+    def _operand(self, node: ast.expr) -> Column | Value:
         return self._column(node) if isinstance(node, ast.Name) else self._value(node)
 
-    def _values(self, node: ast.expr) -> tuple[_Value, ...]:
+    def _values(self, node: ast.expr) -> tuple[Value, ...]:
         if not isinstance(node, (ast.Tuple, ast.List, ast.Set)):
             raise self._error(node, 'behind `in` stands a list of values, for example ("hi", "ta")')
         values = tuple(self._value(element) for element in node.elts)
@@ -230,7 +176,7 @@ class _Parser:
                 raise self._error(element, "None is in no list; write `is None`")
         return values
 
-    def _value(self, node: ast.expr) -> _Value:
+    def _value(self, node: ast.expr) -> Value:
         """Returns a text, a number or a truth value; numbers as the floats that they are compared as."""
         match node:
             case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=ast.Constant(value=int() | float() as number)):
@@ -248,7 +194,7 @@ class _Parser:
             value = float(value)
         if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
             raise self._error(node, "a text holds half a character, which no UTF-8 has")
-        return _Value(value, self._at(node))
+        return Value(value, self._at(node))
 
     def _error(self, node: ast.expr, what: str) -> ConfigError:
         place = self._at(node)
@@ -271,137 +217,3 @@ class _Parser:
         lines = self._parsed.split("\n")
         line = lines[min(max(err.lineno or 1, 1), len(lines)) - 1]
         return len(line[: max(0, (err.offset or 1) - 1)].encode("utf-8", "replace"))
-
-
-class _Rows:
-    """The rows of a table, asked for conditions."""
-
-    def __init__(self, table: pa.Table, setting: str) -> None:
-        self._table, self._setting = table, setting
-
-    def holds(self, condition: Any) -> Array:
-        """Returns for which rows a condition holds, bool [rows]."""
-        match condition:
-            case _All(parts=parts):
-                return self._folded(np.logical_and, parts, start=True)
-            case _Any(parts=parts):
-                return self._folded(np.logical_or, parts, start=False)
-            case _Not(part=part):
-                return np.logical_not(self.holds(part))
-            case _IsNull(column=column, is_negated=is_negated):
-                is_null: Array = self._column(column).is_null().to_numpy()
-                return ~is_null if is_negated else is_null
-            case _OneOf():
-                return self._one_of(condition)
-        return self._compared(condition)
-
-    def _folded(self, function: Callable[[Array, Array], Array], parts: Sequence[Any], *, start: bool) -> Array:
-        result = np.full(self._table.num_rows, start)
-        for part in parts:
-            result = function(result, self.holds(part))
-        return result
-
-    def _column(self, column: _Column) -> pa.ChunkedArray:
-        return self._table[column.name]
-
-    def _kind(self, column: _Column) -> str:
-        import pyarrow as pa
-
-        kind = self._column(column).type
-        if pa.types.is_dictionary(kind):
-            kind = kind.value_type
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            return "text"
-        if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-            return "number"
-        return "truth value" if pa.types.is_boolean(kind) else str(kind)
-
-    def _require(self, column: _Column, other: _Column | _Value) -> str:
-        """Returns the kind of a column. Raises ConfigError where what it is compared with is of another one."""
-        kind = self._kind(column)
-        if kind not in ("text", "number", "truth value"):
-            raise ConfigError(
-                f"{self._setting}: column {column.name} at character {column.at} holds {kind}, which can only be asked "
-                "whether it `is None`"
-            )
-        is_column = isinstance(other, _Column)
-        found = self._kind(other) if isinstance(other, _Column) else _kind_of(other.value)
-        if found != kind:
-            shown = f"column {other.name}" if isinstance(other, _Column) else repr(other.value)
-            raise ConfigError(
-                f"{self._setting}: column {column.name} holds {_PLURAL[kind]}, and {shown} at character {other.at} "
-                f"{'holds' if is_column else 'is a'} {_PLURAL.get(found, found) if is_column else found}; compare "
-                f"{column.name} with a {kind}"
-            )
-        return kind
-
-    def _numbers(self, column: _Column) -> tuple[Array, Array]:
-        """Returns a column as float64, 0 where it is null, and where it is not."""
-        import pyarrow as pa
-
-        found = self._column(column)
-        values = found.fill_null(0).cast(pa.float64(), safe=False).to_numpy()
-        return values, found.is_valid().to_numpy()
-
-    def _texts(self, column: _Column) -> pa.ChunkedArray:
-        import pyarrow as pa
-
-        return self._column(column).cast(pa.large_string())
-
-    def _one_of(self, condition: _OneOf) -> Array:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        kind = self._kind(condition.column)
-        for value in condition.values:
-            self._require(condition.column, value)
-        is_valid = self._column(condition.column).is_valid().to_numpy()
-        values = [value.value for value in condition.values]
-        if kind == "text":
-            found = pc.is_in(self._texts(condition.column), value_set=pa.array(values, pa.large_string())).to_numpy()
-        elif kind == "number":
-            found = np.isin(self._numbers(condition.column)[0], np.array(values, np.float64))
-        else:
-            found = np.isin(self._truths(condition.column), np.array(values, bool))
-        return np.asarray((~found if condition.is_negated else found) & is_valid)
-
-    def _truths(self, column: _Column) -> Array:
-        return np.asarray(self._column(column).fill_null(fill_value=False).to_numpy())
-
-    def _compared(self, condition: _Comparison) -> Array:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        column, sign, other = condition.column, condition.sign, condition.other
-        kind = self._require(column, other)
-        if kind == "text":
-            texts = self._texts(other) if isinstance(other, _Column) else pa.scalar(other.value, pa.large_string())
-            return np.asarray(
-                getattr(pc, _ARROW[sign])(self._texts(column), texts).fill_null(fill_value=False).to_numpy()
-            )
-        if kind == "truth value" and sign not in ("==", "!="):
-            raise ConfigError(
-                f"{self._setting}: column {column.name} at character {column.at} holds truth values, which have no "
-                f"order; write {column.name} or not {column.name}"
-            )
-        left, is_valid = self._plain(column, kind)
-        if isinstance(other, _Column):
-            right, other_is_valid = self._plain(other, kind)
-            is_valid = is_valid & other_is_valid
-        else:
-            right = np.asarray(other.value)
-        return np.asarray(_FUNCTIONS[sign](left, right) & is_valid)
-
-    def _plain(self, column: _Column, kind: str) -> tuple[Array, Array]:
-        if kind == "number":
-            return self._numbers(column)
-        return self._truths(column), self._column(column).is_valid().to_numpy()
-
-
-_PLURAL = {"text": "texts", "number": "numbers", "truth value": "truth values"}
-
-
-def _kind_of(value: Any) -> str:
-    if isinstance(value, bool):
-        return "truth value"
-    return "text" if isinstance(value, str) else "number"
