@@ -21,14 +21,19 @@ from forebay.store.layout import ROW_BITS, ROW_MASK, Array, Ints
 from forebay.store.lookup import CONFINED, SOURCES_NAME
 from forebay.store.memo import FILE_NAME as MEMO_NAME
 from forebay.store.memo import Memo
-from forebay.store.metadata import check_file
+from forebay.store.metadata import check_file, foreign_values
+from forebay.store.schema import TEXT, record
 from forebay.store.seal import Contents
 from forebay.store.shard import ShardEntry
 from forebay.store.source_files import StoredSource, dump_sources, load_sources
 
 REJECTED = "rejected.jsonl"
+_REJECTION = record({"sample_id": TEXT, "kind": TEXT, "reason": TEXT})
 _NAMED = 3
 """Names of caches, splits or versions that are written out."""
+
+Rejection = Mapping[str, str]
+"""A row that is no sample: `sample_id`, `kind` (excluded or failed), `reason`."""
 
 Entries = tuple[tuple[Path, ShardEntry], ...]
 """File and entry of the shards of one number, a group each."""
@@ -72,7 +77,11 @@ class Linked:
     @cached_property
     def sample_bytes(self) -> int:
         """Bytes of the values of the samples that were taken, each image of a shard once."""
-        return sum(_row_bytes(cache, number, rows) for cache, number, rows in self._rows())
+        total = 0
+        for cache, number, rows in self._rows():
+            with foreign_values(cache.folder):
+                total += _row_bytes(cache, number, rows)
+        return total
 
     def _rows(self) -> Iterator[tuple[Cache, int, Ints]]:
         """Yields every shard with the rows of it that are samples."""
@@ -103,16 +112,19 @@ def _media_rows(cache: Cache, number: int, rows: Ints) -> Ints:
     return np.asarray(np.unique(values[np.repeat(is_taken, np.diff(offsets))]))
 
 
-def contents_of(parts: Sequence[Part], linked: Linked, *, made: Mapping[str, Any], rejected: Iterable[str]) -> Contents:
+def contents_of(
+    parts: Sequence[Part], linked: Linked, *, made: Mapping[str, Any], rejections: Mapping[str, Rejection]
+) -> Contents:
     """Returns what is sealed of parts. Equal parts give equal bytes.
 
-    made: the section of the recipe document that says what this is, by its name. rejected: lines of the list of rows
-    that are no samples.
+    made: the section of the recipe document that says what this is, by its name. rejections: rows that are no samples,
+    by their line in the list of them.
     """
-    first, listed = parts[0].cache, list(rejected)
+    first = parts[0].cache
+    groups = enumerate(first.groups)
     return Contents(
         fields=tuple(first.fields.values()),
-        shards={group: [entries[place] for _, _, entries in linked.shards] for place, group in enumerate(first.groups)},
+        shards={group: [entries[place] for _, _, entries in linked.shards] for place, group in groups},
         arrays={
             "slots.npy": linked.slots,
             "lengths.npy": np.concatenate([_lengths(part) for part in parts], axis=1),
@@ -120,25 +132,29 @@ def contents_of(parts: Sequence[Part], linked: Linked, *, made: Mapping[str, Any
         files={
             SOURCES_NAME: dump_sources(_sources(parts)),
             MEMO_NAME: _memo(parts),
-            REJECTED: "".join(f"{line}\n" for line in listed).encode("utf-8"),
+            REJECTED: "".join(f"{line}\n" for line in rejections).encode("utf-8"),
         },
-        document=_document(parts, linked, made=made, rejected=listed),
+        document=_document(parts, linked, made=made, rejections=list(rejections.values())),
     )
 
 
-def rejected_lines(cache: Cache) -> list[str]:
-    """Returns the lines of the list of rows that are no samples, after checking it."""
-    return _file(cache, REJECTED).decode("utf-8").split("\n")[:-1]
+def rejections_of(cache: Cache) -> dict[str, Rejection]:
+    """Returns the rows of a cache that are no samples, by their line in the list of them, after checking it."""
+    data = _file(cache, REJECTED)
+    with foreign_values(cache.folder):
+        rows = {line: json.loads(line) for line in data.decode("utf-8").split("\n") if line}
+        for row in rows.values():
+            _REJECTION(row, "it")
+    return rows
 
 
 def _document(
-    parts: Sequence[Part], linked: Linked, *, made: Mapping[str, Any], rejected: Sequence[str]
+    parts: Sequence[Part], linked: Linked, *, made: Mapping[str, Any], rejections: Sequence[Rejection]
 ) -> dict[str, Any]:
     documents = [part.cache.metadata for part in parts]
     first = documents[0]
     recipe = {**steps_of(first["recipe"]), "source": _shared([d["recipe"].get("source") for d in documents]), **made}
     key = recipe_key(recipe)
-    rejections = [json.loads(line) for line in rejected]
     return {
         "name": _joined(document["name"] for document in documents),
         "split": _joined(document["split"] for document in documents),
@@ -201,9 +217,10 @@ def _languages(parts: Sequence[Part]) -> dict[str, Any]:
     samples: Counter[str] = Counter()
     spoken: Counter[str] = Counter()
     for part in parts:
-        names, codes = part.cache.categories("language") or ([""], np.zeros(len(part.cache), np.int32))
-        kept = codes[part.kept]
-        heard = np.bincount(kept, part.cache.lengths["num_audio_samples"][part.kept], len(names))
+        nothing = np.zeros(len(part.cache), np.int32)
+        names, codes = part.cache.categories("language") or ([""], nothing)
+        kept, durations = codes[part.kept], part.cache.lengths.get("num_audio_samples", nothing)
+        heard = np.bincount(kept, durations[part.kept], len(names))
         samples.update(dict(zip(names, np.bincount(kept, minlength=len(names)).tolist(), strict=True)))
         spoken.update(dict(zip(names, heard.astype(np.int64).tolist(), strict=True)))
     rate_hz = first.constants.get("sample_rate_hz", 1)

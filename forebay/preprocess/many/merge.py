@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
 from forebay.errors import CacheMismatchError, ConfigError
-from forebay.preprocess.many.combine import Linked, contents_of, rejected_lines
+from forebay.preprocess.many.combine import Linked, contents_of, rejections_of
 from forebay.preprocess.many.parts import Part, opened, require_one_recipe
-from forebay.preprocess.many.place import ManyReport, made, target_of
+from forebay.preprocess.many.place import put, target_of
+from forebay.preprocess.many.report import ManyReport
 from forebay.store.cache import Cache
 from forebay.store.derived import MERGED
 from forebay.store.key import SHORT
@@ -55,11 +56,12 @@ def merge(
         raise ConfigError("no cache has a sample: nothing is there to be merged")
     section = {"of": [cache.key for cache in caches], **({"on_duplicate": on_duplicate} if len(again) else {})}
     linked = Linked.of(parts)
-    rejected = dict.fromkeys(line for cache in caches for line in rejected_lines(cache))
-    contents = contents_of(parts, linked, made={MERGED: section}, rejected=rejected)
+    rejections = {line: row for cache in caches for line, row in rejections_of(cache).items()}
+    contents = contents_of(parts, linked, made={MERGED: section}, rejections=rejections)
     folder = target_of(out, beside=caches[0], cache_root=cache_root)
-    report = made("merge", folder, contents, parts=parts, linked=linked, progress=progress, duplicates=len(again))
-    return replace(report, seconds=time.monotonic() - started_s)
+    is_there = put(folder, contents, linked, caches=caches, progress=progress)
+    counts = {"duplicates": len(again), "already_there": is_there, "seconds": time.monotonic() - started_s}
+    return ManyReport.of("merge", folder, contents, parts=parts, linked=linked, **counts)
 
 
 def _require_different(caches: Sequence[Cache]) -> None:

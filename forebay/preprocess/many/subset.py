@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import ConfigError
-from forebay.preprocess.many.combine import Linked, contents_of, rejected_lines
+from forebay.preprocess.many.combine import Linked, Rejection, contents_of, rejections_of
 from forebay.preprocess.many.parts import Part, opened
-from forebay.preprocess.many.place import ManyReport, made, target_of
+from forebay.preprocess.many.place import put, target_of
+from forebay.preprocess.many.report import ManyReport
 from forebay.store.cache import Cache
 from forebay.store.derived import SUBSET
 from forebay.store.layout import Ints
@@ -57,21 +57,25 @@ def subset(
     taken = cache.table(["sample_id"])["sample_id"].take(pa.array(chosen.kept))
     section = {"of": cache.key, "samples": strings_digest(taken), **chosen.said}
     linked = Linked.of([part])
-    contents = contents_of([part], linked, made={SUBSET: section}, rejected=chosen.rejected)
+    contents = contents_of([part], linked, made={SUBSET: section}, rejections=chosen.rejections)
     folder = target_of(out, beside=cache, cache_root=cache_root)
     counts = {"missing": chosen.missing, "repeated": chosen.repeated}
-    report = made("subset", folder, contents, parts=[part], linked=linked, progress=progress, **counts)
-    return replace(report, seconds=time.monotonic() - started_s)
+    counts["already_there"] = put(folder, contents, linked, caches=[cache], progress=progress)
+    seconds = time.monotonic() - started_s
+    return ManyReport.of("subset", folder, contents, parts=[part], linked=linked, seconds=seconds, **counts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Chosen:
-    """kept: int64, indices of samples. said: how they were chosen, for the recipe document. rejected: lines of rows
-    that were asked for and are no samples."""
+    """What was chosen of a cache.
+
+    kept: int64, indices of samples. said: how, for the recipe document. rejections: of rows that were asked for and are
+    no samples. missing: ids that are no samples. repeated: lines that name an id again.
+    """
 
     kept: Ints
     said: dict[str, Any]
-    rejected: tuple[str, ...] = ()
+    rejections: dict[str, Rejection] = field(default_factory=dict)
     missing: int = 0
     repeated: int = 0
 
@@ -102,15 +106,16 @@ def _by_ids(cache: Cache, path: Path, missing: str) -> _Chosen:
     return _Chosen(
         kept=kept,
         said={},
-        rejected=_rejected(cache, absent.to_pylist()),
+        rejections=_rejections(cache, absent.to_pylist()),
         missing=len(absent),
         repeated=len(listed) - len(wanted),
     )
 
 
-def _rejected(cache: Cache, absent: Iterable[str]) -> tuple[str, ...]:
+def _rejections(cache: Cache, absent: Iterable[str]) -> dict[str, Rejection]:
     asked = set(absent)
-    return tuple(line for line in rejected_lines(cache) if json.loads(line)["sample_id"] in asked) if asked else ()
+    found = rejections_of(cache) if asked else {}
+    return {line: row for line, row in found.items() if row["sample_id"] in asked}
 
 
 def read_ids(path: Path) -> pa.Array:
