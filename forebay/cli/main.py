@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from forebay.cli.build import add_index, add_key, add_preprocess
 from forebay.cli.caches import add_cache
-from forebay.cli.look import add_inspect
+from forebay.cli.look import add_export, add_inspect
 from forebay.cli.options import BAD_CONFIG, CLOSED, FAILED, INTERRUPTED, NO_CACHE, level
 from forebay.cli.training import add_calibrate, add_compare, add_eval, add_train, add_warm_start
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
@@ -119,6 +119,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_preprocess(commands)
     add_inspect(commands)
+    add_export(commands)
     add_train(commands)
     add_calibrate(commands)
     add_compare(commands)
