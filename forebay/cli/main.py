@@ -12,7 +12,7 @@ import select
 import sys
 from collections.abc import Callable, Sequence
 
-from forebay.cli.build import add_index, add_key, add_preprocess
+from forebay.cli.build import add_evalset, add_index, add_key, add_preprocess
 from forebay.cli.caches import add_cache
 from forebay.cli.look import add_export, add_inspect
 from forebay.cli.options import BAD_CONFIG, CLOSED, FAILED, INTERRUPTED, NO_CACHE, level
@@ -128,4 +128,5 @@ def make_parser() -> argparse.ArgumentParser:
     add_key(commands)
     add_index(commands)
     add_cache(commands)
+    add_evalset(commands)
     return parser

@@ -157,7 +157,8 @@ def _begun(filled: Filling, file: BinaryIO, option: str) -> list[Entry]:
         filled._append(filled.identity)
         return []
     try:
-        identity, *entries = [json.loads(line) for line in whole]
+        # A file that was damaged and made again is named twice, by lines that are the same.
+        identity, *entries = [json.loads(line) for line in dict.fromkeys(whole)]
         require_same(filled.folder, identity, filled.identity, option)
         return [entry for entry in entries if _problem(filled.folder, entry) is None]
     except (ValueError, KeyError, TypeError, AttributeError) as err:
