@@ -24,8 +24,8 @@ from forebay.store.filling import Entry, Filling, Summed, filling
 from forebay.tar.write import member_key
 from forebay.visible import from_here, human_bytes
 
-DOCUMENT = "export.json"
-"""The file that is written last and says that an export is whole."""
+DOCUMENT = "_export.json"
+"""The file that is written last and says that an export is whole. Readers of a folder of parquet pass over `_`."""
 
 _FORMAT = 1
 """Moves when the same cache gives other bytes."""

@@ -165,9 +165,7 @@ def _begun(filled: Filling, file: BinaryIO, option: str) -> list[Entry]:
         if isinstance(err, ConfigError):
             raise
         journal = journal_of(filled.folder, filled.document_name)
-        raise ConfigError(
-            f"{journal} is none that forebay writes; name a new folder, or remove {filled.folder}"
-        ) from err
+        raise ConfigError(f"{journal} is none that forebay writes; name another folder, or remove that one") from err
 
 
 def _whole(folder: Path, name: str, identity: Mapping[str, Any], option: str) -> Mapping[str, Any]:

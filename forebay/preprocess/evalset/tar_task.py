@@ -146,13 +146,9 @@ def _samples(task: TarTask, row: dict[str, Any], data: bytes) -> Array:
     if found:
         reason = reasons.coded(np.zeros(0, np.int32)).names[found]
         rate = task.decode.sample_rate_hz
-        message = (
-            task.limits.message(sample_id, count, stated_s)
-            if reason == "duration_mismatch"
-            else (
-                f"sample {sample_id}: {count / rate:.2f} s of audio, outside of source.min_duration_s and max_duration_s"
-            )
-        )
+        message = f"sample {sample_id}: {count / rate:.2f} s of audio, which the duration filters leave out"
+        if reason == "duration_mismatch":
+            message = task.limits.message(sample_id, count, stated_s)
         raise SampleError(reason, message)
     return samples
 
