@@ -69,7 +69,7 @@ def test_an_interrupted_export_goes_on_and_gives_the_same_bytes(
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
         stopped_at(patch, form, error, sample=6)
-        with pytest.raises(type(error), match="stop|No space left"):
+        with pytest.raises(type(error), match="stop"):
             export(cache, options(out, form))
     there = sorted(path.name for path in out.iterdir())
     assert there[0] == "._export.json.unfinished"
