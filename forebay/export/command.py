@@ -21,6 +21,7 @@ from forebay.export.webdataset import write_webdataset
 from forebay.store.cache import Cache
 from forebay.store.files import write_aside
 from forebay.store.filling import Entry, Filling, Summed, filling
+from forebay.store.metadata import foreign_values
 from forebay.tar.write import member_key
 from forebay.visible import from_here, human_bytes
 
@@ -93,8 +94,9 @@ def export(cache: Cache, options: ExportOptions) -> ExportReport:
         whole = folder.document
         kept = list(folder.finished) if whole is None else whole["files"]
         if whole is None:
-            _fill(folder, samples, options)
-            folder.seal({"about": samples.about(), "files": folder.finished})
+            with foreign_values(cache.folder):
+                _fill(folder, samples, options)
+                folder.seal({"about": samples.about(), "files": folder.finished})
     files = folder.finished if whole is None else kept
     return ExportReport(
         form=options.form,

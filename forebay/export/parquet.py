@@ -50,7 +50,7 @@ def _opened(file: Summed, schema: pa.Schema) -> pq.ParquetWriter:
 
 def _groups(samples: Samples, start: int, *, max_bytes: int) -> Iterator[tuple[int, pa.Table]]:
     """Yields a table for each row group, and where the samples behind its last begin."""
-    specs = samples.tensors()
+    specs = samples.tensors
     for run in samples.runs(start):
         first, held, size = 0, [], 0
         for place, index in enumerate(run.indices.tolist()):

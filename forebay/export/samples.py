@@ -5,17 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from forebay.errors import CacheCorruptError, ConfigError
+from forebay.errors import ConfigError
 from forebay.store.cache import Cache
+from forebay.store.chunked import no_such_row
 from forebay.store.image.codec import FIELDS
 from forebay.store.image.settings import ImageSettings
-from forebay.store.layout import ROW_MASK, FieldSpec, Group, Ints
+from forebay.store.layout import ROW_BITS, ROW_MASK, FieldSpec, Group, Ints
 from forebay.store.row_table import SampleColumns, rate_of, row_table
 from forebay.store.shard import Shard
 from forebay.store.source import has_audio
@@ -56,8 +58,9 @@ class Samples:
             table = self._table(indices, int(numbers[first]))
             yield Run(start=start + first, indices=indices, table=table)
 
+    @cached_property
     def tensors(self) -> list[FieldSpec]:
-        """Returns the fields of `cache.read` in their order; `patches` of images are those of each image."""
+        """The fields of `cache.read` in their order; `patches` of images are those of each image."""
         cache, tensors = self.cache, [spec for spec in self.cache.fields.values() if spec.role == "tensor"]
         if not has_images(cache):
             return tensors
@@ -69,7 +72,7 @@ class Samples:
     def about(self) -> dict[str, Any]:
         """Returns what an export says of the cache: its keys, how its samples were made, what its fields are."""
         cache = self.cache
-        fields = {spec.name: {"dtype": spec.dtype, "shape": ["n", *spec.shape]} for spec in self.tensors()}
+        fields = {spec.name: {"dtype": spec.dtype, "shape": ["n", *spec.shape]} for spec in self.tensors}
         return {
             "key": cache.key,
             "recipe_key": cache.recipe_key,
@@ -85,12 +88,6 @@ class Samples:
         def shard(group: Group, _: int) -> Shard:
             return cache.shard(group, number)
 
-        def no_such_row(index: int, slot: int) -> CacheCorruptError:
-            return CacheCorruptError(
-                f"{cache.place}: sample {indices[index]} is said to lie in shard {number}, row {slot & ROW_MASK}, "
-                "which is not there; run: forebay preprocess CONFIG --rebuild"
-            )
-
         groups = ("text",) if has_images(cache) else cache.groups
         columns = SampleColumns(
             fields={
@@ -102,7 +99,7 @@ class Samples:
             num_shards=1,
             slots=cache.slots[indices] & ROW_MASK,
             shard=shard,
-            no_such_row=no_such_row,
+            no_such_row=lambda index, slot: no_such_row(cache.folder, int(indices[index]), number << ROW_BITS | slot),
         )
         lengths, rate_hz = self._lengths()
         table = row_table(columns, {name: values[indices] for name, values in lengths.items()}, rate_hz=rate_hz)

@@ -48,14 +48,14 @@ def _members(samples: Samples, row: Mapping[str, Any]) -> dict[str, bytes]:
     values = cache.read(index)
     fields = {"id": row["sample_id"], **{name: value for name, value in row.items() if name != "sample_id"}}
     members = {f"{key}.json": json.dumps(fields).encode("ascii")}
-    for spec in samples.tensors():
+    for spec in samples.tensors:
         value = values[spec.name]
         if spec.name == PATCHES and isinstance(value, tuple):
             members |= {f"{key}.{PATCHES}.{number}.npy": _npy(image) for number, image in enumerate(value)}
         elif spec.name == "waveform" and spec.dtype == "int16":
             members[f"{key}.wav"] = pcm16_wav(value, cache.constants["sample_rate_hz"])
         else:
-            members[f"{key}.{spec.name}.npy"] = _npy(value)
+            members[f"{key}.{member_key(spec.name)}.npy"] = _npy(value)
     return members
 
 

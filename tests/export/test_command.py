@@ -59,7 +59,7 @@ def stopped_at(monkeypatch: pytest.MonkeyPatch, form: str, error: BaseException,
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    "error", [KeyboardInterrupt("stop"), OSError(28, "No space left on device")], ids=["int", "full"]
+    "error", [KeyboardInterrupt("stop"), OSError(28, "stopped: no space left on device")], ids=["int", "full"]
 )
 def test_an_interrupted_export_goes_on_and_gives_the_same_bytes(
     cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, error: BaseException
@@ -222,3 +222,17 @@ def test_the_command_prints_a_report(
     code, _, err = run(capsys, "export", tmp_path / "none.toml", "--form", form, "--out", tmp_path / "c")
     assert code == 2
     assert "none.toml: no such cache or config" in err
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_signed_cache_of_a_stranger_writes_nothing_elsewhere(tmp_path: Path, form: str) -> None:
+    folder = make_cache(tmp_path, metadata={"name": "../../x", "split": "a/b"})
+    export(open_cache(folder), options(tmp_path / "out", form))
+    first, *_ = sorted(path.name for path in (tmp_path / "out").glob("%*"))
+    assert first.startswith("%2E%2E%2F%2E%2E%2Fx-a%2Fb-000000.")
+    bare = open_cache(make_cache(tmp_path / "bare", metadata={"recipe": {}}))
+    assert export(bare, options(tmp_path / "two", form)).num_samples == 6
+    none = open_cache(folder)
+    none.metadata = {name: value for name, value in none.metadata.items() if name != "name"}
+    with pytest.raises(CacheCorruptError, match="reading by it ends in KeyError"):
+        export(none, options(tmp_path / "three", form))
