@@ -233,6 +233,6 @@ def test_a_signed_cache_of_a_stranger_writes_nothing_elsewhere(tmp_path: Path, f
     bare = open_cache(make_cache(tmp_path / "bare", metadata={"recipe": {}}))
     assert export(bare, options(tmp_path / "two", form)).num_samples == 6
     none = open_cache(folder)
-    none.metadata = {name: value for name, value in none.metadata.items() if name != "name"}
+    none.metadata = {name: value for name, value in none.metadata.items() if name != "recipe"}
     with pytest.raises(CacheCorruptError, match="reading by it ends in KeyError"):
         export(none, options(tmp_path / "three", form))
