@@ -17,8 +17,8 @@ from forebay.store.layout import Array, FieldSpec
 ABOUT = b"forebay"
 """The key of the schema's metadata under which our own stands, as JSON."""
 
-_GROUP_BYTES = 128 * 1024 * 1024
-"""A row group holds no more values than this, or one sample: what a writer and a reader have in memory at once."""
+_GROUP_BYTES = 64 * 1024 * 1024
+"""A row group holds no more values than this, or one sample. A writer has about eight times as much in memory."""
 
 
 def write_parquet(samples: Samples, start: int, file: Summed, *, max_bytes: int) -> Generator[int]:
