@@ -43,7 +43,7 @@ _MAX_NAMES = 5
 
 def write_zarr(cache: Cache, folder: Path, *, level: int = LEVEL, progress: bool = False) -> TransferReport:
     """Makes a folder the cold form of a cache, and returns what that took; see `push_zarr`."""
-    return _push(cache, Folder(folder.absolute(), RemoteConfig()), level=level, verify=False, progress=progress)
+    return push_to(Folder(folder.absolute(), RemoteConfig()), cache, level=level, progress=progress)
 
 
 def push_zarr(
@@ -62,10 +62,13 @@ def push_zarr(
     1 to 22. Raises CacheCorruptError for a damaged shard, MissingExtraError without zarr; RemoteExistsError where
     another cache, or anything else, lies at the place; RemoteError where the store does not keep what was sent.
     """
-    return _push(open_cache(folder), place_of(place, settings), level=level, verify=verify, progress=progress)
+    return push_to(place_of(place, settings), open_cache(folder), level=level, verify=verify, progress=progress)
 
 
-def _push(cache: Cache, place: Place, *, level: int, verify: bool, progress: bool) -> TransferReport:
+def push_to(
+    place: Place, cache: Cache, *, level: int = LEVEL, verify: bool = False, progress: bool = False
+) -> TransferReport:
+    """Makes a place the cold form of a cache, and returns what that took; see `push_zarr`."""
     zarr()
     if not 1 <= level <= 22:
         raise ConfigError(f"level is {level}, wanted 1 to 22; zstd has no other")
@@ -207,6 +210,7 @@ class _Push:
     def run(self) -> bool:
         """Returns whether all was there already."""
         is_sealed = self._is_this(ROOT)
+        self._is_this(BEGUN)  # what was begun and is of another cache is named so, and not by its objects
         self.there = self._listed()
         if is_sealed and not self.verify and not self.known - self.there.keys():
             for size_bytes in [*map(len, self.ends.values()), *(item.size_bytes for item in self.items)]:
@@ -255,11 +259,19 @@ class _Push:
                 break
         if foreign:
             names = ", ".join(foreign[:_MAX_NAMES]) + (", and more" if len(foreign) > _MAX_NAMES else "")
-            what = "a cache in its own form" if FILE_NAME in foreign else "what is not of the zarr form of this cache"
+            is_cache = FILE_NAME in foreign or self._has(FILE_NAME)
+            what = "a cache in its own form" if is_cache else "what is not of the zarr form of this cache"
             raise RemoteExistsError(
                 f"{self.place.url} holds {what}: {names}; push {self.cache.folder} to another place, or remove them"
             )
         return found
+
+    def _has(self, name: str) -> bool:
+        try:
+            self.place.info(name)
+        except RemoteMissingError:
+            return False
+        return True
 
     def _begin(self) -> None:
         """Puts what identifies the form. Raises RemoteExistsError where that of another one is there."""
