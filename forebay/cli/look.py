@@ -81,9 +81,7 @@ def add_export(commands: Any) -> None:
     parser.add_argument("config", metavar="CACHE|CONFIG", help="a cache, its URL, or the TOML file that made it")
     parser.add_argument("--form", required=True, choices=("parquet", "webdataset", "zarr"), help="of the files")
     parser.add_argument("--out", metavar="DIR", type=on_disk, required=True, help="an empty or new folder")
-    parser.add_argument(
-        "--shard-size-mb", type=int, default=1000, metavar="N", help="about how large a file becomes; default: 1000"
-    )
+    parser.add_argument("--shard-size-mb", type=int, metavar="N", help="about how large a file becomes; default: 1000")
     parser.add_argument("--ids", metavar="FILE", type=on_disk, help="only the samples with these ids, one a line")
     parser.add_argument("--max-samples", type=int, metavar="N", dest="limit", help="only the first N of them")
     parser.add_argument(
@@ -97,15 +95,32 @@ def _export(options: argparse.Namespace) -> int:
     from forebay.store.cache import open_cache
 
     place, settings = _cache_of(options)
+    if options.form == "zarr":
+        return _export_zarr(options, place, settings)
     wanted = ExportOptions(
         form=options.form,
         out=options.out,
-        shard_size_mb=options.shard_size_mb,
+        shard_size_mb=1000 if options.shard_size_mb is None else options.shard_size_mb,
         ids=options.ids,
         max_samples=options.limit,
         progress=not options.no_progress,
     )
     return printed(options, export(open_cache(place, remote=settings), wanted))
+
+
+def _export_zarr(options: argparse.Namespace, place: str, settings: RemoteConfig) -> int:
+    """The cold form is of a whole cache: `forebay cache pull` makes the very cache of it again."""
+    from forebay.store.cache import open_cache
+    from forebay.store.cold.push import write_zarr
+
+    given = {"--ids": options.ids, "--max-samples": options.limit, "--shard-size-mb": options.shard_size_mb}
+    if named := [name for name, value in given.items() if value is not None]:
+        raise ConfigError(
+            f"{named[0]} does not go with --form zarr, which is of a whole cache; to export some of its samples: "
+            f"forebay cache subset {options.config} --ids FILE --out DIR, then export that"
+        )
+    cache = open_cache(place, remote=settings)
+    return printed(options, write_zarr(cache, options.out, progress=not options.no_progress))
 
 
 def _cache_of(options: argparse.Namespace) -> tuple[str, RemoteConfig]:
