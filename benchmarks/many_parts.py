@@ -290,7 +290,7 @@ def _records(workspace: Path, *, num_parts: int, num_shards: int) -> None:
             to_make=2 * num_shards // num_parts, made=num_shards // num_parts,
             history=tuple((now - 15.0 * i, 1000 - i, 512 * (1000 - i)) for i in range(40, -1, -1)),
         )  # fmt: skip
-        (workspace / "parts" / f"{part}-of-{num_parts}.json").write_text(json.dumps(asdict(record)))
+        (workspace / "parts" / f"{part}-of-{num_parts}.run").write_text(json.dumps(asdict(record)))
 
 
 def statuses(folder: Path, sizes: Sequence[int], *, rounds: int) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ LOST_S = 180.0
 _LEAST_S = 3.0
 """Between two writings: a store of many nodes is not to be asked for every shard."""
 _POINT_S = 15.0
-_FOLDER = "parts"
+_FOLDER, _ENDING = "parts", ".run"
 _MESSAGE_CHARACTERS = 500
 
 State = Literal["running", "done", "failed", "interrupted", "lost"]
@@ -99,7 +99,7 @@ class PartLog:
         label = "all" if part is None else f"{part[0]}-of-{part[1]}"
         self._folder = workspace / _FOLDER
         self._label = label
-        self._path = self._folder / f"{label}.{this_place()}-{os.getpid():x}.json"
+        self._path = self._folder / f"{label}.{this_place()}-{os.getpid():x}{_ENDING}"
         self._is_written = True
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -163,7 +163,7 @@ class PartLog:
 
     def _forget_ended(self) -> None:
         """Removes what earlier runs of the same part said; those that may still work are left."""
-        for path in self._folder.glob(f"{self._label}.*.json"):
+        for path in self._folder.glob(f"{self._label}.*{_ENDING}"):
             found = _read(path)
             if found is None or found.seen(time.time()).state != "running":
                 path.unlink(missing_ok=True)
@@ -173,7 +173,7 @@ def read_parts(workspace: Path, *, now: float) -> list[PartRecord]:
     """Returns what the runs of a build say of themselves, oldest first; what cannot be read is left out."""
     try:
         with os.scandir(workspace / _FOLDER) as entries:
-            paths = [Path(entry.path) for entry in entries if entry.name.endswith(".json")]
+            paths = [Path(entry.path) for entry in entries if entry.name.endswith(_ENDING)]
     except OSError:
         return []
     found = [record for record in map(_read, paths) if record is not None]

@@ -204,10 +204,10 @@ def test_a_part_that_runs_again_takes_the_place_of_its_record(tmp_path: Path) ->
     with pytest.raises(ValueError, match="broken"), PartLog(tmp_path, part=(0, 2)):
         raise ValueError("broken\nfurther")
     (path,) = (tmp_path / "parts").iterdir()
-    path.rename(path.with_name("0-of-2.0123abcd-1.json"))
+    path.rename(path.with_name("0-of-2.0123abcd-1.run"))
     (record,) = read_parts(tmp_path, now=time.time())
     assert (record.state, record.error) == ("failed", "broken")
-    (tmp_path / "parts" / "1-of-2.x.json").write_text("{")
+    (tmp_path / "parts" / "1-of-2.x.run").write_text("{")
     with PartLog(tmp_path, part=(0, 2)):
         pass
     (record,) = read_parts(tmp_path, now=time.time())
@@ -217,7 +217,7 @@ def test_a_part_that_runs_again_takes_the_place_of_its_record(tmp_path: Path) ->
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"part": 3}', '{"history": [1]}', '{"state": "running"}', "\udce9"])
 def test_a_record_that_is_no_record_is_left_out(tmp_path: Path, text: str) -> None:
     (tmp_path / "parts").mkdir()
-    (tmp_path / "parts" / "all.json").write_bytes(os.fsencode(text))
+    (tmp_path / "parts" / "all.run").write_bytes(os.fsencode(text))
     assert read_parts(tmp_path, now=time.time()) == []
 
 
