@@ -145,8 +145,8 @@ class Run:
         """Keeps what an earlier run finished and links what other caches have, each after re-hashing it."""
         donors = self._donors()
         if self.options.seal_only:  # before terabytes are hashed again
-            here = self.workspace.is_here
-            self._require_all([u for u in self._all() if self._key(u) not in donors and not here(*self._named(u))])
+            here = self.workspace.finished()
+            self._require_all([u for u in self._all() if self._key(u) not in donors and self._key(u) not in here[u[1]]])
         self.workspace.load_all(map(self._named, self._mine()), self.pool.map, stops=False)
         for unit in self._mine():
             key, group = self._key(unit), unit[1]

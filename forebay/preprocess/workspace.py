@@ -68,31 +68,22 @@ class Workspace:
     def load_all(self, shards: Iterable[tuple[Group, str]], map_: Map, *, stops: bool = True) -> bool:
         """Loads shards, as `load` does, and returns whether all are here and whole; large ones are hashed by `map_`.
 
-        stops: nothing is hashed where a shard is not here at all.
+        stops: nothing is read where a shard is not here at all.
         """
         waiting = {key: group for group, key in shards if key not in self.receipts}
-        found = {key: self._read(group, key) for key, group in waiting.items()}
-        here = {key: receipt for key, receipt in found.items() if receipt is not None}
-        if stops and len(here) < len(found):
+        here = self.finished()
+        if stops and not all(key in here[group] for key, group in waiting.items()):
             return False
-        files = [(self.path(waiting[key], key), receipt.entry) for key, receipt in here.items()]
-        is_much = sum(entry.size_bytes for _, entry in files) >= _MUCH
-        whole = list((map_ if is_much else map)(_is_whole, files))
-        self.receipts |= {key: here[key] for key, is_here in zip(here, whole, strict=True) if is_here}
+        read = {key: read_receipt(self.path(group, key), key) for key, group in waiting.items() if key in here[group]}
+        found = [(key, self.path(waiting[key], key), receipt) for key, receipt in read.items() if receipt is not None]
+        is_much = sum(receipt.entry.size_bytes for *_, receipt in found) >= _MUCH
+        whole = (map_ if is_much else map)(_is_whole, [(path, receipt.entry) for _, path, receipt in found])
+        self.receipts |= {key: receipt for (key, _, receipt), is_good in zip(found, whole, strict=True) if is_good}
         return all(key in self.receipts for key in waiting)
 
-    def is_here(self, group: Group, key: str) -> bool:
-        """Whether a shard is here, of the right size; its bytes are not read."""
-        return self._read(group, key) is not None
-
-    def _read(self, group: Group, key: str) -> Receipt | None:
-        """Returns the receipt of a shard that is here and of the right size."""
-        path = self.path(group, key)
-        receipt = read_receipt(path, key)
-        with contextlib.suppress(OSError):
-            if receipt is not None and path.stat().st_size == receipt.entry.size_bytes:
-                return receipt
-        return None
+    def finished(self) -> dict[Group, set[str]]:
+        """Returns the keys of the shards that are here with their receipts, by group; they may be damaged."""
+        return {group: finished_keys(self.folder / group) for group in GROUPS}
 
     def adopt(self, group: Group, key: str, donors: Donors) -> bool:
         """Links a shard that another cache has, after re-hashing it; says whether it did."""
