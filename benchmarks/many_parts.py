@@ -331,7 +331,7 @@ def seals(folder: Path, *, num_shards: int, size_bytes: int) -> list[dict[str, A
             costs = []
             for _ in range(3):
                 here = Workspace(space.folder)
-                costs.append(timed(lambda: here.load_all(named, map_)))  # noqa: B023
+                costs.append(timed(lambda: here.has_all(named, map_)))  # noqa: B023
                 assert len(here.receipts) == num_shards
             gb = num_shards * size_bytes / 1e9
             wall_s = median(cost.wall_s for cost in costs)

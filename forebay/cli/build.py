@@ -13,6 +13,8 @@ from forebay.config.tree import stand_in
 from forebay.errors import ConfigError
 from forebay.visible import json_text
 
+RUNNERS = ("local", "ray", "slurm")
+
 
 def add_preprocess(commands: Any) -> None:
     """Adds `forebay preprocess`."""
@@ -33,9 +35,22 @@ def add_preprocess(commands: Any) -> None:
         "--prepare", action="store_true", help="list and hash the raw data once, for parts that start together"
     )
     parser.add_argument("--seal", action="store_true", help="seal what all parts have made, and make nothing")
+    parser.add_argument(
+        "--runner",
+        choices=RUNNERS,
+        default="local",
+        help="who makes the shards: this machine, a Ray cluster, or jobs of Slurm",
+    )
+    parser.add_argument(
+        "--address", metavar="HOST:PORT", help="of the Ray cluster; default: RAY_ADDRESS, else the one of this machine"
+    )
+    parser.add_argument(
+        "--stage",
+        metavar="URL",
+        help="folder of the root's bucket for finished shards, where nodes share no disk",
+    )
     parser.add_argument("--key", metavar="KEY", help="first digits of the key that the build must have, else stop")
     parser.add_argument("--no-progress", action="store_true", help="no bars")
-    parser.add_argument("--runner", choices=("local", "slurm"), default="local", help="who makes the shards")
     slurm = parser.add_argument_group("with --runner slurm (docs/cluster.md)")
     slurm.add_argument(
         "--array", type=_array, metavar="N[%M]", help="parts of the array, at most M at once; --prepare checks it too"
@@ -73,8 +88,11 @@ def _preprocess(options: argparse.Namespace) -> int:
         raise ConfigError("--array is for jobs of Slurm, and for --prepare: add --runner slurm")
     if options.seal and options.shards is not None:
         raise ConfigError("--seal is of all parts, and --shards of one: give one of them")
+    if options.address is not None and options.runner != "ray":
+        raise ConfigError("--address is of a Ray cluster: give --runner ray too, or leave it out")
     config = load(options)
-    asked = {name: getattr(options, name) for name in ("rebuild", "verify", "dry_run", "key")}
+    names = ("rebuild", "verify", "dry_run", "key", "runner", "address", "stage")
+    asked = {name: getattr(options, name) for name in names}
     wanted = Options(**asked, part=options.shards, seal_only=options.seal, progress=not options.no_progress)
     if options.prepare:
         num_parts = None if options.array is None else options.array[0]
@@ -86,7 +104,9 @@ def _slurm(options: argparse.Namespace) -> int:
     from forebay.preprocess.runner.slurm import Asked, planned, submit
 
     alone = [
-        name for name in ("rebuild", "verify", "dry_run", "shards", "prepare", "seal", "key") if _given(options, name)
+        name
+        for name in ("rebuild", "verify", "dry_run", "shards", "prepare", "seal", "key", "address")
+        if _given(options, name)
     ]
     if alone:
         raise ConfigError(f"--{alone[0].replace('_', '-')} is for one process: leave out --runner slurm")
@@ -99,6 +119,7 @@ def _slurm(options: argparse.Namespace) -> int:
         logs=options.logs,
         options=_handed_on(options),
         workers=options.workers,
+        stage=options.stage,
     )
     return printed(options, submit(config, asked) if options.submit else planned(config, asked))
 
@@ -112,6 +133,7 @@ def _handed_on(options: argparse.Namespace) -> list[str]:
     given = [f"--set={override}" for override in options.set]
     given += [] if options.max_samples is None else [f"--max-samples={options.max_samples}"]
     given += [] if options.cache_root is None else [f"--cache-root={options.cache_root}"]
+    given += [] if options.stage is None else [f"--stage={options.stage}"]
     return given + ["-v"] * options.verbose
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +18,7 @@ from forebay.errors import BuildError
 from forebay.plan.make import plan_example, plan_of
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.modality import Listing, Modality
-from forebay.preprocess.pool import Pool
+from forebay.preprocess.pool import Pool, Runner
 from forebay.preprocess.prepared import (
     Prepared,
     PrepareReport,
@@ -31,6 +33,7 @@ from forebay.preprocess.prepared import remove as remove_prepared
 from forebay.preprocess.published import check_options, pushed, require_whole
 from forebay.preprocess.report import BuildReport, Options
 from forebay.preprocess.run import Run
+from forebay.preprocess.runner.ray import Ray
 from forebay.preprocess.sources.naming import manifest_files
 from forebay.preprocess.workspace import Workspace, workspace_folder
 from forebay.steps.recipe import AnyRecipe, recipe_of
@@ -103,8 +106,8 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
     if not options.dry_run:
         setting = "run.cache_root" if config.remote_root is None else "remote.shard_dir"
         require_writable(config.cache_root, setting=setting)
-    with Pool(config.run.num_workers or os.cpu_count() or 1) as pool:
-        run = Run(config, options, _prepared(config, options, recipe, pool, memo), pool, memo)
+    with Pool(config.run.num_workers or os.cpu_count() or 1) as pool, _runner(options, pool) as runner:
+        run = Run(config, options, _prepared(config, options, recipe, pool, memo), pool, memo, runner=runner)
         if standing is not None:
             run.compare_probe(standing)
         try:
@@ -117,6 +120,12 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
             run.workspace.remove()
             return BuildReport.of_standing(other, seconds=time.monotonic() - started_s)
     return replace(report, seconds=time.monotonic() - started_s)
+
+
+def _runner(options: Options, pool: Pool) -> AbstractContextManager[Runner]:
+    """Returns who makes the shards. A cluster that does not answer shows before anything is listed."""
+    is_local = options.runner == "local" or options.dry_run
+    return contextlib.nullcontext(pool) if is_local else Ray(options.address)
 
 
 def _standing(config: Config, lookup: Lookup) -> Sealed | None:

@@ -8,9 +8,10 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from forebay.config.tree import Config
 from forebay.config.url import is_url
@@ -24,7 +25,7 @@ from forebay.store.lookup import sealed_caches
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.node.node import Wanted
 from forebay.store.remote.root import RemoteRoot
-from forebay.store.seal import is_whole
+from forebay.store.seal import Contents, is_whole, seal
 from forebay.store.shard import ShardEntry, entry_from_json, entry_to_json
 from forebay.store.temporary import temporary_name
 
@@ -41,6 +42,10 @@ _MUCH = 64 * 1024 * 1024
 """Bytes from which on hashing by workers, which first have to start, is quicker."""
 
 
+Named = tuple[Group, str]
+"""Group and key of a shard."""
+
+
 @dataclass
 class Workspace:
     """Shards of one build by key. What is loaded once was whole then and is remembered.
@@ -52,43 +57,65 @@ class Workspace:
     origin: str = ""
     receipts: dict[str, Receipt] = field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        """What to call it."""
+        return str(self.folder)
+
+    @property
+    def stage(self) -> None:
+        """Shards are made in `folder` itself."""
+        return None
+
     def path(self, group: Group, key: str) -> Path:
         """Where a shard stands."""
         return self.folder / group / f"{key}.tdz"
 
-    def load(self, group: Group, key: str) -> Receipt | None:
-        """Returns the receipt of a shard that is here and whole."""
-        if key not in self.receipts:
-            receipt = load_receipt(self.path(group, key), key)
-            if receipt is None:
-                return None
-            self.receipts[key] = receipt
-        return self.receipts[key]
+    def load(self, wanted: Sequence[Named], map_: Map = map) -> list[Receipt | None]:
+        """Returns the receipt of every shard that is here and whole, else None; large ones are hashed by `map_`."""
+        waiting = {key: group for group, key in wanted if key not in self.receipts}
+        found = {key: self._read(group, key) for key, group in waiting.items()}
+        here = {key: receipt for key, receipt in found.items() if receipt is not None}
+        files = [(self.path(waiting[key], key), receipt.entry) for key, receipt in here.items()]
+        is_much = sum(entry.size_bytes for _, entry in files) >= _MUCH
+        whole = list((map_ if is_much else map)(_is_whole, files))
+        self.receipts |= {key: here[key] for key, is_here in zip(here, whole, strict=True) if is_here}
+        return [self.receipts.get(key) for _, key in wanted]
 
-    def load_all(self, shards: Iterable[tuple[Group, str]], map_: Map, *, stops: bool = True) -> bool:
-        """Loads shards, as `load` does, and returns whether all are here and whole; large ones are hashed by `map_`.
+    def has_all(self, wanted: Sequence[Named], map_: Map = map) -> bool:
+        """Whether all of these shards are here and whole. Nothing is hashed where one is not here at all."""
+        return not self.absent(wanted) and None not in self.load(wanted, map_)
 
-        stops: nothing is read where a shard is not here at all.
-        """
-        waiting = {key: group for group, key in shards if key not in self.receipts}
-        here = self.finished()
-        if stops and not all(key in here[group] for key, group in waiting.items()):
-            return False
-        read = {key: read_receipt(self.path(group, key), key) for key, group in waiting.items() if key in here[group]}
-        found = [(key, self.path(waiting[key], key), receipt) for key, receipt in read.items() if receipt is not None]
-        is_much = sum(receipt.entry.size_bytes for *_, receipt in found) >= _MUCH
-        whole = (map_ if is_much else map)(_is_whole, [(path, receipt.entry) for _, path, receipt in found])
-        self.receipts |= {key: receipt for (key, _, receipt), is_good in zip(found, whole, strict=True) if is_good}
-        return all(key in self.receipts for key in waiting)
+    def absent(self, wanted: Sequence[Named]) -> list[Named]:
+        """Returns those of these shards that are not here, by one listing of each folder; others may be damaged."""
+        here = {group: finished_keys(self.folder / group) for group in GROUPS}
+        return [(group, key) for group, key in wanted if key not in self.receipts and key not in here[group]]
 
-    def finished(self) -> dict[Group, set[str]]:
-        """Returns the keys of the shards that are here with their receipts, by group; they may be damaged."""
-        return {group: finished_keys(self.folder / group) for group in GROUPS}
+    def _read(self, group: Group, key: str) -> Receipt | None:
+        """Returns the receipt of a shard that is here and of the right size."""
+        path = self.path(group, key)
+        receipt = read_receipt(path, key)
+        with contextlib.suppress(OSError):
+            if receipt is not None and path.stat().st_size == receipt.entry.size_bytes:
+                return receipt
+        return None
+
+    def finished(self, wanted: Mapping[Group, Sequence[str]]) -> dict[Group, list[tuple[Path, ShardEntry]]]:
+        """Returns where these shards, by key, stand, and what they are."""
+        return {
+            group: [(self.path(group, key), self.receipts[key].entry) for key in keys] for group, keys in wanted.items()
+        }
+
+    def seal(self, target: Path, contents: Contents, *, replace: bool) -> tuple[str, None]:
+        """Makes `target` the sealed cache, whose shards are linked from here."""
+        sealed_here = seal(target, contents, scratch=self.folder, replace=replace)
+        logger.info("%s %s", "sealed" if sealed_here else "another builder sealed", target)
+        return str(target), None
 
     def adopt(self, group: Group, key: str, donors: Donors) -> bool:
         """Links a shard that another cache has, after re-hashing it; says whether it did."""
         copies = donors.get(key, [])
-        donor = _first_whole([copy for copy in copies if _mirror(copy[0]) is None]) or _fetched(copies)
+        donor = first_whole([copy for copy in copies if _mirror(copy[0]) is None]) or _fetched(copies)
         if donor is None:
             return False
         path, entry = donor
@@ -212,7 +239,7 @@ def _of_other_builds(own: Path, wanted: set[str]) -> Donors:
     return donors
 
 
-def _first_whole(copies: list[tuple[Path, ShardEntry]]) -> tuple[Path, ShardEntry] | None:
+def first_whole(copies: Sequence[tuple[Path, ShardEntry]]) -> tuple[Path, ShardEntry] | None:
     """Returns a copy that is whole. All are checked, links to the same bytes once, and every damaged one is named."""
     seen: dict[tuple[int, int] | None, bool] = {}
     whole = []
@@ -278,14 +305,26 @@ def read_receipt(path: Path, key: str) -> Receipt | None:
     """Returns the receipt beside a shard of this key, None where there is none; the shard is not looked at."""
     try:
         document = json.loads(path.with_suffix(".json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return receipt_from_json(document, key)
+
+
+def receipt_from_json(document: Any, key: str) -> Receipt | None:
+    """Returns the receipt of a document; None where that is of no shard of this key."""
+    try:
         entry = entry_from_json(document["entry"])
         failures = tuple(Failure(**failure) for failure in document["failures"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
     return Receipt(entry=entry, failures=failures) if entry.key == key else None
 
 
 def save_receipt(path: Path, receipt: Receipt) -> None:
     """Keeps the receipt beside its shard."""
-    document = {"entry": entry_to_json(receipt.entry), "failures": [asdict(failure) for failure in receipt.failures]}
-    write_bytes(path.with_suffix(".json"), json.dumps(document).encode("ascii"))
+    write_bytes(path.with_suffix(".json"), json.dumps(receipt_to_json(receipt)).encode("ascii"))
+
+
+def receipt_to_json(receipt: Receipt) -> dict[str, Any]:
+    """Returns the document of a receipt."""
+    return {"entry": entry_to_json(receipt.entry), "failures": [asdict(failure) for failure in receipt.failures]}

@@ -49,20 +49,20 @@ def test_a_damaged_shard_is_not_loaded(space: Workspace, monkeypatch: pytest.Mon
         return [function(item) for item in items]
 
     monkeypatch.setattr(module, "_MUCH", 96 if is_much else 97)
-    assert not space.load_all(named(), mapped)
+    assert not space.has_all(named(), mapped)
     assert sorted(space.receipts) == [KEYS[0], KEYS[2]]
     assert calls == ([3] if is_much else [])
     # What is known to be whole is not hashed again.
     monkeypatch.setattr(module, "is_whole", lambda *_: pytest.fail("hashed"))
-    assert space.load_all(named([KEYS[0], KEYS[2]]), mapped)
+    assert space.has_all(named([KEYS[0], KEYS[2]]), mapped)
 
 
 def test_nothing_is_hashed_where_a_shard_is_missing(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "is_whole", lambda *_: pytest.fail("hashed"))
     space.path("media", KEYS[2]).unlink()
-    assert not space.load_all(named(), map)
+    assert not space.has_all(named())
     assert space.receipts == {}
-    assert space.finished() == {"media": set(KEYS[:2]), "text": set()}
+    assert space.absent(named()) == named(KEYS[2:])
     assert finished_keys(space.folder / "media") == set(KEYS[:2])
     assert finished_keys(space.folder / "text") == set()
 
@@ -70,7 +70,7 @@ def test_nothing_is_hashed_where_a_shard_is_missing(space: Workspace, monkeypatc
 def test_workers_hash(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MUCH", 0)
     with Pool(1) as pool:
-        assert not space.load_all(named(), pool.map)
+        assert not space.has_all(named(), pool.map)
     assert sorted(space.receipts) == [KEYS[0], KEYS[2]]
 
 

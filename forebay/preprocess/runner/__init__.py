@@ -1,1 +1,1 @@
-"""Who runs the parts of a build: this process, Ray or Slurm; and what the parts say of themselves."""
+"""Who makes the shards of a build where it is not this process alone, and what its parts say of themselves."""

@@ -234,6 +234,10 @@ def _notes(seen: Seen) -> list[str]:
             f"{seen.prepared.moved} is not what it was when the build was prepared: the next run lists again what "
             "changed, and keeps the shards that are the same"
         )
+    if seen.is_staged:
+        notes.append(
+            "finished shards stand in the stage in the bucket, and are not counted here; what is, is of this node"
+        )
     if seen.submission is not None and seen.sealed is None:
         jobs = ", ".join(f"{name} {job}" for name, job in seen.submission["jobs"].items())
         notes.append(f"jobs of Slurm, as submitted: {jobs}; logs: {from_here(seen.submission['logs'])}")

@@ -17,6 +17,7 @@ from forebay.preprocess.report import Options
 from forebay.preprocess.runner.slurm import Asked, planned, quoted, submit
 from forebay.preprocess.runner.status import StatusReport, status_of
 from forebay.steps.recipe import load_config, recipe_of
+from forebay.store.lookup import Lookup
 from tests.commands import run, run_json
 from tests.preprocess.corpus import Corpus, shard_bytes, speech_corpus
 from tests.preprocess.here_pool import build_here
@@ -313,6 +314,21 @@ def test_a_sealed_cache_is_not_prepared(corpus: Corpus, monkeypatch: pytest.Monk
     assert next(report.lines()).startswith("already sealed: ")
     assert not folder_of(config, recipe_of(config)).exists()
     assert not submission_file(config, recipe_of(config)).exists()
+
+
+def test_a_stage_is_handed_on(corpus: Corpus) -> None:
+    root, stage = "s3://bucket/caches", "s3://bucket/stage"
+    config = corpus.config(f"run.cache_root={root}", f"remote.shard_dir={corpus.folder / 'node'}")
+    with pytest.raises(ConfigError, match=f"--runner slurm: the cache root is {root}.*--stage URL"):
+        planned(config, asked(corpus))
+    with pytest.raises(ConfigError, match="in another bucket"):
+        planned(config, asked(corpus, stage="s3://other/stage"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("forebay.preprocess.runner.seen.find_cache", lambda *_, **__: Lookup(recipe=recipe_of(config)))
+        found = planned(config, asked(corpus, stage=stage, options=[f"--stage={stage}"], num_parts=3))
+    assert [job.name for job in found.jobs] == ["prepare", "parts", "seal"]
+    assert all(f"--stage={stage}" in job.script for job in found.jobs)
+    assert found.logs == os.path.abspath("forebay-logs")
 
 
 def test_a_config_is_loaded_as_the_jobs_load_it(corpus: Corpus) -> None:
