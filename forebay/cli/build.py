@@ -103,13 +103,10 @@ def _preprocess(options: argparse.Namespace) -> int:
 def _slurm(options: argparse.Namespace) -> int:
     from forebay.preprocess.runner.slurm import Asked, planned, submit
 
-    alone = [
-        name
-        for name in ("rebuild", "verify", "dry_run", "shards", "prepare", "seal", "key", "address")
-        if _given(options, name)
-    ]
+    single = ("rebuild", "verify", "dry_run", "shards", "prepare", "seal", "key", "address")
+    alone = [name for name in single if _given(options, name)]
     if alone:
-        raise ConfigError(f"--{alone[0].replace('_', '-')} is for one process: leave out --runner slurm")
+        raise ConfigError(f"--{alone[0].replace('_', '-')} is not for jobs of Slurm: leave out --runner slurm")
     config = load(options)
     num_parts, limit = options.array or (None, None)
     asked = Asked(

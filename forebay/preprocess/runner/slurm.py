@@ -137,7 +137,7 @@ def planned(config: Config, asked: Asked) -> Submission:
         return Submission(config=path, key=seen.sealed.key, sealed=seen.sealed.place)
     is_prepared = seen.prepared is not None and seen.prepared.moved is None
     num_parts, notes = _num_parts(config, asked, seen if is_prepared else None, seen)
-    # What stands for a root in a store is of one node; the folder that the jobs are submitted from is of all, as a rule.
+    # What stands for a root in a store is of one node; the folder that jobs are submitted from is of all, as a rule.
     home = Path("forebay-logs") if config.remote_root is not None else config.cache_root / BUILDING / "logs"
     logs = os.path.abspath(asked.logs or home)
     _require_plain(logs)

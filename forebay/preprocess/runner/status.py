@@ -235,9 +235,7 @@ def _notes(seen: Seen) -> list[str]:
             "changed, and keeps the shards that are the same"
         )
     if seen.is_staged:
-        notes.append(
-            "finished shards stand in the stage in the bucket, and are not counted here; what is, is of this node"
-        )
+        notes.append("finished shards stand in the bucket and are not counted; what is said is of this node's runs")
     if seen.submission is not None and seen.sealed is None:
         jobs = ", ".join(f"{name} {job}" for name, job in seen.submission["jobs"].items())
         notes.append(f"jobs of Slurm, as submitted: {jobs}; logs: {from_here(seen.submission['logs'])}")

@@ -281,11 +281,12 @@ def test_what_is_no_option_is_refused_with_the_config(corpus: Corpus, option: st
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--runner", "slurm", "--rebuild"], "--rebuild is for one process"),
-        (["--runner", "slurm", "--shards", "0::2"], "--shards is for one process"),
-        (["--runner", "slurm", "--dry-run"], "--dry-run is for one process"),
+        (["--runner", "slurm", "--rebuild"], "--rebuild is not for jobs of Slurm"),
+        (["--runner", "slurm", "--shards", "0::2"], "--shards is not for jobs of Slurm"),
+        (["--runner", "slurm", "--dry-run"], "--dry-run is not for jobs of Slurm"),
         (["--runner", "slurm", "--cache-root", "s3://bucket/root"], "the cache root is s3://bucket/root"),
         (["--runner", "slurm", "--logs", "a\\b"], "a backslash"),
+        (["--runner", "slurm", "--address", "x:1"], "--address is not for jobs of Slurm"),
         (["--submit"], "--submit is for jobs of Slurm"),
         (["--array", "3"], "--array is for jobs of Slurm"),
     ],
