@@ -103,11 +103,10 @@ def _preprocess(options: argparse.Namespace) -> int:
 def _slurm(options: argparse.Namespace) -> int:
     from forebay.preprocess.runner.slurm import Asked, planned, submit
 
-    alone = [
-        name for name in ("rebuild", "verify", "dry_run", "shards", "prepare", "seal", "key") if _given(options, name)
-    ]
+    single = ("rebuild", "verify", "dry_run", "shards", "prepare", "seal", "key", "address")
+    alone = [name for name in single if _given(options, name)]
     if alone:
-        raise ConfigError(f"--{alone[0].replace('_', '-')} is for one process: leave out --runner slurm")
+        raise ConfigError(f"--{alone[0].replace('_', '-')} is not for jobs of Slurm: leave out --runner slurm")
     config = load(options)
     num_parts, limit = options.array or (None, None)
     asked = Asked(
@@ -117,6 +116,7 @@ def _slurm(options: argparse.Namespace) -> int:
         logs=options.logs,
         options=_handed_on(options),
         workers=options.workers,
+        stage=options.stage,
     )
     return printed(options, submit(config, asked) if options.submit else planned(config, asked))
 
@@ -130,6 +130,7 @@ def _handed_on(options: argparse.Namespace) -> list[str]:
     given = [f"--set={override}" for override in options.set]
     given += [] if options.max_samples is None else [f"--max-samples={options.max_samples}"]
     given += [] if options.cache_root is None else [f"--cache-root={options.cache_root}"]
+    given += [] if options.stage is None else [f"--stage={options.stage}"]
     return given + ["-v"] * options.verbose
 
 

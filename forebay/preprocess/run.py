@@ -144,9 +144,13 @@ class Run:
         return self.workspace.find_donors(self.config.cache_root, wanted, recipe_key=self.listing.recipe.key)
 
     def _part_log(self) -> PartLog:
-        units = len(self.cuts) * len(self.modality.groups)
-        samples = len(self.listing.rows)
-        return PartLog(self.workspace.folder, part=self.options.part, samples=samples, shards=units)
+        return PartLog(
+            self.workspace.folder,
+            part=self.options.part,
+            samples=len(self.listing.rows),
+            shards=len(self.cuts),
+            groups=self.modality.groups,
+        )
 
     def _collect(self) -> None:
         """Keeps what an earlier run finished and links what other caches have, each after re-hashing it."""

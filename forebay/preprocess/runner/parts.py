@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from forebay.preprocess.runner.rate import WINDOW_S, Point
+from forebay.store.layout import GROUPS, Group
 from forebay.store.temporary import is_running, temporary_name, this_place
 
 HEARTBEAT_S = 20.0
@@ -28,7 +29,7 @@ LOST_S = 180.0
 _LEAST_S = 3.0
 """Between two writings: a store of many nodes is not to be asked for every shard."""
 _POINT_S = 15.0
-_FOLDER = "parts"
+_FOLDER, _ENDING = "parts", ".run"
 _MESSAGE_CHARACTERS = 500
 
 State = Literal["running", "done", "failed", "interrupted", "lost"]
@@ -41,7 +42,7 @@ class PartRecord:
     part: (i, n) of `--shards i::n`; None: all of it. place: what process numbers are unique in. job: Slurm's, with the
     task of an array: `123_4`. log: the file that the run writes its messages to, if it is one. started, last_sign: in
     seconds since 1970, by the clock of `host`.
-    samples, shards: those of the whole build; of the shards as many as it has in all groups together.
+    samples, shards: those of the whole build; shards of one group, of which `groups` are the names.
     to_make, rows_to_make: what was missing of this run's shards; made, rows: what of this it has made. kept, linked:
     shards that were there. unit: what a row is called. history: `Point`s of the last minutes.
     """
@@ -59,6 +60,7 @@ class PartRecord:
     error: str | None = None
     samples: int = 0
     shards: int = 0
+    groups: tuple[Group, ...] = ()
     to_make: int = 0
     made: int = 0
     kept: int = 0
@@ -97,7 +99,7 @@ class PartLog:
         label = "all" if part is None else f"{part[0]}-of-{part[1]}"
         self._folder = workspace / _FOLDER
         self._label = label
-        self._path = self._folder / f"{label}.{this_place()}-{os.getpid():x}.json"
+        self._path = self._folder / f"{label}.{this_place()}-{os.getpid():x}{_ENDING}"
         self._is_written = True
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -161,7 +163,7 @@ class PartLog:
 
     def _forget_ended(self) -> None:
         """Removes what earlier runs of the same part said; those that may still work are left."""
-        for path in self._folder.glob(f"{self._label}.*.json"):
+        for path in self._folder.glob(f"{self._label}.*{_ENDING}"):
             found = _read(path)
             if found is None or found.seen(time.time()).state != "running":
                 path.unlink(missing_ok=True)
@@ -171,7 +173,7 @@ def read_parts(workspace: Path, *, now: float) -> list[PartRecord]:
     """Returns what the runs of a build say of themselves, oldest first; what cannot be read is left out."""
     try:
         with os.scandir(workspace / _FOLDER) as entries:
-            paths = [Path(entry.path) for entry in entries if entry.name.endswith(".json")]
+            paths = [Path(entry.path) for entry in entries if entry.name.endswith(_ENDING)]
     except OSError:
         return []
     found = [record for record in map(_read, paths) if record is not None]
@@ -185,8 +187,11 @@ def _read(path: Path) -> PartRecord | None:
         written = path.stat().st_mtime
         document = {name: value for name, value in json.loads(path.read_bytes()).items() if name in known}
         part = document.pop("part", None)
+        named = document.pop("groups", ())
+        groups = tuple(group for group in GROUPS if group in named)
         history = tuple((float(at), int(shards), int(rows)) for at, shards, rows in document.pop("history", ()))
-        record = PartRecord(**document, part=None if part is None else (int(part[0]), int(part[1])), history=history)
+        numbers = None if part is None else (int(part[0]), int(part[1]))
+        record = PartRecord(**document, part=numbers, groups=groups, history=history)
         return replace(record, last_sign=max(record.last_sign, written))
     except (OSError, ValueError, TypeError, AttributeError, LookupError):
         return None

@@ -33,9 +33,9 @@ def rate_of(histories: Iterable[Sequence[Point]], *, now: float, window_s: float
     elapsed_s = now - since
     if elapsed_s <= 0:  # the clock of the machine that wrote it is ahead of this one
         return Rate()
-    made = [(_at(history, history[-1][0]), _at(history, since)) for history in inside]
-    shards = sum(max(0.0, last[0] - first[0]) for last, first in made)
-    rows = sum(max(0.0, last[1] - first[1]) for last, first in made)
+    made = [(history[-1], _at(history, since)) for history in inside]
+    shards = sum(max(0.0, last[1] - first[0]) for last, first in made)
+    rows = sum(max(0.0, last[2] - first[1]) for last, first in made)
     return Rate(shards=shards / elapsed_s, rows=rows / elapsed_s, window_s=elapsed_s)
 
 

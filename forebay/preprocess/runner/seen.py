@@ -66,6 +66,11 @@ class Seen:
         }
 
     @property
+    def is_staged(self) -> bool:
+        """Whether finished shards stand in a store, and only the records of this node's runs are seen from here."""
+        return self.workspace is not None and self.workspace.name.endswith("-stage")
+
+    @property
     def num_shards(self) -> int:
         """How many shards each group has; 0 where nothing is prepared."""
         return 0 if self.prepared is None else len(self.prepared.cuts)
@@ -117,7 +122,7 @@ def _workspace(config: Config, recipe: AnyRecipe, key: str | None) -> Path | Non
     """Returns the folder of a build: of the prepared one, else of the one that was begun last."""
     begun = workspaces_of(config, recipe.key)
     if key is not None:
-        named = [workspace_folder(config, key, suffix) for suffix in ("", "-rebuild")]
+        named = [workspace_folder(config, key, suffix) for suffix in ("", "-rebuild", "-stage")]
         begun = [folder for folder in begun if folder in named]
     return next(iter(begun), None)
 

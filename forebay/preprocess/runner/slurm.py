@@ -18,6 +18,7 @@ from forebay.preprocess.pool import PINNED
 from forebay.preprocess.prepared import folder_of, require_parts, submission_file
 from forebay.preprocess.runner.rate import compressed
 from forebay.preprocess.runner.seen import Seen, seen_of
+from forebay.preprocess.stage.options import check_stage
 from forebay.preprocess.workspace import BUILDING
 from forebay.steps.recipe import AnyRecipe, recipe_of
 from forebay.store.files import require_writable, write_bytes
@@ -38,7 +39,7 @@ class Asked:
 
     config: as it was named. num_parts: of the array; None: what there was last, or a default. limit: of the tasks that
     run at once. logs: the folder of the log files. options: those of the command line that each job gets as they are.
-    workers: processes of a job; None: the config's.
+    workers: processes of a job; None: the config's. stage: where finished shards stand, if nodes share no disk.
     """
 
     config: str
@@ -47,6 +48,7 @@ class Asked:
     logs: str | None = None
     options: Sequence[str] = ()
     workers: int | None = None
+    stage: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,12 +128,7 @@ def planned(config: Config, asked: Asked) -> Submission:
 
     Raises ConfigError for an array of more parts than there are shards, and for what a cluster cannot do.
     """
-    if config.remote_root is not None:
-        raise ConfigError(
-            f"--runner slurm: the cache root is {config.remote_root}, and the parts of other nodes are not seen from "
-            f"here; build below a folder that all nodes share, then push the cache: forebay preprocess {config.path} "
-            "--cache-root DIR --runner slurm, forebay cache push DIR/NAME URL"
-        )
+    _require_shared(config, asked)
     _require_foreign(config)
     recipe = recipe_of(config)
     seen = seen_of(config, recipe)
@@ -140,12 +137,14 @@ def planned(config: Config, asked: Asked) -> Submission:
         return Submission(config=path, key=seen.sealed.key, sealed=seen.sealed.place)
     is_prepared = seen.prepared is not None and seen.prepared.moved is None
     num_parts, notes = _num_parts(config, asked, seen if is_prepared else None, seen)
-    logs = os.path.abspath(asked.logs or config.cache_root / BUILDING / "logs")
+    # What stands for a root in a store is of one node; the folder that jobs are submitted from is of all, as a rule.
+    home = Path("forebay-logs") if config.remote_root is not None else config.cache_root / BUILDING / "logs"
+    logs = os.path.abspath(asked.logs or home)
     _require_plain(logs)
     texts = _Texts(config=config, asked=asked, path=path, logs=logs, num_parts=num_parts, recipe=recipe)
     key = seen.prepared.key[:SHORT] if seen.prepared is not None and is_prepared else None
     wanted, busy = list(range(num_parts)), {}
-    if is_prepared:
+    if is_prepared and asked.stage is None:  # of a stage each part knows by a listing what is there
         missing = seen.missing_parts(num_parts)
         busy = _running(seen, num_parts)
         wanted = [part for part in missing if part not in busy]
@@ -232,6 +231,18 @@ def _running(seen: Seen, num_parts: int) -> dict[int, str]:
         for record in seen.parts
         if record.state == "running" and record.job and record.part is not None and record.part[1] == num_parts
     }
+
+
+def _require_shared(config: Config, asked: Asked) -> None:
+    if asked.stage is not None:
+        check_stage(config, asked.stage)
+    elif config.remote_root is not None:
+        raise ConfigError(
+            f"--runner slurm: the cache root is {config.remote_root}, and the parts of other nodes are not seen from "
+            f"here; put their shards into the bucket: --stage URL, or build below a folder that all nodes share, then "
+            f"push the cache: forebay preprocess {config.path} --cache-root DIR --runner slurm, forebay cache push "
+            "DIR/NAME URL"
+        )
 
 
 def _require_foreign(config: Config) -> None:

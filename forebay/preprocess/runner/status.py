@@ -158,19 +158,22 @@ def status_of(config: Config) -> StatusReport:
     """Returns how far the build of a config is. Nothing is written, and no raw data is read."""
     seen = seen_of(config, recipe_of(config))
     notes = _notes(seen)
-    if seen.sealed is not None:
-        metadata = seen.sealed.metadata
+    is_alone = seen.workspace is None and seen.prepared is None
+    # Of a cache whose raw data has the same names and sizes nothing better is known without reading them.
+    sealed = seen.sealed or (seen.unknown if is_alone else None)
+    if sealed is not None:
+        metadata = sealed.metadata
         return StatusReport(
             config=config.path,
             state="sealed",
-            key=seen.sealed.key,
-            cache=seen.sealed.place,
+            key=sealed.key,
+            cache=sealed.place,
             samples=metadata["num_samples"],
             shards=metadata["num_shards"],
             share=1.0,
             notes=tuple(notes),
         )
-    if seen.prepared is None and seen.workspace is None:
+    if is_alone:
         here = (f"forebay preprocess {_named(config)}", f"forebay preprocess {_named(config)} --runner slurm --submit")
         return StatusReport(config=config.path, state="not begun", next=here, notes=tuple(notes))
     return _unsealed(config, seen, notes)
@@ -183,7 +186,7 @@ def _unsealed(config: Config, seen: Seen, notes: Sequence[str]) -> StatusReport:
     if seen.prepared is not None:
         samples, key, total = seen.prepared.num_samples, seen.prepared.key, seen.num_shards * len(finished)
     else:  # a build that nobody prepared: what its last run has listed
-        samples, total = (None, 0) if last is None else (last.samples, last.shards)
+        samples, total = (None, 0) if last is None else (last.samples, last.shards * len(finished))
         key = "" if seen.workspace is None else seen.workspace.name.partition("-")[0]
     num_parts = _num_parts(seen)
     parts = _parts(seen, num_parts)
@@ -215,21 +218,24 @@ def _finished(seen: Seen) -> dict[str, int]:
     """Returns the number of finished shards of each group that the build has."""
     if seen.prepared is not None:
         return {group: int(is_there.sum()) for group, is_there in seen.is_finished.items()}
-    return {group: len(keys) for group, keys in seen.finished.items() if keys or group == "text"}
+    groups = seen.parts[-1].groups if seen.parts else tuple(seen.finished)
+    return {group: len(seen.finished.get(group, ())) for group in groups}
 
 
 def _notes(seen: Seen) -> list[str]:
     notes = [] if seen.problem is None else [seen.problem]
     if seen.unknown is not None:
         notes.append(
-            f"{from_here(seen.unknown.place)} is of the same settings, but its raw data would have to be hashed to "
-            "know whether it is the same"
+            f"{from_here(seen.unknown.place)} is of these settings, and of raw data of these names and sizes; whether "
+            "that is the same would have to be hashed"
         )
     if seen.prepared is not None and seen.prepared.moved is not None and seen.sealed is None:
         notes.append(
             f"{seen.prepared.moved} is not what it was when the build was prepared: the next run lists again what "
             "changed, and keeps the shards that are the same"
         )
+    if seen.is_staged:
+        notes.append("finished shards stand in the bucket and are not counted; what is said is of this node's runs")
     if seen.submission is not None and seen.sealed is None:
         jobs = ", ".join(f"{name} {job}" for name, job in seen.submission["jobs"].items())
         notes.append(f"jobs of Slurm, as submitted: {jobs}; logs: {from_here(seen.submission['logs'])}")
@@ -254,7 +260,10 @@ def _parts(seen: Seen, num_parts: int) -> list[PartStatus]:
     for number in range(num_parts):
         record = newest.get(number)
         if number in done and (record is None or record.state != "running"):
-            found.append(PartStatus(part=number, state="done"))
+            # All of its shards are there; what ended its run then, will end the seal too.
+            ended = record if record is not None and record.state == "failed" else None
+            log, line = (None, None) if ended is None else (ended.log, ended.error)
+            found.append(PartStatus(part=number, state="done", log=log, error=line))
         elif record is None:
             log, line = _log_of_unstarted(seen, number)
             found.append(PartStatus(part=number, state="not started", log=log, error=line))

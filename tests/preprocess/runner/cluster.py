@@ -12,8 +12,8 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Iterator
-from multiprocessing.connection import Listener
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,15 @@ HERE = Path(__file__).parent
 
 
 class Cluster:
-    """What was submitted, by number; `commands`: the arguments of every forebay that ran in a job."""
+    """What was submitted, by number; `commands`: the arguments of every forebay that ran in a job.
+
+    before: called with the arguments of each before it runs.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.commands: list[list[str]] = []
+        self.before: Callable[[list[str]], None] = lambda _: None
 
     def job(self, number: int) -> dict[str, Any]:
         """Returns options, state and script of a job."""
@@ -70,8 +74,6 @@ def cluster(folder: Path) -> Iterator[Cluster]:
         try:
             yield made
         finally:
-            from multiprocessing.connection import Client
-
             with Client(address, "AF_UNIX") as last:
                 last.send(None)
             thread.join()
@@ -85,6 +87,7 @@ def _serve(listener: Listener, made: Cluster) -> None:
                 return
             arguments, environment = asked
             made.commands.append(arguments)
+            made.before(arguments)
             job.send(_run(arguments, environment))
 
 
