@@ -81,9 +81,7 @@ def add_export(commands: Any) -> None:
     parser.add_argument("config", metavar="CACHE|CONFIG", help="a cache, its URL, or the TOML file that made it")
     parser.add_argument("--form", required=True, choices=("parquet", "webdataset", "zarr"), help="of the files")
     parser.add_argument("--out", metavar="DIR", type=on_disk, required=True, help="an empty or new folder")
-    parser.add_argument(
-        "--shard-size-mb", type=int, default=1000, metavar="N", help="about how large a file becomes; default: 1000"
-    )
+    parser.add_argument("--shard-size-mb", type=int, metavar="N", help="about how large a file becomes; default: 1000")
     parser.add_argument("--ids", metavar="FILE", type=on_disk, help="only the samples with these ids, one a line")
     parser.add_argument("--max-samples", type=int, metavar="N", dest="limit", help="only the first N of them")
     parser.add_argument(
@@ -105,7 +103,12 @@ def _export(options: argparse.Namespace) -> int:
         max_samples=options.limit,
         progress=not options.no_progress,
     )
-    return printed(options, export(open_cache(place, remote=settings), wanted))
+    cache = open_cache(place, remote=settings)
+    if options.form == "zarr":
+        from forebay.export.zarr import export_zarr
+
+        return printed(options, export_zarr(cache, wanted))
+    return printed(options, export(cache, wanted))
 
 
 def _cache_of(options: argparse.Namespace) -> tuple[str, RemoteConfig]:
