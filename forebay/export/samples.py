@@ -18,7 +18,7 @@ from forebay.store.chunked import no_such_row
 from forebay.store.image.codec import FIELDS
 from forebay.store.image.settings import ImageSettings
 from forebay.store.layout import ROW_BITS, ROW_MASK, FieldSpec, Group, Ints
-from forebay.store.row_table import SampleColumns, rate_of, row_table
+from forebay.store.row_table import SampleColumns, rate_of, row_columns, row_table
 from forebay.store.shard import Shard
 from forebay.store.source import has_audio
 
@@ -102,7 +102,8 @@ class Samples:
             no_such_row=lambda index, slot: no_such_row(cache.folder, int(indices[index]), number << ROW_BITS | slot),
         )
         lengths, rate_hz = self._lengths()
-        table = row_table(columns, {name: values[indices] for name, values in lengths.items()}, rate_hz=rate_hz)
+        taken = {name: values[indices] for name, values in lengths.items()}
+        table = row_table(row_columns(columns, taken, rate_hz=rate_hz))
         return table.set_column(0, "index", pa.array(indices))
 
     def _lengths(self) -> tuple[dict[str, Any], int | None]:
