@@ -95,32 +95,20 @@ def _export(options: argparse.Namespace) -> int:
     from forebay.store.cache import open_cache
 
     place, settings = _cache_of(options)
-    if options.form == "zarr":
-        return _export_zarr(options, place, settings)
     wanted = ExportOptions(
         form=options.form,
         out=options.out,
-        shard_size_mb=1000 if options.shard_size_mb is None else options.shard_size_mb,
+        shard_size_mb=options.shard_size_mb,
         ids=options.ids,
         max_samples=options.limit,
         progress=not options.no_progress,
     )
-    return printed(options, export(open_cache(place, remote=settings), wanted))
-
-
-def _export_zarr(options: argparse.Namespace, place: str, settings: RemoteConfig) -> int:
-    """The cold form is of a whole cache: `forebay cache pull` makes the very cache of it again."""
-    from forebay.store.cache import open_cache
-    from forebay.store.cold.push import write_zarr
-
-    given = {"--ids": options.ids, "--max-samples": options.limit, "--shard-size-mb": options.shard_size_mb}
-    if named := [name for name, value in given.items() if value is not None]:
-        raise ConfigError(
-            f"{named[0]} does not go with --form zarr, which is of a whole cache; to export some of its samples: "
-            f"forebay cache subset {options.config} --ids FILE --out DIR, then export that"
-        )
     cache = open_cache(place, remote=settings)
-    return printed(options, write_zarr(cache, options.out, progress=not options.no_progress))
+    if options.form == "zarr":
+        from forebay.export.zarr import export_zarr
+
+        return printed(options, export_zarr(cache, wanted))
+    return printed(options, export(cache, wanted))
 
 
 def _cache_of(options: argparse.Namespace) -> tuple[str, RemoteConfig]:

@@ -31,7 +31,7 @@ DOCUMENT = "_export.json"
 _FORMAT = 1
 """Moves when the same cache gives other bytes."""
 
-_MB = 1_000_000
+_MB, _SIZE_MB = 1_000_000, 1000
 
 _FORMS: Mapping[str, tuple[str, Callable[..., Generator[int]]]] = {
     "parquet": ("parquet", write_parquet),
@@ -44,14 +44,20 @@ FORMS = tuple(sorted(_FORMS))
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """How to export. shard_size_mb: about how large a file becomes. ids, max_samples: which samples, see `selected`."""
+    """How to export. shard_size_mb: about how large a file becomes, 1000 where it is left out. ids, max_samples: which
+    samples, see `selected`."""
 
     form: str
     out: Path
-    shard_size_mb: int = 1000
+    shard_size_mb: int | None = None
     ids: Path | None = None
     max_samples: int | None = None
     progress: bool = True
+
+    @property
+    def size_mb(self) -> int:
+        """About how large a file becomes."""
+        return _SIZE_MB if self.shard_size_mb is None else self.shard_size_mb
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +120,15 @@ def export(cache: Cache, options: ExportOptions) -> ExportReport:
 def _check(cache: Cache, options: ExportOptions) -> None:
     if options.form not in _FORMS:
         raise ConfigError(f"--form {options.form}: wanted one of {', '.join(FORMS)}")
-    if options.shard_size_mb < 1:
-        raise ConfigError(f"--shard-size-mb {options.shard_size_mb}: wanted 1 or more")
-    if options.out.resolve().is_relative_to(cache.folder.resolve()):
-        raise ConfigError(
-            f"--out {options.out} lies inside the cache {cache.folder}, which is sealed; name a folder elsewhere"
-        )
+    if options.size_mb < 1:
+        raise ConfigError(f"--shard-size-mb {options.size_mb}: wanted 1 or more")
+    require_outside(options.out, cache)
+
+
+def require_outside(out: Path, cache: Cache) -> None:
+    """Raises ConfigError for a folder inside a cache."""
+    if out.resolve().is_relative_to(cache.folder.resolve()):
+        raise ConfigError(f"--out {out} lies inside the cache {cache.folder}, which is sealed; name a folder elsewhere")
 
 
 def _identity(samples: Samples, options: ExportOptions) -> dict[str, Any]:
@@ -130,7 +139,7 @@ def _identity(samples: Samples, options: ExportOptions) -> dict[str, Any]:
         "key": samples.cache.key,
         "num_samples": len(samples),
         "samples": chosen,
-        "shard_size_mb": options.shard_size_mb,
+        "shard_size_mb": options.size_mb,
     }
 
 
@@ -159,7 +168,7 @@ def _written(folder: Filling, samples: Samples, options: ExportOptions, start: i
     stop = start
     with write_aside(folder.folder / name) as raw:
         file = Summed(raw)
-        with closing(write(samples, start, file, max_bytes=options.shard_size_mb * _MB)) as writing:
+        with closing(write(samples, start, file, max_bytes=options.size_mb * _MB)) as writing:
             for at in writing:
                 bar.update(at - stop)
                 stop = at

@@ -138,10 +138,11 @@ def selected(cache: Cache, *, ids: Path | None, max_samples: int | None) -> Samp
 
 def _of_ids(cache: Cache, path: Path) -> Ints:
     try:
-        lines = path.read_bytes().decode("utf-8", "surrogateescape").splitlines()
+        text = path.read_bytes().decode("utf-8", "surrogateescape")
     except OSError as err:
         raise ConfigError(f"--ids {path}: {err.strerror}; name a file with an id a line") from err
-    wanted = {line for line in lines if line}
+    # Not `splitlines`: an id may hold what Unicode calls a line end.
+    wanted = {line.removesuffix("\r") for line in text.split("\n")} - {""}
     if not wanted:
         raise ConfigError(f"--ids {path} names no id; write an id a line")
     found = np.array([i for i in range(len(cache)) if cache.sample_id(i) in wanted], np.int64)

@@ -147,13 +147,21 @@ def test_another_cache_into_the_same_folder_is_refused(cache: Cache, tmp_path: P
 
 def test_ids_and_a_number_choose_samples_in_the_order_of_the_cache(cache: Cache, tmp_path: Path) -> None:
     ids = tmp_path / "ids.txt"
-    ids.write_text("clip-0009\nclip-0002\n\nclip-0002\nclip-0005\n")
+    ids.write_bytes(b"clip-0009\nclip-0002\r\n\nclip-0002\nclip-0005")
     report = export(cache, options(tmp_path / "out", "parquet", ids=ids))
     table = pq.read_table(tmp_path / "out", columns=["index", "sample_id"])
     assert table.to_pydict() == {"index": [2, 5, 9], "sample_id": ["clip-0002", "clip-0005", "clip-0009"]}
     assert report.num_samples == 3
     export(cache, options(tmp_path / "two", "parquet", ids=ids, max_samples=2))
     assert pq.read_table(tmp_path / "two", columns=["index"])["index"].to_pylist() == [2, 5]
+
+
+def test_an_id_may_hold_what_unicode_calls_a_line_end(tmp_path: Path) -> None:
+    names = ["a\u2028b", "a", "b", "\udcff", "c", "d"]
+    cache = open_cache(make_cache(tmp_path, sample_ids=names))
+    (tmp_path / "ids.txt").write_bytes(b"a\xe2\x80\xa8b\n\xff\n")
+    export(cache, options(tmp_path / "out", "parquet", ids=tmp_path / "ids.txt"))
+    assert pq.read_table(tmp_path / "out", columns=["index"])["index"].to_pylist() == [0, 3]
 
 
 @pytest.mark.parametrize(

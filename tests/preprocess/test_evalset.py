@@ -444,6 +444,8 @@ def test_what_has_no_recordings_is_refused(tmp_path: Path) -> None:
 def test_a_number_below_one_is_refused(corpus: Corpus, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--per-language 0: wanted 1 or more"):
         evalset(corpus.config(), tmp_path / "out", per_language=0)
+    with pytest.raises(ConfigError, match="--seed -1: wanted 0 to 18446744073709551615"):
+        evalset(corpus.config(), tmp_path / "out", seed=-1)
 
 
 def test_worker_processes_give_the_same_bytes_by_the_command(

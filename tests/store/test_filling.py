@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import subprocess
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,6 +14,7 @@ import xxhash
 
 from forebay.errors import ConfigError
 from forebay.store.filling import Filling, Summed, filling, journal_of
+from forebay.store.temporary import temporary_name
 
 IDENTITY = {"key": "k" * 64, "seed": 17}
 
@@ -121,3 +123,14 @@ def test_a_file_is_counted_and_hashed_while_it_is_written() -> None:
     assert (raw.getvalue(), file.tell()) == (b"abcd", 4)
     hashes = {"xxh3_128": xxhash.xxh3_128_hexdigest(b"abcd"), "sha256": hashlib.sha256(b"abcd").hexdigest()}
     assert file.sums() == {"size_bytes": 4, **hashes}
+
+
+def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    place, _, number = temporary_name(tmp_path / "a").name.rsplit("-", 2)
+    dead = tmp_path / f"{place}-{child.pid:x}-{number}"
+    dead.write_bytes(b"half")
+    with begin(tmp_path) as folder:
+        assert not dead.exists()
+        put(folder, "a")
