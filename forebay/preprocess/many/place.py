@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from forebay.config.url import is_url, url_or_path
@@ -16,7 +15,9 @@ from forebay.store.files import require_writable
 from forebay.store.key import SHORT
 from forebay.store.layout import FORMAT_VERSION
 from forebay.store.metadata import read_metadata
+from forebay.store.remote.transfer.tally import for_each
 from forebay.store.seal import Contents, check_shard, seal
+from forebay.store.shard import ShardEntry
 from forebay.store.temporary import sweep
 from forebay.store.verify import quick_problems
 
@@ -92,6 +93,10 @@ def _check(linked: Linked, *, progress: bool) -> None:
 
     files = [pair for _, _, entries in linked.shards for pair in entries]
     bar = tqdm(total=linked.size_bytes, unit="B", unit_scale=True, desc="hash", disable=not progress, file=sys.stderr)
-    with bar, ThreadPoolExecutor(_HASHING_THREADS) as threads:
-        for (_, entry), _ in zip(files, threads.map(lambda pair: check_shard(*pair), files), strict=True):
-            bar.update(entry.size_bytes)
+
+    def check(file: tuple[Path, ShardEntry]) -> None:
+        check_shard(*file)
+        bar.update(file[1].size_bytes)
+
+    with bar:
+        for_each(check, files, num_threads=_HASHING_THREADS)
