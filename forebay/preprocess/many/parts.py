@@ -41,7 +41,7 @@ def opened(place: str | os.PathLike[str], *, command: str) -> Cache:
             f"{url} DIR, then forebay cache {command} DIR"
         )
     check_description(cache.folder, cache.metadata)
-    if "sample_id" not in cache.sample_columns().fields:
+    if "sample_id" not in cache.column_names:
         raise CacheMismatchError(f"{cache.place} has no field sample_id; run: forebay preprocess CONFIG --rebuild")
     return cache
 
