@@ -18,16 +18,18 @@ from forebay.store.metadata import read_metadata
 from forebay.store.remote.transfer.tally import for_each
 from forebay.store.seal import Contents, check_shard, seal
 from forebay.store.shard import ShardEntry
-from forebay.store.temporary import sweep
+from forebay.store.temporary import TEMPORARY_MARK, sweep
 from forebay.store.verify import quick_problems
 
 _HASHING_THREADS = 4
+_OURS = ("plans", "tar_index")
+"""Folders of a cache root that hold no cache."""
 
 
 def target_of(out: str, *, beside: Cache, cache_root: str | None) -> Path:
     """Returns the folder that `--out` names: a name without a slash is one beside the first cache, or in the root.
 
-    Raises ConfigError for a URL.
+    Raises ConfigError for a URL, and for a name that forebay has for other things.
     """
     text = url_or_path(out)
     if is_url(text) or (cache_root is not None and is_url(cache_root)):
@@ -35,9 +37,11 @@ def target_of(out: str, *, beside: Cache, cache_root: str | None) -> Path:
             f"--out {text}: shards are linked into a folder of this machine; make it here, then run: forebay cache "
             "push DIR URL"
         )
-    if os.sep in text or text in (".", ".."):
-        return Path(os.path.abspath(text))
-    return Path(cache_root or beside.folder.parent).absolute() / text
+    is_path = os.sep in text or text in (".", "..")
+    folder = Path(os.path.abspath(text) if is_path else Path(cache_root or beside.folder.parent).absolute() / text)
+    if folder.name in _OURS or folder.name.startswith(".") or TEMPORARY_MARK in folder.name:
+        raise ConfigError(f"--out {text}: no cache is looked for in a folder of the name {folder.name}; name another")
+    return folder
 
 
 def put(folder: Path, contents: Contents, linked: Linked, *, caches: Sequence[Cache], progress: bool = False) -> bool:
