@@ -8,6 +8,7 @@ from typing import Any
 
 from forebay.cli.options import DONE, add_config, command, load, on_disk, printed
 from forebay.config.load import read_remote
+from forebay.config.remote import RemoteConfig
 from forebay.config.url import is_url, parse_url, url_or_path
 from forebay.errors import ConfigError
 from forebay.steps.recipe import recipe_of
@@ -31,13 +32,21 @@ def _add_push(actions: Any) -> None:
     parser.add_argument("config", metavar="CACHE|CONFIG", help="the folder of a cache, or the TOML file that made it")
     place = "of the cache; with a slash at its end, of a folder of caches"
     parser.add_argument("url", metavar="URL", nargs="?", help=f"{place}; default: a run.cache_root that is a URL")
+    parser.add_argument(
+        "--form",
+        choices=("tdz", "zarr"),
+        default="tdz",
+        help="tdz: the cache as it is, to train from. zarr: compressed, for other readers and to keep; a pull makes "
+        "the cache of it again, and URL may be a folder; default: tdz",
+    )
+    parser.add_argument("--level", type=int, metavar="N", help="of zstd in the form zarr, 1 to 22; default: 3")
     parser.add_argument("--verify", action="store_true", help="read everything back, and send what is damaged again")
     _add_transfer(parser)
 
 
 def _add_pull(actions: Any) -> None:
     parser = command(actions, "pull", _pull, "make a folder the sealed cache of a URL; goes on")
-    parser.add_argument("url", metavar="URL", help="of the cache")
+    parser.add_argument("url", metavar="URL", help="of the cache, or of its zarr form, which may lie in a folder too")
     place = "of the cache; with a slash at its end, of a folder of caches"
     parser.add_argument("folder", metavar="DIR", nargs="?", help=f"{place}; or give --cache-root")
     _add_transfer(parser)
@@ -51,7 +60,7 @@ def _add_transfer(parser: argparse.ArgumentParser) -> None:
 
 
 def _push(options: argparse.Namespace) -> int:
-    from forebay.store.remote.transfer.transfer import place_below, push
+    from forebay.store.remote.transfer.transfer import place_below
 
     source = url_or_path(options.config)
     if is_url(source):
@@ -66,21 +75,35 @@ def _push(options: argparse.Namespace) -> int:
         folder, settings, default = sealed.folder, config.remote, config.remote_root
     if (place := options.url or (default and f"{default}/")) is None:
         raise ConfigError(f"where to? For example: forebay cache push {options.config} s3://bucket/caches/")
-    url, progress = parse_url(place_below(place, folder.name)), not options.no_progress
-    return printed(options, push(folder, url, settings, verify=options.verify, progress=progress))
+    return _send(folder, place_below(place, folder.name), settings, options)
+
+
+def _send(folder: Path, place: str, settings: RemoteConfig, options: argparse.Namespace) -> int:
+    how = {"verify": options.verify, "progress": not options.no_progress}
+    if options.form == "zarr":
+        from forebay.store.cold.push import LEVEL, push_zarr
+
+        level = LEVEL if options.level is None else options.level
+        return printed(options, push_zarr(folder, url_or_path(place), settings, level=level, **how))
+    if options.level is not None:
+        raise ConfigError("--level is of the form zarr, and a cache in its own form is not compressed; add --form zarr")
+    from forebay.store.remote.transfer.transfer import push
+
+    return printed(options, push(folder, parse_url(place), settings, **how))
 
 
 def _pull(options: argparse.Namespace) -> int:
-    from forebay.store.remote.transfer.transfer import place_below, pull
+    from forebay.store.cold.pull import pull_any
+    from forebay.store.remote.transfer.transfer import place_below
 
     if (options.folder is None) == (options.cache_root is None):
         raise ConfigError(f"where to? forebay cache pull {options.url} DIR, or --cache-root DIR; one of the two")
-    url = parse_url(options.url)
+    source = url_or_path(options.url)
     place = f"{options.cache_root}/" if options.folder is None else options.folder
-    folder = url_or_path(place_below(place, url.name))
+    folder = url_or_path(place_below(place, parse_url(source).name if is_url(source) else Path(source).name))
     if is_url(folder):
         raise ConfigError(f"{folder} is a URL; a pull makes a folder of this machine")
-    return printed(options, pull(url, Path(folder), read_remote(options.set), progress=not options.no_progress))
+    return printed(options, pull_any(source, Path(folder), read_remote(options.set), progress=not options.no_progress))
 
 
 def _add_warm(actions: Any) -> None:

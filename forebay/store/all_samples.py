@@ -5,17 +5,15 @@ A cache of a store is asked for what its push wrote down beside it, so that no s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from forebay.store.chunked import CheckedArray, no_such_row
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.open_shards import OpenShards
-from forebay.store.row_table import SampleColumns, categories, rate_of, row_columns, row_table, strings_digest
+from forebay.store.row_table import SampleColumns, categories, rate_of, row_columns, strings_digest
 
 if TYPE_CHECKING:
     from forebay.store.remote.transfer.columns import ToldColumns
@@ -34,24 +32,7 @@ class AllSamples:
     slots: CheckedArray
     shards: OpenShards
 
-    def table(
-        self,
-        lengths: Mapping[str, Array],
-        *,
-        constants: Mapping[str, Any] | None,
-        names: Collection[str] | None = None,
-    ) -> pa.Table:
-        """Returns the row table, or the columns of it that are named. constants: as of `columns`.
-
-        Raises KeyError for a name that it has not.
-        """
-        columns = self.columns(lengths, constants=constants)
-        if unknown := set(names or ()) - columns.keys():
-            folder = self.shards.folder
-            raise KeyError(f"{folder} has no columns {', '.join(sorted(unknown))}; it has {', '.join(columns)}")
-        return row_table(columns, names)
-
-    def columns(
+    def row_columns(
         self, lengths: Mapping[str, Array], *, constants: Mapping[str, Any] | None
     ) -> dict[str, Callable[[], Any]]:
         """Returns what makes each column of the row table. constants: of a cache whose lengths count audio."""
