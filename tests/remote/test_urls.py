@@ -26,6 +26,7 @@ from forebay.errors import (
 )
 from forebay.preprocess import published
 from forebay.preprocess.listing import explain
+from forebay.preprocess.many.subset import subset
 from forebay.preprocess.report import BuildReport
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
@@ -373,6 +374,21 @@ def test_caches_by_url(config: Config, corpus: Corpus, root: str, tmp_path: Path
         select(at(corpus, root, tmp_path / "other", f"loader.cache_dir={root}/none"))
     mixed = at(corpus, root, tmp_path / "other", f'mixture.source=[{{cache="{built.cache}", weight=1.0}}]')
     assert len(select(mixed)) == len(cache)
+
+
+def test_a_subset_in_a_store_is_used_where_it_is_named(corpus: Corpus, root: str, tmp_path: Path) -> None:
+    built = build_here(at(corpus, str(tmp_path / "caches"), tmp_path / "node"))
+    made = subset(built.cache, "some", where="duration_s > 0.2")
+    settings = RemoteConfig(shard_dir=str(tmp_path / "node"), retries=0)
+    push(Path(made.cache), parse_url(f"{root}/some"), settings)
+    plain = at(corpus, root, tmp_path / "other")
+    assert find_cache(plain, recipe_of(plain)).found is None
+    named = at(corpus, root, tmp_path / "other", f"loader.cache_dir={root}/some")
+    selected = select(named)
+    assert (selected.key, len(selected)) == (made.key, made.num_samples)
+    assert selected.ids_digest() == open_cache(made.cache).ids_digest()
+    with pytest.raises(ConfigError, match=rf"{root}/some lies in a store.*forebay cache pull {root}/some DIR"):
+        subset(f"{root}/some", "few", where="True")
 
 
 def test_the_store_tells_of_all_samples_at_once(config: Config, bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from forebay.config.url import is_url, url_or_path
@@ -16,17 +15,21 @@ from forebay.store.files import require_writable
 from forebay.store.key import SHORT
 from forebay.store.layout import FORMAT_VERSION
 from forebay.store.metadata import read_metadata
+from forebay.store.remote.transfer.tally import for_each
 from forebay.store.seal import Contents, check_shard, seal
-from forebay.store.temporary import sweep
+from forebay.store.shard import ShardEntry
+from forebay.store.temporary import TEMPORARY_MARK, sweep
 from forebay.store.verify import quick_problems
 
 _HASHING_THREADS = 4
+_OURS = ("plans", "tar_index")
+"""Folders of a cache root that hold no cache."""
 
 
 def target_of(out: str, *, beside: Cache, cache_root: str | None) -> Path:
     """Returns the folder that `--out` names: a name without a slash is one beside the first cache, or in the root.
 
-    Raises ConfigError for a URL.
+    Raises ConfigError for a URL, and for a name that forebay has for other things.
     """
     text = url_or_path(out)
     if is_url(text) or (cache_root is not None and is_url(cache_root)):
@@ -34,9 +37,11 @@ def target_of(out: str, *, beside: Cache, cache_root: str | None) -> Path:
             f"--out {text}: shards are linked into a folder of this machine; make it here, then run: forebay cache "
             "push DIR URL"
         )
-    if os.sep in text or text in (".", ".."):
-        return Path(os.path.abspath(text))
-    return Path(cache_root or beside.folder.parent).absolute() / text
+    is_path = os.sep in text or text in (".", "..")
+    folder = Path(os.path.abspath(text) if is_path else Path(cache_root or beside.folder.parent).absolute() / text)
+    if folder.name in _OURS or folder.name.startswith(".") or TEMPORARY_MARK in folder.name:
+        raise ConfigError(f"--out {text}: no cache is looked for in a folder of the name {folder.name}; name another")
+    return folder
 
 
 def put(folder: Path, contents: Contents, linked: Linked, *, caches: Sequence[Cache], progress: bool = False) -> bool:
@@ -92,6 +97,10 @@ def _check(linked: Linked, *, progress: bool) -> None:
 
     files = [pair for _, _, entries in linked.shards for pair in entries]
     bar = tqdm(total=linked.size_bytes, unit="B", unit_scale=True, desc="hash", disable=not progress, file=sys.stderr)
-    with bar, ThreadPoolExecutor(_HASHING_THREADS) as threads:
-        for (_, entry), _ in zip(files, threads.map(lambda pair: check_shard(*pair), files), strict=True):
-            bar.update(entry.size_bytes)
+
+    def check(file: tuple[Path, ShardEntry]) -> None:
+        check_shard(*file)
+        bar.update(file[1].size_bytes)
+
+    with bar:
+        for_each(check, files, num_threads=_HASHING_THREADS)

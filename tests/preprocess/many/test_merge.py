@@ -228,8 +228,8 @@ def test_of_several_at_once_one_seals_and_none_fails(two: list[Cache]) -> None:
 
 def test_a_merge_that_was_killed_is_swept(two: list[Cache], monkeypatch: pytest.MonkeyPatch) -> None:
     left = two[0].folder.parent / "all.tmp-00000000-1-00000000"
-    monkeypatch.setattr("forebay.store.temporary._place", lambda: "00000000")
-    monkeypatch.setattr("forebay.store.temporary._is_running", lambda _: False)
+    monkeypatch.setattr("forebay.store.temporary.this_place", lambda: "00000000")
+    monkeypatch.setattr("forebay.store.temporary.is_running", lambda _: False)
     left.mkdir()
     merged(two)
     assert not left.exists()

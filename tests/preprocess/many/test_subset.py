@@ -153,6 +153,9 @@ def test_a_place_that_is_taken_is_left_alone(cache: Cache, tmp_path: Path) -> No
         subset(str(cache.folder), str(cache.folder), where="True")
     with pytest.raises(ConfigError, match=r"--out s3://bucket/x: .*forebay cache push DIR URL"):
         subset(str(cache.folder), "s3://bucket/x", where="True")
+    for name in ("plans", "./tar_index", ".hidden", "x.tmp-00000000-1-00000000"):
+        with pytest.raises(ConfigError, match="no cache is looked for in a folder of the name"):
+            subset(str(cache.folder), name, where="True")
     assert tree(tmp_path) == before
 
 
