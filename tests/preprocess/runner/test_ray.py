@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from forebay import load_config
 from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError, MissingExtraError
 from forebay.preprocess import pipeline
@@ -23,6 +24,7 @@ from forebay.preprocess.pipeline import build
 from forebay.preprocess.pool import WorkerDied
 from forebay.preprocess.report import BuildReport, Options
 from forebay.preprocess.runner import ray as runner_ray
+from forebay.preprocess.runner.cluster import ENVIRONMENT, address_of, imported
 from forebay.preprocess.runner.ray import Ray
 from tests.commands import run
 from tests.faults.building import finished_shards
@@ -30,6 +32,7 @@ from tests.preprocess.corpus import Corpus, shard_bytes, speech_corpus
 from tests.preprocess.here_pool import HerePool, build_here
 from tests.preprocess.runner import shards
 from tests.preprocess.test_pool import die_at, die_once
+from tests.text_corpus import text_config
 
 STORE_BYTES = 80 * 2**20
 ON_RAY = Options(progress=False, runner="ray")
@@ -40,7 +43,7 @@ def cluster() -> Iterator[Any]:
     """Two nodes of one CPU each. They and the workers of one driver cost 8 s of CPU, which the tests here share."""
     pytest.importorskip("ray")
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in runner_ray._ENVIRONMENT.items():
+        for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         from ray.cluster_utils import Cluster
 
@@ -170,6 +173,29 @@ class _unwritten:  # noqa: N801  a context in the place of a function
 
 
 @pytest.mark.usefixtures("connected")
+@pytest.mark.usefixtures("connected")
+def test_texts_alone_are_made_there_too(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    report = on_ray(text_config(there))
+    assert (report.num_samples, report.shards_written) == (52, 4)
+    assert shard_bytes(Path(report.cache)) == shard_bytes(Path(build_here(text_config(here)).cache))
+
+
+@pytest.mark.wide
+@pytest.mark.usefixtures("connected")
+@pytest.mark.parametrize("name", ["demo_speech", "demo_vision"])
+def test_the_demo_caches_are_those_of_one_process(name: str, tmp_path: Path) -> None:
+    """20 s of CPU: two workers on Ray load transformers for each."""
+    path = Path(__file__).parents[3] / "configs" / f"{name}.toml"
+    caches = [
+        make(load_config(path, overrides=[f'run.cache_root="{tmp_path / make.__name__}"'])).cache
+        for make in (build_here, on_ray)
+    ]
+    assert shard_bytes(Path(caches[0])) == shard_bytes(Path(caches[1]))
+
+
 def test_a_node_that_is_lost_costs_what_it_was_making(cluster: Any, connected: Ray) -> None:
     node = cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
     connected._looked_s = 0.0
@@ -223,7 +249,7 @@ def _driver(corpus: Corpus, address: str, number: int, *, after: int) -> Any:
 def test_an_address_without_a_cluster_is_refused_at_once(
     corpus: Corpus, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, says: Any
 ) -> None:
-    monkeypatch.setattr(runner_ray, "_ANSWER_S", 0.5)
+    monkeypatch.setattr("forebay.preprocess.runner.cluster.ANSWER_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}" if says != "no port" else "head"
         if says == "closed":
@@ -236,6 +262,33 @@ def test_an_address_without_a_cluster_is_refused_at_once(
     assert (code, out) == (2, "")
     assert f"--address {address}: " in err
     assert "ray start" in err
+
+
+def test_a_cluster_that_was_stopped_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        last = f"127.0.0.1:{server.getsockname()[1]}"
+    monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda _: last)
+    assert address_of(imported(), None) == "local"
+    assert f"started here last, at {last}, is gone (Connection refused)" in caplog.text
+    monkeypatch.setenv("RAY_ADDRESS", last)
+    with pytest.raises(ConfigError, match=rf"RAY_ADDRESS={last}: no Ray cluster there .Connection refused"):
+        address_of(imported(), None)
+    assert address_of(imported(), "local") == "local"
+
+
+def test_a_head_node_that_is_lost_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself would end the process, and name nobody."""
+    monkeypatch.setattr(runner_ray, "_LOST_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ray = Ray()
+        ray._head = server.getsockname()[:2]
+        assert ray._answers()
+    with pytest.raises(BuildError, match=r"head node .* not answered at 127.0.0.1:\d+ for .*finished shards are kept"):
+        ray._answers()
 
 
 def _say(server: socket.socket, what: Any) -> None:
