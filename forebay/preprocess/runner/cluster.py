@@ -95,11 +95,13 @@ def connect(ray: Any, address: str) -> None:
     stops = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
-    except (ConnectionError, RuntimeError, ValueError, SystemExit) as err:  # SystemExit: Ray ends itself after a while
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, SystemExit) as err:
+        # SystemExit: Ray ends itself after a while.
         why = " ".join(str(err).split())
         raise BuildError(
             f"the Ray cluster at {address} does not take this process ({why}); a driver runs on a node of its cluster: "
-            f"ray start --address {address}, with the same versions of Python and Ray; then run the command again"
+            f"ray start --address {address}, with the same versions of Python and Ray, and the same token (RAY_AUTH_TOKEN, "
+            "or ~/.ray/auth_token); then run the command again"
         ) from err
     finally:
         if threading.current_thread() is threading.main_thread():  # Ray's own prints a stack, and exits with 15
