@@ -40,7 +40,7 @@ def imported() -> Any:
         importlib.import_module("ray.exceptions")
         importlib.import_module("ray._private.services")
     except ImportError as err:
-        raise MissingExtraError("--runner ray needs ray; run: pip install 'forebay[ray]'") from err
+        raise MissingExtraError(f"--runner ray needs ray ({err}); run: pip install 'forebay[ray]'") from err
     return ray
 
 
@@ -100,8 +100,8 @@ def connect(ray: Any, address: str) -> None:
         why = " ".join(str(err).split())
         raise BuildError(
             f"the Ray cluster at {address} does not take this process ({why}); a driver runs on a node of its cluster: "
-            f"ray start --address {address}, with the same versions of Python and Ray, and the same token (RAY_AUTH_TOKEN, "
-            "or ~/.ray/auth_token); then run the command again"
+            f"ray start --address {address}, with the same versions of Python and Ray, and the same token "
+            "(RAY_AUTH_TOKEN, or ~/.ray/auth_token); then run the command again"
         ) from err
     finally:
         if threading.current_thread() is threading.main_thread():  # Ray's own prints a stack, and exits with 15
