@@ -20,7 +20,8 @@ class Options:
 
     verify: re-hash a sealed cache and make its damaged shards again. rebuild: make every shard again and swap the
     cache. part: (i, n), only every n-th shard from the i-th on, and no seal before all are there. seal_only: make no
-    shard, and seal what all parts have made. key: the first digits of the key that the build must have. runner: who
+    shard, and seal what all parts have made. stage: the URL below which finished shards stand until the cache is
+    sealed; None: a folder that all parts share. key: the first digits of the key that the build must have. runner: who
     makes the shards. address: of the Ray cluster, HOST:PORT; None: see `forebay.preprocess.runner.ray`. progress: show
     bars.
     """
@@ -30,6 +31,7 @@ class Options:
     dry_run: bool = False
     part: tuple[int, int] | None = None
     seal_only: bool = False
+    stage: str | None = None
     key: str | None = None
     runner: Literal["local", "ray"] = "local"
     address: str | None = None
