@@ -10,9 +10,12 @@ import contextlib
 import itertools
 import logging
 import pickle
+import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any, TypeVar
 
 from forebay.errors import BuildError
@@ -76,16 +79,18 @@ class Ray:
         call = self._ray.remote(num_cpus=1, max_retries=_MAX_RETRIES, retry_exceptions=False)(_by_value())
         left, running = iter(tasks), dict[Any, T]()
         try:
-            while True:
-                for task in itertools.islice(left, max(0, self._room() - len(running))):
-                    running[call.remote(__version__, pickle.dumps((function, task)))] = task
-                if not running:
-                    return
-                # With a limit: a task may wait for nodes that are still coming, and there is room when they are here.
-                ready, _ = self._ray.wait(list(running), timeout=_LOOK_S)
-                for reference in ready:
-                    task = running.pop(reference)
-                    yield task, self._answer(reference, task)
+            with _interrupts() as seen:
+                while not seen:
+                    for task in itertools.islice(left, max(0, self._room() - len(running))):
+                        running[call.remote(__version__, pickle.dumps((function, task)))] = task
+                    if not running:
+                        return
+                    # With a limit: a task may wait for nodes that are still coming, and there is room when these are.
+                    ready, _ = self._ray.wait(list(running), timeout=_LOOK_S)
+                    for reference in ready:
+                        task = running.pop(reference)
+                        yield task, self._answer(reference, task)
+            raise KeyboardInterrupt
         finally:
             for reference in running if not self._is_lost else ():
                 with contextlib.suppress(self._ray.exceptions.RayError):
@@ -133,6 +138,26 @@ class Ray:
         if host != socket.gethostname():
             failure.add_note(f"on {host}, a node of the Ray cluster")
         raise failure
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Yields a list that is no longer empty after Ctrl-C: inside Ray a KeyboardInterrupt may be raised to nobody."""
+    seen: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        signal.default_int_handler(number, frame)
+
+    is_ours = threading.current_thread() is threading.main_thread()
+    is_ours = is_ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_ours:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield seen
+    finally:
+        if is_ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _by_value() -> Callable[[str, bytes], bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import pickle
 import signal
 import socket
@@ -11,11 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.objects.server import Bucket
 from forebay import load_config
 from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError, MissingExtraError
@@ -32,7 +35,10 @@ from tests.preprocess.corpus import Corpus, shard_bytes, speech_corpus
 from tests.preprocess.here_pool import HerePool, build_here
 from tests.preprocess.runner import shards
 from tests.preprocess.test_pool import die_at, die_once
+from tests.remote.conftest import bucket, environment, proxy, server
 from tests.text_corpus import text_config
+
+__all__ = ["bucket", "environment", "proxy", "server"]
 
 STORE_BYTES = 80 * 2**20
 ON_RAY = Options(progress=False, runner="ray")
@@ -68,11 +74,11 @@ def corpus(tmp_path: Path) -> Corpus:
     return speech_corpus(tmp_path)
 
 
-def on_ray(config: Config) -> BuildReport:
+def on_ray(config: Config, **options: Any) -> BuildReport:
     """Returns the report of a build whose shards are made on the cluster, and all else in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, "Pool", HerePool)
-        return build(config, ON_RAY)
+        return build(config, replace(ON_RAY, **options))
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +189,19 @@ def test_texts_alone_are_made_there_too(tmp_path: Path) -> None:
     assert shard_bytes(Path(report.cache)) == shard_bytes(Path(build_here(text_config(here)).cache))
 
 
+@pytest.mark.usefixtures("connected", "environment")
+def test_nodes_that_share_no_folder_stage_their_shards(
+    corpus: Corpus, bucket: Bucket, wanted: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    monkeypatch.setattr("forebay.preprocess.run.make_shard", shards.Within(said))
+    stores = (f"run.cache_root={bucket.url}/caches", f"remote.shard_dir={tmp_path / 'node'}", "remote.retries=0")
+    report = on_ray(corpus.config(*stores), stage=f"{bucket.url}/stage")
+    assert report.sealed
+    names = [name for name in bucket.names("caches") if name.endswith(".tdz")]
+    assert {name.split("/", 2)[2]: bucket.get(name) for name in names} == wanted
+
+
 @pytest.mark.wide
 @pytest.mark.usefixtures("connected")
 @pytest.mark.parametrize("name", ["demo_speech", "demo_vision"])
@@ -200,7 +219,7 @@ def test_a_node_that_is_lost_costs_what_it_was_making(cluster: Any, connected: R
     node = cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
     connected._looked_s = 0.0
     done = []
-    for task, _ in connected.run(shards.node_of, [0.4 + 0.001 * i for i in range(16)]):
+    for task, _ in connected.run(shards.pause, [0.4 + 0.001 * i for i in range(16)]):
         done.append(task)
         if len(done) == 4:
             cluster.remove_node(node, allow_graceful=False)
@@ -300,6 +319,14 @@ def _say(server: socket.socket, what: Any) -> None:
         if isinstance(what, bytes):
             connection.sendall(what)
         time.sleep(2)
+
+
+def test_an_interrupt_that_nobody_caught_is_not_lost() -> None:
+    with runner_ray._interrupts() as seen:
+        with pytest.raises(KeyboardInterrupt, match=r"^$"):
+            signal.raise_signal(signal.SIGINT)
+        assert seen == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_an_address_needs_its_runner(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
