@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,46 +19,33 @@ import pytest
 
 from benchmarks.objects.server import Bucket
 from forebay import load_config
-from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError, MissingExtraError
 from forebay.preprocess import pipeline
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.pool import WorkerDied
-from forebay.preprocess.report import BuildReport, Options
+from forebay.preprocess.report import Options
 from forebay.preprocess.runner import ray as runner_ray
-from forebay.preprocess.runner.cluster import ENVIRONMENT, address_of, imported
+from forebay.preprocess.runner.cluster import address_of, imported
 from forebay.preprocess.runner.ray import Ray
 from tests.commands import run
 from tests.faults.building import finished_shards
 from tests.preprocess.corpus import Corpus, shard_bytes, speech_corpus
-from tests.preprocess.here_pool import HerePool, build_here
+from tests.preprocess.here_pool import build_here
 from tests.preprocess.runner import shards
+from tests.preprocess.runner.nodes import add_node, on_ray, two_nodes
 from tests.preprocess.test_pool import die_at, die_once
 from tests.remote.conftest import bucket, environment, proxy, server
 from tests.text_corpus import text_config
 
 __all__ = ["bucket", "environment", "proxy", "server"]
 
-STORE_BYTES = 80 * 2**20
-ON_RAY = Options(progress=False, runner="ray")
-
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Two nodes of one CPU each. They and the workers of one driver cost 8 s of CPU, which the tests here share."""
     pytest.importorskip("ray")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in ENVIRONMENT.items():
-            patch.setenv(name, value)
-        from ray.cluster_utils import Cluster
-
-        head = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "include_dashboard": False}
-        cluster = Cluster(initialize_head=True, head_node_args=head)
-        cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
-        try:
-            yield cluster
-        finally:
-            cluster.shutdown()
+    with two_nodes() as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +58,6 @@ def connected(cluster: Any) -> Iterator[Ray]:
 @pytest.fixture
 def corpus(tmp_path: Path) -> Corpus:
     return speech_corpus(tmp_path)
-
-
-def on_ray(config: Config, **options: Any) -> BuildReport:
-    """Returns the report of a build whose shards are made on the cluster, and all else in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "Pool", HerePool)
-        return build(config, replace(ON_RAY, **options))
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +195,7 @@ def test_the_demo_caches_are_those_of_one_process(name: str, tmp_path: Path) -> 
 
 
 def test_a_node_that_is_lost_costs_what_it_was_making(cluster: Any, connected: Ray) -> None:
-    node = cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
+    node = add_node(cluster, num_cpus=2)
     connected._looked_s = 0.0
     done = []
     for task, _ in connected.run(shards.pause, [0.4 + 0.001 * i for i in range(16)]):
@@ -344,7 +323,7 @@ def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cache_root_in_a_store_is_refused(corpus: Corpus) -> None:
     with pytest.raises(ConfigError, match=r"--runner ray: the cache root is s3://bucket/caches"):
-        build(corpus.config('run.cache_root="s3://bucket/caches"'), ON_RAY)
+        build(corpus.config('run.cache_root="s3://bucket/caches"'), Options(runner="ray"))
 
 
 def test_a_node_with_another_forebay_or_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
