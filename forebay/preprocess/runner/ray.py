@@ -92,7 +92,8 @@ class Ray:
                         yield task, self._answer(reference, task)
             raise KeyboardInterrupt
         finally:
-            for reference in running if not self._is_lost else ():
+            # A generator may be closed after the block has ended: what is asked of Ray then would start it again.
+            for reference in running if self._ray.is_initialized() and not self._is_lost else ():
                 with contextlib.suppress(self._ray.exceptions.RayError):
                     self._ray.cancel(reference, force=True)
 
