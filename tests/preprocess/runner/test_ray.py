@@ -160,6 +160,7 @@ class _unwritten:  # noqa: N801  a context in the place of a function
 @pytest.mark.usefixtures("connected")
 @pytest.mark.usefixtures("connected")
 def test_texts_alone_are_made_there_too(tmp_path: Path) -> None:
+    """8 s of CPU: two workers and this process load a tokenizer of transformers."""
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     there.mkdir()
@@ -195,6 +196,7 @@ def test_the_demo_caches_are_those_of_one_process(name: str, tmp_path: Path) -> 
 
 
 def test_a_node_that_is_lost_costs_what_it_was_making(cluster: Any, connected: Ray) -> None:
+    """6 s of CPU: one node more, and its workers."""
     node = add_node(cluster, num_cpus=2)
     connected._looked_s = 0.0
     done = []
