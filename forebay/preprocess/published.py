@@ -46,12 +46,11 @@ def check_options(config: Config, options: Options) -> None:
             f"the cache: forebay preprocess {config.path} --cache-root DIR --shards I::N, forebay cache push DIR/NAME "
             f"{config.remote_root}/NAME"
         )
-    if options.runner != "local" and config.remote_root is not None:
+    if options.runner != "local" and options.stage is None and config.remote_root is not None:
         raise ConfigError(
             f"--runner {options.runner}: the cache root is {config.remote_root}, and what stands for it on this node "
-            "is not seen by the others; build below a folder that all nodes share, then push the cache: forebay "
-            f"preprocess {config.path} --cache-root DIR --runner {options.runner}, forebay cache push DIR/NAME "
-            f"{config.remote_root}/NAME"
+            "is not seen by the others; give a place in its bucket for finished shards: forebay preprocess "
+            f"{config.path} --runner {options.runner} --stage URL, or a folder that all nodes share: --cache-root DIR"
         )
 
 

@@ -50,7 +50,7 @@ class Run:
     ) -> None:
         """runner: makes the shards; None: the pool, which does all else."""
         self.runner = runner or pool
-        self.token: str | None = None
+        self.token = ""
         self.host = made.host
         self.config = config
         self.options = options
@@ -220,7 +220,7 @@ class Run:
             probe=dict(self.probe),
             driver=socket.gethostname(),
             token=self.token,
-            stores=stores_of(self.listing.files),
+            stores=() if self.workspace.stage is not None else stores_of(self.listing.files),
             config=str(self.config.path),
         )
 

@@ -51,6 +51,7 @@ _ORDER = (
     "disk_errors",
     "signals",
     "workers",
+    "ray_nodes",
     "two_builders",
     "swap",
     "sources",

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import fcntl
 import json
-import logging
 import os
 import socket
 import tempfile
@@ -24,38 +23,33 @@ from typing import Any
 from forebay.errors import BuildError
 from forebay.store.files import write_bytes
 
-logger = logging.getLogger(__name__)
-
 _LOCK = "driver.lock"
 _RECORD = "driver.json"
-_BEAT_S = 20.0
+_BEAT_S = 10.0
 _DEAD_S = 4 * _BEAT_S
-"""A driver that has not been heard of for so long is gone, where a file system has no locks to tell."""
+"""A driver of another machine that has not been heard of for so long is gone."""
 
 
 @contextlib.contextmanager
 def sole_driver(folder: Path, *, config: str) -> Iterator[str]:
     """Makes this process the driver of the build in a folder within the block, and yields what tells it from others.
 
-    Raises BuildError, with host, process and time, where there is another driver. config: the config file.
+    Raises BuildError, with host, process and time, where there is another driver. A lock tells of one, and where a file
+    system has none, or one for each machine, the time of the record. config: the config file.
     """
     descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        has_locks = _locked(descriptor, folder, config)
-        other = None if has_locks else _living(folder)
-        if other is not None:
-            raise BuildError(_two(other, config))
-        record = {
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "since": time.time(),
-            "token": uuid.uuid4().hex,
-        }
+        if not _take(descriptor) or _is_living(folder):
+            raise BuildError(_two(_record(folder), config))
+        token = uuid.uuid4().hex
+        record = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time(), "token": token}
         write_bytes(folder / _RECORD, json.dumps(record).encode("ascii"))
-        with _beating(folder / _RECORD) if not has_locks else contextlib.nullcontext():
-            yield str(record["token"])
-        if not has_locks and token_in(folder) == record["token"]:
-            (folder / _RECORD).unlink(missing_ok=True)
+        try:
+            with _beating(folder / _RECORD):
+                yield token
+        finally:
+            if token_in(folder) == token:
+                (folder / _RECORD).unlink(missing_ok=True)
     finally:
         os.close(descriptor)
 
@@ -66,24 +60,25 @@ def token_in(folder: Path) -> str | None:
     return None if record is None else str(record["token"])
 
 
-def _locked(descriptor: int, folder: Path, config: str) -> bool:
-    """Takes the lock; returns False where the file system has none. Raises BuildError where another driver has it."""
+def _take(descriptor: int) -> bool:
+    """Takes the lock; returns False where another driver has it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as err:
-        if err.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            raise BuildError(_two(_record(folder), config)) from err
-        return False
+        return err.errno not in (errno.EWOULDBLOCK, errno.EACCES)  # any other: a file system without locks
     return True
 
 
-def _living(folder: Path) -> dict[str, Any] | None:
-    """Returns the record of a driver that was heard of lately, by the clock of the file system."""
+def _is_living(folder: Path) -> bool:
+    """Whether a driver was heard of lately, by the clock of the file system; one of this machine is looked for here."""
     record = _record(folder)
+    if record is None:
+        return False
+    if record["host"] == socket.gethostname():
+        return record["pid"] != os.getpid() and os.path.exists(f"/proc/{record['pid']}")
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as now:
-        if os.fstat(now.fileno()).st_mtime - (folder / _RECORD).stat().st_mtime <= _DEAD_S:
-            return record
-    return None
+        return os.fstat(now.fileno()).st_mtime - (folder / _RECORD).stat().st_mtime <= _DEAD_S
+    return False
 
 
 def _record(folder: Path) -> dict[str, Any] | None:
@@ -120,6 +115,6 @@ def _two(other: dict[str, Any] | None, config: str) -> str:
         who = f"process {other['pid']} on {other['host']}, since {since}"
     return (
         f"this build has a driver already ({who}): wait until it is done, or end it there (Ctrl-C, or kill), and what "
-        f"it finished is kept; then run: forebay preprocess {config} --runner ray. A driver that was lost is forgotten "
-        f"at once, on a file system without locks after {_DEAD_S:.0f} s"
+        f"it finished is kept; then run: forebay preprocess {config} --runner ray. One that was lost with its machine "
+        f"is forgotten {_DEAD_S:.0f} s later"
     )

@@ -37,22 +37,22 @@ class OnNode:
     """Calls `function` on a node that sees the folder of the build and the raw data, and computes what the driver does.
 
     host, probe: of the machine whose values the keys of the shards name. driver: the machine of this build's driver.
-    token: what the driver wrote into the folder of the build; None: nothing is shared by that folder. stores: see
-    `stores_of`. config: the config file, for messages.
+    token: what the driver wrote into the folder of the build. stores: see `stores_of`. config: the config file, for
+    messages.
     """
 
     function: Callable[[ShardTask], object]
     host: str
     probe: Mapping[Group, str]
     driver: str
-    token: str | None
+    token: str
     stores: Stores
     config: str
 
     def __call__(self, task: ShardTask) -> object:
         """Returns `function(task)`. Raises BuildError where this node is not fit for it."""
-        _open_stores(self.stores, self.token or "")
-        if self.token is not None:
+        _open_stores(self.stores, self.token)
+        if task.stage is None:  # else nothing is shared by that folder
             self._require_folder(task.folder)
         if task.group == "media":
             self._require_files(task.files)
@@ -64,12 +64,13 @@ class OnNode:
             return
         raise BuildError(
             f"{folder} on node {socket.gethostname()} is not the folder of that name on {self.driver}, the driver: all "
-            "nodes must share run.cache_root; put it on a file system that they all mount at the same path, or give "
-            f"--stage s3://BUCKET/PREFIX, which needs no shared folder: forebay preprocess {self.config} --runner ray"
+            "nodes must share run.cache_root; put it on a file system that they all mount at the same path, or build "
+            f"in a bucket, which needs no shared folder: forebay preprocess {self.config} --runner ray --cache-root "
+            "s3://BUCKET/caches --stage s3://BUCKET/stage"
         )
 
     def _require_files(self, files: Sequence[SourceFile]) -> None:
-        for path in [file.path for file in files if file.stat is not None and place_of(file.path) is None]:
+        for path in [file.path for file in files if file.stat is not None and file.stat[0] >= 0]:  # of no store
             if _appears(functools.partial(os.path.lexists, path)):
                 continue
             raise BuildError(

@@ -7,18 +7,20 @@ Tasks and answers are bytes for Ray, so that no class and no exception of ours p
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import logging
-import os
 import pickle
+import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any, TypeVar
 
-from forebay.errors import BuildError, ConfigError, MissingExtraError
+from forebay.errors import BuildError
 from forebay.preprocess.pool import WorkerDied
+from forebay.preprocess.runner.cluster import ANSWER_S, address_of, connect, host_and_port, imported
 from forebay.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -30,18 +32,10 @@ TASKS_PER_CPU = 2
 """Tasks in flight: one that runs, and one that its worker finds when it is done."""
 _MAX_RETRIES = 5
 """How often Ray tries a task again whose node or worker was lost. Its own default is 3."""
-_ANSWER_S = 5.0
 _LOOK_S = 2.0
 """How often the size of the cluster is asked for: nodes come and go."""
-_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without it Ray warns at every start
-    "RAY_NUM_REDIS_GET_RETRIES": "1",  # 204 s for an address without an answer become 50
-}
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""What a client of gRPC says first: the words of HTTP/2, and a frame of no settings."""
-_SETTINGS = 4
-"""The type of the frame that a server of gRPC says first."""
+_LOST_S = 40.0
+"""The head node may start again within this time. After 60 s without it Ray ends this process, with no word of ours."""
 
 
 class Ray:
@@ -56,22 +50,24 @@ class Ray:
         self._address = address
         self._ray: Any = None
         self._is_ours = False
-        self._looked_s = 0.0
+        self._head: tuple[str, int] | None = None
+        self._looked_s = self._answered_s = 0.0
+        self._is_lost = False
         self._cpus = 0.0
         self._has_warned = False
 
     def __enter__(self) -> Ray:
-        self._ray = _imported()
-        wanted = self._address or os.environ.get("RAY_ADDRESS") or None
-        if wanted not in (None, "auto", "local"):
-            _require_cluster(wanted, f"--address {wanted}" if self._address else f"RAY_ADDRESS={wanted}")
-        if not self._ray.is_initialized():
-            _connect(self._ray, wanted)
-            self._is_ours = True
+        self._ray = imported()
+        self._is_ours = not self._ray.is_initialized()
+        if self._is_ours or self._address is not None:
+            address = address_of(self._ray, self._address)
+        if self._is_ours:
+            connect(self._ray, address)
+        self._head = host_and_port(self._ray.get_runtime_context().gcs_address)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._is_ours:
+        if self._is_ours and not self._is_lost:
             self._ray.shutdown()
 
     def run(self, function: Callable[[T], R], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:
@@ -83,31 +79,50 @@ class Ray:
         call = self._ray.remote(num_cpus=1, max_retries=_MAX_RETRIES, retry_exceptions=False)(_by_value())
         left, running = iter(tasks), dict[Any, T]()
         try:
-            while True:
-                for task in itertools.islice(left, max(0, self._room() - len(running))):
-                    running[call.remote(__version__, pickle.dumps((function, task)))] = task
-                if not running:
-                    return
-                # With a limit: a task may wait for nodes that are still coming, and there is room when they are here.
-                ready, _ = self._ray.wait(list(running), timeout=_LOOK_S)
-                for reference in ready:
-                    task = running.pop(reference)
-                    yield task, self._answer(reference, task)
+            with _interrupts() as seen:
+                while not seen:
+                    for task in itertools.islice(left, max(0, self._room() - len(running))):
+                        running[call.remote(__version__, pickle.dumps((function, task)))] = task
+                    if not running:
+                        return
+                    # With a limit: a task may wait for nodes that are still coming, and there is room when these are.
+                    ready, _ = self._ray.wait(list(running), timeout=_LOOK_S)
+                    for reference in ready:
+                        task = running.pop(reference)
+                        yield task, self._answer(reference, task)
+            raise KeyboardInterrupt
         finally:
-            for reference in running:
+            # A generator may be closed after the block has ended: what is asked of Ray then would start it again.
+            for reference in running if self._ray.is_initialized() and not self._is_lost else ():
                 with contextlib.suppress(self._ray.exceptions.RayError):
                     self._ray.cancel(reference, force=True)
 
     def _room(self) -> int:
         """Returns how many tasks may be in flight. Without a node that takes any, a few: they make a cluster grow."""
-        now_s = time.monotonic()
-        if not self._looked_s or now_s - self._looked_s > _LOOK_S:
-            self._looked_s = now_s
+        if time.monotonic() - self._looked_s > _LOOK_S and self._answers():
             self._cpus = float(self._ray.cluster_resources().get("CPU", 0.0))
             if self._cpus < 1 and not self._has_warned:
                 self._has_warned = True
                 logger.warning("no node of the Ray cluster has a CPU to give now: shards wait for nodes (ray status)")
         return max(TASKS_PER_CPU, int(TASKS_PER_CPU * self._cpus))
+
+    def _answers(self) -> bool:
+        """Whether the head node is there now. Raises BuildError where it has not been for a while."""
+        assert self._head is not None
+        self._looked_s = now_s = time.monotonic()
+        try:
+            socket.create_connection(self._head, timeout=ANSWER_S).close()
+        except OSError as err:
+            if self._answered_s and now_s - self._answered_s > _LOST_S:
+                self._is_lost = True
+                raise BuildError(
+                    f"the head node of the Ray cluster has not answered at {self._head[0]}:{self._head[1]} for "
+                    f"{now_s - self._answered_s:.0f} s ({err.strerror or err}); finished shards are kept; start the "
+                    "cluster again (ray start --head), then run the command again"
+                ) from err
+            return False
+        self._answered_s = now_s
+        return True
 
     def _answer(self, reference: Any, task: Any) -> Any:
         try:
@@ -124,6 +139,26 @@ class Ray:
         if host != socket.gethostname():
             failure.add_note(f"on {host}, a node of the Ray cluster")
         raise failure
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Yields a list that is no longer empty after Ctrl-C: inside Ray a KeyboardInterrupt may be raised to nobody."""
+    seen: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        signal.default_int_handler(number, frame)
+
+    is_ours = threading.current_thread() is threading.main_thread()
+    is_ours = is_ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_ours:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield seen
+    finally:
+        if is_ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _by_value() -> Callable[[str, bytes], bytes]:
@@ -152,67 +187,3 @@ def _by_value() -> Callable[[str, bytes], bytes]:
         return child.answer(payload)
 
     return forebay_shard
-
-
-def _imported() -> Any:
-    """Returns ray. Its settings are of the environment, and it reads some of them when it is imported."""
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    try:
-        ray = importlib.import_module("ray")
-        importlib.import_module("ray.exceptions")
-    except ImportError as err:
-        raise MissingExtraError("--runner ray needs ray; run: pip install 'forebay[ray]'") from err
-    return ray
-
-
-def _connect(ray: Any, wanted: str | None) -> None:
-    """Connects this process to a cluster, or starts one. Raises BuildError where the cluster does not take it."""
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
-    try:
-        ray.init(address=wanted, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, SystemExit) as err:  # SystemExit: Ray ends itself after a while
-        why = " ".join(str(err).split())
-        raise BuildError(
-            f"no Ray cluster takes this process ({wanted or 'no address is given'}: {why}); start one: "
-            "ray start --head on one machine, and ray start --address HOST:6379 on the others and on this one; what "
-            "was finished is kept"
-        ) from err
-    cpus = ray.cluster_resources().get("CPU", 0)
-    where = ray.get_runtime_context().gcs_address
-    if wanted is None and _is_of_this_process(ray):
-        logger.warning(
-            "no --address is given, RAY_ADDRESS is not set, and no Ray cluster runs here: one of this machine alone is "
-            "started, of %d CPUs",
-            cpus,
-        )
-    else:
-        logger.info("Ray cluster at %s, of %d CPUs", where, cpus)
-
-
-def _is_of_this_process(ray: Any) -> bool:
-    node = getattr(ray._private.worker, "_global_node", None)
-    return node is not None and bool(node.is_head())
-
-
-def _require_cluster(address: str, named: str) -> None:
-    """Raises ConfigError where an address is not that of a Ray cluster: Ray itself would try for minutes."""
-    host, colon, port = address.rpartition(":")
-    if "://" in address or not colon or not port.isdigit():
-        raise ConfigError(f"{named}: wanted is HOST:PORT of the head node, as `ray start` prints it (port 6379)")
-    why = "nothing of Ray answers there"
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S) as connection:
-            if os.environ.get("RAY_USE_TLS", "0") != "0":
-                return
-            connection.settimeout(_ANSWER_S)
-            connection.sendall(_PREFACE)
-            head = connection.recv(9, socket.MSG_WAITALL)
-            if len(head) == 9 and head[3] == _SETTINGS:
-                return
-    except (OSError, OverflowError) as err:
-        why = getattr(err, "strerror", None) or str(err)
-    raise ConfigError(
-        f"{named}: no Ray cluster there ({why}); start one on {host}: ray start --head --port {port}, or name another: "
-        "forebay preprocess CONFIG --runner ray --address HOST:6379"
-    )

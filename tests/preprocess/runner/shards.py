@@ -5,12 +5,24 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from forebay.preprocess.shard_task import ShardTask, make_shard
 from forebay.preprocess.worker import mark
 
-SLOW_S = 0.5
+SLOW_S = 1.0
+
+
+@dataclass(frozen=True)
+class Within:
+    """`make_shard` with what the environment of a node would say: its workers were started before the test."""
+
+    environment: dict[str, str]
+
+    def __call__(self, task: ShardTask) -> Any:
+        os.environ.update(self.environment)
+        return make_shard(task)
 
 
 def slow_make_shard(task: ShardTask) -> Any:
@@ -28,12 +40,6 @@ def crashing_make_shard(task: ShardTask) -> Any:
     return make_shard(task)
 
 
-def lost_raw_data(task: ShardTask) -> Any:
-    """A table or tar that is not there any more, as far as the node sees."""
-    raise FileNotFoundError(2, "No such file or directory", str(task.files[0].path))
-
-
-def node_of(seconds: float) -> str:
-    """Returns the Ray node that this runs on, after a while."""
+def pause(seconds: float) -> None:
+    """A task that a node may be lost in."""
     time.sleep(seconds)
-    return os.environ["RAY_NODE_ID"] if "RAY_NODE_ID" in os.environ else str(os.getppid())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import pickle
 import signal
 import socket
@@ -16,41 +17,35 @@ from typing import Any
 
 import pytest
 
-from forebay.config.tree import Config
+from benchmarks.objects.server import Bucket
+from forebay import load_config
 from forebay.errors import BuildError, ConfigError, MissingExtraError
 from forebay.preprocess import pipeline
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.pool import WorkerDied
-from forebay.preprocess.report import BuildReport, Options
+from forebay.preprocess.report import Options
 from forebay.preprocess.runner import ray as runner_ray
+from forebay.preprocess.runner.cluster import address_of, imported
 from forebay.preprocess.runner.ray import Ray
 from tests.commands import run
 from tests.faults.building import finished_shards
 from tests.preprocess.corpus import Corpus, shard_bytes, speech_corpus
-from tests.preprocess.here_pool import HerePool, build_here
+from tests.preprocess.here_pool import build_here
 from tests.preprocess.runner import shards
+from tests.preprocess.runner.nodes import add_node, on_ray, two_nodes
 from tests.preprocess.test_pool import die_at, die_once
+from tests.remote.conftest import bucket, environment, proxy, server
+from tests.text_corpus import text_config
 
-STORE_BYTES = 80 * 2**20
-ON_RAY = Options(progress=False, runner="ray")
+__all__ = ["bucket", "environment", "proxy", "server"]
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Two nodes of one CPU each. They and the workers of one driver cost 8 s of CPU, which the tests here share."""
     pytest.importorskip("ray")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in runner_ray._ENVIRONMENT.items():
-            patch.setenv(name, value)
-        from ray.cluster_utils import Cluster
-
-        head = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "include_dashboard": False}
-        cluster = Cluster(initialize_head=True, head_node_args=head)
-        cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
-        try:
-            yield cluster
-        finally:
-            cluster.shutdown()
+    with two_nodes() as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +58,6 @@ def connected(cluster: Any) -> Iterator[Ray]:
 @pytest.fixture
 def corpus(tmp_path: Path) -> Corpus:
     return speech_corpus(tmp_path)
-
-
-def on_ray(config: Config) -> BuildReport:
-    """Returns the report of a build whose shards are made on the cluster, and all else in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "Pool", HerePool)
-        return build(config, ON_RAY)
 
 
 @pytest.fixture(scope="module")
@@ -170,11 +158,49 @@ class _unwritten:  # noqa: N801  a context in the place of a function
 
 
 @pytest.mark.usefixtures("connected")
+@pytest.mark.usefixtures("connected")
+def test_texts_alone_are_made_there_too(tmp_path: Path) -> None:
+    """8 s of CPU: two workers and this process load a tokenizer of transformers."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    report = on_ray(text_config(there))
+    assert (report.num_samples, report.shards_written) == (52, 4)
+    assert shard_bytes(Path(report.cache)) == shard_bytes(Path(build_here(text_config(here)).cache))
+
+
+@pytest.mark.usefixtures("connected", "environment")
+def test_nodes_that_share_no_folder_stage_their_shards(
+    corpus: Corpus, bucket: Bucket, wanted: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    monkeypatch.setattr("forebay.preprocess.run.make_shard", shards.Within(said))
+    stores = (f"run.cache_root={bucket.url}/caches", f"remote.shard_dir={tmp_path / 'node'}", "remote.retries=0")
+    report = on_ray(corpus.config(*stores), stage=f"{bucket.url}/stage")
+    assert report.sealed
+    names = [name for name in bucket.names("caches") if name.endswith(".tdz")]
+    assert {name.split("/", 2)[2]: bucket.get(name) for name in names} == wanted
+
+
+@pytest.mark.wide
+@pytest.mark.usefixtures("connected")
+@pytest.mark.parametrize("name", ["demo_speech", "demo_vision"])
+def test_the_demo_caches_are_those_of_one_process(name: str, tmp_path: Path) -> None:
+    """20 s of CPU: two workers on Ray load transformers for each."""
+    path = Path(__file__).parents[3] / "configs" / f"{name}.toml"
+    caches = [
+        make(load_config(path, overrides=[f'run.cache_root="{tmp_path / make.__name__}"'])).cache
+        for make in (build_here, on_ray)
+    ]
+    assert shard_bytes(Path(caches[0])) == shard_bytes(Path(caches[1]))
+
+
 def test_a_node_that_is_lost_costs_what_it_was_making(cluster: Any, connected: Ray) -> None:
-    node = cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
+    """6 s of CPU: one node more, and its workers."""
+    node = add_node(cluster, num_cpus=2)
     connected._looked_s = 0.0
     done = []
-    for task, _ in connected.run(shards.node_of, [0.4 + 0.001 * i for i in range(16)]):
+    for task, _ in connected.run(shards.pause, [0.4 + 0.001 * i for i in range(16)]):
         done.append(task)
         if len(done) == 4:
             cluster.remove_node(node, allow_graceful=False)
@@ -223,7 +249,7 @@ def _driver(corpus: Corpus, address: str, number: int, *, after: int) -> Any:
 def test_an_address_without_a_cluster_is_refused_at_once(
     corpus: Corpus, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, says: Any
 ) -> None:
-    monkeypatch.setattr(runner_ray, "_ANSWER_S", 0.5)
+    monkeypatch.setattr("forebay.preprocess.runner.cluster.ANSWER_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}" if says != "no port" else "head"
         if says == "closed":
@@ -238,6 +264,33 @@ def test_an_address_without_a_cluster_is_refused_at_once(
     assert "ray start" in err
 
 
+def test_a_cluster_that_was_stopped_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        last = f"127.0.0.1:{server.getsockname()[1]}"
+    monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda _: last)
+    assert address_of(imported(), None) == "local"
+    assert f"started here last, at {last}, is gone (Connection refused)" in caplog.text
+    monkeypatch.setenv("RAY_ADDRESS", last)
+    with pytest.raises(ConfigError, match=rf"RAY_ADDRESS={last}: no Ray cluster there .Connection refused"):
+        address_of(imported(), None)
+    assert address_of(imported(), "local") == "local"
+
+
+def test_a_head_node_that_is_lost_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself would end the process, and name nobody."""
+    monkeypatch.setattr(runner_ray, "_LOST_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ray = Ray()
+        ray._head = server.getsockname()[:2]
+        assert ray._answers()
+    with pytest.raises(BuildError, match=r"head node .* not answered at 127.0.0.1:\d+ for .*finished shards are kept"):
+        ray._answers()
+
+
 def _say(server: socket.socket, what: Any) -> None:
     try:
         connection, _ = server.accept()
@@ -247,6 +300,14 @@ def _say(server: socket.socket, what: Any) -> None:
         if isinstance(what, bytes):
             connection.sendall(what)
         time.sleep(2)
+
+
+def test_an_interrupt_that_nobody_caught_is_not_lost() -> None:
+    with runner_ray._interrupts() as seen:
+        with pytest.raises(KeyboardInterrupt, match=r"^$"):
+            signal.raise_signal(signal.SIGINT)
+        assert seen == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_an_address_needs_its_runner(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,7 +325,7 @@ def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cache_root_in_a_store_is_refused(corpus: Corpus) -> None:
     with pytest.raises(ConfigError, match=r"--runner ray: the cache root is s3://bucket/caches"):
-        build(corpus.config('run.cache_root="s3://bucket/caches"'), ON_RAY)
+        build(corpus.config('run.cache_root="s3://bucket/caches"'), Options(runner="ray"))
 
 
 def test_a_node_with_another_forebay_or_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
