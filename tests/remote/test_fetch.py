@@ -23,7 +23,7 @@ import pytest
 from benchmarks.objects.faults import SERVER_ERROR, Corrupt, Fault, Replace, Reset, Rule, Truncate
 from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket as Emptied
-from forebay.cli.main import main
+from forebay.cli.program import main
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url, parse_url
 from forebay.errors import ConfigError, ManifestError, RemoteError, RemoteMissingError
@@ -723,7 +723,9 @@ def test_members_that_lead_out_are_refused(member: Any, match: str, bucket: Empt
     assert sorted(files_of(tmp_path / "out")) == ["bn_eval.tar", "evaluation_manifest.json", "index.json"]
 
 
-def put_set(bucket: Emptied, tars: dict[str, bytes], change: Callable[[Any], None] = lambda index: None) -> None:
+def put_set(
+    bucket: Emptied, tars: dict[str, bytes], change: Callable[[Any], None] = lambda index: None, *, below: str = "x/"
+) -> None:
     """Puts an evaluation set, whose index may be another one."""
     index: dict[str, Any] = {"version": 1, "tars": {}}
     for name, data in tars.items():
@@ -735,8 +737,15 @@ def put_set(bucket: Emptied, tars: dict[str, bytes], change: Callable[[Any], Non
     manifest = json.loads(manifest_of({**tars, "index.json": said}))
     manifest["index"] = manifest["files"].pop()
     manifest["files"].append({"language": "xx", "name": None})
-    bucket.put_all([(f"x/{name}", data) for name, data in tars.items()])
-    bucket.put_all([("x/index.json", said), ("x/evaluation_manifest.json", json.dumps(manifest).encode())])
+    files = {**tars, "index.json": said, "evaluation_manifest.json": json.dumps(manifest).encode()}
+    bucket.put_all((below + name, data) for name, data in files.items())
+
+
+def test_sets_may_lie_below_each_other(bucket: Emptied, tmp_path: Path) -> None:
+    put_set(bucket, {"hi_eval.tar": tar_of("b.wav")})
+    put_set(bucket, {"hi_eval.tar": tar_of("longer.wav", "c.wav")}, below="x/more/")
+    report = fetched(parse_url(f"{bucket.url}/x"), tmp_path / "out")
+    assert (report.refused, report.tars, report.checked_by) == ([], 2, {"xxh3_128": 6})
 
 
 @pytest.mark.parametrize("place", ["", "/evaluation_manifest.json"])
