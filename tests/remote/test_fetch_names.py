@@ -214,7 +214,7 @@ def test_a_file_system_without_locks_has_the_number_of_the_process(
         first.ended(0, xxhash.xxh3_64(data))
         first.close()
         assert part_of(folder, data).missing() == [0], "this process lives"
-        monkeypatch.setattr("forebay.store.temporary._is_running", lambda pid: False)
+        monkeypatch.setattr("forebay.store.temporary.is_running", lambda pid: False)
         assert part_of(folder, data).missing() == []
 
 
