@@ -16,6 +16,7 @@ import pytest
 from benchmarks.objects.beside import Beside
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url, parse_url
+from forebay.store.remote.fetch import download
 from forebay.store.remote.fetch import folder as folders
 from forebay.store.remote.fetch.fetch import fetch
 from forebay.store.remote.fetch.listing import Bounds, FetchOptions
@@ -70,6 +71,7 @@ def fetch_here(url: Url, folder: Path, endpoint: str, kill_at: int) -> tuple[int
 
     with at(endpoint) as patch:
         patch.setattr(folders, "_SEGMENT", _SEGMENT)
+        patch.setattr(download, "_REQUEST", 2 * _SEGMENT)
         for name in _CALLS:
             patch.setattr(os, name, counted(getattr(os, name)))
         options = FetchOptions(bounds=Bounds(size_bytes=10**9, files=100))

@@ -28,6 +28,7 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url, parse_url
 from forebay.errors import ConfigError, ManifestError, RemoteError, RemoteMissingError
 from forebay.store.remote.bucket.bucket import Bucket
+from forebay.store.remote.fetch import download
 from forebay.store.remote.fetch import folder as folders
 from forebay.store.remote.fetch.fetch import fetch
 from forebay.store.remote.fetch.listing import Bounds, FetchOptions
@@ -45,6 +46,7 @@ FILES = {"hi_eval.tarx": LARGE, "bn_eval.tarx": LARGE[::-1], "more/deep/a b.txt"
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "_SEGMENT", SEGMENT)
+    monkeypatch.setattr(download, "_REQUEST", SEGMENT)
     monkeypatch.setattr("forebay.store.remote.bucket.bucket._PAUSE_S", 0.01)
 
 
@@ -93,6 +95,28 @@ def test_a_large_file_comes_in_segments_at_once(url: Url, tmp_path: Path, proxy:
     asked = [one.range for one in proxy.traffic().exchanges if one.method == "GET"]
     assert len(asked) == -(-len(LARGE) // SEGMENT)
     assert proxy.bytes_of("sets/one/hi_eval.tarx") == len(LARGE)
+
+
+def test_a_request_brings_several_segments_and_what_came_of_it_stays(
+    url: Url, tmp_path: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "_REQUEST", 3 * SEGMENT)
+    monkeypatch.setattr("forebay.store.remote.bucket.bucket.CHUNK", SEGMENT)
+    proxy.add(Rule(fault=Truncate(after_bytes=2 * SEGMENT + 5), method="GET", times=1))
+    proxy.add(Rule(fault=SERVER_ERROR, method="GET", after=1))
+    with pytest.raises(RemoteError, match="asked once"):
+        fetched(url, tmp_path / "out", prefix="hi_", num_threads=1)
+    proxy.clear()
+    report = fetched(url, tmp_path / "out", prefix="hi_", num_threads=1)
+    assert files_of(tmp_path / "out") == {"hi_eval.tarx": LARGE}
+    assert report.resumed_bytes == SEGMENT * (report.resumed_bytes // SEGMENT) >= SEGMENT
+    first = report.resumed_bytes // SEGMENT
+    asked = [one.range or "" for one in proxy.traffic().exchanges if one.method == "GET"]
+    stops = [*range(first + 3, 8, 3), 8]
+    starts = [first, *stops[:-1]]
+    ends = [min(stop * SEGMENT, len(LARGE)) - 1 for stop in stops]
+    assert [one.rpartition("-")[0] for one in asked] == [f"bytes={start * SEGMENT}" for start in starts]
+    assert [int(one.rpartition("-")[2] or ends[-1]) for one in asked] == ends
 
 
 def test_one_object_comes_by_its_own_url(url: Url, tmp_path: Path) -> None:
@@ -642,7 +666,9 @@ def test_a_web_server_with_ranges_goes_on_where_it_was(tmp_path: Path, monkeypat
             with pytest.raises(RemoteError, match="the network has gone"):
                 fetched(url, tmp_path / "out")
         report = fetched(url, tmp_path / "out")
-        assert store.asked[-1].headers["range"] == f"bytes={report.resumed_bytes}-"
+        assert [one.headers["range"] for one in store.asked if "range" in one.headers] == [
+            f"bytes={report.resumed_bytes}-"
+        ]
     assert report.resumed_bytes >= SEGMENT
     assert (tmp_path / "out" / "hi_eval.tarx").read_bytes() == LARGE
 
@@ -697,7 +723,9 @@ def test_members_that_lead_out_are_refused(member: Any, match: str, bucket: Empt
     assert sorted(files_of(tmp_path / "out")) == ["bn_eval.tar", "evaluation_manifest.json", "index.json"]
 
 
-def put_set(bucket: Emptied, tars: dict[str, bytes], change: Callable[[Any], None] = lambda index: None) -> None:
+def put_set(
+    bucket: Emptied, tars: dict[str, bytes], change: Callable[[Any], None] = lambda index: None, *, below: str = "x/"
+) -> None:
     """Puts an evaluation set, whose index may be another one."""
     index: dict[str, Any] = {"version": 1, "tars": {}}
     for name, data in tars.items():
@@ -709,8 +737,15 @@ def put_set(bucket: Emptied, tars: dict[str, bytes], change: Callable[[Any], Non
     manifest = json.loads(manifest_of({**tars, "index.json": said}))
     manifest["index"] = manifest["files"].pop()
     manifest["files"].append({"language": "xx", "name": None})
-    bucket.put_all([(f"x/{name}", data) for name, data in tars.items()])
-    bucket.put_all([("x/index.json", said), ("x/evaluation_manifest.json", json.dumps(manifest).encode())])
+    files = {**tars, "index.json": said, "evaluation_manifest.json": json.dumps(manifest).encode()}
+    bucket.put_all((below + name, data) for name, data in files.items())
+
+
+def test_sets_may_lie_below_each_other(bucket: Emptied, tmp_path: Path) -> None:
+    put_set(bucket, {"hi_eval.tar": tar_of("b.wav")})
+    put_set(bucket, {"hi_eval.tar": tar_of("longer.wav", "c.wav")}, below="x/more/")
+    report = fetched(parse_url(f"{bucket.url}/x"), tmp_path / "out")
+    assert (report.refused, report.tars, report.checked_by) == ([], 2, {"xxh3_128": 6})
 
 
 @pytest.mark.parametrize("place", ["", "/evaluation_manifest.json"])

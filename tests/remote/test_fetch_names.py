@@ -172,7 +172,7 @@ def test_a_hash_of_a_manifest_counts_more_than_an_etag(kind: content.CheckedBy) 
     }
     said = expected(b"abc", etag=f'"{"0" * 32}"', hashes=((kind, made[kind].hexdigest()),))
     assert judge([b"abc"], said, etags_are_md5=True) == content.Verdict(kind)
-    assert judge([b"abd"], said, etags_are_md5=True).problem.startswith(f"its {kind} is ")
+    assert judge([b"abx"], said, etags_are_md5=True).problem.startswith(f"its {kind} is ")
 
 
 # Parts of files
@@ -214,7 +214,7 @@ def test_a_file_system_without_locks_has_the_number_of_the_process(
         first.ended(0, xxhash.xxh3_64(data))
         first.close()
         assert part_of(folder, data).missing() == [0], "this process lives"
-        monkeypatch.setattr("forebay.store.temporary._is_running", lambda pid: False)
+        monkeypatch.setattr("forebay.store.temporary.is_running", lambda pid: False)
         assert part_of(folder, data).missing() == []
 
 

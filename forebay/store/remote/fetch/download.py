@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,8 @@ from forebay.store.remote.fetch.folder import InTheWayError, Part, TargetFolder,
 from forebay.store.remote.fetch.listing import FetchOptions, Listing
 from forebay.store.remote.fetch.report import Count
 
+_REQUEST = 16 * 1024 * 1024
+"""Bytes of a large file that one request brings, where a segment is not larger."""
 _ATTEMPTS = 3
 _MOST_BY_ETAG = 3
 """Files that an etag alone may refuse before any was proven by one: more, and the store's etags are no MD5s."""
@@ -203,9 +205,8 @@ class Downloads:
             missing = list(range(missing[0], file.part.num_segments))
         to_come = sum(stop - start for start, stop in map(file.part.bounds, missing))
         self._resumed(file, file.expected.size_bytes - to_come)
-        if self.is_web and missing:
-            return [_Run(file, tuple(missing))]
-        return [_Run(file, (index,)) for index in missing]
+        at_once = len(missing) if self.is_web else max(1, _REQUEST // file.part.segment)
+        return [_Run(file, segments) for segments in _neighbours(missing, at_once)]
 
     def _resumed(self, file: _File, size_bytes: int) -> None:
         self.count.resumed(size_bytes - file.resumed)
@@ -242,8 +243,6 @@ class Downloads:
         segments, state = deque(run.segments), xxhash.xxh3_64()
         with contextlib.closing(stream):  # type: ignore[type-var]
             for piece in stream:
-                if self.queue.is_stopped:
-                    raise _StoppedError
                 if at + len(piece) > end:
                     raise _RefusedError(f"it has more than the {expected.size_bytes} bytes that are wanted")
                 part.write(at, piece)
@@ -256,6 +255,8 @@ class Downloads:
                     if at == part.bounds(segments[0])[1]:
                         part.ended(segments.popleft(), state)
                         state = xxhash.xxh3_64()
+                if self.queue.is_stopped:
+                    raise _StoppedError
         if at != end:
             raise _RefusedError(f"it has {at} bytes, {expected.size_bytes} are wanted")
 
@@ -340,6 +341,18 @@ class Downloads:
                 self._by_etag += 1
             if self._by_etag >= _MOST_BY_ETAG and not self.count.checked_by["etag"]:
                 raise RemoteError(reason)
+
+
+def _neighbours(numbers: list[int], at_most: int) -> Iterator[tuple[int, ...]]:
+    """Yields the numbers in groups in which each follows the one before."""
+    group: list[int] = []
+    for number in numbers:
+        if group and (number != group[-1] + 1 or len(group) == at_most):
+            yield tuple(group)
+            group = []
+        group.append(number)
+    if group:
+        yield tuple(group)
 
 
 def _same(one: Any, other: Any) -> bool:

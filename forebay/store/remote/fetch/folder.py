@@ -22,7 +22,7 @@ from forebay.store.remote.fetch.content import Expected
 from forebay.store.remote.fetch.names import folders_of
 from forebay.store.temporary import TEMPORARY_MARK, abandoned, is_temporary, sweep, temporary_name
 
-_SEGMENT, _MAX_SEGMENTS = 16 * 1024 * 1024, 4096
+_SEGMENT, _MAX_SEGMENTS = 4 * 1024 * 1024, 16_384
 _BLOCK = 4 * 1024 * 1024
 _DIGITS = 8
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -151,15 +151,13 @@ class _Finding:
                 self._take(expected)
             elif expected.name.startswith(self.prefix):
                 self._join(expected, where)
-            if expected.name.startswith(self.prefix) and file.name.endswith(".tar"):
-                self.listing.tars[expected.name] = None
-        if index is not None:
-            self._take_index(below, index, where)
+        tars = [file.name for file in files if file.name.endswith(".tar") and (below + file.name) in self.listing.files]
+        said = self._index(below, index, where) if tars and index is not None else None
+        for tar in tars:
+            self.listing.tars[below + tar] = None if said is None else said.get(tar, {})
 
-    def _take_index(self, below: str, said: Expected, where: Url) -> None:
-        """Takes in what an index says of the members of tars that are to come. Raises ManifestError."""
-        if not self.listing.tars:
-            return
+    def _index(self, below: str, said: Expected, where: Url) -> Mapping[str, Any]:
+        """Returns what an index says of the members of its tars, by their names. Raises ManifestError."""
         there = self.bucket.url / (below + said.key)
         data, _ = read_document(self.bucket, below + said.key)
         if problem := judge([data], said, etags_are_md5=False).problem:
@@ -167,9 +165,7 @@ class _Finding:
         tars = _parsed(there, data).get("tars")
         if not isinstance(tars, dict):
             raise ManifestError(f"{there} has no object `tars`; have the set made again: {MAKE}")
-        for name in self.listing.tars:
-            if name.startswith(below):
-                self.listing.tars[name] = tars.get(name.removeprefix(below), {})
+        return tars
 
     def _join(self, said: Expected, where: Url) -> None:
         """Adds what a manifest says to what the store says. Raises ManifestError where the two disagree."""
