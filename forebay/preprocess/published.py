@@ -15,14 +15,12 @@ from forebay.config.tree import Config
 from forebay.config.url import Url, parse_url
 from forebay.errors import BuildError, ConfigError, RemoteError, RemoteExistsError
 from forebay.preprocess.report import BuildReport, Options
-from forebay.preprocess.stage.options import check_stage
+from forebay.preprocess.stage.choose import check_stage
 from forebay.store.cache import open_cache
 from forebay.store.held import is_held
-from forebay.store.layout import FORMAT_VERSION
 from forebay.store.lookup import Sealed
 from forebay.store.metadata import FILE_NAME as METADATA
-from forebay.store.metadata import read_metadata
-from forebay.store.remote.mirror import Mirror, cache_folder
+from forebay.store.remote.mirror import Mirror, key_there
 from forebay.store.remote.node.node import Wanted
 from forebay.store.remote.transfer.transfer import push
 from forebay.store.temporary import temporary_name
@@ -77,7 +75,7 @@ def pushed(config: Config, report: BuildReport, options: Options) -> BuildReport
     try:
         transfer = push(folder, url, config.remote, verify=options.verify, progress=options.progress)
     except RemoteError as err:
-        if not isinstance(err, RemoteExistsError) or _key_there(config, url) != report.key:
+        if not isinstance(err, RemoteExistsError) or key_there(url, config.remote) != report.key:
             err.add_note(
                 f"the cache is sealed in {from_here(folder)}; to push what is missing: forebay preprocess {config.path}"
             )
@@ -85,13 +83,6 @@ def pushed(config: Config, report: BuildReport, options: Options) -> BuildReport
         logger.warning("another builder has pushed %s meanwhile: that one is used", url)
     _settle(folder, url, config)
     return replace(report, cache=str(url), pushed=transfer)
-
-
-def _key_there(config: Config, url: Url) -> str | None:
-    try:
-        return str(read_metadata(cache_folder(str(url), config.remote), format_version=FORMAT_VERSION)["key"])
-    except FileNotFoundError:
-        return None
 
 
 def _settle(folder: Path, url: Url, config: Config) -> None:

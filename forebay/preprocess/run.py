@@ -20,12 +20,11 @@ from forebay.preprocess.pool import Pool, WorkerDied
 from forebay.preprocess.prepared import Prepared
 from forebay.preprocess.prepared import remove as remove_prepared
 from forebay.preprocess.report import COUNTS, BuildReport, Options
-from forebay.preprocess.shard_place import ShardPlace
 from forebay.preprocess.shard_task import Progress, ShardTask, make_shard
 from forebay.preprocess.sources.rows import described
-from forebay.preprocess.stage.options import stage_of, staged_workspace
+from forebay.preprocess.stage.choose import shard_place
 from forebay.preprocess.unchanged import require_unchanged
-from forebay.preprocess.workspace import Donors, Failure, Named, Receipt, Workspace
+from forebay.preprocess.workspace import Donors, Failure, Named, Receipt
 from forebay.steps.recipe import recipe_of
 from forebay.store.key import SHORT, differences, digest, folder_name
 from forebay.store.layout import Group
@@ -60,9 +59,8 @@ class Run:
         suffix = "-rebuild" if options.rebuild else ""
         manifests = [name if is_url(name) else os.path.abspath(name) for name in config.source.manifests]
         origin = digest({"recipe": listing.recipe.key, "manifests": manifests})
-        self.workspace: ShardPlace = Workspace(workspace_folder(config, listing.key, suffix), origin)
-        if (stage := stage_of(config, options, self.workspace.folder.name)) is not None:
-            self.workspace = staged_workspace(config, options, made, stage.knowing(listing.files), origin)
+        folder = workspace_folder(config, listing.key, suffix)
+        self.workspace = shard_place(config, options, listing, folder=folder, origin=origin)
         self.counts: Counter[str] = Counter()
         self.failures = [Failure(sample_id=i, reason=r, message=m) for i, r, m in listing.manifest.failed()]
         self.num_rows = len(listing.rows) + len(self.failures)
@@ -106,11 +104,7 @@ class Run:
         size = self.modality.estimate_bytes(self.listing)
         target = self._target(standing)
         report = self._report(target, num_samples=len(self.listing.rows), sealed=False, estimated_bytes=size)
-        return (
-            report
-            if self.config.remote_root is None
-            else replace(report, cache=f"{self.config.remote_root}/{target.name}")
-        )
+        return self._to_be(report, target)
 
     def _all(self) -> list[Unit]:
         return [(cut, group) for cut in self.cuts for group in self.modality.groups]
@@ -267,7 +261,13 @@ class Run:
             raise BuildError(
                 f"a finished shard vanished from {self.workspace.name}; run: forebay preprocess {self.config.path}"
             )
-        return self._report(self._target(None), sealed=False)
+        target = self._target(None)
+        return self._to_be(self._report(target, sealed=False), target)
+
+    def _to_be(self, report: BuildReport, target: Path) -> BuildReport:
+        """Returns a report that names the cache as it will be called."""
+        root = self.config.remote_root
+        return report if root is None else replace(report, cache=f"{root}/{target.name}")
 
     def _report(self, target: Path, **values: Any) -> BuildReport:
         return BuildReport(

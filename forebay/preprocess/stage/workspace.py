@@ -17,13 +17,14 @@ from typing import Any
 from forebay.config.url import Url
 from forebay.errors import RemoteError, RemoteExistsError, RemoteMissingError
 from forebay.preprocess.modality import Modality
+from forebay.preprocess.stage.prepared import remove_staged
 from forebay.preprocess.stage.stage import ORIGIN, Stage, StagedShard, receipt_of, shard_object
 from forebay.preprocess.workspace import Donors, Named, Receipt, Workspace, first_whole
 from forebay.store.key import digest
 from forebay.store.layout import GROUPS, Group
 from forebay.store.memo import FILE_NAME as MEMO
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
-from forebay.store.remote.mirror import Mirror
+from forebay.store.remote.mirror import Mirror, key_there
 from forebay.store.remote.transfer.skeleton import fetch_skeleton, skeleton_ranges
 from forebay.store.remote.transfer.tally import TransferReport, for_each
 from forebay.store.remote.transfer.transfer import Staged, push
@@ -41,13 +42,14 @@ _MADE_WITH = "made_with"
 class StagedWorkspace:
     """The shards of one build in a stage: a `ShardPlace`.
 
-    local: a folder of this node for what the driver makes. root: where the cache is sealed. verify, progress: of the
-    push.
+    local: a folder of this node for what the driver makes. root: where the cache is sealed. prepared: where
+    the prepared build is. verify, progress: of the push.
     """
 
     stage: Stage
     local: Workspace
     root: Url
+    prepared: Url
     modality: Modality
     verify: bool = False
     progress: bool = False
@@ -173,7 +175,13 @@ class StagedWorkspace:
             for index, (_, entry) in enumerate(shards)
         }
         settings = self.stage.settings
-        transfer = push(folder, url, settings, staged=staged, verify=self.verify, progress=self.progress)
+        try:
+            transfer = push(folder, url, settings, staged=staged, verify=self.verify, progress=self.progress)
+        except RemoteExistsError:
+            if key_there(url, settings) != contents.document["key"]:
+                raise
+            logger.warning("another builder has sealed %s meanwhile: that one is used", url)
+            return str(url), None
         logger.info("sealed %s", url)
         return str(url), transfer
 
@@ -208,6 +216,7 @@ class StagedWorkspace:
     def remove(self) -> None:
         """Removes the build's objects, and the folder of this node."""
         self.stage.remove()
+        remove_staged(self.prepared, self.stage.settings)
         self.local.remove()
 
     def remove_superseded(self) -> None:

@@ -278,6 +278,14 @@ def cache_folder(place: str | Path, settings: RemoteConfig) -> Path:
     return mirror.folder
 
 
+def key_there(url: Url, settings: RemoteConfig) -> str | None:
+    """Returns the key of the cache that is sealed at a URL, None where there is none. Raises RemoteError."""
+    try:
+        return str(read_metadata(cache_folder(str(url), settings), format_version=FORMAT_VERSION)["key"])
+    except FileNotFoundError:
+        return None
+
+
 def _small_files(folder: Path) -> list[Wanted]:
     metadata = read_metadata(folder, format_version=FORMAT_VERSION)
     with foreign_values(folder):

@@ -82,8 +82,9 @@ def push(
     Every byte is checked: of the folder's files while they are read; of the objects by their etags, and where an etag
     says nothing of the bytes by reading the object back. staged: files, by name, that the store copies from another of
     its objects; the folder's own need not have all of their bytes. verify: every object is read back, and what is
-    damaged in a sealed cache is sent again. Raises CacheCorruptError for a damaged file, which is not sent; RemoteExistsError where
-    another cache, or anything else, lies below the URL; RemoteError where the store does not keep what was sent.
+    damaged in a sealed cache is sent again. Raises CacheCorruptError for a damaged file, which is not sent;
+    RemoteExistsError where another cache, or anything else, lies below the URL; RemoteError where the store does not
+    keep what was sent.
     """
     cache = open_cache(folder)
     if cache.mirror is not None:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from benchmarks.objects.proxy import Proxy
-from benchmarks.objects.server import Bucket, ObjectServer
+from benchmarks.objects.server import Bucket
 from forebay.config import Config
 from tests.preprocess.corpus import Corpus, shard_bytes, speech_corpus
 from tests.preprocess.here_pool import build_here
-from tests.remote.conftest import bucket, environment, proxy, server
-
-__all__ = ["bucket", "environment", "proxy", "server"]
 
 pytestmark = pytest.mark.usefixtures("environment")
 
@@ -41,11 +36,23 @@ def sealed(bucket: Bucket) -> dict[str, bytes]:
     return {name.split("/", 2)[2]: bucket.get(name) for name in bucket.names("caches") if name.endswith(".tdz")}
 
 
-def test_a_staged_build_is_the_cache_of_one_process(
-    raw: Corpus, wanted: Path, bucket: Bucket, tmp_path: Path
-) -> None:
+def test_a_staged_build_is_the_cache_of_one_process(raw: Corpus, wanted: Path, bucket: Bucket, tmp_path: Path) -> None:
     report = build_here(node(raw, bucket, tmp_path / "node"), stage=f"{bucket.url}/stage")
     assert report.cache == f"{bucket.url}/caches/{wanted.name}"
     assert (report.sealed, report.shards_written, report.shards_kept) == (True, 10, 0)
+    assert sealed(bucket) == shard_bytes(wanted)
+    assert bucket.names("stage") == []
+
+
+def test_parts_of_nodes_that_share_nothing_seal_together(
+    raw: Corpus, wanted: Path, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = f"{bucket.url}/stage"
+    for number in (1, 0, 2):
+        monkeypatch.setenv("HOME", str(tmp_path / f"home{number}"))
+        config = node(raw, bucket, tmp_path / f"node{number}")
+        report = build_here(config, stage=stage, part=(number, 3))
+        assert report.cache == f"{bucket.url}/caches/{wanted.name}"
+        assert report.sealed == (number == 2)
     assert sealed(bucket) == shard_bytes(wanted)
     assert bucket.names("stage") == []
