@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import shutil
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,9 @@ from forebay.store.temporary import temporary_name
 
 logger = logging.getLogger(__name__)
 
-_OURS = re.compile(rf"{re.escape(DOCUMENT)}|[a-z]+-[0-9a-f]{{32}}\.arrow")
+_BEGUN = "begun"
+"""Object that says which node has prepared last, or does now."""
+_OURS = re.compile(rf"{re.escape(DOCUMENT)}|{_BEGUN}|[a-z]+-[0-9a-f]{{32}}\.arrow")
 
 
 def staged_prepared(
@@ -52,6 +55,8 @@ def staged_prepared(
             if not is_there:
                 _put(bucket, folder)
             return found, False
+        # Before what takes long: whether anything can be put there.
+        bucket.put(_BEGUN, socket.gethostname().encode("ascii", "replace"))
         made = make()
         save(folder, made)
         _put(bucket, folder)

@@ -26,8 +26,9 @@ from forebay.store.memo import FILE_NAME as MEMO
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
 from forebay.store.remote.mirror import Mirror, key_there
 from forebay.store.remote.transfer.skeleton import fetch_skeleton, skeleton_ranges
+from forebay.store.remote.transfer.staged import Staged
 from forebay.store.remote.transfer.tally import TransferReport, for_each
-from forebay.store.remote.transfer.transfer import Staged, push
+from forebay.store.remote.transfer.transfer import push
 from forebay.store.seal import Contents, assemble_folder
 from forebay.store.shard import ShardEntry, shard_fields, shard_name
 from forebay.store.temporary import temporary_name
@@ -73,15 +74,22 @@ class StagedWorkspace:
             self._listed = self.stage.listed()
         unknown = {named for named in wanted if named[1] not in self.shards}
         for_each(self._load, sorted(unknown), num_threads=self.stage.settings.max_concurrent)
-        return [self.receipts.get(key) for _, key in wanted]
+        return [self.shards[key].receipt if key in self.shards else None for _, key in wanted]
 
     def has_all(self, wanted: Sequence[Named]) -> bool:
-        """Whether all of these shards are staged now."""
-        self._listed = self.stage.listed()
-        names = {shard_object(*named) for named in wanted}
-        if not (names | set(map(receipt_of, names))) <= self._listed.keys():
+        """Whether all of these shards are staged now. Raises RemoteMissingError where the stage is gone."""
+        self._listed = listed = self.stage.listed()
+        if ORIGIN not in listed:
+            raise RemoteMissingError(
+                f"{self.name} is gone: another builder has sealed its shards, or somebody has removed them; run the "
+                "command again"
+            )
+        names = {named: shard_object(*named) for named in wanted}
+        if not {*names.values(), *map(receipt_of, names.values())} <= listed.keys():
             return False
-        self.shards.clear()
+        for (_, key), name in names.items():
+            if key in self.shards and not self.shards[key].is_at(listed[name]):
+                del self.shards[key]
         return None not in self.load(wanted)
 
     def _load(self, named: Named) -> None:
@@ -129,10 +137,13 @@ class StagedWorkspace:
 
     @contextlib.contextmanager
     def occupied(self) -> Iterator[None]:
-        """Makes the folder of this node, and puts what tells others whose stage it is."""
-        with self.local.occupied():
-            self.stage.bucket.put(ORIGIN, self.local.origin.encode("ascii"))
-            yield
+        """Puts what tells others whose stage it is. The folder of this node is there until the block ends."""
+        try:
+            with self.local.occupied():
+                self.stage.bucket.put(ORIGIN, self.local.origin.encode("ascii"))
+                yield
+        finally:
+            self.local.remove()
 
     def finished(self, wanted: Mapping[Group, Sequence[str]]) -> dict[Group, list[tuple[Path, ShardEntry]]]:
         """Downloads of these shards, by key, all but large values, and returns the files and what they are."""
