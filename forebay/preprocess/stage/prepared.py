@@ -22,7 +22,7 @@ import xxhash
 from forebay.config.remote import RemoteConfig
 from forebay.config.tree import Config
 from forebay.config.url import Url
-from forebay.errors import RemoteError, RemoteMissingError
+from forebay.errors import RemoteError, RemoteExistsError, RemoteMissingError
 from forebay.preprocess.prepared import COPY_OF, DOCUMENT, Prepared, folder_of, load, locked, read_document, save
 from forebay.steps.recipe import AnyRecipe
 from forebay.store.files import write_all, write_aside, write_bytes
@@ -59,7 +59,12 @@ def staged_prepared(
         bucket.put(_BEGUN, socket.gethostname().encode("ascii", "replace"))
         made = make()
         save(folder, made)
-        _put(bucket, folder)
+        try:
+            _put(bucket, folder, create=not is_there)
+        except RemoteExistsError:  # another node was faster: all read the same
+            if _downloaded(bucket, folder) and (found := load(config, recipe)) is not None:
+                return found, False
+            _put(bucket, folder)
         return made, True
 
 
@@ -96,7 +101,7 @@ def _downloaded(bucket: Bucket, folder: Path) -> bool:
         write_bytes(aside / DOCUMENT, json.dumps({**document, COPY_OF: digest}).encode("ascii"))
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(aside, folder)
-    except (ValueError, KeyError, TypeError, RemoteMissingError) as err:
+    except (ValueError, KeyError, TypeError, AttributeError, RemoteMissingError) as err:
         logger.warning("%s is not whole (%s): the raw data is listed again", bucket.url, err)
         return False
     finally:
@@ -112,7 +117,8 @@ def _fetch(bucket: Bucket, path: Path, entry: Mapping[str, Any]) -> None:
             write_all(file, piece)
 
 
-def _put(bucket: Bucket, folder: Path) -> None:
+def _put(bucket: Bucket, folder: Path, *, create: bool = False) -> None:
+    """Puts a prepared build. create: raises RemoteExistsError where one is there by now."""
     document = read_document(folder)
     if document is None:
         return
@@ -122,7 +128,7 @@ def _put(bucket: Bucket, folder: Path) -> None:
         files,
         num_threads=bucket.settings.max_concurrent,
     )
-    bucket.put(DOCUMENT, (folder / DOCUMENT).read_bytes())
+    bucket.put(DOCUMENT, (folder / DOCUMENT).read_bytes(), create=create)
 
 
 def _object(name: str, entry: Mapping[str, Any]) -> str:
