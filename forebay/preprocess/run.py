@@ -24,7 +24,7 @@ from forebay.preprocess.shard_task import Progress, ShardTask, make_shard
 from forebay.preprocess.sources.rows import described
 from forebay.preprocess.stage.choose import shard_place
 from forebay.preprocess.unchanged import require_unchanged
-from forebay.preprocess.workspace import Donors, Failure, Named, Receipt
+from forebay.preprocess.workspace import Donors, Failure, Receipt
 from forebay.steps.recipe import recipe_of
 from forebay.store.key import SHORT, differences, digest, folder_name
 from forebay.store.layout import Group
@@ -76,7 +76,7 @@ class Run:
             if self.options.seal_only:
                 self._require_all(missing)
             self._make(missing)
-            if not self.workspace.has_all(self._named(self._all())):
+            if not self.workspace.load_all(map(self._named, self._all()), self.pool.map):
                 return self._unsealed()
             self._compare_sources()
             report = self._seal(standing)
@@ -98,9 +98,11 @@ class Run:
     def dry(self, standing: Sealed | None) -> BuildReport:
         """What `run` would do, and how large the cache would be."""
         donors = self._donors()
-        named = self._named(self._mine())
-        for (_, key), receipt in zip(named, self.workspace.load(named), strict=True):
-            self.counts["kept" if receipt is not None else "linked" if key in donors else "written"] += 1
+        self.workspace.load_all(map(self._named, self._mine()), self.pool.map, stops=False)
+        for unit in self._mine():
+            key = self._key(unit)
+            kept = self.workspace.load(unit[1], key) is not None
+            self.counts["kept" if kept else "linked" if key in donors else "written"] += 1
         size = self.modality.estimate_bytes(self.listing)
         target = self._target(standing)
         report = self._report(target, num_samples=len(self.listing.rows), sealed=False, estimated_bytes=size)
@@ -116,8 +118,8 @@ class Run:
     def _key(self, unit: Unit) -> str:
         return unit[0].keys[unit[1]]
 
-    def _named(self, units: Sequence[Unit]) -> list[Named]:
-        return [(unit[1], self._key(unit)) for unit in units]
+    def _named(self, unit: Unit) -> tuple[Group, str]:
+        return unit[1], self._key(unit)
 
     def _target(self, standing: Sealed | None) -> Path:
         return standing.folder if standing else self.config.cache_root / folder_name(self.config, self.listing.key)
@@ -132,8 +134,10 @@ class Run:
     def _collect(self) -> None:
         """Keeps what an earlier run finished and links what other caches have, each after re-hashing it."""
         donors = self._donors()
-        named = self._named(self._mine())
-        for (group, key), receipt in zip(named, self.workspace.load(named), strict=True):
+        self.workspace.load_all(map(self._named, self._mine()), self.pool.map, stops=False)
+        for unit in self._mine():
+            key, group = self._key(unit), unit[1]
+            receipt = self.workspace.load(group, key)
             if receipt is not None:
                 self.counts["kept"] += 1
                 self._note(receipt)
@@ -238,7 +242,7 @@ class Run:
             )
 
     def _seal(self, standing: Sealed | None) -> BuildReport:
-        finished = self.workspace.finished(
+        finished = self.workspace.readable(
             {group: [c.keys[group] for c in self.cuts] for group in self.modality.groups}
         )
         memo = self.memo.dump([file.path for file in self.listing.files])

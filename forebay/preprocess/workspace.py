@@ -8,12 +8,13 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from forebay.errors import CacheError, RemoteError
+from forebay.preprocess.pool import Map
 from forebay.store.cache import open_cache
 from forebay.store.files import link_or_copy, write_bytes
 from forebay.store.layout import GROUPS, Group
@@ -31,10 +32,8 @@ Donors = dict[str, list[tuple[Path, ShardEntry]]]
 logger = logging.getLogger(__name__)
 
 _ORIGIN = "origin"
-
-
-Named = tuple[Group, str]
-"""Group and key of a shard."""
+_MUCH = 64 * 1024 * 1024
+"""Bytes from which on hashing by workers, which first have to start, is quicker."""
 
 
 @dataclass
@@ -62,15 +61,8 @@ class Workspace:
         """Where a shard stands."""
         return self.folder / group / f"{key}.tdz"
 
-    def load(self, wanted: Sequence[Named]) -> list[Receipt | None]:
-        """Returns the receipt of every shard that is here and whole, else None."""
-        return [self._load(group, key) for group, key in wanted]
-
-    def has_all(self, wanted: Sequence[Named]) -> bool:
-        """Whether all of these shards are here and whole."""
-        return all(self._load(group, key) is not None for group, key in wanted)
-
-    def _load(self, group: Group, key: str) -> Receipt | None:
+    def load(self, group: Group, key: str) -> Receipt | None:
+        """Returns the receipt of a shard that is here and whole."""
         if key not in self.receipts:
             receipt = load_receipt(self.path(group, key), key)
             if receipt is None:
@@ -78,7 +70,27 @@ class Workspace:
             self.receipts[key] = receipt
         return self.receipts[key]
 
-    def finished(self, wanted: Mapping[Group, Sequence[str]]) -> dict[Group, list[tuple[Path, ShardEntry]]]:
+    def load_all(self, shards: Iterable[tuple[Group, str]], map_: Map, *, stops: bool = True) -> bool:
+        """Loads shards, as `load` does, and returns whether all are here and whole; large ones are hashed by `map_`.
+
+        stops: nothing is read where a shard is not here at all.
+        """
+        waiting = {key: group for group, key in shards if key not in self.receipts}
+        here = self.finished()
+        if stops and not all(key in here[group] for key, group in waiting.items()):
+            return False
+        read = {key: read_receipt(self.path(group, key), key) for key, group in waiting.items() if key in here[group]}
+        found = [(key, self.path(waiting[key], key), receipt) for key, receipt in read.items() if receipt is not None]
+        is_much = sum(receipt.entry.size_bytes for *_, receipt in found) >= _MUCH
+        whole = (map_ if is_much else map)(_is_whole, [(path, receipt.entry) for _, path, receipt in found])
+        self.receipts |= {key: receipt for (key, _, receipt), is_good in zip(found, whole, strict=True) if is_good}
+        return all(key in self.receipts for key in waiting)
+
+    def finished(self) -> dict[Group, set[str]]:
+        """Returns the keys of the shards that are here with their receipts, by group; they may be damaged."""
+        return {group: finished_keys(self.folder / group) for group in GROUPS}
+
+    def readable(self, wanted: Mapping[Group, Sequence[str]]) -> dict[Group, list[tuple[Path, ShardEntry]]]:
         """Returns where these shards, by key, stand, and what they are."""
         return {
             group: [(self.path(group, key), self.receipts[key].entry) for key in keys] for group, keys in wanted.items()
@@ -168,6 +180,20 @@ class Workspace:
             return os.path.samestat(os.fstat(descriptor), os.stat(self.folder))
         except FileNotFoundError:
             return False
+
+
+def finished_keys(folder: Path) -> set[str]:
+    """Returns the keys of the shards in a group's folder that have their receipts, by the folder's listing alone."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return set()
+    receipts = {name[:-5] for name in names if name.endswith(".json")}
+    return receipts.intersection([name[:-4] for name in names if name.endswith(".tdz")])
+
+
+def _is_whole(shard: tuple[Path, ShardEntry]) -> bool:
+    return is_whole(*shard)
 
 
 def _of_other_builds(own: Path, wanted: set[str]) -> Donors:

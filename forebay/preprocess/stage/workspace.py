@@ -9,7 +9,7 @@ import base64
 import contextlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from typing import Any
 from forebay.config.url import Url
 from forebay.errors import RemoteError, RemoteExistsError, RemoteMissingError
 from forebay.preprocess.modality import Modality
+from forebay.preprocess.pool import Map
 from forebay.preprocess.stage.prepared import remove_staged
 from forebay.preprocess.stage.stage import ORIGIN, Stage, StagedShard, receipt_of, shard_object
-from forebay.preprocess.workspace import Donors, Named, Receipt, Workspace, first_whole
+from forebay.preprocess.workspace import Donors, Receipt, Workspace, first_whole
 from forebay.store.key import digest
 from forebay.store.layout import GROUPS, Group
 from forebay.store.memo import FILE_NAME as MEMO
@@ -56,7 +57,8 @@ class StagedWorkspace:
     progress: bool = False
     shards: dict[str, StagedShard] = field(default_factory=dict)
     receipts: dict[str, Receipt] = field(default_factory=dict)
-    _listed: dict[str, ObjectInfo] | None = None
+    _listed: dict[str, ObjectInfo] = field(default_factory=dict)
+    _is_occupied: bool = False
 
     @property
     def folder(self) -> Path:
@@ -68,38 +70,49 @@ class StagedWorkspace:
         """Its URL."""
         return str(self.stage.url)
 
-    def load(self, wanted: Sequence[Named]) -> list[Receipt | None]:
-        """Returns the receipt of every shard that is staged and whole, else None: a listing, and a request a shard."""
-        if self._listed is None:
-            self._listed = self.stage.listed()
-        unknown = {named for named in wanted if named[1] not in self.shards}
-        for_each(self._load, sorted(unknown), num_threads=self.stage.settings.max_concurrent)
-        return [self.shards[key].receipt if key in self.shards else None for _, key in wanted]
+    def load(self, group: Group, key: str) -> Receipt | None:  # noqa: ARG002
+        """Returns the receipt of a shard that is staged and whole, as far as `load_all` was asked for it."""
+        return self.shards[key].receipt if key in self.shards else None
 
-    def has_all(self, wanted: Sequence[Named]) -> bool:
-        """Whether all of these shards are staged now. Raises RemoteMissingError where the stage is gone."""
-        self._listed = listed = self.stage.listed()
-        if ORIGIN not in listed:
+    def load_all(self, shards: Iterable[tuple[Group, str]], map_: Map, *, stops: bool = True) -> bool:  # noqa: ARG002
+        """Returns whether all of these shards are staged and whole now, by one listing and a request a shard.
+
+        stops: nothing is asked for where a shard is not there at all. Raises RemoteMissingError where the stage has
+        been removed since it was occupied.
+        """
+        here = self.finished()
+        if self._is_occupied and ORIGIN not in self._listed:
             raise RemoteMissingError(
                 f"{self.name} is gone: another builder has sealed its shards, or somebody has removed them; run the "
                 "command again"
             )
-        names = {named: shard_object(*named) for named in wanted}
-        if not {*names.values(), *map(receipt_of, names.values())} <= listed.keys():
+        wanted = dict.fromkeys(shards)
+        there = {named for named in wanted if named[1] in here[named[0]]}
+        if stops and len(there) < len(wanted):
             return False
-        for (_, key), name in names.items():
-            if key in self.shards and not self.shards[key].is_at(listed[name]):
+        for group, key in wanted:
+            if key in self.shards and not self.shards[key].is_at(self._listed.get(shard_object(group, key))):
                 del self.shards[key]
-        return None not in self.load(wanted)
+        unknown = [named for named in wanted if named in there and named[1] not in self.shards]
+        for_each(self._load, unknown, num_threads=self.stage.settings.max_concurrent)
+        return all(key in self.shards for _, key in wanted)
 
-    def _load(self, named: Named) -> None:
+    def finished(self) -> dict[Group, set[str]]:
+        """Returns the keys of the shards that are staged with their receipts, by group."""
+        self._listed = self.stage.listed()
+        keys: dict[Group, set[str]] = {group: set() for group in GROUPS}
+        for group, found in keys.items():
+            names = [name for name in self._listed if name.startswith(f"{group}/")]
+            receipts = {name.removesuffix(".json") for name in names if name.endswith(".json")}
+            shards = {name.removesuffix(".tdz") for name in names if name.endswith(".tdz")}
+            found.update(name.removeprefix(f"{group}/") for name in receipts & shards)
+        return keys
+
+    def _load(self, named: tuple[Group, str]) -> None:
         name, key = shard_object(*named), named[1]
-        listed = self._listed or {}
-        if name not in listed or receipt_of(name) not in listed:
-            return
         with contextlib.suppress(RemoteMissingError):
             found = StagedShard.parse(self.stage.bucket.read(receipt_of(name)), key)
-            if found is not None and found.is_at(listed[name]):
+            if found is not None and found.is_at(self._listed[name]):
                 self.shards[key], self.receipts[key] = found, found.receipt
 
     def adopt(self, group: Group, key: str, donors: Donors) -> bool:
@@ -141,11 +154,13 @@ class StagedWorkspace:
         try:
             with self.local.occupied():
                 self.stage.bucket.put(ORIGIN, self.local.origin.encode("ascii"))
+                self._is_occupied = True
                 yield
         finally:
+            self._is_occupied = False
             self.local.remove()
 
-    def finished(self, wanted: Mapping[Group, Sequence[str]]) -> dict[Group, list[tuple[Path, ShardEntry]]]:
+    def readable(self, wanted: Mapping[Group, Sequence[str]]) -> dict[Group, list[tuple[Path, ShardEntry]]]:
         """Downloads of these shards, by key, all but large values, and returns the files and what they are."""
         scratch = temporary_name(self.folder / "seal")
         for group in GROUPS:
@@ -168,8 +183,7 @@ class StagedWorkspace:
         name, shard = shard_object(group, key), self.shards[key]
         fields = shard_fields(self.modality.fields(), group)
         ranges = skeleton_ranges(shard.receipt.entry, fields, kept=self.modality.read_values)
-        etag = self._listed[name].etag if self._listed is not None and name in self._listed else ""
-        return fetch_skeleton(self.stage.bucket, name, scratch / name, ranges, etag=etag)
+        return fetch_skeleton(self.stage.bucket, name, scratch / name, ranges, etag=self._listed[name].etag)
 
     def seal(self, target: Path, contents: Contents, *, replace: bool) -> tuple[str, TransferReport | None]:  # noqa: ARG002
         """Makes the sealed cache below the root, under the name of `target`: its shards are copied by the store.
