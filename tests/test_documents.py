@@ -22,7 +22,7 @@ import pytest
 import forebay
 from benchmarks import picture
 from forebay import cli, load_config
-from forebay.cli.main import make_parser
+from forebay.cli.program import make_parser
 from forebay.config import tree
 from forebay.plan.cursor import LoaderState
 from forebay.steps import table

@@ -37,11 +37,20 @@ def check_options(config: Config, options: Options) -> None:
     """Raises ConfigError for options that a cache root in a store does not take, and for a stage that is none."""
     if options.stage is not None:
         check_stage(config, options.stage)
-    elif options.part is not None and config.remote_root is not None:
+        return
+    if options.part is not None and config.remote_root is not None:
         raise ConfigError(
             f"--shards: the cache root is {config.remote_root}, and the parts of other nodes are not seen from here; "
             f"put their shards into the bucket: --stage URL, or build below a folder that all jobs share, then push "
             f"the cache: forebay preprocess {config.path} --cache-root DIR --shards I::N, forebay cache push DIR/NAME "
+            f"{config.remote_root}/NAME"
+        )
+    if options.runner != "local" and config.remote_root is not None:
+        raise ConfigError(
+            f"--runner {options.runner}: the cache root is {config.remote_root}, and what stands for it on this node "
+            "is not seen by the others; put their shards into the bucket: --stage URL, or build below a folder that "
+            f"all nodes share, then push the cache: forebay preprocess {config.path} --cache-root DIR --runner "
+            f"{options.runner}, forebay cache push DIR/NAME "
             f"{config.remote_root}/NAME"
         )
 

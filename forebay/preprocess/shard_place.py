@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
 from forebay.preprocess.pool import Map
 from forebay.preprocess.stage.stage import Stage
-from forebay.preprocess.workspace import Donors, Receipt
+from forebay.preprocess.workspace import Donors, Named, Receipt
 from forebay.store.layout import Group
 from forebay.store.remote.transfer.tally import TransferReport
 from forebay.store.seal import Contents
@@ -37,19 +37,16 @@ class ShardPlace(Protocol):
         """Where workers put shards, if that is not `folder`."""
         ...
 
-    def load(self, group: Group, key: str) -> Receipt | None:
-        """Returns the receipt of a shard that is there and whole."""
+    def absent(self, wanted: Sequence[Named]) -> list[Named]:
+        """Returns those of these shards that are not there; no byte of a shard is read."""
         ...
 
-    def load_all(self, shards: Iterable[tuple[Group, str]], map_: Map, *, stops: bool = True) -> bool:
-        """Loads shards, as `load` does, and returns whether all are there and whole now.
-
-        map_: does what takes long. stops: nothing is read where a shard is not there at all.
-        """
+    def load(self, wanted: Sequence[Named], map_: Map = map) -> list[Receipt | None]:
+        """Returns the receipt of every shard that is there and whole, else None. map_: for what takes long."""
         ...
 
-    def finished(self) -> dict[Group, set[str]]:
-        """Returns the keys of the shards that are there with their receipts, by group; they may be damaged."""
+    def has_all(self, wanted: Sequence[Named], map_: Map = map) -> bool:
+        """Whether all of these shards are there now; their receipts are known then."""
         ...
 
     def adopt(self, group: Group, key: str, donors: Donors) -> bool:
@@ -64,7 +61,7 @@ class ShardPlace(Protocol):
         """Keeps others from removing the place as left over, as long as the block lasts."""
         ...
 
-    def readable(self, wanted: Mapping[Group, Sequence[str]]) -> Mapping[Group, Sequence[tuple[Path, ShardEntry]]]:
+    def finished(self, wanted: Mapping[Group, Sequence[str]]) -> Mapping[Group, Sequence[tuple[Path, ShardEntry]]]:
         """Returns files of this machine from which the table fields of these shards, by key, can be read."""
         ...
 

@@ -49,6 +49,9 @@ class ShardTask:
         """Where the shard stands until the cache is sealed."""
         return self.folder / self.group / f"{self.key}.tdz"
 
+    def __str__(self) -> str:
+        return f"{self.group} shard of {self.files[0].name}"
+
     def __reduce__(self) -> tuple[Any, ...]:
         return reduced(self)
 

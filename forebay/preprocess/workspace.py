@@ -8,15 +8,18 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forebay.config.tree import Config
+from forebay.config.url import is_url
 from forebay.errors import CacheError, RemoteError
 from forebay.preprocess.pool import Map
 from forebay.store.cache import open_cache
 from forebay.store.files import link_or_copy, write_bytes
+from forebay.store.key import SHORT, digest
 from forebay.store.layout import GROUPS, Group
 from forebay.store.lookup import sealed_caches
 from forebay.store.remote.mirror import Mirror
@@ -31,9 +34,16 @@ Donors = dict[str, list[tuple[Path, ShardEntry]]]
 
 logger = logging.getLogger(__name__)
 
-_ORIGIN = "origin"
+BUILDING = ".building"
+"""Folder below a cache root in which builds stand until they are sealed."""
+ORIGIN = "origin"
+"""File in the folder of a build that says what it is of, see `origin_of`."""
 _MUCH = 64 * 1024 * 1024
 """Bytes from which on hashing by workers, which first have to start, is quicker."""
+
+
+Named = tuple[Group, str]
+"""Group and key of a shard."""
 
 
 @dataclass
@@ -61,36 +71,35 @@ class Workspace:
         """Where a shard stands."""
         return self.folder / group / f"{key}.tdz"
 
-    def load(self, group: Group, key: str) -> Receipt | None:
-        """Returns the receipt of a shard that is here and whole."""
-        if key not in self.receipts:
-            receipt = load_receipt(self.path(group, key), key)
-            if receipt is None:
-                return None
-            self.receipts[key] = receipt
-        return self.receipts[key]
+    def load(self, wanted: Sequence[Named], map_: Map = map) -> list[Receipt | None]:
+        """Returns the receipt of every shard that is here and whole, else None; large ones are hashed by `map_`."""
+        waiting = {key: group for group, key in wanted if key not in self.receipts}
+        found = {key: self._read(group, key) for key, group in waiting.items()}
+        here = {key: receipt for key, receipt in found.items() if receipt is not None}
+        files = [(self.path(waiting[key], key), receipt.entry) for key, receipt in here.items()]
+        is_much = sum(entry.size_bytes for _, entry in files) >= _MUCH
+        whole = list((map_ if is_much else map)(_is_whole, files))
+        self.receipts |= {key: here[key] for key, is_here in zip(here, whole, strict=True) if is_here}
+        return [self.receipts.get(key) for _, key in wanted]
 
-    def load_all(self, shards: Iterable[tuple[Group, str]], map_: Map, *, stops: bool = True) -> bool:
-        """Loads shards, as `load` does, and returns whether all are here and whole; large ones are hashed by `map_`.
+    def has_all(self, wanted: Sequence[Named], map_: Map = map) -> bool:
+        """Whether all of these shards are here and whole. Nothing is hashed where one is not here at all."""
+        return not self.absent(wanted) and None not in self.load(wanted, map_)
 
-        stops: nothing is read where a shard is not here at all.
-        """
-        waiting = {key: group for group, key in shards if key not in self.receipts}
-        here = self.finished()
-        if stops and not all(key in here[group] for key, group in waiting.items()):
-            return False
-        read = {key: read_receipt(self.path(group, key), key) for key, group in waiting.items() if key in here[group]}
-        found = [(key, self.path(waiting[key], key), receipt) for key, receipt in read.items() if receipt is not None]
-        is_much = sum(receipt.entry.size_bytes for *_, receipt in found) >= _MUCH
-        whole = (map_ if is_much else map)(_is_whole, [(path, receipt.entry) for _, path, receipt in found])
-        self.receipts |= {key: receipt for (key, _, receipt), is_good in zip(found, whole, strict=True) if is_good}
-        return all(key in self.receipts for key in waiting)
+    def absent(self, wanted: Sequence[Named]) -> list[Named]:
+        """Returns those of these shards that are not here, or of another size; no byte of a shard is read."""
+        return [named for named in wanted if named[1] not in self.receipts and self._read(*named) is None]
 
-    def finished(self) -> dict[Group, set[str]]:
-        """Returns the keys of the shards that are here with their receipts, by group; they may be damaged."""
-        return {group: finished_keys(self.folder / group) for group in GROUPS}
+    def _read(self, group: Group, key: str) -> Receipt | None:
+        """Returns the receipt of a shard that is here and of the right size."""
+        path = self.path(group, key)
+        receipt = read_receipt(path, key)
+        with contextlib.suppress(OSError):
+            if receipt is not None and path.stat().st_size == receipt.entry.size_bytes:
+                return receipt
+        return None
 
-    def readable(self, wanted: Mapping[Group, Sequence[str]]) -> dict[Group, list[tuple[Path, ShardEntry]]]:
+    def finished(self, wanted: Mapping[Group, Sequence[str]]) -> dict[Group, list[tuple[Path, ShardEntry]]]:
         """Returns where these shards, by key, stand, and what they are."""
         return {
             group: [(self.path(group, key), self.receipts[key].entry) for key in keys] for group, keys in wanted.items()
@@ -149,14 +158,14 @@ class Workspace:
                 break
             os.close(descriptor)
         try:
-            write_bytes(self.folder / _ORIGIN, self.origin.encode("ascii"))
+            write_bytes(self.folder / ORIGIN, self.origin.encode("ascii"))
             yield
         finally:
             os.close(descriptor)
 
     def remove_superseded(self) -> None:
         """Removes what earlier builds of the same origin left, which stopped for sources that have changed since."""
-        for path in self.folder.parent.glob(f"*/{_ORIGIN}"):
+        for path in self.folder.parent.glob(f"*/{ORIGIN}"):
             with contextlib.suppress(OSError):
                 if path.read_text() == self.origin:
                     Workspace(path.parent).remove()
@@ -182,6 +191,17 @@ class Workspace:
             return False
 
 
+def workspace_folder(config: Config, key: str, suffix: str = "") -> Path:
+    """Returns the folder in which a build's finished shards stand until the cache is sealed."""
+    return config.cache_root / BUILDING / f"{key[:SHORT]}{suffix}"
+
+
+def origin_of(config: Config, recipe_key: str) -> str:
+    """Returns what names the builds of a config, whatever the content of its sources."""
+    manifests = [name if is_url(name) else os.path.abspath(name) for name in config.source.manifests]
+    return digest({"recipe": recipe_key, "manifests": manifests})
+
+
 def finished_keys(folder: Path) -> set[str]:
     """Returns the keys of the shards in a group's folder that have their receipts, by the folder's listing alone."""
     try:
@@ -190,6 +210,16 @@ def finished_keys(folder: Path) -> set[str]:
         return set()
     receipts = {name[:-5] for name in names if name.endswith(".json")}
     return receipts.intersection([name[:-4] for name in names if name.endswith(".tdz")])
+
+
+def workspaces_of(config: Config, recipe_key: str) -> list[Path]:
+    """Returns the folders of unfinished builds of a config, of whatever content its sources had, newest first."""
+    origin, found = origin_of(config, recipe_key), []
+    for path in (config.cache_root / BUILDING).glob(f"*/{ORIGIN}"):
+        with contextlib.suppress(OSError):
+            if path.read_text() == origin:
+                found.append((path.stat().st_mtime_ns, path.parent))
+    return [folder for _, folder in sorted(found, reverse=True)]
 
 
 def _is_whole(shard: tuple[Path, ShardEntry]) -> bool:

@@ -9,7 +9,7 @@ import base64
 import contextlib
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from forebay.preprocess.modality import Modality
 from forebay.preprocess.pool import Map
 from forebay.preprocess.stage.prepared import remove_staged
 from forebay.preprocess.stage.stage import ORIGIN, Stage, StagedShard, receipt_of, shard_object
-from forebay.preprocess.workspace import Donors, Receipt, Workspace, first_whole
+from forebay.preprocess.workspace import Donors, Named, Receipt, Workspace, first_whole
 from forebay.store.key import digest
 from forebay.store.layout import GROUPS, Group
 from forebay.store.memo import FILE_NAME as MEMO
@@ -70,45 +70,38 @@ class StagedWorkspace:
         """Its URL."""
         return str(self.stage.url)
 
-    def load(self, group: Group, key: str) -> Receipt | None:  # noqa: ARG002
-        """Returns the receipt of a shard that is staged and whole, as far as `load_all` was asked for it."""
-        return self.shards[key].receipt if key in self.shards else None
+    def absent(self, wanted: Sequence[Named]) -> list[Named]:
+        """Returns those of these shards that are not staged now, by a listing.
 
-    def load_all(self, shards: Iterable[tuple[Group, str]], map_: Map, *, stops: bool = True) -> bool:  # noqa: ARG002
-        """Returns whether all of these shards are staged and whole now, by one listing and a request a shard.
-
-        stops: nothing is asked for where a shard is not there at all. Raises RemoteMissingError where the stage has
-        been removed since it was occupied.
+        Raises RemoteMissingError where the stage has been removed since it was occupied.
         """
-        here = self.finished()
+        self._listed = self.stage.listed()
         if self._is_occupied and ORIGIN not in self._listed:
             raise RemoteMissingError(
                 f"{self.name} is gone: another builder has sealed its shards, or somebody has removed them; run the "
                 "command again"
             )
-        wanted = dict.fromkeys(shards)
-        there = {named for named in wanted if named[1] in here[named[0]]}
-        if stops and len(there) < len(wanted):
-            return False
         for group, key in wanted:
             if key in self.shards and not self.shards[key].is_at(self._listed.get(shard_object(group, key))):
                 del self.shards[key]
-        unknown = [named for named in wanted if named in there and named[1] not in self.shards]
+        return [named for named in wanted if not self._is_listed(named)]
+
+    def load(self, wanted: Sequence[Named], map_: Map = map) -> list[Receipt | None]:  # noqa: ARG002
+        """Returns the receipt of every shard that is staged and whole, else None: a listing, and a request a shard."""
+        absent = set(self.absent(wanted))
+        unknown = [named for named in dict.fromkeys(wanted) if named not in absent and named[1] not in self.shards]
         for_each(self._load, unknown, num_threads=self.stage.settings.max_concurrent)
-        return all(key in self.shards for _, key in wanted)
+        return [self.shards[key].receipt if key in self.shards else None for _, key in wanted]
 
-    def finished(self) -> dict[Group, set[str]]:
-        """Returns the keys of the shards that are staged with their receipts, by group."""
-        self._listed = self.stage.listed()
-        keys: dict[Group, set[str]] = {group: set() for group in GROUPS}
-        for group, found in keys.items():
-            names = [name for name in self._listed if name.startswith(f"{group}/")]
-            receipts = {name.removesuffix(".json") for name in names if name.endswith(".json")}
-            shards = {name.removesuffix(".tdz") for name in names if name.endswith(".tdz")}
-            found.update(name.removeprefix(f"{group}/") for name in receipts & shards)
-        return keys
+    def has_all(self, wanted: Sequence[Named], map_: Map = map) -> bool:  # noqa: ARG002
+        """Whether all of these shards are staged now. Raises RemoteMissingError as `absent` does."""
+        return not self.absent(wanted) and None not in self.load(wanted)
 
-    def _load(self, named: tuple[Group, str]) -> None:
+    def _is_listed(self, named: Named) -> bool:
+        name = shard_object(*named)
+        return name in self._listed and receipt_of(name) in self._listed
+
+    def _load(self, named: Named) -> None:
         name, key = shard_object(*named), named[1]
         with contextlib.suppress(RemoteMissingError):
             found = StagedShard.parse(self.stage.bucket.read(receipt_of(name)), key)
@@ -160,7 +153,7 @@ class StagedWorkspace:
             self._is_occupied = False
             self.local.remove()
 
-    def readable(self, wanted: Mapping[Group, Sequence[str]]) -> dict[Group, list[tuple[Path, ShardEntry]]]:
+    def finished(self, wanted: Mapping[Group, Sequence[str]]) -> dict[Group, list[tuple[Path, ShardEntry]]]:
         """Downloads of these shards, by key, all but large values, and returns the files and what they are."""
         scratch = temporary_name(self.folder / "seal")
         for group in GROUPS:
