@@ -28,6 +28,7 @@ from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.transfer import transfer
 from forebay.store.remote.transfer.skeleton import fetch_skeleton
 from forebay.train.select import make_loader
+from tests.commands import run, run_json
 from tests.preprocess.corpus import Corpus, shard_bytes, speech_corpus
 from tests.preprocess.here_pool import HerePool, build_here
 from tests.preprocess.vision.corpus import photo_corpus
@@ -495,3 +496,21 @@ def test_what_a_driver_left_that_died_after_the_seal_goes(
     assert bucket.names("stage")
     assert staged(node(raw, bucket, tmp_path / "two"), bucket).already_sealed
     assert bucket.names("stage") == []
+
+
+def test_the_command_prepares_makes_parts_and_seals(
+    raw: Corpus, wanted: Path, bucket: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node(raw, bucket, tmp_path / "unused")
+    root, stage = f"--cache-root={bucket.url}/caches", f"--stage={bucket.url}/stage"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("forebay.preprocess.pipeline.Pool", HerePool)
+        command = ("preprocess", raw.folder / "config.toml", root, stage, "--no-progress")
+        assert run_json(capsys, *command, "--prepare", f"--set=remote.shard_dir={tmp_path / 'a'}")["num_shards"] == 5
+        code, out, _ = run(capsys, *command, "--shards=0::2", f"--set=remote.shard_dir={tmp_path / 'a'}")
+        assert (code, out) == (0, "not sealed yet: 6 shards made, 0 were there; run the other parts\n")
+        report = run_json(capsys, *command, f"--set=remote.shard_dir={tmp_path / 'b'}")
+        assert (report["cache"], report["shards_kept"]) == (f"{bucket.url}/caches/{wanted.name}", 6)
+        code, _, err = run(capsys, *command[:2], f"--cache-root={tmp_path}", stage)
+    assert code == 2
+    assert "the cache is sealed in the bucket of its stage" in err

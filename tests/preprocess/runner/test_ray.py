@@ -11,11 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.objects.beside import Beside
 from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError, MissingExtraError
 from forebay.preprocess import pipeline
@@ -84,6 +86,23 @@ def test_shards_are_those_of_one_process(corpus: Corpus, wanted: dict[str, bytes
     assert (report.sealed, report.num_samples, report.shards_written) == (True, 17, 10)
     assert shard_bytes(Path(report.cache)) == wanted
     assert not (corpus.root / ".building").exists()
+
+
+@pytest.mark.usefixtures("connected")
+def test_nodes_that_share_no_folder_stage_their_shards(
+    corpus: Corpus, wanted: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "Pool", HerePool)
+    with Beside() as server:
+        bucket = server.make_bucket(public=True)
+        places = (f"run.cache_root={bucket.url}/caches", f"remote.shard_dir={tmp_path / 'node'}")
+        # The nodes' environment knows no store of this test.
+        config = corpus.config(*places, f"remote.endpoint={server.endpoint}", "remote.anonymous=true")
+        report = build(config, replace(ON_RAY, stage=f"{bucket.url}/stage"))
+        assert (report.sealed, report.shards_written) == (True, 10)
+        names = [name for name in bucket.names("caches") if name.endswith(".tdz")]
+        assert {name.split("/", 2)[2]: bucket.get(name) for name in names} == wanted
+        assert bucket.names("stage") == []
 
 
 def test_tasks_are_taken_as_there_is_room_for_them(connected: Ray) -> None:
