@@ -514,3 +514,17 @@ def test_the_command_prepares_makes_parts_and_seals(
         code, _, err = run(capsys, *command[:2], f"--cache-root={tmp_path}", stage)
     assert code == 2
     assert "the cache is sealed in the bucket of its stage" in err
+
+
+def test_a_node_keeps_no_copy_of_what_was_prepared_and_is_sealed(raw: Corpus, bucket: Bucket, tmp_path: Path) -> None:
+    def copies() -> list[Path]:
+        return list((tmp_path / "one").glob("roots/*/.building/prepared-*.lock"))
+
+    prepare(node(raw, bucket, tmp_path / "first"), Options(progress=False, stage=f"{bucket.url}/stage"))
+    staged(node(raw, bucket, tmp_path / "one"), bucket, part=(0, 2))
+    folder = copies()[0].with_suffix("")
+    assert folder.is_dir()
+    staged(node(raw, bucket, tmp_path / "two"), bucket)
+    assert folder.is_dir()
+    staged(node(raw, bucket, tmp_path / "one", "source.max_samples=8"), bucket, part=(0, 2))
+    assert not folder.exists()

@@ -8,7 +8,7 @@ from forebay.config.tree import Config
 from forebay.config.url import Url, is_url, parse_url
 from forebay.errors import ConfigError
 from forebay.preprocess.modality import Listing
-from forebay.preprocess.prepared import folder_of
+from forebay.preprocess.prepared import folder_of, remove
 from forebay.preprocess.report import Options
 from forebay.preprocess.shard_place import ShardPlace
 from forebay.preprocess.stage.prepared import remove_staged
@@ -84,3 +84,4 @@ def remove_stage(config: Config, options: Options, recipe: AnyRecipe, name: str)
         url = parse_url(options.stage)
         Stage(url=url / name, settings=config.remote).remove()
         remove_staged(url / folder_of(config, recipe).name, config.remote)
+        remove(config, recipe)

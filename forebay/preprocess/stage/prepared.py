@@ -49,6 +49,7 @@ def staged_prepared(
     folder = folder_of(config, recipe)
     folder.parent.mkdir(parents=True, exist_ok=True)
     bucket = Bucket(stage / folder.name, config.remote)
+    _remove_sealed(folder, stage, config.remote)
     with locked(folder.with_suffix(".lock")):
         is_there = _downloaded(bucket, folder)
         if (found := load(config, recipe)) is not None:
@@ -66,6 +67,17 @@ def staged_prepared(
                 return found, False
             _put(bucket, folder)
         return made, True
+
+
+def _remove_sealed(folder: Path, stage: Url, settings: RemoteConfig) -> None:
+    """Removes this node's copies of other prepared builds that their stage has no more: their caches are sealed."""
+    for other in folder.parent.glob("prepared-*"):
+        document = None if other == folder else read_document(other)
+        if document is not None and COPY_OF in document:
+            try:
+                Bucket(stage / other.name, settings).info(DOCUMENT)
+            except RemoteMissingError:
+                shutil.rmtree(other, ignore_errors=True)
 
 
 def remove_staged(url: Url, settings: RemoteConfig) -> None:
