@@ -67,6 +67,7 @@ _ORDER = (
     "remote_store",
     "push",
     "stage",
+    "fetch",
     "soak",
 )
 
