@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from forebay.config.tree import Config
-from forebay.config.url import is_url
+from forebay.config.url import is_url, parse_url
 from forebay.errors import BuildError
 from forebay.plan.make import plan_example, plan_of
 from forebay.preprocess.listing import resolve
@@ -35,6 +35,8 @@ from forebay.preprocess.report import BuildReport, Options
 from forebay.preprocess.run import Run
 from forebay.preprocess.runner.ray import Ray
 from forebay.preprocess.sources.naming import manifest_files
+from forebay.preprocess.stage.choose import remove_stage
+from forebay.preprocess.stage.prepared import staged_prepared
 from forebay.preprocess.workspace import Workspace, workspace_folder
 from forebay.steps.recipe import AnyRecipe, recipe_of
 from forebay.store.cache import open_cache
@@ -102,6 +104,7 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
             raise BuildError(failures)
         if not options.dry_run:  # a builder that was killed after it had sealed left its folder
             Workspace(workspace_folder(config, standing.key)).remove()
+            remove_stage(config, options, recipe, workspace_folder(config, standing.key).name)
         return BuildReport.of_standing(standing, seconds=time.monotonic() - started_s)
     if not options.dry_run:
         setting = "run.cache_root" if config.remote_root is None else "remote.shard_dir"
@@ -160,7 +163,7 @@ def prepare(config: Config, options: Options | None = None, *, num_parts: int | 
             remove_prepared(config, recipe)
             return PrepareReport.of_standing(standing, seconds=time.monotonic() - started_s)
         with Pool(config.run.num_workers or os.cpu_count() or 1) as pool:
-            found, is_new = _shared(config, recipe, pool, memo)
+            found, is_new = _shared(config, options, recipe, pool, memo)
     require_key(config, found.listing.key, options.key)
     require_parts(config, num_parts or 0, len(found.cuts))
     return PrepareReport(
@@ -176,9 +179,9 @@ def prepare(config: Config, options: Options | None = None, *, num_parts: int | 
 
 def _prepared(config: Config, options: Options, recipe: AnyRecipe, pool: Pool, memo: Memo) -> Prepared:
     """Returns what a build starts from. Parts share it on disk; a build that is alone lists again what has changed."""
-    is_part = options.part is not None or options.seal_only
+    is_part = options.part is not None or options.seal_only or options.stage is not None
     if is_part and not options.dry_run:
-        found, is_new = _shared(config, recipe, pool, memo)
+        found, is_new = _shared(config, options, recipe, pool, memo)
     elif (standing := load_prepared(config, recipe)) is not None:
         found, is_new = standing, False
     else:
@@ -189,8 +192,13 @@ def _prepared(config: Config, options: Options, recipe: AnyRecipe, pool: Pool, m
     return found
 
 
-def _shared(config: Config, recipe: AnyRecipe, pool: Pool, memo: Memo) -> tuple[Prepared, bool]:
-    return prepared(config, recipe, lambda: _cut(config, resolve(config, memo, pool.map, recipe=recipe), pool))
+def _shared(config: Config, options: Options, recipe: AnyRecipe, pool: Pool, memo: Memo) -> tuple[Prepared, bool]:
+    def make() -> Prepared:
+        return _cut(config, resolve(config, memo, pool.map, recipe=recipe), pool)
+
+    if options.stage is not None:
+        return staged_prepared(config, recipe, parse_url(options.stage), make)
+    return prepared(config, recipe, make)
 
 
 def _cut(config: Config, listing: Listing, pool: Pool) -> Prepared:

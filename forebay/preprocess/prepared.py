@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.config.tree import Config
-from forebay.config.url import is_url
+from forebay.config.url import is_url, parse_url
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.cut import Cut
 from forebay.preprocess.modality import Listing, modality_of
@@ -33,7 +33,8 @@ from forebay.store.files import hash_file, write_aside, write_bytes
 from forebay.store.key import SHORT, digest
 from forebay.store.layout import GROUPS, Array, Group
 from forebay.store.lookup import Sealed
-from forebay.store.memo import is_same, stat_now
+from forebay.store.memo import SIZE, Stat, is_same, stat_now
+from forebay.store.remote.raw.elsewhere import mirrors_in, rebased
 from forebay.store.remote.raw.sources import localized, look_up
 from forebay.store.source_files import SourceFile, listed_files
 from forebay.store.temporary import temporary_name
@@ -42,7 +43,9 @@ from forebay.visible import from_here
 logger = logging.getLogger(__name__)
 
 _FORMAT = 1
-_DOCUMENT = "prepared.json"
+DOCUMENT = "prepared.json"
+COPY_OF = "copy_of"
+"""In the document of a build that another node has prepared: the digest of that node's document."""
 _FILES_SCHEMA = pa.schema(
     [
         pa.field("name", pa.large_binary()),
@@ -124,11 +127,11 @@ def prepared(config: Config, recipe: AnyRecipe, make: Callable[[], Prepared]) ->
     """
     folder = folder_of(config, recipe)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(folder.with_suffix(".lock")):
+    with locked(folder.with_suffix(".lock")):
         if (found := load(config, recipe)) is not None:
             return found, False
         made = make()
-        _save(folder, made)
+        save(folder, made)
         return made, True
 
 
@@ -137,8 +140,8 @@ def load(config: Config, recipe: AnyRecipe) -> Prepared | None:
     folder = folder_of(config, recipe)
     if (document := read_document(folder)) is None:
         return None
-    files = _files(_table(folder, "files"))
-    if (moved := _moved(config, files)) is not None:
+    files, moved = _files_now(config, folder, document)
+    if moved is not None:
         logger.warning("%s is not what it was when the build was prepared: it is listed again", moved)
         return None
     manifest = Manifest(
@@ -194,7 +197,7 @@ def outline(config: Config, recipe: AnyRecipe) -> Outline | None:
         host=document["host"],
         num_samples=len(_table(folder, "rows")),
         cuts=_table(folder, "cuts"),
-        moved=_moved(config, _files(_table(folder, "files"))),
+        moved=_files_now(config, folder, document)[1],
     )
 
 
@@ -267,7 +270,7 @@ def require_numerics(config: Config, made: Prepared, here: Mapping[Group, str]) 
 def read_document(folder: Path) -> dict[str, Any] | None:
     """Returns what a prepared build says of itself; None where it is not whole."""
     try:
-        document: dict[str, Any] = json.loads((folder / _DOCUMENT).read_bytes())
+        document: dict[str, Any] = json.loads((folder / DOCUMENT).read_bytes())
         for name, entry in document["files"].items():
             if (folder / name).stat().st_size != entry["size_bytes"]:
                 return None
@@ -276,7 +279,8 @@ def read_document(folder: Path) -> dict[str, Any] | None:
     return document if document.get("format") == _FORMAT else None
 
 
-def _save(folder: Path, made: Prepared) -> None:
+def save(folder: Path, made: Prepared) -> None:
+    """Makes a folder hold a prepared build."""
     manifest = made.listing.manifest
     tables = {"rows": manifest.rows, "rejected": manifest.rejected, "files": _files_table(manifest.files)}
     tables["cuts"] = _cuts_table(made.cuts)
@@ -295,9 +299,10 @@ def _save(folder: Path, made: Prepared) -> None:
         "unused": dict(manifest.unused),
         "probe": dict(made.probe),
         "constants": dict(made.constants),
+        "mirrors": [[folder, str(url)] for folder, url in mirrors_in(manifest.files)],
         "files": {path.name: _sums(path) for path in aside.iterdir()},
     }
-    write_bytes(aside / _DOCUMENT, json.dumps(document).encode("ascii"))
+    write_bytes(aside / DOCUMENT, json.dumps(document).encode("ascii"))
     shutil.rmtree(folder, ignore_errors=True)
     try:
         os.rename(aside, folder)
@@ -366,18 +371,40 @@ def _cuts(table: pa.Table) -> list[Cut]:
     ]
 
 
-def _moved(config: Config, files: Sequence[SourceFile]) -> str | None:
-    """Returns a file that is not what it was: a stat each, and no reading."""
+def _files_now(config: Config, folder: Path, document: Mapping[str, Any]) -> tuple[tuple[SourceFile, ...], str | None]:
+    """Returns the files of a prepared build by their paths on this node, and one that is not what it was then."""
+    files = _files(_table(folder, "files"))
+    is_elsewhere = COPY_OF in document
+    if is_elsewhere:
+        mirrors = tuple((str(at), parse_url(url)) for at, url in document.get("mirrors", ()))
+        files = rebased(files, mirrors, config.remote)
+    return files, _moved(config, files, is_elsewhere=is_elsewhere)
+
+
+def _moved(config: Config, files: Sequence[SourceFile], *, is_elsewhere: bool) -> str | None:
+    """Returns a file that is not what it was: a stat each, and no reading.
+
+    is_elsewhere: another node has listed them. A copy of a file has other times there and the same size; whoever reads
+    the file compares its content.
+    """
     found = [(file.entry, file.name) for file in listed_files(localized(config).source)]
     known = [(file.entry, file.name) for file in files if file.listed]
     if found != known:
         return next(iter(sorted(name for _, name in set(found) ^ set(known))), config.source.manifests[0])
     look_up([file.path for file in files])
-    return next((str(file.path) for file in files if not is_same(stat_now(file.path), file.stat)), None)
+    is_known = _is_as_large if is_elsewhere else is_same
+    return next((str(file.path) for file in files if not is_known(stat_now(file.path), file.stat)), None)
+
+
+def _is_as_large(now: Stat | None, known: Stat | None) -> bool:
+    if now is None or known is None or now[0] < 0:  # the version of an object is the same for all nodes
+        return is_same(now, known)
+    return now[SIZE] == known[SIZE]
 
 
 @contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Lets one process of this machine after the other into the block, where the file system has locks."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         with contextlib.suppress(OSError):  # a file system without locks: each makes the same

@@ -15,14 +15,12 @@ from forebay.config.tree import Config
 from forebay.config.url import Url, parse_url
 from forebay.errors import BuildError, ConfigError, RemoteError, RemoteExistsError
 from forebay.preprocess.report import BuildReport, Options
-from forebay.preprocess.stage.options import check_stage
+from forebay.preprocess.stage.choose import check_stage
 from forebay.store.cache import open_cache
 from forebay.store.held import is_held
-from forebay.store.layout import FORMAT_VERSION
 from forebay.store.lookup import Sealed
 from forebay.store.metadata import FILE_NAME as METADATA
-from forebay.store.metadata import read_metadata
-from forebay.store.remote.mirror import Mirror, cache_folder
+from forebay.store.remote.mirror import Mirror, key_there
 from forebay.store.remote.node.node import Wanted
 from forebay.store.remote.transfer.transfer import push
 from forebay.store.temporary import temporary_name
@@ -39,7 +37,8 @@ def check_options(config: Config, options: Options) -> None:
     """Raises ConfigError for options that a cache root in a store does not take, and for a stage that is none."""
     if options.stage is not None:
         check_stage(config, options.stage)
-    elif options.part is not None and config.remote_root is not None:
+        return
+    if options.part is not None and config.remote_root is not None:
         raise ConfigError(
             f"--shards: the cache root is {config.remote_root}, and the parts of other nodes are not seen from here; "
             f"put their shards into the bucket: --stage URL, or build below a folder that all jobs share, then push "
@@ -83,7 +82,7 @@ def pushed(config: Config, report: BuildReport, options: Options) -> BuildReport
     try:
         transfer = push(folder, url, config.remote, verify=options.verify, progress=options.progress)
     except RemoteError as err:
-        if not isinstance(err, RemoteExistsError) or _key_there(config, url) != report.key:
+        if not isinstance(err, RemoteExistsError) or key_there(url, config.remote) != report.key:
             err.add_note(
                 f"the cache is sealed in {from_here(folder)}; to push what is missing: forebay preprocess {config.path}"
             )
@@ -91,13 +90,6 @@ def pushed(config: Config, report: BuildReport, options: Options) -> BuildReport
         logger.warning("another builder has pushed %s meanwhile: that one is used", url)
     _settle(folder, url, config)
     return replace(report, cache=str(url), pushed=transfer)
-
-
-def _key_there(config: Config, url: Url) -> str | None:
-    try:
-        return str(read_metadata(cache_folder(str(url), config.remote), format_version=FORMAT_VERSION)["key"])
-    except FileNotFoundError:
-        return None
 
 
 def _settle(folder: Path, url: Url, config: Config) -> None:

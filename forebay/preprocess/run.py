@@ -23,12 +23,11 @@ from forebay.preprocess.report import COUNTS, BuildReport, Options
 from forebay.preprocess.runner.driver import sole_driver
 from forebay.preprocess.runner.node import OnNode, stores_of
 from forebay.preprocess.runner.parts import PartLog
-from forebay.preprocess.shard_place import ShardPlace
 from forebay.preprocess.shard_task import Progress, ShardTask, make_shard
 from forebay.preprocess.sources.rows import described
-from forebay.preprocess.stage.options import stage_of, staged_workspace
+from forebay.preprocess.stage.choose import shard_place
 from forebay.preprocess.unchanged import require_unchanged
-from forebay.preprocess.workspace import Donors, Failure, Named, Receipt, Workspace, origin_of, workspace_folder
+from forebay.preprocess.workspace import Donors, Failure, Named, Receipt, origin_of, workspace_folder
 from forebay.steps.recipe import recipe_of
 from forebay.store.key import differences, folder_name
 from forebay.store.layout import Group
@@ -68,9 +67,8 @@ class Run:
         # A rebuild must not take up what an ordinary run left, but may go on from an interrupted rebuild.
         suffix = "-rebuild" if options.rebuild else ""
         origin = origin_of(config, listing.recipe.key)
-        self.workspace: ShardPlace = Workspace(workspace_folder(config, listing.key, suffix), origin)
-        if (stage := stage_of(config, options, self.workspace.folder.name)) is not None:
-            self.workspace = staged_workspace(config, options, made, stage.knowing(listing.files), origin)
+        folder = workspace_folder(config, listing.key, suffix)
+        self.workspace = shard_place(config, options, listing, folder=folder, origin=origin)
         self.counts: Counter[str] = Counter()
         self.failures = [Failure(sample_id=i, reason=r, message=m) for i, r, m in listing.manifest.failed()]
         self.num_rows = len(listing.rows) + len(self.failures)
@@ -114,11 +112,7 @@ class Run:
         size = self.modality.estimate_bytes(self.listing)
         target = self._target(standing)
         report = self._report(target, num_samples=len(self.listing.rows), sealed=False, estimated_bytes=size)
-        return (
-            report
-            if self.config.remote_root is None
-            else replace(report, cache=f"{self.config.remote_root}/{target.name}")
-        )
+        return self._to_be(report, target)
 
     def _all(self) -> list[Unit]:
         return [(cut, group) for cut in self.cuts for group in self.modality.groups]
@@ -205,8 +199,8 @@ class Run:
 
     @contextlib.contextmanager
     def _driving(self) -> Iterator[None]:
-        """Refuses a second driver of this build on a cluster."""
-        if self.runner is self.pool:
+        """Refuses a second driver of this build on a cluster, whose nodes share the folder of the build."""
+        if self.runner is self.pool or self.workspace.stage is not None:
             yield
             return
         with sole_driver(self.workspace.folder, config=str(self.config.path)) as self.token:
@@ -322,7 +316,13 @@ class Run:
             raise BuildError(
                 f"a finished shard vanished from {self.workspace.name}; run: forebay preprocess {self.config.path}"
             )
-        return self._report(self._target(None), sealed=False)
+        target = self._target(None)
+        return self._to_be(self._report(target, sealed=False), target)
+
+    def _to_be(self, report: BuildReport, target: Path) -> BuildReport:
+        """Returns a report that names the cache as it will be called."""
+        root = self.config.remote_root
+        return report if root is None else replace(report, cache=f"{root}/{target.name}")
 
     def _report(self, target: Path, **values: Any) -> BuildReport:
         return BuildReport(

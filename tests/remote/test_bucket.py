@@ -98,6 +98,22 @@ def test_a_large_file_is_put_in_parts(place: Bucket, proxy: Proxy, tmp_path: Pat
     assert {one.received for one in proxy.traffic().exchanges if one.method == "PUT"} == {PART, len(BIG) - PART}
 
 
+def test_a_store_copies_and_removes_by_itself(place: Bucket, bucket: Bed, proxy: Proxy) -> None:
+    bucket.put("other/big", BIG)
+    source = place.url.parent / "other/big"
+    proxy.add(Rule(fault=SERVER_ERROR, method="PUT", times=1))
+    made = place.copy(source, "big", size_bytes=len(BIG))
+    assert (made.name, made.size_bytes) == ("big", len(BIG))
+    assert hashlib.md5(BIG, usedforsecurity=False).hexdigest() in made.etag
+    assert sum(n for (method, _), n in proxy.requests.items() if method == "GET") == 0
+    assert bucket.get("folder/big") == BIG
+    place.remove(["big", "never there"])
+    place.remove([])
+    assert bucket.names() == ["other/big"]
+    with pytest.raises(RemoteMissingError, match=rf"{place.url.parent}/none is not there, .* copied to {place.url}/x"):
+        place.copy(place.url.parent / "none", "x", size_bytes=1)
+
+
 def test_a_second_creator_loses(place: Bucket, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"first")
     assert place.put("metadata.json", tmp_path / "file", create=True) == place.info("metadata.json").etag

@@ -18,7 +18,7 @@ from forebay.preprocess.pool import PINNED
 from forebay.preprocess.prepared import folder_of, require_parts, submission_file
 from forebay.preprocess.runner.rate import compressed
 from forebay.preprocess.runner.seen import Seen, seen_of
-from forebay.preprocess.stage.options import check_stage
+from forebay.preprocess.stage.choose import check_stage
 from forebay.preprocess.workspace import BUILDING
 from forebay.steps.recipe import AnyRecipe, recipe_of
 from forebay.store.files import require_writable, write_bytes

@@ -24,9 +24,8 @@ from forebay.errors import ConfigError, RemoteError, RemoteMissingError
 from forebay.preprocess.workspace import Receipt, receipt_from_json, receipt_to_json
 from forebay.store.layout import GROUPS, Group
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
-from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.node.node import Wanted
-from forebay.store.remote.raw.sources import place_of
+from forebay.store.remote.raw.elsewhere import Mirrors, mirrors_in, rebased
 from forebay.store.remote.transfer.proof import Proof, hash_object, proof_of
 from forebay.store.source_files import SourceFile
 from forebay.store.temporary import sweep, temporary_name
@@ -85,7 +84,7 @@ class Stage:
 
     url: Url
     settings: RemoteConfig
-    mirrors: tuple[tuple[str, Url], ...] = ()
+    mirrors: Mirrors = ()
 
     @property
     def bucket(self) -> Bucket:
@@ -94,8 +93,7 @@ class Stage:
 
     def knowing(self, files: Iterable[SourceFile]) -> Stage:
         """Returns the stage for tasks that read these files of this node."""
-        places = filter(None, (place_of(file.path) for file in files))
-        return replace(self, mirrors=tuple(sorted({(str(p.origin.folder), p.origin.url) for p in places}, key=str)))
+        return replace(self, mirrors=mirrors_in(files))
 
     def here(self, files: Sequence[SourceFile]) -> tuple[SourceFile, ...]:
         """Returns the files of a task with the paths that they have on this node."""
@@ -202,28 +200,6 @@ def shard_object(group: Group, key: str) -> str:
 def receipt_of(name: str) -> str:
     """Returns the name of the object that tells of a shard."""
     return f"{name.removesuffix('.tdz')}.json"
-
-
-def rebased(
-    files: Sequence[SourceFile], mirrors: Sequence[tuple[str, Url]], settings: RemoteConfig
-) -> tuple[SourceFile, ...]:
-    """Returns files, whose paths another node has listed, with the paths that they have here.
-
-    mirrors: folders of that node, with the URL that each stands for. A path outside of them is the same on all nodes.
-    """
-    return tuple(_rebased(file, mirrors, settings) for file in files)
-
-
-def _rebased(file: SourceFile, mirrors: Sequence[tuple[str, Url]], settings: RemoteConfig) -> SourceFile:
-    for folder, url in mirrors:
-        if file.path.is_relative_to(folder):
-            return replace(file, path=_mirror(url, settings, os.getpid()) / file.path.relative_to(folder))
-    return file
-
-
-@functools.lru_cache(maxsize=256)
-def _mirror(url: Url, settings: RemoteConfig, pid: int) -> Path:  # noqa: ARG001  a fork opens it anew
-    return Mirror.at(url, settings).folder
 
 
 @functools.lru_cache(maxsize=16)

@@ -18,16 +18,18 @@ from forebay.config.url import Url
 from forebay.errors import RemoteError, RemoteExistsError, RemoteMissingError
 from forebay.preprocess.modality import Modality
 from forebay.preprocess.pool import Map
+from forebay.preprocess.stage.prepared import remove_staged
 from forebay.preprocess.stage.stage import ORIGIN, Stage, StagedShard, receipt_of, shard_object
 from forebay.preprocess.workspace import Donors, Named, Receipt, Workspace, first_whole
 from forebay.store.key import digest
 from forebay.store.layout import GROUPS, Group
 from forebay.store.memo import FILE_NAME as MEMO
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
-from forebay.store.remote.mirror import Mirror
+from forebay.store.remote.mirror import Mirror, key_there
 from forebay.store.remote.transfer.skeleton import fetch_skeleton, skeleton_ranges
+from forebay.store.remote.transfer.staged import Staged
 from forebay.store.remote.transfer.tally import TransferReport, for_each
-from forebay.store.remote.transfer.transfer import Staged, push
+from forebay.store.remote.transfer.transfer import push
 from forebay.store.seal import Contents, assemble_folder
 from forebay.store.shard import ShardEntry, shard_fields, shard_name
 from forebay.store.temporary import temporary_name
@@ -42,19 +44,21 @@ _MADE_WITH = "made_with"
 class StagedWorkspace:
     """The shards of one build in a stage: a `ShardPlace`.
 
-    local: a folder of this node for what the driver makes. root: where the cache is sealed. verify, progress: of the
-    push.
+    local: a folder of this node for what the driver makes. root: where the cache is sealed. prepared: where
+    the prepared build is. verify, progress: of the push.
     """
 
     stage: Stage
     local: Workspace
     root: Url
+    prepared: Url
     modality: Modality
     verify: bool = False
     progress: bool = False
     shards: dict[str, StagedShard] = field(default_factory=dict)
     receipts: dict[str, Receipt] = field(default_factory=dict)
-    _listed: dict[str, ObjectInfo] | None = None
+    _listed: dict[str, ObjectInfo] = field(default_factory=dict)
+    _is_occupied: bool = False
 
     @property
     def folder(self) -> Path:
@@ -67,37 +71,41 @@ class StagedWorkspace:
         return str(self.stage.url)
 
     def absent(self, wanted: Sequence[Named]) -> list[Named]:
-        """Returns those of these shards that are not staged, by a listing."""
+        """Returns those of these shards that are not staged now, by a listing.
+
+        Raises RemoteMissingError where the stage has been removed since it was occupied.
+        """
         self._listed = self.stage.listed()
+        if self._is_occupied and ORIGIN not in self._listed:
+            raise RemoteMissingError(
+                f"{self.name} is gone: another builder has sealed its shards, or somebody has removed them; run the "
+                "command again"
+            )
+        for group, key in wanted:
+            if key in self.shards and not self.shards[key].is_at(self._listed.get(shard_object(group, key))):
+                del self.shards[key]
         return [named for named in wanted if not self._is_listed(named)]
 
     def load(self, wanted: Sequence[Named], map_: Map = map) -> list[Receipt | None]:  # noqa: ARG002
         """Returns the receipt of every shard that is staged and whole, else None: a listing, and a request a shard."""
-        if self._listed is None:
-            self._listed = self.stage.listed()
-        unknown = {named for named in wanted if named[1] not in self.shards}
-        for_each(self._load, sorted(unknown), num_threads=self.stage.settings.max_concurrent)
-        return [self.receipts.get(key) for _, key in wanted]
+        absent = set(self.absent(wanted))
+        unknown = [named for named in dict.fromkeys(wanted) if named not in absent and named[1] not in self.shards]
+        for_each(self._load, unknown, num_threads=self.stage.settings.max_concurrent)
+        return [self.shards[key].receipt if key in self.shards else None for _, key in wanted]
 
     def has_all(self, wanted: Sequence[Named], map_: Map = map) -> bool:  # noqa: ARG002
-        """Whether all of these shards are staged now."""
-        if self.absent(wanted):
-            return False
-        self.shards.clear()
-        return None not in self.load(wanted)
+        """Whether all of these shards are staged now. Raises RemoteMissingError as `absent` does."""
+        return not self.absent(wanted) and None not in self.load(wanted)
 
     def _is_listed(self, named: Named) -> bool:
         name = shard_object(*named)
-        return self._listed is not None and name in self._listed and receipt_of(name) in self._listed
+        return name in self._listed and receipt_of(name) in self._listed
 
     def _load(self, named: Named) -> None:
         name, key = shard_object(*named), named[1]
-        listed = self._listed or {}
-        if not self._is_listed(named):
-            return
         with contextlib.suppress(RemoteMissingError):
             found = StagedShard.parse(self.stage.bucket.read(receipt_of(name)), key)
-            if found is not None and found.is_at(listed[name]):
+            if found is not None and found.is_at(self._listed[name]):
                 self.shards[key], self.receipts[key] = found, found.receipt
 
     def adopt(self, group: Group, key: str, donors: Donors) -> bool:
@@ -135,10 +143,15 @@ class StagedWorkspace:
 
     @contextlib.contextmanager
     def occupied(self) -> Iterator[None]:
-        """Makes the folder of this node, and puts what tells others whose stage it is."""
-        with self.local.occupied():
-            self.stage.bucket.put(ORIGIN, self.local.origin.encode("ascii"))
-            yield
+        """Puts what tells others whose stage it is. The folder of this node is there until the block ends."""
+        try:
+            with self.local.occupied():
+                self.stage.bucket.put(ORIGIN, self.local.origin.encode("ascii"))
+                self._is_occupied = True
+                yield
+        finally:
+            self._is_occupied = False
+            self.local.remove()
 
     def finished(self, wanted: Mapping[Group, Sequence[str]]) -> dict[Group, list[tuple[Path, ShardEntry]]]:
         """Downloads of these shards, by key, all but large values, and returns the files and what they are."""
@@ -163,8 +176,7 @@ class StagedWorkspace:
         name, shard = shard_object(group, key), self.shards[key]
         fields = shard_fields(self.modality.fields(), group)
         ranges = skeleton_ranges(shard.receipt.entry, fields, kept=self.modality.read_values)
-        etag = self._listed[name].etag if self._listed is not None and name in self._listed else ""
-        return fetch_skeleton(self.stage.bucket, name, scratch / name, ranges, etag=etag)
+        return fetch_skeleton(self.stage.bucket, name, scratch / name, ranges, etag=self._listed[name].etag)
 
     def seal(self, target: Path, contents: Contents, *, replace: bool) -> tuple[str, TransferReport | None]:  # noqa: ARG002
         """Makes the sealed cache below the root, under the name of `target`: its shards are copied by the store.
@@ -181,7 +193,13 @@ class StagedWorkspace:
             for index, (_, entry) in enumerate(shards)
         }
         settings = self.stage.settings
-        transfer = push(folder, url, settings, staged=staged, verify=self.verify, progress=self.progress)
+        try:
+            transfer = push(folder, url, settings, staged=staged, verify=self.verify, progress=self.progress)
+        except RemoteExistsError:
+            if key_there(url, settings) != contents.document["key"]:
+                raise
+            logger.warning("another builder has sealed %s meanwhile: that one is used", url)
+            return str(url), None
         logger.info("sealed %s", url)
         return str(url), transfer
 
@@ -216,6 +234,7 @@ class StagedWorkspace:
     def remove(self) -> None:
         """Removes the build's objects, and the folder of this node."""
         self.stage.remove()
+        remove_staged(self.prepared, self.stage.settings)
         self.local.remove()
 
     def remove_superseded(self) -> None:

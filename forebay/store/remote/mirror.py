@@ -281,6 +281,14 @@ def cache_folder(place: str | Path, settings: RemoteConfig) -> Path:
     return mirror.folder
 
 
+def key_there(url: Url, settings: RemoteConfig) -> str | None:
+    """Returns the key of the cache that is sealed at a URL, None where there is none. Raises RemoteError."""
+    try:
+        return str(read_metadata(cache_folder(str(url), settings), format_version=FORMAT_VERSION)["key"])
+    except FileNotFoundError:
+        return None
+
+
 def _cold_hint(url: Url, settings: RemoteConfig) -> str | None:
     """What to do where a URL is the zarr form of a cache."""
     try:

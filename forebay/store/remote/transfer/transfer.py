@@ -12,9 +12,7 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 import xxhash
 
@@ -35,37 +33,17 @@ from forebay.store.held import HeldFile
 from forebay.store.key import SHORT
 from forebay.store.lookup import sealed_caches
 from forebay.store.metadata import FILE_NAME, check_file, read_regular
-from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
+from forebay.store.remote.bucket.bucket import MAX_COPY, Bucket, ObjectInfo
 from forebay.store.remote.node.node import Wanted
 from forebay.store.remote.transfer.columns import NAME as COLUMNS
 from forebay.store.remote.transfer.proof import Journal, Proof, hash_object, pieces_of, proof_of
+from forebay.store.remote.transfer.staged import NOTHING_STAGED, Staged, download_staged
 from forebay.store.remote.transfer.tally import Kind, Tally, TransferReport, for_each
 from forebay.store.seal import publish
 from forebay.store.verify import quick_problems
 
 _MAX_NAMES = 5
 """Objects that a message names."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Staged:
-    """An object of the same bucket with the bytes of a file that is pushed.
-
-    proof: of these bytes. etag: of the object, when it was proven. None, empty: nothing is known but the size.
-    """
-
-    url: Url
-    proof: Proof | None
-    etag: str
-
-    def is_copied(self, etag: str) -> bool | None:
-        """Returns whether an object of this etag, and of the same size, is a copy; None where etags do not say so."""
-        if self.proof is None or not self.proof.holds(self.etag):
-            return None
-        return self.proof.holds(etag)
-
-
-NOTHING_STAGED: Mapping[str, Staged] = MappingProxyType({})
 
 
 def push(
@@ -82,9 +60,9 @@ def push(
     Every byte is checked: of the folder's files while they are read; of the objects by their etags, and where an etag
     says nothing of the bytes by reading the object back. staged: files, by name, that the store copies from another of
     its objects; the folder's own need not have all of their bytes. verify: every object is read back, and what is
-    damaged in a sealed cache is sent again.
-    Raises CacheCorruptError for a damaged file, which is not sent; RemoteExistsError where another cache, or anything
-    else, lies below the URL; RemoteError where the store does not keep what was sent.
+    damaged in a sealed cache is sent again. Raises CacheCorruptError for a damaged file, which is not sent;
+    RemoteExistsError where another cache, or anything else, lies below the URL; RemoteError where the store does not
+    keep what was sent.
     """
     cache = open_cache(folder)
     if cache.mirror is not None:
@@ -199,7 +177,7 @@ class _Push:
         if there is not None and not self.verify and self.journal.knows(wanted, there.etag):
             return self._done(wanted, there.etag, "kept")
         if (staged := self.staged.get(wanted.name)) is not None:
-            return self._copy(staged, wanted)
+            return self._copy(file, staged, wanted)
         proof = proof_of(file, wanted)
         if there is None and is_new:
             try:
@@ -225,11 +203,14 @@ class _Push:
             )
         self._done(wanted, etag, "moved")
 
-    def _copy(self, staged: Staged, wanted: Wanted) -> None:
+    def _copy(self, file: HeldFile, staged: Staged, wanted: Wanted) -> None:
         """Makes an object by a copy inside of the store, unless it is one."""
         there = self.there.get(wanted.name)
         if there is not None and there.size_bytes == wanted.size_bytes and self._is_copied(staged, there.etag, wanted):
             return self._done(wanted, there.etag, "kept")
+        if wanted.size_bytes > MAX_COPY:
+            download_staged(staged, wanted, file.path, self.bucket.settings)
+            return self._send(file, wanted, proof_of(file.path, wanted), is_new=False)
         made = self.bucket.copy(staged.url, wanted.name, size_bytes=wanted.size_bytes)
         if made.size_bytes != wanted.size_bytes or not self._is_copied(staged, made.etag, wanted):
             raise RemoteError(

@@ -1,15 +1,21 @@
-"""Which stage a build has, and whether it may have that one."""
+"""Where the shards of a build stand: in a folder, or in a stage, which must be one of the cache root's bucket."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from forebay.config.tree import Config
 from forebay.config.url import Url, is_url, parse_url
 from forebay.errors import ConfigError
-from forebay.preprocess.prepared import Prepared
+from forebay.preprocess.modality import Listing
+from forebay.preprocess.prepared import folder_of, remove
 from forebay.preprocess.report import Options
+from forebay.preprocess.shard_place import ShardPlace
+from forebay.preprocess.stage.prepared import remove_staged
 from forebay.preprocess.stage.stage import Stage
 from forebay.preprocess.stage.workspace import StagedWorkspace
 from forebay.preprocess.workspace import Workspace
+from forebay.steps.recipe import AnyRecipe
 
 _SUFFIX = "-stage"
 """Ends the name of a driver's own folder: shards of a build without a stage stand in the one without it."""
@@ -53,21 +59,29 @@ def _beside(root: Url) -> str:
     return "stage" if root.key.partition("/")[0] != "stage" else "staged"
 
 
-def stage_of(config: Config, options: Options, name: str) -> Stage | None:
-    """Returns the stage of a build whose folder is called so, None where it has none."""
+def shard_place(config: Config, options: Options, listing: Listing, *, folder: Path, origin: str) -> ShardPlace:
+    """Returns where the shards of a build stand.
+
+    folder: of this machine, whose name a stage has too. origin: names what the build is of, whatever its content.
+    """
     if options.stage is None:
-        return None
-    return Stage(url=parse_url(options.stage) / name, settings=config.remote)
-
-
-def staged_workspace(config: Config, options: Options, made: Prepared, stage: Stage, origin: str) -> StagedWorkspace:
-    """Returns what a driver knows of a stage."""
-    folder = config.cache_root / ".building" / f"{stage.url.name}{_SUFFIX}"
+        return Workspace(folder, origin)
+    url = parse_url(options.stage)
     return StagedWorkspace(
-        stage=stage,
-        local=Workspace(folder, origin),
+        stage=Stage(url=url / folder.name, settings=config.remote).knowing(listing.files),
+        local=Workspace(folder.with_name(f"{folder.name}{_SUFFIX}"), origin),
         root=parse_url(str(config.remote_root)),
-        modality=made.listing.modality,
+        prepared=url / folder_of(config, listing.recipe).name,
+        modality=listing.modality,
         verify=options.verify,
         progress=options.progress,
     )
+
+
+def remove_stage(config: Config, options: Options, recipe: AnyRecipe, name: str) -> None:
+    """Removes what a driver left in the stage that was killed after it had sealed. name: of the build's folder."""
+    if options.stage is not None:
+        url = parse_url(options.stage)
+        Stage(url=url / name, settings=config.remote).remove()
+        remove_staged(url / folder_of(config, recipe).name, config.remote)
+        remove(config, recipe)
