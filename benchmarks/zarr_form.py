@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,6 @@ from forebay.config.remote import RemoteConfig
 from forebay.preprocess.pipeline import build
 from forebay.steps.recipe import load_config
 from forebay.store.cache import Cache, open_cache
-from forebay.store.cold.arrays import CHUNK_BYTES
 from forebay.store.cold.hierarchy import arrays_of
 from forebay.store.cold.pull import pull_any
 from forebay.store.cold.push import push_zarr
@@ -93,11 +93,13 @@ def codecs(name: str, cache: Cache) -> list[Row]:
     rows = []
     for codec, with_codec in CODECS.items():
         made: list[bytes] = []
-        write = timed(lambda codec=with_codec, made=made: made.extend(map(codec.encode, chunks)))  # type: ignore[misc]
-        read = timed(lambda codec=with_codec, made=made: [codec.decode(one) for one in made])  # type: ignore[misc]
+        write = timed(lambda: made.extend(map(with_codec.encode, chunks)))  # noqa: B023  called at once
+        read = timed(lambda: [with_codec.decode(one) for one in made])  # noqa: B023
         size = values.nbytes / 1e6
         share = sum(map(len, made)) / values.nbytes
-        rows.append({"values": name, "codec": codec, "left": share, "MB/s": size / write.cpu_s, "read": size / read.cpu_s})
+        rows.append(
+            {"values": name, "codec": codec, "left": share, "MB/s": size / write.cpu_s, "read": size / read.cpu_s}
+        )
     return rows
 
 
@@ -108,8 +110,8 @@ def in_folder(name: str, cache: Cache, root: Path, *, rounds: int) -> Row:
     for number in range(rounds):
         cold, back = root / f"cold-{number}", root / f"back-{number}" / "cache"
         back.parent.mkdir()
-        writes.append(timed(lambda cold=cold: push_zarr(cache.folder, str(cold), settings)).wall_s)  # type: ignore[misc]
-        reads.append(timed(lambda cold=cold, back=back: pull_any(str(cold), back, settings)).wall_s)  # type: ignore[misc]
+        writes.append(timed(partial(push_zarr, cache.folder, str(cold), settings)).wall_s)
+        reads.append(timed(partial(pull_any, str(cold), back, settings)).wall_s)
     size = sum(int(entry["size_bytes"]) for _, entry in cache.files())
     stored = sum(path.stat().st_size for path in cold.rglob("*") if path.is_file())
     tdz, by_zarr = one_sample(name, cache, cold)
@@ -159,7 +161,7 @@ def in_bucket(name: str, cache: Cache, root: Path, bucket: Bucket, *, rounds: in
     for number in range(rounds):
         settings = RemoteConfig(endpoint=bucket.endpoint, shard_dir=str(root / "node"), max_concurrent=THREADS)
         place = f"{bucket.url}/{CONFIGS[name]}-{number}"
-        times["push"].append(timed(lambda place=place: push_zarr(cache.folder, place, settings)).wall_s)  # type: ignore[misc]
+        times["push"].append(timed(partial(push_zarr, cache.folder, place, settings)).wall_s)
         prefix = place.removeprefix(f"{bucket.url}/")
         objects = {key: bucket.get(key) for key in bucket.names(prefix)}
         times["zstd"].append(_bare_zstd(cache))

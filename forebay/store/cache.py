@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import operator
 import os
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 import numpy as np
 
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheReplacedError, ConfigError
-from forebay.store.chunked import SLOTS, open_slots
+from forebay.store.chunked import SLOTS, no_such_row, open_slots
 from forebay.store.held import ORIGIN, HeldFile, HeldFolder
 from forebay.store.image.codec import StoredImages
 from forebay.store.layout import FORMAT_VERSION, ROW_BITS, ROW_MASK, Array, FieldSpec, Group, Ints
 from forebay.store.metadata import check_file, checked_fields, groups_of, load_array, read_metadata
-from forebay.store.shard import (
-    OUT_OF_HANDLES,
-    Shard,
-    ShardEntry,
-    TensorColumns,
-    entry_of,
-    row_of,
-    shard_fields,
-    shard_name,
-    table_dtype,
-)
+from forebay.store.open_shards import OpenShards, ShardFiles
+from forebay.store.shard import Shard, ShardEntry, row_of, shard_fields, shard_name, table_dtype
 from forebay.store.source import SampleSource, has_audio
 
 if TYPE_CHECKING:
@@ -38,12 +27,10 @@ if TYPE_CHECKING:
     import torch
 
     from forebay.config.remote import RemoteConfig
+    from forebay.store.all_samples import AllSamples
     from forebay.store.remote.mirror import Mirror
     from forebay.store.remote.node.node import Wanted
-    from forebay.store.remote.transfer.columns import ToldColumns
-    from forebay.store.row_table import SampleColumns
 
-logger = logging.getLogger(__name__)
 Verify = Literal["touch", "open", "never"]
 
 _MAX_OPEN_SHARDS = 1_000
@@ -112,7 +99,6 @@ class Cache(SampleSource):
         self.folder = folder
         self._held = HeldFolder(folder)
         self.mirror = _mirror_of(folder)
-        self._successor: Cache | None = None
         self.metadata = read_metadata(self._held, format_version=FORMAT_VERSION)
         specs = checked_fields(folder, self.metadata)
         self.key: str = self.metadata["key"]
@@ -120,8 +106,15 @@ class Cache(SampleSource):
         self.constants: Mapping[str, Any] = self.metadata["constants"]
         self.fields: Mapping[str, FieldSpec] = {spec.name: spec for spec in specs}
         self.groups = groups_of(specs)
-        self._group_fields = {group: shard_fields(specs, group) for group in self.groups}
-        self._tables = {group: self._load_table(group) for group in self.groups}
+        fields = {group: shard_fields(specs, group) for group in self.groups}
+        self._files = ShardFiles(
+            folder=self._held,
+            mirror=self.mirror,
+            fields=fields,
+            tables={group: self._load_table(group, len(fields[group])) for group in self.groups},
+            # No method of this cache: it would live on until the collector of circles comes by.
+            reopen=partial(_reopened, folder, verify=verify),
+        )
         self._length: int = self.metadata["num_samples"]
         # A wrong slot would hand out another sample, whose own hash is right.
         entry = self.metadata["files"][SLOTS]
@@ -132,12 +125,12 @@ class Cache(SampleSource):
         self._verified = (np.zeros if verify == "touch" else np.ones)(self._length, np.uint8).data
         self._images = StoredImages.of(self.metadata, folder=folder)
         self._verify: Verify = verify
-        self._max_open_shards = max_open_shards
-        self._is_bounded = len(self.groups) * self.num_shards > max_open_shards
-        self._open: OrderedDict[tuple[Group, int], Shard] = OrderedDict()
-        self._columns: dict[int, TensorColumns] = {}
+        self._open = OpenShards(self._files, most=max_open_shards)
+        self._columns = self._open.columns
         if self.mirror is not None:
-            self.mirror.check_bound(sum(int(table["size_bytes"].max(initial=0)) for table in self._tables.values()))
+            self.mirror.check_bound(
+                sum(int(table["size_bytes"].max(initial=0)) for table in self._files.tables.values())
+            )
         if verify == "open":
             for file, entry in self.files():
                 check_file(file, entry, verify=True)
@@ -149,7 +142,7 @@ class Cache(SampleSource):
         return f"Cache({self.place!r}, key={self.key[:16]}, num_samples={self._length})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.folder, self.key, self._length, self._verify, self._max_open_shards)
+        return _reopen, (self.folder, self.key, self._length, self._verify, self._open.most)
 
     @property
     def place(self) -> str:
@@ -189,11 +182,11 @@ class Cache(SampleSource):
             else:
                 if not is_verified:
                     for group in self.groups:
-                        shard = self.shard(group, number)
+                        shard = self._open.get(group, number)
                         shard.check_row(row, shard.row(row))
-                sample = row_of(self._columns.get(number) or self._columns_of(number), row)
+                sample = row_of(self._columns.get(number) or self._open.columns_of(number), row)
         except IndexError as err:
-            raise self._no_such_row(index, slot) from err
+            raise no_such_row(self.folder, index, slot) from err
         except CacheCorruptError as err:
             if self.mirror is None:
                 raise
@@ -202,14 +195,9 @@ class Cache(SampleSource):
         self._verified[index] = 1
         return sample
 
-    def _columns_of(self, number: int) -> TensorColumns:
-        """Returns the tensor columns of the shards of one number, media first; kept where every shard may stay open."""
-        columns = tuple(column for group in self.groups for column in self.shard(group, number).tensors)
-        return columns if self._is_bounded else self._columns.setdefault(number, columns)
-
     def _read_images(self, images: StoredImages, number: int, row: int, *, is_verified: bool) -> dict[str, Any]:
         """Returns the sample of a text row and the media rows that it names."""
-        shard, media = self.shard("text", number), self.shard("media", number)
+        shard, media = self._open.get("text", number), self._open.get("media", number)
         text: dict[str, Any] = shard.row(row)
         if not is_verified:  # before its numbers are followed
             shard.check_row(row, text)
@@ -234,7 +222,7 @@ class Cache(SampleSource):
 
     def shard_bytes(self) -> list[Ints]:
         """Returns how large the files of each group's shards are: int64 [num_shards] a group."""
-        return [self._tables[group]["size_bytes"] for group in self.groups]
+        return [self._files.tables[group]["size_bytes"] for group in self.groups]
 
     def will_need(self, indices: Iterable[int]) -> None:
         """Asks the kernel to read these samples' pages into memory, and returns before it has; about 2 us a sample.
@@ -247,10 +235,10 @@ class Cache(SampleSource):
                 number, row = slot >> ROW_BITS, slot & ROW_MASK
                 if not self._is_here(number):
                     continue
-                self.shard("text", number).will_need(row)
+                self._open.get("text", number).will_need(row)
                 if "media" not in self.groups:
                     continue
-                media = self.shard("media", number)
+                media = self._open.get("media", number)
                 for image in self._media_rows(number, row):
                     media.will_need(image)
 
@@ -266,8 +254,8 @@ class Cache(SampleSource):
         """The media rows of a text row: its own place, or its images. These are a few numbers, and read here."""
         if self._images is None:
             return [row]
-        rows: list[int] = self.shard("text", number).row(row)[self._images.rows_field].tolist()
-        return [image for image in rows if 0 <= image < self.shard("media", number).entry.rows]
+        rows: list[int] = self._open.get("text", number).row(row)[self._images.rows_field].tolist()
+        return [image for image in rows if 0 <= image < self._open.get("media", number).entry.rows]
 
     def sample_id(self, index: int) -> str:
         """Returns the id of one sample, without the row table: about 2 us."""
@@ -277,9 +265,9 @@ class Cache(SampleSource):
         if (spec := self.fields.get("sample_id")) is None:
             raise CacheMismatchError(f"{self.place} has no field sample_id; run: forebay preprocess CONFIG --rebuild")
         try:
-            return self.shard(spec.group, slot >> ROW_BITS).string("sample_id", slot & ROW_MASK)
+            return self._open.get(spec.group, slot >> ROW_BITS).string("sample_id", slot & ROW_MASK)
         except IndexError as err:
-            raise self._no_such_row(index, slot) from err
+            raise no_such_row(self.folder, index, slot) from err
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> dict[str, torch.Tensor]: ...
@@ -309,92 +297,15 @@ class Cache(SampleSource):
 
     def shard(self, group: Group, index: int) -> Shard:
         """Returns an opened shard of a field group."""
-        key = (group, index)
-        # No lock: each of these is one operation under the GIL, and a lock held by another thread at a fork would stay
-        # locked in the child. Two threads that miss together map the shard twice, and the later mapping is dropped:
-        # with `setdefault`, since replacing a value unmaps the old one, without the GIL, in the middle of OrderedDict's
-        # work.
-        shard = self._open.get(key)
-        if shard is not None:
-            if self._is_bounded:
-                with contextlib.suppress(KeyError):
-                    self._open.move_to_end(key)
-            return shard
-        if not 0 <= index < self.num_shards:
-            raise IndexError(f"shard {index} of {self.num_shards}")
-        shard = self._open.setdefault(key, self._opened(group, index))
-        while len(self._open) > self._max_open_shards:
-            with contextlib.suppress(KeyError):
-                self._open.popitem(last=False)
-        return shard
-
-    def _opened(self, group: Group, index: int) -> Shard:
-        """Maps a shard; where the machine has no handle left, half of the open ones are closed first, for good."""
-        while True:
-            try:
-                return self._mapped(group, index)
-            except CacheError as err:
-                num_open = len(self._open)
-                # No name on the cause: this frame would hold it, and it this frame, with the callers' shards.
-                if not (isinstance(err.__cause__, OSError) and err.__cause__.errno in OUT_OF_HANDLES and num_open):
-                    raise
-            self._max_open_shards, self._is_bounded = max(1, num_open // 2), True
-            self._columns.clear()  # these views hold mappings too
-            logger.warning("%s: out of handles, at most %d shards are kept open", self.place, self._max_open_shards)
-            while len(self._open) > num_open // 2:
-                with contextlib.suppress(KeyError):
-                    self._open.popitem(last=False)
-
-    def _mapped(self, group: Group, index: int) -> Shard:
-        entry, fields = entry_of(self._tables[group], index), self._group_fields[group]
-        try:
-            return Shard(self._shard_file(group, index, entry), entry, fields)
-        except (CacheCorruptError, CacheReplacedError):  # a rebuild or repair has perhaps made it again
-            successor = self._standing()
-            if successor is None or not successor._has(group, index, entry):
-                raise
-        return successor._mapped(group, index)
-
-    def _shard_file(self, group: Group, index: int, entry: ShardEntry) -> HeldFile:
-        name = shard_name(group, index)
-        if self.mirror is None:
-            return self._held / name
-        return self.mirror.file(self._held, _wanted(name, index, entry), self)
+        return self._open.get(group, index)
 
     def wanted(self, group: Group, index: int) -> Wanted:
         """Returns what a shard is called in a store, and how it is known there."""
-        return _wanted(shard_name(group, index), index, entry_of(self._tables[group], index))
-
-    def let_go(self, name: str | None) -> None:
-        """Closes mappings that are kept only in case they are read again: of a shard, or the older half of all.
-
-        What was handed out keeps its mapping until the last view of it is gone.
-        """
-        if name is None:
-            num_kept = len(self._open) // 2
-            self._columns.clear()
-            while len(self._open) > num_kept:
-                with contextlib.suppress(KeyError):
-                    self._open.popitem(last=False)
-            return
-        for group, number in [key for key in self._open.copy() if shard_name(*key) == name]:
-            self._columns.pop(number, None)
-            self._open.pop((group, number), None)
-
-    def _standing(self) -> Cache | None:
-        """Returns the cache that stands in this one's place by now, if another one does."""
-        if self._successor is None and self._held.is_replaced():
-            with contextlib.suppress(CacheError):
-                self._successor = open_cache(self.folder, verify=self._verify, max_open_shards=1)
-        return self._successor
-
-    def _has(self, group: Group, index: int, entry: ShardEntry) -> bool:
-        return index < self.num_shards and entry_of(self._tables[group], index) == entry
+        return self._files.wanted(group, index)
 
     def shard_entries(self, group: Group) -> list[tuple[Path, ShardEntry]]:
         """Returns file and entry of every shard of a group."""
-        table = self._tables[group]
-        return [(self.folder / shard_name(group, i), entry_of(table, i)) for i in range(len(table))]
+        return [(self.folder / shard_name(group, i), self._files.entry(group, i)) for i in range(self.num_shards)]
 
     def files(self) -> Iterator[tuple[HeldFile, Mapping[str, Any]]]:
         """Yields every file but metadata.json with its `size_bytes` and `xxh3_128`."""
@@ -403,12 +314,12 @@ class Cache(SampleSource):
         for group in self.groups:
             for index, (_, shard) in enumerate(self.shard_entries(group)):
                 sums = {"size_bytes": shard.size_bytes, "xxh3_128": shard.xxh3_128}
-                yield self._shard_file(group, index, shard), sums
+                yield self._files.file(group, index, self._open), sums
 
     @property
     def num_shards(self) -> int:
         """Shards of each group."""
-        return len(self._tables["text"])
+        return self._files.number
 
     @property
     def slots(self) -> Array:
@@ -418,73 +329,36 @@ class Cache(SampleSource):
     @cached_property
     def samples(self) -> pa.Table:
         """The row table, a row a sample: every table field, duration and lengths. Built once, about 1 us a cell."""
-        from forebay.store.row_table import rate_of, row_table
-
-        lengths, rate_hz = dict(self.lengths), None
+        lengths, counts_audio = dict(self.lengths), self._images is None
         if not has_audio(self) and "num_tokens" in lengths:
-            lengths = {"num_tokens": lengths["num_tokens"]}
-        elif self._images is None:
-            rate_hz = rate_of(self.folder, self.constants, lengths)
-        return row_table(self._sample_columns(), lengths, rate_hz=rate_hz)
+            lengths, counts_audio = {"num_tokens": lengths["num_tokens"]}, False
+        return self._all_samples.table(lengths, constants=self.constants if counts_audio else None)
 
     def categories(self, name: str) -> tuple[list[str], Array] | None:
         """Returns the different values of a text field (`language`, `source`), sorted, and which one each sample has.
 
         That one is int32 [num_samples]. None where the cache has no such field.
         """
-        from forebay.store.row_table import categories
-
-        if self._told is not None and (found := self._told.categories(name)) is not None:
-            return found
-        return categories(self._sample_columns(), name)
+        return self._all_samples.categories(name)
 
     def ids_digest(self) -> str:
         """Returns the digest of the samples' ids in their order, all of which are read; the key if there are none."""
-        from forebay.store.row_table import strings_digest
-
-        if self._told is not None:
-            return self._told.ids_digest
-        columns = self._sample_columns()
-        return strings_digest(columns.column("sample_id")) if "sample_id" in columns.fields else self.key
-
-    @cached_property
-    def _told(self) -> ToldColumns | None:
-        """What the store tells of all samples at once."""
-        if self.mirror is None:
-            return None
-        from forebay.store.remote.transfer.columns import told_columns
-
-        return told_columns(self.mirror, key=self.key, num_samples=self._length)
+        return self._all_samples.ids_digest()
 
     def told(self) -> bytes:
         """Returns what a store is to tell of all samples at once, see `ToldColumns`."""
-        from forebay.store.remote.transfer.columns import dump_columns
+        return self._all_samples.dump()
 
-        names = [name for name, field in self._sample_columns().fields.items() if field.dtype == "str"]
-        found = {name: self.categories(name) for name in names if name not in ("sample_id", "text")}
-        columns = {name: values for name, values in found.items() if values is not None}
-        return dump_columns(self.key, self.ids_digest(), columns)
-
-    def _sample_columns(self) -> SampleColumns:
-        """Returns the table fields that have a row a sample: the media rows of a vision cache are images."""
-        from forebay.store.row_table import SampleColumns
+    @cached_property
+    def _all_samples(self) -> AllSamples:
+        from forebay.store.all_samples import AllSamples
 
         groups = self.groups if self._images is None else ("text",)
         fields = [
             field for group in groups for field in self.fields.values() if (field.group, field.role) == (group, "table")
         ]
-        return SampleColumns(
-            fields={field.name: field for field in fields},
-            num_shards=self.num_shards,
-            slots=self.slots,
-            shard=self.shard,
-            no_such_row=self._no_such_row,
-        )
-
-    def _no_such_row(self, index: int, slot: int) -> CacheCorruptError:
-        return CacheCorruptError(
-            f"{self.folder / SLOTS}: sample {index} is said to lie in shard {slot >> ROW_BITS}, row "
-            f"{slot & ROW_MASK}, which is not there; run: forebay preprocess CONFIG --rebuild"
+        return AllSamples(
+            key=self.key, fields={field.name: field for field in fields}, slots=self._slots, shards=self._open
         )
 
     def _no_image(self, path: Path, row: int, what: str) -> CacheCorruptError:
@@ -503,9 +377,8 @@ class Cache(SampleSource):
             )
         return array
 
-    def _load_table(self, group: Group) -> Array:
-        name, rows = f"{group}.npy", self.metadata["num_shards"]
-        return self._load(name, table_dtype(len(self._group_fields[group])), (rows,), verify=True)
+    def _load_table(self, group: Group, num_fields: int) -> Array:
+        return self._load(f"{group}.npy", table_dtype(num_fields), (self.metadata["num_shards"],), verify=True)
 
     def require_key(self, key: str) -> None:
         """Raises CacheMismatchError where this is not the cache of `key`."""
@@ -513,10 +386,8 @@ class Cache(SampleSource):
             raise CacheMismatchError(f"{self.place}: key is {self.key[:16]}, wanted {key[:16]}")
 
 
-def _wanted(name: str, index: int, entry: ShardEntry) -> Wanted:
-    from forebay.store.remote.node.node import Wanted
-
-    return Wanted(name=name, size_bytes=entry.size_bytes, xxh3_128=entry.xxh3_128, number=index)
+def _reopened(folder: Path, *, verify: Verify) -> ShardFiles:
+    return open_cache(folder, verify=verify, max_open_shards=1)._files
 
 
 def _reopen(folder: Path, key: str, num_samples: int, verify: Verify, max_open_shards: int) -> Cache:

@@ -14,7 +14,7 @@ import xxhash
 
 from forebay.errors import CacheCorruptError
 from forebay.store.held import AnyFile, AnyFolder
-from forebay.store.layout import Array, Ints
+from forebay.store.layout import ROW_BITS, ROW_MASK, Array, Ints
 from forebay.store.metadata import check_file
 
 MEMBERS_A_CHUNK = 2**13
@@ -110,6 +110,14 @@ def open_slots(folder: AnyFolder, entry: Mapping[str, Any], *, length: int, veri
     sums = _slot_sums(path, entry) if verify and length > SLOTS_A_CHUNK else None
     array = _mapped(path, length) if length else np.frombuffer(b"", np.int64)
     return CheckedArray(path, array, sums, chunk_items=SLOTS_A_CHUNK, again=_AGAIN)
+
+
+def no_such_row(folder: Path, index: int, slot: int) -> CacheCorruptError:
+    """Returns the error for a sample whose slot leads nowhere."""
+    return CacheCorruptError(
+        f"{folder / SLOTS}: sample {index} is said to lie in shard {slot >> ROW_BITS}, row "
+        f"{slot & ROW_MASK}, which is not there; run: forebay preprocess CONFIG --rebuild"
+    )
 
 
 def _slot_sums(path: AnyFile, entry: Mapping[str, Any]) -> Array:

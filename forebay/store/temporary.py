@@ -26,7 +26,7 @@ not seen from here."""
 
 def temporary_name(path: Path) -> Path:
     """Returns a name beside `path` that no other writer uses and that tells which process writes it."""
-    return path.with_name(f"{path.name}{TEMPORARY_MARK}{_place()}-{os.getpid():x}-{uuid.uuid4().hex[:8]}")
+    return path.with_name(f"{path.name}{TEMPORARY_MARK}{this_place()}-{os.getpid():x}-{uuid.uuid4().hex[:8]}")
 
 
 def sweep(folder: Path) -> list[Path]:
@@ -50,14 +50,15 @@ def sweep(folder: Path) -> list[Path]:
 
 
 def _is_abandoned(entry: os.DirEntry[str], place: str, pid: int) -> bool:
-    if place == _place():
-        return not _is_running(pid)
+    if place == this_place():
+        return not is_running(pid)
     # Not our clock: it may be a day off from that of the machine that keeps the files.
     with tempfile.TemporaryFile(dir=os.path.dirname(entry.path)) as now:
         return os.fstat(now.fileno()).st_mtime - entry.stat(follow_symlinks=False).st_mtime > _OLD_S
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
+    """Whether a process of this number runs on this machine."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -75,7 +76,7 @@ def _remove(path: Path) -> None:
 
 
 @functools.cache
-def _place() -> str:
+def this_place() -> str:
     """Names what process numbers are unique in: this boot of this machine, and the container's own numbering."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()

@@ -1,0 +1,164 @@
+"""The shards of a cache as files, and the bounded set of those that a process has mapped."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from forebay.errors import CacheCorruptError, CacheError, CacheReplacedError
+from forebay.store.held import HeldFile, HeldFolder
+from forebay.store.layout import Array, FieldSpec, Group
+from forebay.store.shard import OUT_OF_HANDLES, Shard, ShardEntry, TensorColumns, entry_of, shard_name
+
+if TYPE_CHECKING:
+    from forebay.store.remote.mirror import Mirror
+    from forebay.store.remote.node.node import Wanted
+    from forebay.store.remote.node.shared import Holder
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class ShardFiles:
+    """Where the shards of a cache lie, and what its shard tables say of them.
+
+    folder: the cache, held. mirror: of its URL, None for a cache of this machine. fields, tables: by group. reopen:
+    gives the shards of the cache that stands at the folder's path by now.
+    """
+
+    folder: HeldFolder
+    mirror: Mirror | None
+    fields: Mapping[Group, tuple[FieldSpec, ...]]
+    tables: Mapping[Group, Array]
+    reopen: Callable[[], ShardFiles]
+
+    def __post_init__(self) -> None:
+        self._successor: ShardFiles | None = None
+
+    @cached_property
+    def number(self) -> int:
+        """Shards of each group."""
+        return len(self.tables["text"])
+
+    def entry(self, group: Group, index: int) -> ShardEntry:
+        """Returns what the table says of a shard."""
+        return entry_of(self.tables[group], index)
+
+    def wanted(self, group: Group, index: int) -> Wanted:
+        """Returns what a shard is called in a store, and how it is known there."""
+        from forebay.store.remote.node.node import Wanted
+
+        entry = self.entry(group, index)
+        return Wanted(name=shard_name(group, index), size_bytes=entry.size_bytes, xxh3_128=entry.xxh3_128, number=index)
+
+    def file(self, group: Group, index: int, holder: Holder) -> HeldFile:
+        """Returns the file of a shard, which is there when it is asked for. holder: who keeps it mapped."""
+        if self.mirror is None:
+            return self.folder / shard_name(group, index)
+        return self.mirror.file(self.folder, self.wanted(group, index), holder)
+
+    def opened(self, group: Group, index: int, holder: Holder) -> Shard:
+        """Returns a shard, mapped. Raises what `Shard` does."""
+        entry = self.entry(group, index)
+        try:
+            return Shard(self.file(group, index, holder), entry, self.fields[group])
+        except (CacheCorruptError, CacheReplacedError):  # a rebuild or repair has perhaps made it again
+            successor = self._standing()
+            if successor is None or not successor.has(group, index, entry):
+                raise
+        return successor.opened(group, index, holder)
+
+    def has(self, group: Group, index: int, entry: ShardEntry) -> bool:
+        """Whether this shard is in its place here too."""
+        return index < self.number and self.entry(group, index) == entry
+
+    def _standing(self) -> ShardFiles | None:
+        """Returns the shards of the cache that stands in this one's place by now, if another one does."""
+        if self._successor is None and self.folder.is_replaced():
+            with contextlib.suppress(CacheError):
+                self._successor = self.reopen()
+        return self._successor
+
+
+class OpenShards:
+    """The shards that are mapped, at most so many of them. Threads and forked children may share it."""
+
+    def __init__(self, files: ShardFiles, *, most: int) -> None:
+        """Maps nothing yet. most: mappings kept at once; the least recently used is closed first."""
+        self.files, self.most = files, most
+        self.folder = files.folder.path
+        self.columns: dict[int, TensorColumns] = {}
+        """By number, of the shards of all groups; filled where every shard may stay open."""
+        self._is_bounded = len(files.tables) * files.number > most
+        self._shards: OrderedDict[tuple[Group, int], Shard] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def __contains__(self, key: tuple[Group, int]) -> bool:
+        return key in self._shards
+
+    def get(self, group: Group, index: int) -> Shard:
+        """Returns an opened shard of a field group; IndexError where there is none of this number."""
+        key = (group, index)
+        # No lock: each of these is one operation under the GIL, and a lock held by another thread at a fork would stay
+        # locked in the child. Two threads that miss together map the shard twice, and the later mapping is dropped:
+        # with `setdefault`, since replacing a value unmaps the old one, without the GIL, in the middle of OrderedDict's
+        # work.
+        shard = self._shards.get(key)
+        if shard is not None:
+            if self._is_bounded:
+                with contextlib.suppress(KeyError):
+                    self._shards.move_to_end(key)
+            return shard
+        if not 0 <= index < self.files.number:
+            raise IndexError(f"shard {index} of {self.files.number}")
+        shard = self._shards.setdefault(key, self._opened(group, index))
+        self._close_down_to(self.most)
+        return shard
+
+    def columns_of(self, number: int) -> TensorColumns:
+        """Returns the tensor columns of the shards of one number, media first; kept where every shard may stay open."""
+        columns = tuple(column for group in self.files.tables for column in self.get(group, number).tensors)
+        return columns if self._is_bounded else self.columns.setdefault(number, columns)
+
+    def let_go(self, name: str | None) -> None:
+        """Closes mappings that are kept only in case they are read again: of a shard, or the older half of all.
+
+        What was handed out keeps its mapping until the last view of it is gone.
+        """
+        if name is None:
+            num_kept = len(self._shards) // 2
+            self.columns.clear()
+            self._close_down_to(num_kept)
+            return
+        for group, number in [key for key in self._shards.copy() if shard_name(*key) == name]:
+            self.columns.pop(number, None)
+            self._shards.pop((group, number), None)
+
+    def _opened(self, group: Group, index: int) -> Shard:
+        """Maps a shard; where the machine has no handle left, half of the open ones are closed first, for good."""
+        while True:
+            try:
+                return self.files.opened(group, index, self)
+            except CacheError as err:
+                num_open = len(self._shards)
+                # No name on the cause: this frame would hold it, and it this frame, with the callers' shards.
+                if not (isinstance(err.__cause__, OSError) and err.__cause__.errno in OUT_OF_HANDLES and num_open):
+                    raise
+            self.most, self._is_bounded = max(1, num_open // 2), True
+            self.columns.clear()  # these views hold mappings too
+            mirror = self.files.mirror
+            place = self.folder if mirror is None else mirror.url
+            logger.warning("%s: out of handles, at most %d shards are kept open", place, self.most)
+            self._close_down_to(num_open // 2)
+
+    def _close_down_to(self, number: int) -> None:
+        while len(self._shards) > number:
+            with contextlib.suppress(KeyError):
+                self._shards.popitem(last=False)
