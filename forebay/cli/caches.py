@@ -1,4 +1,4 @@
-"""The commands `forebay cache ACTION`: caches to a store and back, shards to this node."""
+"""The commands `forebay cache ACTION`: caches to a store and back, shards to this node, caches made of caches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from forebay.cli.options import DONE, add_config, command, load, printed
+from forebay.cli.options import DONE, add_config, command, load, on_disk, printed
 from forebay.config.load import read_remote
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import is_url, parse_url, url_or_path
@@ -16,13 +16,15 @@ from forebay.store.lookup import find_cache, require
 
 
 def add_cache(commands: Any) -> None:
-    """Adds `forebay cache push|pull|warm`."""
-    summary = "bring sealed caches to a store and back, and shards to this node"
+    """Adds `forebay cache push|pull|warm|merge|subset`."""
+    summary = "bring sealed caches to a store and back, and shards to this node; make caches of caches"
     actions = commands.add_parser("cache", help=summary, description=summary)
     actions = actions.add_subparsers(required=True, metavar="ACTION")
     _add_push(actions)
     _add_pull(actions)
     _add_warm(actions)
+    _add_merge(actions)
+    _add_subset(actions)
 
 
 def _add_push(actions: Any) -> None:
@@ -129,3 +131,65 @@ def _warm(options: argparse.Namespace) -> int:
     asked = {name: getattr(options, name) for name in ("steps", "resume", "epoch", "position")}
     wanted = WarmOptions(**asked, ranks=ranks, world=world, progress=not options.no_progress)
     return printed(options, warm(load(options), wanted))
+
+
+def _add_merge(actions: Any) -> None:
+    parser = command(actions, "merge", _merge, "make several caches of one recipe one cache; shards are linked")
+    parser.add_argument("caches", metavar="CACHE|CONFIG", nargs="+", help=_CACHE)
+    _add_out(parser)
+    parser.add_argument(
+        "--on-duplicate",
+        choices=("refuse", "keep-first"),
+        default="refuse",
+        help="what becomes of a sample whose id an earlier cache has; default: refuse",
+    )
+
+
+def _add_subset(actions: Any) -> None:
+    parser = command(actions, "subset", _subset, "make some samples of a cache a cache of its own; shards are linked")
+    parser.add_argument("cache", metavar="CACHE|CONFIG", help=_CACHE)
+    chosen = parser.add_mutually_exclusive_group(required=True)
+    chosen.add_argument("--ids", metavar="FILE", type=on_disk, help="a file with the id of a sample a line")
+    chosen.add_argument(
+        "--where", metavar="EXPR", help="a condition over the columns of the row table: language == 'hi' and ..."
+    )
+    _add_out(parser)
+    parser.add_argument(
+        "--missing",
+        choices=("refuse", "ok"),
+        default="refuse",
+        help="with --ids: what becomes of ids that the cache does not have; default: refuse",
+    )
+
+
+_CACHE = "the folder of a cache, or the TOML file that made it"
+
+
+def _add_out(parser: argparse.ArgumentParser) -> None:
+    place = "a folder, or a name without a slash: a folder beside the (first) cache, or in --cache-root"
+    parser.add_argument("--out", metavar="NAME|DIR", required=True, help=place)
+    parser.add_argument("--no-progress", action="store_true", help="no bars")
+
+
+def _merge(options: argparse.Namespace) -> int:
+    from forebay.preprocess.many.merge import merge
+
+    places = [_sealed_place(options, text) for text in options.caches]
+    asked = {name: getattr(options, name) for name in ("on_duplicate", "cache_root")}
+    return printed(options, merge(places, options.out, **asked, progress=not options.no_progress))
+
+
+def _subset(options: argparse.Namespace) -> int:
+    from forebay.preprocess.many.subset import subset
+
+    asked = {name: getattr(options, name) for name in ("where", "ids", "missing", "cache_root")}
+    place = _sealed_place(options, options.cache)
+    return printed(options, subset(place, options.out, **asked, progress=not options.no_progress))
+
+
+def _sealed_place(options: argparse.Namespace, text: str) -> str:
+    """Returns the folder or URL of a cache that was named, or of the cache of a config that was."""
+    if is_url(url_or_path(text)) or not Path(text).is_file():
+        return text
+    config = load(argparse.Namespace(config=text, cache_root=options.cache_root))
+    return require(config, find_cache(config, recipe_of(config))).place

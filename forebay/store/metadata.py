@@ -33,7 +33,7 @@ from forebay.store.files import hash_file, write_bytes
 from forebay.store.held import AnyFile, AnyFolder
 from forebay.store.key import canonical_json
 from forebay.store.layout import GROUPS, Array, FieldSpec, Group
-from forebay.store.schema import COUNT, NUMBER, OBJECT, POSITIVE, TEXT, Check, map_of, or_null, record
+from forebay.store.schema import COUNT, NUMBER, OBJECT, POSITIVE, TEXT, Check, list_of, map_of, or_null, record
 from forebay.store.tdz import TORCH_DTYPES
 
 FILE_NAME = "metadata.json"
@@ -227,6 +227,7 @@ _DESCRIPTION: Mapping[str, Check] = {
 }
 """What a report shows, and opening does not need."""
 
+_MADE_OF = list_of(record({"key": TEXT, "name": TEXT, "num_samples": COUNT, "taken": COUNT}))
 _AUDIO = record({"sample_rate_hz": POSITIVE})
 _CLIPPED = record({}, {"audio": or_null(record({}, {"clip_s": or_null(NUMBER)}))})
 
@@ -282,6 +283,7 @@ def check_description(folder: Path, metadata: Mapping[str, Any]) -> None:
     """Raises CacheCorruptError where a cache's metadata does not describe it wholly, as a report needs it."""
     _require_form(record(_DESCRIPTION), folder, metadata)
     _require_form(_CLIPPED, folder, metadata["recipe"])
+    _require_form(_MADE_OF, folder, metadata.get("made_of", []))
     constants = metadata["constants"]
     _require_form(record({"features": TEXT}), folder, constants)
     if "media_rows" in metadata:

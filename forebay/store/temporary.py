@@ -9,6 +9,7 @@ import re
 import shutil
 import tempfile
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import xxhash
@@ -29,6 +30,19 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f"{path.name}{TEMPORARY_MARK}{this_place()}-{os.getpid():x}-{uuid.uuid4().hex[:8]}")
 
 
+def is_temporary(name: str) -> bool:
+    """Whether a name is one that `temporary_name` gives."""
+    return _OURS.search(name) is not None
+
+
+def abandoned(folder: Path) -> Iterator[Path]:
+    """Yields what writers that were killed left unfinished directly in a folder. See `sweep`."""
+    for entry in os.scandir(folder):
+        match = _OURS.search(entry.name)
+        if match is not None and _is_abandoned(entry, match["place"], int(match["pid"], 16)):
+            yield Path(entry.path)
+
+
 def sweep(folder: Path) -> list[Path]:
     """Removes what writers that were killed left unfinished directly in a folder; returns what it removed.
 
@@ -39,13 +53,10 @@ def sweep(folder: Path) -> list[Path]:
     """
     removed: list[Path] = []
     with contextlib.suppress(OSError):
-        for entry in os.scandir(folder):
-            match = _OURS.search(entry.name)
-            if match is not None and _is_abandoned(entry, match["place"], int(match["pid"], 16)):
-                path = Path(entry.path)
-                if not is_held(path):
-                    _remove(path)
-                    removed.append(path)
+        for path in abandoned(folder):
+            if not is_held(path):
+                _remove(path)
+                removed.append(path)
     return removed
 
 

@@ -66,6 +66,7 @@ _ORDER = (
     "node",
     "remote_store",
     "push",
+    "fetch",
     "soak",
 )
 
