@@ -7,6 +7,7 @@ it, and no byte of it is a matter of the writer's version.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -184,21 +185,19 @@ class GroupStrips:
             position = member.offset + member.size_bytes
         if position > self.table["size_bytes"][shard]:
             raise self._foreign(shard, f"its members end at {position}, the file at {self.table['size_bytes'][shard]}")
-        rows = int(self.table["rows"][shard])
-        for values, offsets in zip(self.values, self.offsets, strict=True):
-            assert offsets.places is not None
-            count = int(values.starts[shard + 1] - values.starts[shard])
-            ends = np.empty(2, "<i8")
-            for index, row in enumerate((0, rows)):
-                _read_at(
-                    self.path(shard),
-                    int(offsets.places[shard]) + 8 * row,
-                    ends[index : index + 1].view(np.uint8).data,
-                )
-            if ends.tolist() != [0, count]:
-                raise self._foreign(
-                    shard, f"{offsets.array.path} goes from {ends[0]} to {ends[1]}, wanted 0 to {count}"
-                )
+        rows, path = int(self.table["rows"][shard]), self.path(shard)
+        with _opened(path) as file:
+            for values, offsets in zip(self.values, self.offsets, strict=True):
+                assert offsets.places is not None
+                count = int(values.starts[shard + 1] - values.starts[shard])
+                ends = np.empty(2, "<i8")
+                for index, row in enumerate((0, rows)):
+                    place = int(offsets.places[shard]) + 8 * row
+                    _fill(path, file, place, ends[index : index + 1].view(np.uint8).data)
+                if ends.tolist() != [0, count]:
+                    raise self._foreign(
+                        shard, f"{offsets.array.path} goes from {ends[0]} to {ends[1]}, wanted 0 to {count}"
+                    )
 
     def _total(self, strip: Strip) -> int:
         return int(self.values[self.offsets.index(strip)].starts[-1])
@@ -229,14 +228,23 @@ def _read_frame(path: Path, pieces: Sequence[Piece], frame: Strip, target: memor
             _read_at(path, piece.offset + low - piece.start, target[low - start : high - start])
 
 
+def _opened(path: Path) -> io.FileIO:
+    return open(path, "rb", buffering=0, opener=open_own)
+
+
 def _read_at(path: Path, offset: int, target: memoryview) -> None:
-    with open(path, "rb", buffering=0, opener=open_own) as file:
-        position = 0
-        while position < len(target):
-            count = os.preadv(file.fileno(), [target[position:]], offset + position)
-            if not count:
-                raise CacheCorruptError(
-                    f"{path} ends at {offset + position}, its entry in the shard table says later; run: forebay "
-                    "preprocess CONFIG --verify"
-                )
-            position += count
+    with _opened(path) as file:
+        _fill(path, file, offset, target)
+
+
+def _fill(path: Path, file: io.FileIO, offset: int, target: memoryview) -> None:
+    """Fills the target from this byte of a file on."""
+    position = 0
+    while position < len(target):
+        count = os.preadv(file.fileno(), [target[position:]], offset + position)
+        if not count:
+            raise CacheCorruptError(
+                f"{path} ends at {offset + position}, its entry in the shard table says later; run: forebay "
+                "preprocess CONFIG --verify"
+            )
+        position += count
