@@ -31,6 +31,7 @@ from forebay.store.layout import Group
 from forebay.store.lookup import Lookup, Sealed, failures_of, find_cache
 from forebay.store.memo import Memo
 from forebay.store.remote.raw.sources import localized, naming_urls
+from forebay.store.shared_disk import is_gone, seen
 from forebay.store.temporary import sweep
 from forebay.store.verify import quick_problems, verify_folder
 from forebay.visible import from_here
@@ -100,14 +101,31 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
             run.compare_probe(standing)
         try:
             report = run.dry(standing) if options.dry_run else run.run(standing)
-        except FileNotFoundError:
-            # Where locks do nothing, a builder that has sealed takes the folder away from under this one.
-            other = find_cache(config, recipe, memo=memo).found
-            if other is None or not _usable(config, other, options):
-                raise
+        except OSError as err:
+            other = _of_another(config, recipe, options, memo, err=err)
             run.workspace.remove()
             return BuildReport.of_standing(other, seconds=time.monotonic() - started_s)
     return replace(report, seconds=time.monotonic() - started_s)
+
+
+def _of_another(config: Config, recipe: AnyRecipe, options: Options, memo: Memo, *, err: OSError) -> Sealed:
+    """Returns the cache of another builder that took the folder of this build away; raises `err` where there is none.
+
+    That builder has sealed, and no lock told it that somebody else was at work.
+    """
+
+    def sealed() -> Sealed | None:
+        found = find_cache(config, recipe, memo=memo).found
+        return found if found is not None and _usable(config, found, options) else None
+
+    if not (is_gone(err) or isinstance(err, FileNotFoundError)):
+        raise err
+    # A rebuild has no use for a cache that stands, so there is nothing to wait for.
+    what = f"the cache that another builder may have sealed ({err.strerror}: {err.filename})"
+    found = sealed() if options.rebuild else seen(sealed, config.cache_root, what=what)
+    if found is None:
+        raise err
+    return found
 
 
 def _standing(config: Config, lookup: Lookup) -> Sealed | None:

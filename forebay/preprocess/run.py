@@ -32,6 +32,7 @@ from forebay.store.lookup import Sealed
 from forebay.store.memo import Memo
 from forebay.store.remote.raw.sources import is_here
 from forebay.store.seal import seal
+from forebay.store.shared_disk import seen
 
 logger = logging.getLogger(__name__)
 
@@ -74,9 +75,9 @@ class Run:
             self._collect()
             missing = [unit for unit in self._mine() if self._key(unit) not in self.workspace.receipts]
             if self.options.seal_only:
-                self._require_all(missing)
+                self._require_all(self._late(missing))
             self._make(missing)
-            if any(self.workspace.load(unit[1], self._key(unit)) is None for unit in self._all()):
+            if not all(map(self._finished, self._all())):
                 return self._unsealed()
             self._compare_sources()
             report = self._seal(standing)
@@ -175,6 +176,19 @@ class Run:
         used = set(group[[unit[0].start for unit in units]].tolist()) if units else set()
         here = {number: is_here(self.listing.files[number].path) for number in used}
         return sorted(units, key=lambda unit: not here[int(group[unit[0].start])])
+
+    def _late(self, missing: list[Unit]) -> list[Unit]:
+        """Returns what is missing still, once all that other machines have finished is seen."""
+        names = f"{len(missing)} shards of other machines"
+        seen(lambda: all(map(self._finished, missing)), self.workspace.folder, what=names)
+        found = [unit for unit in missing if self._finished(unit)]
+        self.counts["kept"] += len(found)
+        for unit in found:
+            self._note(self.workspace.receipts[self._key(unit)])
+        return [unit for unit in missing if unit not in found]
+
+    def _finished(self, unit: Unit) -> bool:
+        return self.workspace.load(unit[1], self._key(unit)) is not None
 
     def _require_all(self, missing: Sequence[Unit]) -> None:
         """Raises BuildError where a part has not made all of its shards."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import xxhash
 
-from forebay.store.held import is_held
+from forebay.store.held import readers_of
 
 TEMPORARY_MARK = ".tmp-"
 """Part of the name of every file and folder that is being written; none of them is ever read."""
@@ -34,8 +34,8 @@ def sweep(folder: Path) -> list[Path]:
 
     What a process of this machine writes is left alone as long as a process of that number runs; what another machine,
     or another container, writes, until it has not changed for a day by the clock of the file system. A cache that was
-    replaced and that somebody still reads is left to a later run. Foreign names, and a folder that cannot be written,
-    are left as they are.
+    replaced and that somebody still reads is left to a later run; where no lock tells who reads, a folder stays for a
+    day. Foreign names, and a folder that cannot be written, are left as they are.
     """
     removed: list[Path] = []
     with contextlib.suppress(OSError):
@@ -43,15 +43,32 @@ def sweep(folder: Path) -> list[Path]:
             match = _OURS.search(entry.name)
             if match is not None and _is_abandoned(entry, match["place"], int(match["pid"], 16)):
                 path = Path(entry.path)
-                if not is_held(path):
+                if not entry.is_dir(follow_symlinks=False) or not _may_be_read(entry):
                     _remove(path)
                     removed.append(path)
     return removed
 
 
+def remove_aside(folder: Path) -> bool:
+    """Removes a folder that was put aside if nobody reads it; says whether it did. If not, a later `sweep` does."""
+    if readers_of(folder) != "none":
+        with contextlib.suppress(OSError):
+            os.utime(folder)  # its day begins
+        return False
+    shutil.rmtree(folder, ignore_errors=True)
+    return True
+
+
+def _may_be_read(entry: os.DirEntry[str]) -> bool:
+    readers = readers_of(Path(entry.path))
+    return readers == "some" or (readers == "unknown" and not _is_old(entry))
+
+
 def _is_abandoned(entry: os.DirEntry[str], place: str, pid: int) -> bool:
-    if place == _place():
-        return not _is_running(pid)
+    return not _is_running(pid) if place == _place() else _is_old(entry)
+
+
+def _is_old(entry: os.DirEntry[str]) -> bool:
     # Not our clock: it may be a day off from that of the machine that keeps the files.
     with tempfile.TemporaryFile(dir=os.path.dirname(entry.path)) as now:
         return os.fstat(now.fileno()).st_mtime - entry.stat(follow_symlinks=False).st_mtime > _OLD_S

@@ -52,6 +52,7 @@ _ORDER = (
     "signals",
     "workers",
     "two_builders",
+    "nfs",
     "swap",
     "sources",
     "damage",
