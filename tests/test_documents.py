@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import importlib
@@ -21,7 +22,7 @@ import pytest
 import forebay
 from benchmarks import picture
 from forebay import cli, load_config
-from forebay.cli.main import make_parser
+from forebay.cli.program import make_parser
 from forebay.config import tree
 from forebay.plan.cursor import LoaderState
 from forebay.steps import table
@@ -86,17 +87,27 @@ def test_the_readme_shows_fields_that_there_are_and_where_the_others_are() -> No
 
 def test_every_command_and_option_of_the_readme_parses() -> None:
     rows = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| `forebay ")]
-    assert len(rows) == 12
+    commands, shown = dict(_commands(make_parser())), []
     for row in rows:
         words = shlex.split(re.findall(r"`(.*?)`", row)[0])[1:]
-        parser, names = make_parser(), []
-        while parser._subparsers is not None:  # `cache push` is a command of a command
-            names.append(words.pop(0))
-            parser = parser._subparsers._group_actions[0].choices[names[-1]]  # type: ignore[index]
+        names = next(names for names in commands if list(names) == words[: len(names)])
+        shown.append(names)
+        parser = commands[names]
         with pytest.raises(SystemExit, match="0"):
             cli.main([*names, "--help"])
         known = {option for action in parser._actions for option in action.option_strings}
         assert set(re.findall(r"(--[a-z-]+)", row)) - {"--cache-dir"} <= known
+    assert sorted(shown) == sorted(commands)
+
+
+def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[tuple[str, ...], argparse.ArgumentParser]]:
+    """Every command with its words; `cache push` is a command of a command."""
+    if parser._subparsers is None:
+        yield (), parser
+        return
+    choices: dict[str, argparse.ArgumentParser] = parser._subparsers._group_actions[0].choices  # type: ignore[assignment]
+    for name, inner in choices.items():
+        yield from (((name, *names), found) for names, found in _commands(inner))
 
 
 def _text(name: str) -> str:

@@ -13,6 +13,8 @@ from forebay.config.tree import stand_in
 from forebay.errors import ConfigError
 from forebay.visible import json_text
 
+RUNNERS = ("local", "ray", "slurm")
+
 
 def add_preprocess(commands: Any) -> None:
     """Adds `forebay preprocess`."""
@@ -33,8 +35,37 @@ def add_preprocess(commands: Any) -> None:
         "--prepare", action="store_true", help="list and hash the raw data once, for parts that start together"
     )
     parser.add_argument("--seal", action="store_true", help="seal what all parts have made, and make nothing")
+    parser.add_argument(
+        "--runner",
+        choices=RUNNERS,
+        default="local",
+        help="who makes the shards: this machine, a Ray cluster, or jobs of Slurm",
+    )
+    parser.add_argument(
+        "--address", metavar="HOST:PORT", help="of the Ray cluster; default: RAY_ADDRESS, else the one of this machine"
+    )
+    parser.add_argument(
+        "--stage",
+        metavar="URL",
+        help="folder of the root's bucket for finished shards, where nodes share no disk",
+    )
     parser.add_argument("--key", metavar="KEY", help="first digits of the key that the build must have, else stop")
     parser.add_argument("--no-progress", action="store_true", help="no bars")
+    slurm = parser.add_argument_group("with --runner slurm (docs/cluster.md)")
+    slurm.add_argument(
+        "--array", type=_array, metavar="N[%M]", help="parts of the array, at most M at once; --prepare checks it too"
+    )
+    how = slurm.add_mutually_exclusive_group()
+    how.add_argument("--submit", action="store_true", help="call sbatch; what is finished is not made again")
+    how.add_argument("--print", action="store_true", help="print the jobs as a script that submits them (the default)")
+    slurm.add_argument("--logs", metavar="DIR", help="where log files go; default: CACHE_ROOT/.building/logs")
+
+
+def _array(text: str) -> tuple[int, int | None]:
+    number, sign, limit = text.partition("%")
+    if not (number.isdigit() and int(number) > 0 and (limit.isdigit() and int(limit) > 0 if sign else True)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not N or N%M, for example 64 or 64%16")
+    return int(number), int(limit) if sign else None
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -45,15 +76,78 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def _preprocess(options: argparse.Namespace) -> int:
+    if options.runner == "slurm":
+        return _slurm(options)
     from forebay.preprocess.pipeline import build, prepare
     from forebay.preprocess.report import Options
 
+    for name in ("submit", "print", "logs"):
+        if getattr(options, name):
+            raise ConfigError(f"--{name} is for jobs of Slurm: add --runner slurm")
+    if options.array is not None and not options.prepare:
+        raise ConfigError("--array is for jobs of Slurm, and for --prepare: add --runner slurm")
     if options.seal and options.shards is not None:
         raise ConfigError("--seal is of all parts, and --shards of one: give one of them")
+    if options.address is not None and options.runner != "ray":
+        raise ConfigError("--address is of a Ray cluster: give --runner ray too, or leave it out")
     config = load(options)
-    asked = {name: getattr(options, name) for name in ("rebuild", "verify", "dry_run", "key")}
+    names = ("rebuild", "verify", "dry_run", "key", "runner", "address", "stage")
+    asked = {name: getattr(options, name) for name in names}
     wanted = Options(**asked, part=options.shards, seal_only=options.seal, progress=not options.no_progress)
-    return printed(options, prepare(config, wanted) if options.prepare else build(config, wanted))
+    if options.prepare:
+        num_parts = None if options.array is None else options.array[0]
+        return printed(options, prepare(config, wanted, num_parts=num_parts))
+    return printed(options, build(config, wanted))
+
+
+def _slurm(options: argparse.Namespace) -> int:
+    from forebay.preprocess.runner.slurm import Asked, planned, submit
+
+    alone = [
+        name for name in ("rebuild", "verify", "dry_run", "shards", "prepare", "seal", "key") if _given(options, name)
+    ]
+    if alone:
+        raise ConfigError(f"--{alone[0].replace('_', '-')} is for one process: leave out --runner slurm")
+    config = load(options)
+    num_parts, limit = options.array or (None, None)
+    asked = Asked(
+        config=options.config,
+        num_parts=num_parts,
+        limit=limit,
+        logs=options.logs,
+        options=_handed_on(options),
+        workers=options.workers,
+    )
+    return printed(options, submit(config, asked) if options.submit else planned(config, asked))
+
+
+def _given(options: argparse.Namespace, name: str) -> bool:
+    return getattr(options, name) not in (None, False)
+
+
+def _handed_on(options: argparse.Namespace) -> list[str]:
+    """Returns the options that change settings, for other processes; the folder of this one is not theirs."""
+    given = [f"--set={override}" for override in options.set]
+    given += [] if options.max_samples is None else [f"--max-samples={options.max_samples}"]
+    given += [] if options.cache_root is None else [f"--cache-root={options.cache_root}"]
+    return given + ["-v"] * options.verbose
+
+
+def add_status(commands: Any) -> None:
+    """Adds `forebay status`."""
+    parser = command(
+        commands,
+        "status",
+        _status,
+        "say how far the build of a config is, and which of its parts fail; changes nothing",
+    )
+    add_config(parser)
+
+
+def _status(options: argparse.Namespace) -> int:
+    from forebay.preprocess.runner.status import status_of
+
+    return printed(options, status_of(load(options)))
 
 
 def add_key(commands: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -181,6 +182,9 @@ class RunConfig:
     warns."""
     max_open_tars: int = 64
     """Tars and other source files that a process keeps open."""
+    sbatch: tuple[str, ...] = ()
+    """Options of Slurm's `sbatch` for the jobs of `forebay preprocess --runner slurm`, one a text:
+    `["--partition=cpu", "--time=04:00:00", "--cpus-per-task=16", "--mem-per-cpu=3G"]`."""
 
     def __post_init__(self) -> None:
         if self.num_workers is not None and self.num_workers < 1:
@@ -189,3 +193,6 @@ class RunConfig:
             raise ValueError(f"max_failed_share is {self.max_failed_share}, wanted 0 to 1")
         if self.max_open_tars < 1:
             raise ValueError(f"max_open_tars is {self.max_open_tars}, wanted 1 or more")
+        for option in self.sbatch:
+            if not re.fullmatch(r"--[a-z][a-z0-9-]*(=[^\n]*)?", option):
+                raise ValueError(f'sbatch has {option!r}, wanted options as "--partition=cpu" or "--exclusive"')

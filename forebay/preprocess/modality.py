@@ -92,6 +92,11 @@ class Modality(Protocol):
         ...
 
     @property
+    def read_values(self) -> frozenset[str]:
+        """Tensor fields whose values `read_rows` reads; of others it reads how many each row has."""
+        ...
+
+    @property
     def length_names(self) -> tuple[str, ...]:
         """What `lengths.npy` holds a row of."""
         ...

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 from forebay.config.tree import Config
 from forebay.config.url import is_url
-from forebay.errors import BuildError
+from forebay.errors import BuildError, CacheCorruptError
 from forebay.plan.make import plan_example, plan_of
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.modality import Listing, Modality
-from forebay.preprocess.pool import Pool
-from forebay.preprocess.prepared import Prepared, PrepareReport, folder_of, prepared, require_key, require_numerics
+from forebay.preprocess.pool import Pool, Runner
+from forebay.preprocess.prepared import (
+    Prepared,
+    PrepareReport,
+    folder_of,
+    prepared,
+    require_key,
+    require_numerics,
+    require_parts,
+)
 from forebay.preprocess.prepared import load as load_prepared
+from forebay.preprocess.prepared import remove as remove_prepared
 from forebay.preprocess.published import check_options, pushed, require_whole
 from forebay.preprocess.report import BuildReport, Options
-from forebay.preprocess.run import Run, workspace_folder
+from forebay.preprocess.run import Run
+from forebay.preprocess.runner.ray import Ray
 from forebay.preprocess.sources.naming import manifest_files
-from forebay.preprocess.workspace import Workspace
+from forebay.preprocess.workspace import Workspace, workspace_folder
 from forebay.steps.recipe import AnyRecipe, recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.files import require_writable
@@ -95,20 +107,20 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
     if not options.dry_run:
         setting = "run.cache_root" if config.remote_root is None else "remote.shard_dir"
         require_writable(config.cache_root, setting=setting)
-    with Pool(config.run.num_workers or os.cpu_count() or 1) as pool:
-        run = Run(config, options, _prepared(config, options, recipe, pool, memo), pool, memo)
+    with Pool(config.run.num_workers or os.cpu_count() or 1) as pool, _runner(options, pool) as runner:
+        run = Run(config, options, _prepared(config, options, recipe, pool, memo), pool, memo, runner=runner)
         if standing is not None:
             run.compare_probe(standing)
         try:
             report = run.dry(standing) if options.dry_run else run.run(standing)
-        except OSError as err:
+        except (OSError, CacheCorruptError, BuildError) as err:
             other = _of_another(config, recipe, options, memo, err=err)
             run.workspace.remove()
             return BuildReport.of_standing(other, seconds=time.monotonic() - started_s)
     return replace(report, seconds=time.monotonic() - started_s)
 
 
-def _of_another(config: Config, recipe: AnyRecipe, options: Options, memo: Memo, *, err: OSError) -> Sealed:
+def _of_another(config: Config, recipe: AnyRecipe, options: Options, memo: Memo, *, err: Exception) -> Sealed:
     """Returns the cache of another builder that took the folder of this build away; raises `err` where there is none.
 
     That builder has sealed, and no lock told it that somebody else was at work.
@@ -118,14 +130,22 @@ def _of_another(config: Config, recipe: AnyRecipe, options: Options, memo: Memo,
         found = find_cache(config, recipe, memo=memo).found
         return found if found is not None and _usable(config, found, options) else None
 
-    if not (is_gone(err) or isinstance(err, FileNotFoundError)):
+    gone = err if isinstance(err, OSError) else err.__cause__
+    if not isinstance(gone, OSError) or not (is_gone(gone) or isinstance(gone, FileNotFoundError)):
         raise err
-    # A rebuild has no use for a cache that stands, so there is nothing to wait for.
-    what = f"the cache that another builder may have sealed ({err.strerror}: {err.filename})"
-    found = sealed() if options.rebuild else seen(sealed, config.cache_root, what=what)
+    # A rebuild has no use for a cache that stands, and raw data that is gone is no sign of another builder.
+    is_ours = not options.rebuild and str(gone.filename).startswith(str(config.cache_root))
+    what = f"the cache that another builder may have sealed ({gone.strerror}: {gone.filename})"
+    found = seen(sealed, config.cache_root, what=what) if is_ours else sealed()
     if found is None:
         raise err
     return found
+
+
+def _runner(options: Options, pool: Pool) -> AbstractContextManager[Runner]:
+    """Returns who makes the shards. A cluster that does not answer shows before anything is listed."""
+    is_local = options.runner == "local" or options.dry_run
+    return contextlib.nullcontext(pool) if is_local else Ray(options.address)
 
 
 def _standing(config: Config, lookup: Lookup) -> Sealed | None:
@@ -141,19 +161,28 @@ def _standing(config: Config, lookup: Lookup) -> Sealed | None:
     return found
 
 
-def prepare(config: Config, options: Options | None = None) -> PrepareReport:
+def prepare(config: Config, options: Options | None = None, *, num_parts: int | None = None) -> PrepareReport:
     """Lists and hashes the raw data of a config once, for all parts of its build, and returns what that found.
 
-    Raises what `build` raises before it makes a shard.
+    Where the cache is sealed nothing is prepared. num_parts: the parts that there will be.
+    Raises what `build` raises before it makes a shard, ConfigError for more parts than shards.
     """
     options = options or Options()
     check_options(config, replace(options, part=(0, 1)))
     started_s = time.monotonic()
     require_writable(config.cache_root, setting="run.cache_root")
+    config = replace(config, loader=replace(config.loader, cache_dir=None))
     recipe, memo = recipe_of(config), Memo.of(config)
-    with naming_urls(), Pool(config.run.num_workers or os.cpu_count() or 1) as pool:
-        found, is_new = _shared(config, recipe, pool, memo)
+    with naming_urls():
+        standing = _standing(config, find_cache(config, recipe, memo=memo))
+        if standing is not None and _usable(config, standing, options):
+            require_key(config, standing.key, options.key)
+            remove_prepared(config, recipe)
+            return PrepareReport.of_standing(standing, seconds=time.monotonic() - started_s)
+        with Pool(config.run.num_workers or os.cpu_count() or 1) as pool:
+            found, is_new = _shared(config, recipe, pool, memo)
     require_key(config, found.listing.key, options.key)
+    require_parts(config, num_parts or 0, len(found.cuts))
     return PrepareReport(
         key=found.listing.key,
         folder=str(folder_of(config, recipe)),

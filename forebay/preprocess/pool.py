@@ -36,6 +36,14 @@ class Map(Protocol):
         ...
 
 
+class Runner(Protocol):
+    """Who makes the shards of a build: a `Pool` of this machine, or what stands for the nodes of a cluster."""
+
+    def run(self, function: Callable[[T], R], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:
+        """Yields every task with its result, as they are done. See `Pool.run`."""
+        ...
+
+
 PINNED = dict.fromkeys(
     (
         "OMP_NUM_THREADS",

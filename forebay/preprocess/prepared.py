@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from forebay.config.tree import Config
@@ -30,7 +31,8 @@ from forebay.preprocess.sources.rows import Manifest
 from forebay.steps.recipe import AnyRecipe
 from forebay.store.files import hash_file, write_aside, write_bytes
 from forebay.store.key import SHORT, digest
-from forebay.store.layout import GROUPS, Group
+from forebay.store.layout import GROUPS, Array, Group
+from forebay.store.lookup import Sealed
 from forebay.store.memo import is_same, stat_now
 from forebay.store.remote.raw.sources import localized, look_up
 from forebay.store.shared_disk import lock_for_work, move, seen
@@ -83,6 +85,22 @@ class PrepareReport:
     num_shards: int
     already_prepared: bool
     seconds: float
+    sealed: str | None = None
+    """The cache, where that is sealed already: then nothing is prepared."""
+
+    @classmethod
+    def of_standing(cls, standing: Sealed, *, seconds: float) -> PrepareReport:
+        """Returns the report of a cache that was sealed already."""
+        return cls(
+            key=standing.key,
+            folder="",
+            num_samples=standing.metadata["num_samples"],
+            num_files=len(standing.sources()),
+            num_shards=standing.metadata["num_shards"],
+            already_prepared=False,
+            seconds=seconds,
+            sealed=standing.place,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON document."""
@@ -90,6 +108,9 @@ class PrepareReport:
 
     def lines(self) -> Iterator[str]:
         """Yields what the command prints."""
+        if self.sealed is not None:
+            yield f"already sealed: {from_here(self.sealed)} ({self.num_samples} samples); nothing is to be prepared"
+            return
         state = "already prepared" if self.already_prepared else "prepared"
         yield f"{state}: {self.num_samples} samples of {self.num_files} files in {self.num_shards} shards"
         yield f"key {self.key[:SHORT]}, {self.seconds:.1f} s: {from_here(self.folder)}"
@@ -141,13 +162,53 @@ def load(config: Config, recipe: AnyRecipe) -> Prepared | None:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Outline:
+    """A prepared build without its rows. moved: a source file that is not what it was then; None: none."""
+
+    key: str
+    host: str
+    num_samples: int
+    cuts: pa.Table
+    moved: str | None
+
+    def num_rows(self, group: Group) -> Array:
+        """Returns the rows of every shard of a group."""
+        if group == "media":
+            return self._numbers("num_media")
+        rows: Array = self._numbers("stop") - self._numbers("start")
+        return rows
+
+    def _numbers(self, name: str) -> Array:
+        # Arrow's own conversion loads pandas.
+        column = self.cuts[name].combine_chunks()
+        return np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset)
+
+
+def outline(config: Config, recipe: AnyRecipe) -> Outline | None:
+    """Returns the outline of a config's prepared build, also where its sources have changed; None if there is none."""
+    folder = folder_of(config, recipe)
+    if (document := read_document(folder)) is None:
+        return None
+    return Outline(
+        key=document["key"],
+        host=document["host"],
+        num_samples=len(_table(folder, "rows")),
+        cuts=_table(folder, "cuts"),
+        moved=_moved(config, _files(_table(folder, "files"))),
+    )
+
+
 def remove(config: Config, recipe: AnyRecipe) -> None:
     """Removes the prepared build of a config, whose cache is sealed now."""
     folder = folder_of(config, recipe)
     with contextlib.suppress(OSError):
-        _put_away(folder)
+        if folder.is_dir():
+            _put_away(folder)
     with contextlib.suppress(OSError):
         folder.with_suffix(".lock").unlink()
+    with contextlib.suppress(OSError):
+        submission_file(config, recipe).unlink()
 
 
 def folder_of(config: Config, recipe: AnyRecipe) -> Path:
@@ -163,6 +224,20 @@ def folder_of(config: Config, recipe: AnyRecipe) -> Path:
         "codec": config.codec,
     }
     return config.cache_root / ".building" / f"prepared-{digest(named)[:SHORT]}"
+
+
+def submission_file(config: Config, recipe: AnyRecipe) -> Path:
+    """Returns the file that says which jobs of a cluster were last started for a config's build."""
+    return folder_of(config, recipe).with_suffix(".submitted.json")
+
+
+def require_parts(config: Config, num_parts: int, num_shards: int) -> None:
+    """Raises ConfigError for an array of more parts than there are shards."""
+    if num_parts > num_shards:
+        raise ConfigError(
+            f"--array {num_parts}: {config.path} has {num_shards} shards, and more parts than shards leave some "
+            f"without work; run: forebay preprocess {config.path} --runner slurm --array {max(1, num_shards)}"
+        )
 
 
 def require_key(config: Config, key: str, wanted: str | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from forebay.store.lookup import Sealed
 from forebay.store.remote.transfer.tally import TransferReport
@@ -20,7 +20,9 @@ class Options:
 
     verify: re-hash a sealed cache and make its damaged shards again. rebuild: make every shard again and swap the
     cache. part: (i, n), only every n-th shard from the i-th on, and no seal before all are there. seal_only: make no
-    shard, and seal what all parts have made. key: the first digits of the key that the build must have. progress: show
+    shard, and seal what all parts have made. stage: the URL below which finished shards stand until the cache is
+    sealed; None: a folder that all parts share. key: the first digits of the key that the build must have. runner: who
+    makes the shards. address: of the Ray cluster, HOST:PORT; None: see `forebay.preprocess.runner.ray`. progress: show
     bars.
     """
 
@@ -29,7 +31,10 @@ class Options:
     dry_run: bool = False
     part: tuple[int, int] | None = None
     seal_only: bool = False
+    stage: str | None = None
     key: str | None = None
+    runner: Literal["local", "ray"] = "local"
+    address: str | None = None
     progress: bool = True
 
 

@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import os
+import socket
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from forebay.config.tree import Config
-from forebay.config.url import is_url
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.arriving import Arriving, Fresh
 from forebay.preprocess.assemble import EXCLUDING, assemble
 from forebay.preprocess.cut import Cut
-from forebay.preprocess.modality import Finished
-from forebay.preprocess.pool import Pool, WorkerDied
+from forebay.preprocess.pool import Pool, Runner, WorkerDied
 from forebay.preprocess.prepared import Prepared
 from forebay.preprocess.prepared import remove as remove_prepared
 from forebay.preprocess.report import COUNTS, BuildReport, Options
+from forebay.preprocess.runner.driver import sole_driver
+from forebay.preprocess.runner.node import OnNode, stores_of
+from forebay.preprocess.runner.parts import PartLog
+from forebay.preprocess.shard_place import ShardPlace
 from forebay.preprocess.shard_task import Progress, ShardTask, make_shard
 from forebay.preprocess.sources.rows import described
+from forebay.preprocess.stage.options import stage_of, staged_workspace
 from forebay.preprocess.unchanged import require_unchanged
-from forebay.preprocess.workspace import Donors, Failure, Receipt, Workspace
+from forebay.preprocess.workspace import Donors, Failure, Named, Receipt, Workspace, origin_of, workspace_folder
 from forebay.steps.recipe import recipe_of
-from forebay.store.key import SHORT, differences, digest, folder_name
+from forebay.store.key import differences, folder_name
 from forebay.store.layout import Group
 from forebay.store.lookup import Sealed
 from forebay.store.memo import Memo
 from forebay.store.remote.raw.sources import is_here
-from forebay.store.seal import seal
 from forebay.store.shared_disk import seen
 
 logger = logging.getLogger(__name__)
@@ -43,7 +48,13 @@ Unit = tuple[Cut, Group]
 class Run:
     """One run of a build: the state that its steps share."""
 
-    def __init__(self, config: Config, options: Options, made: Prepared, pool: Pool, memo: Memo) -> None:
+    def __init__(
+        self, config: Config, options: Options, made: Prepared, pool: Pool, memo: Memo, *, runner: Runner | None = None
+    ) -> None:
+        """runner: makes the shards; None: the pool, which does all else."""
+        self.runner = runner or pool
+        self.token: str | None = None
+        self.host = made.host
         self.config = config
         self.options = options
         self.listing = listing = made.listing
@@ -59,9 +70,10 @@ class Run:
             )
         # A rebuild must not take up what an ordinary run left, but may go on from an interrupted rebuild.
         suffix = "-rebuild" if options.rebuild else ""
-        manifests = [name if is_url(name) else os.path.abspath(name) for name in config.source.manifests]
-        origin = digest({"recipe": listing.recipe.key, "manifests": manifests})
-        self.workspace = Workspace(workspace_folder(config, listing.key, suffix), origin)
+        origin = origin_of(config, listing.recipe.key)
+        self.workspace: ShardPlace = Workspace(workspace_folder(config, listing.key, suffix), origin)
+        if (stage := stage_of(config, options, self.workspace.folder.name)) is not None:
+            self.workspace = staged_workspace(config, options, made, stage.knowing(listing.files), origin)
         self.counts: Counter[str] = Counter()
         self.failures = [Failure(sample_id=i, reason=r, message=m) for i, r, m in listing.manifest.failed()]
         self.num_rows = len(listing.rows) + len(self.failures)
@@ -71,13 +83,13 @@ class Run:
     def run(self, standing: Sealed | None) -> BuildReport:
         """Makes what is missing of this run's shards, and the sealed cache if no shard is missing then."""
         self._check_failures(len(self.failures))
-        with self.workspace.occupied():
+        with self.workspace.occupied(), self._driving(), self._part_log() as log:
             self._collect()
             missing = [unit for unit in self._mine() if self._key(unit) not in self.workspace.receipts]
             if self.options.seal_only:
-                self._require_all(self._late(missing))
-            self._make(missing)
-            if not all(map(self._finished, self._all())):
+                self._require_all(missing)
+            self._make(missing, log)
+            if not self.workspace.has_all(self._named(self._all()), self.pool.map):
                 return self._unsealed()
             self._compare_sources()
             report = self._seal(standing)
@@ -99,10 +111,9 @@ class Run:
     def dry(self, standing: Sealed | None) -> BuildReport:
         """What `run` would do, and how large the cache would be."""
         donors = self._donors()
-        for unit in self._mine():
-            key = self._key(unit)
-            kept = self.workspace.load(unit[1], key) is not None
-            self.counts["kept" if kept else "linked" if key in donors else "written"] += 1
+        named = self._named(self._mine())
+        for (_, key), receipt in zip(named, self.workspace.load(named), strict=True):
+            self.counts["kept" if receipt is not None else "linked" if key in donors else "written"] += 1
         size = self.modality.estimate_bytes(self.listing)
         target = self._target(standing)
         report = self._report(target, num_samples=len(self.listing.rows), sealed=False, estimated_bytes=size)
@@ -122,6 +133,9 @@ class Run:
     def _key(self, unit: Unit) -> str:
         return unit[0].keys[unit[1]]
 
+    def _named(self, units: Sequence[Unit]) -> list[Named]:
+        return [(unit[1], self._key(unit)) for unit in units]
+
     def _target(self, standing: Sealed | None) -> Path:
         return standing.folder if standing else self.config.cache_root / folder_name(self.config, self.listing.key)
 
@@ -132,40 +146,82 @@ class Run:
             return {}
         return self.workspace.find_donors(self.config.cache_root, wanted, recipe_key=self.listing.recipe.key)
 
+    def _part_log(self) -> PartLog:
+        units = len(self.cuts) * len(self.modality.groups)
+        samples = len(self.listing.rows)
+        return PartLog(self.workspace.folder, part=self.options.part, samples=samples, shards=units)
+
     def _collect(self) -> None:
         """Keeps what an earlier run finished and links what other caches have, each after re-hashing it."""
         donors = self._donors()
-        for unit in self._mine():
-            key, group = self._key(unit), unit[1]
-            receipt = self.workspace.load(group, key)
+        named = self._named(self._mine())
+        if self.options.seal_only:  # before terabytes are hashed again
+            absent = self._absent(named, donors)
+            self._require_all([unit for unit in self._mine() if self._key(unit) in absent])
+        for (group, key), receipt in zip(named, self.workspace.load(named, self.pool.map), strict=True):
             if receipt is not None:
                 self.counts["kept"] += 1
                 self._note(receipt)
             elif self.workspace.adopt(group, key, donors):
                 self.counts["linked"] += 1
 
-    def _make(self, missing: Sequence[Unit]) -> None:
+    def _make(self, missing: Sequence[Unit], log: PartLog) -> None:
         missing = list({self._key(unit): unit for unit in missing}.values())  # shards of equal content are one file
         rows: dict[Group, int] = dict.fromkeys(self.modality.groups, 0)
         for cut, group in missing:
             rows[group] += cut.num_media if group == "media" else cut.stop - cut.start
+        counted: Group = "media" if rows.get("media") else "text"
+        log.begin(
+            to_make=len(missing),
+            rows_to_make=rows[counted],
+            unit=self.modality.media_unit if counted == "media" else "text",
+            kept=self.counts["kept"],
+            linked=self.counts["linked"],
+        )
         with Progress(rows, media_unit=self.modality.media_unit, shown=self.options.progress) as progress:
             try:
                 for task, (receipt, made) in self._made(map(self._task, _in_order(self._here_first(missing)))):
                     self.workspace.receipts[task.key] = receipt
                     self.counts["written" if made else "kept"] += 1
                     progress.shard_done(task, receipt)
+                    log.made(rows=len(task.rows) if task.group == counted else 0, by_this_run=made)
                     self._note(receipt)
             except WorkerDied as err:
-                raise BuildError(self._death(err)) from err
+                death = BuildError(self._death(err))
+                for note in getattr(err, "__notes__", ()):
+                    death.add_note(note)
+                raise death from err
 
     def _made(self, tasks: Iterator[ShardTask]) -> Iterator[tuple[ShardTask, tuple[Receipt, bool]]]:
         """Yields every task with what it gave; what it reads of a store is downloaded ahead, if it is not here."""
         files = self.listing.files
+        if self.runner is not self.pool:
+            return self.runner.run(self._on_node(), tasks)
         if all(file.stat is None or file.stat[0] >= 0 for file in files):
             return self.pool.run(make_shard, tasks)
         arriving = Arriving(_media_paths, total=len(files))
         return self.pool.run(Fresh(make_shard), arriving.ahead_of(tasks))
+
+    @contextlib.contextmanager
+    def _driving(self) -> Iterator[None]:
+        """Refuses a second driver of this build on a cluster."""
+        if self.runner is self.pool:
+            yield
+            return
+        with sole_driver(self.workspace.folder, config=str(self.config.path)) as self.token:
+            yield
+
+    def _on_node(self) -> Callable[[ShardTask], Any]:
+        """Returns `make_shard` with what a node looks at before; its downloads are the node's own."""
+        return OnNode(
+            function=make_shard,
+            host=self.host,
+            probe=dict(self.probe),
+            driver=socket.gethostname(),
+            token=self.token,
+            stores=stores_of(self.listing.files),
+            config=str(self.config.path),
+        )
 
     def _here_first(self, units: Sequence[Unit]) -> list[Unit]:
         """Returns the units with those first whose raw data is on this node: what a bound keeps is not fetched twice.
@@ -177,18 +233,14 @@ class Run:
         here = {number: is_here(self.listing.files[number].path) for number in used}
         return sorted(units, key=lambda unit: not here[int(group[unit[0].start])])
 
-    def _late(self, missing: list[Unit]) -> list[Unit]:
-        """Returns what is missing still, once all that other machines have finished is seen."""
-        names = f"{len(missing)} shards of other machines"
-        seen(lambda: all(map(self._finished, missing)), self.workspace.folder, what=names)
-        found = [unit for unit in missing if self._finished(unit)]
-        self.counts["kept"] += len(found)
-        for unit in found:
-            self._note(self.workspace.receipts[self._key(unit)])
-        return [unit for unit in missing if unit not in found]
+    def _absent(self, named: Sequence[Named], donors: Donors) -> set[str]:
+        """Returns the keys of what is not there, once all that other machines have finished is seen."""
 
-    def _finished(self, unit: Unit) -> bool:
-        return self.workspace.load(unit[1], self._key(unit)) is not None
+        def absent() -> set[str]:
+            return {key for _, key in self.workspace.absent(named)} - donors.keys()
+
+        seen(lambda: not absent(), self.workspace.folder, what="shards that other machines may have finished")
+        return absent()
 
     def _require_all(self, missing: Sequence[Unit]) -> None:
         """Raises BuildError where a part has not made all of its shards."""
@@ -213,6 +265,7 @@ class Run:
             files=files,
             modality=self.modality,
             max_open_tars=self.config.run.max_open_tars,
+            stage=self.workspace.stage,
         )
 
     def _death(self, err: WorkerDied) -> str:
@@ -254,13 +307,9 @@ class Run:
             )
 
     def _seal(self, standing: Sealed | None) -> BuildReport:
-        finished: Finished = {
-            group: [
-                (self.workspace.path(group, c.keys[group]), self.workspace.receipts[c.keys[group]].entry)
-                for c in self.cuts
-            ]
-            for group in self.modality.groups
-        }
+        finished = self.workspace.finished(
+            {group: [c.keys[group] for c in self.cuts] for group in self.modality.groups}
+        )
         memo = self.memo.dump([file.path for file in self.listing.files])
         rows = self.modality.read_rows(finished, self.listing)
         self.failures += rows.failures
@@ -272,15 +321,15 @@ class Run:
         for failure in self.failures:
             logger.warning("left out %s, %s: %s", failure.sample_id, failure.reason, failure.message)
         target = self._target(standing)
-        sealed_here = seal(target, contents, scratch=self.workspace.folder, replace=standing is not None)
-        logger.info("%s %s", "sealed" if sealed_here else "another builder sealed", target)
-        return self._report(target, **{name: contents.document[name] for name in COUNTS})
+        place, transfer = self.workspace.seal(target, contents, replace=standing is not None)
+        report = self._report(target, **{name: contents.document[name] for name in COUNTS})
+        return replace(report, cache=place, pushed=transfer)
 
     def _unsealed(self) -> BuildReport:
         if self.options.part is None:
             raise BuildError(
-                f"a finished shard vanished from {self.workspace.folder}; run: forebay preprocess {self.config.path}"
-            )
+                f"a finished shard vanished from {self.workspace.name}; run: forebay preprocess {self.config.path}"
+            ) from FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.workspace.folder))
         return self._report(self._target(None), sealed=False)
 
     def _report(self, target: Path, **values: Any) -> BuildReport:
@@ -296,11 +345,6 @@ class Run:
 
 def _media_paths(task: ShardTask) -> list[Path]:
     return [file.path for file in task.files] if task.group == "media" else []
-
-
-def workspace_folder(config: Config, key: str, suffix: str = "") -> Path:
-    """Returns the folder in which a build's finished shards stand until the cache is sealed."""
-    return config.cache_root / ".building" / f"{key[:SHORT]}{suffix}"
 
 
 def _in_order(units: Sequence[Unit]) -> list[Unit]:

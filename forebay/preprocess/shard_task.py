@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from forebay.errors import BuildError
 from forebay.preprocess.modality import Modality
 from forebay.preprocess.sources.media import MediaReader
 from forebay.preprocess.sources.rows import reduced
+from forebay.preprocess.stage.stage import Stage
 from forebay.preprocess.unchanged import unchanged_stats
 from forebay.preprocess.workspace import Failure, Receipt, load_receipt, save_receipt
 from forebay.store.layout import Group
@@ -42,11 +43,16 @@ class ShardTask:
     files: tuple[SourceFile, ...]
     modality: Modality
     max_open_tars: int
+    stage: Stage | None = None
+    """Where the shard is put instead of left in `folder`, which is of another node then."""
 
     @property
     def path(self) -> Path:
         """Where the shard stands until the cache is sealed."""
         return self.folder / self.group / f"{self.key}.tdz"
+
+    def __str__(self) -> str:
+        return f"{self.group} shard of {self.files[0].name}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return reduced(self)
@@ -57,6 +63,12 @@ def make_shard(task: ShardTask) -> tuple[Receipt, bool]:
 
     The lock only keeps two builders from doing the same work: both would write the same bytes, each aside.
     """
+    if (stage := task.stage) is not None:
+        return stage.made(
+            task.group,
+            task.key,
+            lambda folder: _make(replace(task, folder=folder, files=stage.here(task.files), stage=None)),
+        )
     with _lock(task.path.with_suffix(".lock")):
         receipt = load_receipt(task.path, task.key)
         if receipt is not None:

@@ -9,19 +9,24 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
+from forebay.config.tree import Config
+from forebay.config.url import is_url
 from forebay.errors import CacheError, RemoteError
+from forebay.preprocess.pool import Map
 from forebay.store.cache import open_cache
 from forebay.store.files import link_or_copy, write_bytes
+from forebay.store.key import SHORT, digest
 from forebay.store.layout import GROUPS, Group
 from forebay.store.lookup import sealed_caches
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.node.node import Wanted
 from forebay.store.remote.root import RemoteRoot
-from forebay.store.seal import is_whole
+from forebay.store.seal import Contents, is_whole, seal
 from forebay.store.shard import ShardEntry, entry_from_json, entry_to_json
 from forebay.store.shared_disk import has_locks, is_gone, move
 from forebay.store.temporary import temporary_name
@@ -31,8 +36,19 @@ Donors = dict[str, list[tuple[Path, ShardEntry]]]
 
 logger = logging.getLogger(__name__)
 
-_ORIGIN, _LOCK = "origin", "lock"
+BUILDING = ".building"
+"""Folder below a cache root in which builds stand until they are sealed."""
+ORIGIN = "origin"
+"""File in the folder of a build that says what it is of, see `origin_of`."""
+_LOCK = "lock"
+"""File in it that builders hold a shared lock on."""
 _PAUSE_S = 0.01
+_MUCH = 64 * 1024 * 1024
+"""Bytes from which on hashing by workers, which first have to start, is quicker."""
+
+
+Named = tuple[Group, str]
+"""Group and key of a shard."""
 
 
 @dataclass
@@ -46,23 +62,64 @@ class Workspace:
     origin: str = ""
     receipts: dict[str, Receipt] = field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        """What to call it."""
+        return str(self.folder)
+
+    @property
+    def stage(self) -> None:
+        """Shards are made in `folder` itself."""
+        return None
+
     def path(self, group: Group, key: str) -> Path:
         """Where a shard stands."""
         return self.folder / group / f"{key}.tdz"
 
-    def load(self, group: Group, key: str) -> Receipt | None:
-        """Returns the receipt of a shard that is here and whole."""
-        if key not in self.receipts:
-            receipt = load_receipt(self.path(group, key), key)
-            if receipt is None:
-                return None
-            self.receipts[key] = receipt
-        return self.receipts[key]
+    def load(self, wanted: Sequence[Named], map_: Map = map) -> list[Receipt | None]:
+        """Returns the receipt of every shard that is here and whole, else None; large ones are hashed by `map_`."""
+        waiting = {key: group for group, key in wanted if key not in self.receipts}
+        found = {key: self._read(group, key) for key, group in waiting.items()}
+        here = {key: receipt for key, receipt in found.items() if receipt is not None}
+        files = [(self.path(waiting[key], key), receipt.entry) for key, receipt in here.items()]
+        is_much = sum(entry.size_bytes for _, entry in files) >= _MUCH
+        whole = list((map_ if is_much else map)(_is_whole, files))
+        self.receipts |= {key: here[key] for key, is_here in zip(here, whole, strict=True) if is_here}
+        return [self.receipts.get(key) for _, key in wanted]
+
+    def has_all(self, wanted: Sequence[Named], map_: Map = map) -> bool:
+        """Whether all of these shards are here and whole. Nothing is hashed where one is not here at all."""
+        return not self.absent(wanted) and None not in self.load(wanted, map_)
+
+    def absent(self, wanted: Sequence[Named]) -> list[Named]:
+        """Returns those of these shards that are not here, or of another size; no byte of a shard is read."""
+        return [named for named in wanted if named[1] not in self.receipts and self._read(*named) is None]
+
+    def _read(self, group: Group, key: str) -> Receipt | None:
+        """Returns the receipt of a shard that is here and of the right size."""
+        path = self.path(group, key)
+        receipt = read_receipt(path, key)
+        with contextlib.suppress(OSError):
+            if receipt is not None and path.stat().st_size == receipt.entry.size_bytes:
+                return receipt
+        return None
+
+    def finished(self, wanted: Mapping[Group, Sequence[str]]) -> dict[Group, list[tuple[Path, ShardEntry]]]:
+        """Returns where these shards, by key, stand, and what they are."""
+        return {
+            group: [(self.path(group, key), self.receipts[key].entry) for key in keys] for group, keys in wanted.items()
+        }
+
+    def seal(self, target: Path, contents: Contents, *, replace: bool) -> tuple[str, None]:
+        """Makes `target` the sealed cache, whose shards are linked from here."""
+        sealed_here = seal(target, contents, scratch=self.folder, replace=replace)
+        logger.info("%s %s", "sealed" if sealed_here else "another builder sealed", target)
+        return str(target), None
 
     def adopt(self, group: Group, key: str, donors: Donors) -> bool:
         """Links a shard that another cache has, after re-hashing it; says whether it did."""
         copies = donors.get(key, [])
-        donor = _first_whole([copy for copy in copies if _mirror(copy[0]) is None]) or _fetched(copies)
+        donor = first_whole([copy for copy in copies if _mirror(copy[0]) is None]) or _fetched(copies)
         if donor is None:
             return False
         path, entry = donor
@@ -110,7 +167,7 @@ class Workspace:
                 break
             os.close(descriptor)
         try:
-            write_bytes(self.folder / _ORIGIN, self.origin.encode("ascii"))
+            write_bytes(self.folder / ORIGIN, self.origin.encode("ascii"))
             yield
         finally:
             os.close(descriptor)
@@ -119,7 +176,7 @@ class Workspace:
         """Removes what earlier builds of the same origin left, which stopped for sources that have changed since."""
         for folder in _listed(self.folder.parent):
             with contextlib.suppress(OSError):
-                if (folder / _ORIGIN).read_text() == self.origin:
+                if (folder / ORIGIN).read_text() == self.origin:
                     Workspace(folder).remove(is_sealed=False)
 
     def remove(self, *, is_sealed: bool = True) -> None:
@@ -166,6 +223,41 @@ def _listed(folder: Path) -> list[Path]:
     return []
 
 
+def workspace_folder(config: Config, key: str, suffix: str = "") -> Path:
+    """Returns the folder in which a build's finished shards stand until the cache is sealed."""
+    return config.cache_root / BUILDING / f"{key[:SHORT]}{suffix}"
+
+
+def origin_of(config: Config, recipe_key: str) -> str:
+    """Returns what names the builds of a config, whatever the content of its sources."""
+    manifests = [name if is_url(name) else os.path.abspath(name) for name in config.source.manifests]
+    return digest({"recipe": recipe_key, "manifests": manifests})
+
+
+def finished_keys(folder: Path) -> set[str]:
+    """Returns the keys of the shards in a group's folder that have their receipts, by the folder's listing alone."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return set()
+    receipts = {name[:-5] for name in names if name.endswith(".json")}
+    return receipts.intersection([name[:-4] for name in names if name.endswith(".tdz")])
+
+
+def workspaces_of(config: Config, recipe_key: str) -> list[Path]:
+    """Returns the folders of unfinished builds of a config, of whatever content its sources had, newest first."""
+    origin, found = origin_of(config, recipe_key), []
+    for path in (folder / ORIGIN for folder in _listed(config.cache_root / BUILDING)):
+        with contextlib.suppress(OSError):
+            if path.read_text() == origin:
+                found.append((path.stat().st_mtime_ns, path.parent))
+    return [folder for _, folder in sorted(found, reverse=True)]
+
+
+def _is_whole(shard: tuple[Path, ShardEntry]) -> bool:
+    return is_whole(*shard)
+
+
 def _of_other_builds(own: Path, wanted: set[str]) -> Donors:
     """Returns the shards of these keys that other builds left unfinished, before their sources changed."""
     donors: Donors = {}
@@ -178,7 +270,7 @@ def _of_other_builds(own: Path, wanted: set[str]) -> Donors:
     return donors
 
 
-def _first_whole(copies: list[tuple[Path, ShardEntry]]) -> tuple[Path, ShardEntry] | None:
+def first_whole(copies: Sequence[tuple[Path, ShardEntry]]) -> tuple[Path, ShardEntry] | None:
     """Returns a copy that is whole. All are checked, links to the same bytes once, and every damaged one is named."""
     seen: dict[tuple[int, int] | None, bool] = {}
     whole = []
@@ -244,14 +336,26 @@ def read_receipt(path: Path, key: str) -> Receipt | None:
     """Returns the receipt beside a shard of this key, None where there is none; the shard is not looked at."""
     try:
         document = json.loads(path.with_suffix(".json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return receipt_from_json(document, key)
+
+
+def receipt_from_json(document: Any, key: str) -> Receipt | None:
+    """Returns the receipt of a document; None where that is of no shard of this key."""
+    try:
         entry = entry_from_json(document["entry"])
         failures = tuple(Failure(**failure) for failure in document["failures"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
     return Receipt(entry=entry, failures=failures) if entry.key == key else None
 
 
 def save_receipt(path: Path, receipt: Receipt) -> None:
     """Keeps the receipt beside its shard."""
-    document = {"entry": entry_to_json(receipt.entry), "failures": [asdict(failure) for failure in receipt.failures]}
-    write_bytes(path.with_suffix(".json"), json.dumps(document).encode("ascii"))
+    write_bytes(path.with_suffix(".json"), json.dumps(receipt_to_json(receipt)).encode("ascii"))
+
+
+def receipt_to_json(receipt: Receipt) -> dict[str, Any]:
+    """Returns the document of a receipt."""
+    return {"entry": entry_to_json(receipt.entry), "failures": [asdict(failure) for failure in receipt.failures]}

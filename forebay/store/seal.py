@@ -53,13 +53,14 @@ def seal(folder: Path, contents: Contents, *, scratch: Path, replace: bool = Fal
     """
     assembled = scratch / temporary_name(Path(folder.name)).name
     try:
-        _assemble(assembled, contents)
+        assemble_folder(assembled, contents)
         return publish(assembled, folder, replace=replace)
     finally:
         shutil.rmtree(assembled, ignore_errors=True)
 
 
-def _assemble(folder: Path, contents: Contents) -> None:
+def assemble_folder(folder: Path, contents: Contents) -> None:
+    """Makes a new folder hold all files of a cache, metadata.json last; it is read by nobody until `publish`."""
     folder.mkdir(parents=True, exist_ok=True)  # nobody else has its name: what is there is ours
     files: dict[str, Any] = {}
     for group, shards in contents.shards.items():

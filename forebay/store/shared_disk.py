@@ -32,6 +32,7 @@ _LATE = frozenset(
     "afs beegfs beegfs_nodev ceph cifs glusterfs gpfs lustre mmfs nfs nfs4 orangefs panfs pvfs2 smb3 wekafs".split()  # noqa: SIM905
 )
 _LOCAL_LOCKS = frozenset(("nolock", "local_lock=flock", "local_lock=all", "localflock"))
+_MOUNTS = Path("/proc/self/mountinfo")
 _LONGEST_PAUSE_S = 2.0
 _SAID_AFTER_S = 30.0
 
@@ -86,13 +87,12 @@ def look_anew(folder: Path) -> None:
 def move(source: Path, target: Path) -> None:
     """Renames as `os.rename` does; a rename that was done and whose answer was lost counts as done.
 
-    Its repetition finds no `source`, and `target` is what `source` was.
+    Its repetition finds no `source`, which has a name that only its writer uses, and there is a `target`.
     """
-    before = os.lstat(source)
     try:
         os.rename(source, target)
     except FileNotFoundError:
-        if not seen(lambda: _is_now(target, before), target.parent, what=f"the new name {target.name}"):
+        if not seen(lambda: os.path.lexists(target), target.parent, what=f"the new name {target.name}"):
             raise
 
 
@@ -121,13 +121,6 @@ def lock_for_work(descriptor: int, path: Path, *, patience_s: float | None = Non
         pause_s = min(pause_s * 1.5, 0.1)
 
 
-def _is_now(path: Path, before: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(os.lstat(path), before)
-    except OSError:
-        return False
-
-
 def _mount_of(path: Path) -> tuple[str, frozenset[str]]:
     """Returns type and options of the mount that a path, or the nearest folder above that is there, lies on."""
     with contextlib.suppress(OSError):
@@ -135,7 +128,7 @@ def _mount_of(path: Path) -> tuple[str, frozenset[str]]:
             path = path.parent
         device = os.stat(path).st_dev
         wanted = f"{os.major(device)}:{os.minor(device)}"
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as lines:
             for line in lines:
                 left, _, right = line.partition(" - ")
                 fields = left.split(" ")

@@ -26,7 +26,7 @@ not seen from here."""
 
 def temporary_name(path: Path) -> Path:
     """Returns a name beside `path` that no other writer uses and that tells which process writes it."""
-    return path.with_name(f"{path.name}{TEMPORARY_MARK}{_place()}-{os.getpid():x}-{uuid.uuid4().hex[:8]}")
+    return path.with_name(f"{path.name}{TEMPORARY_MARK}{this_place()}-{os.getpid():x}-{uuid.uuid4().hex[:8]}")
 
 
 def sweep(folder: Path) -> list[Path]:
@@ -65,7 +65,7 @@ def _may_be_read(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_abandoned(entry: os.DirEntry[str], place: str, pid: int) -> bool:
-    return not _is_running(pid) if place == _place() else _is_old(entry)
+    return not is_running(pid) if place == this_place() else _is_old(entry)
 
 
 def _is_old(entry: os.DirEntry[str]) -> bool:
@@ -74,7 +74,8 @@ def _is_old(entry: os.DirEntry[str]) -> bool:
         return os.fstat(now.fileno()).st_mtime - entry.stat(follow_symlinks=False).st_mtime > _OLD_S
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
+    """Whether a process of this number runs on this machine."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -92,7 +93,7 @@ def _remove(path: Path) -> None:
 
 
 @functools.cache
-def _place() -> str:
+def this_place() -> str:
     """Names what process numbers are unique in: this boot of this machine, and the container's own numbering."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()

@@ -99,7 +99,7 @@ def _check_end(nodes: Nodes) -> None:
 
 def _on(root: Path) -> None:
     """Makes this process one of the machine that calls the cache root so."""
-    temporary._place = lambda: f"{int(root.parent.name[-1]):08x}"  # type: ignore[assignment]
+    temporary.this_place = lambda: f"{int(root.parent.name[-1]):08x}"  # type: ignore[assignment]
     shared_disk.LATE_S = 4 * _LATEST_S
 
 
@@ -111,7 +111,9 @@ def _build(config: Path, root: Path, options: dict[str, Any], fault: Fault | Non
 def _prepare(config: Path, root: Path) -> str:
     _on(root)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool.Pool, "_start", forked_workers(Shim(patch, Fault())))
+        shim = Shim(patch, Fault())
+    with pytest.MonkeyPatch.context() as patch:  # the shim's files are none that pyarrow takes
+        patch.setattr(pool.Pool, "_start", forked_workers(shim))
         return prepare(config_of(config, root), Options(progress=False)).key
 
 

@@ -24,6 +24,7 @@ from forebay.preprocess.pipeline import build
 from forebay.preprocess.report import BuildReport, Options
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
+from forebay.store.layout import GROUPS
 from forebay.store.lookup import find_cache, sealed_caches
 from forebay.store.temporary import TEMPORARY_MARK, temporary_name
 from forebay.store.verify import verify_folder
@@ -333,7 +334,10 @@ def run_build(folder: Path) -> subprocess.Popen[str]:
 
 def wait_for_shards(root: Path, count: int) -> None:
     deadline_s = time.monotonic() + 60
-    while len(list(root.glob(".building/*/*/*.json"))) < count and time.monotonic() < deadline_s:
+    while (
+        sum(len(list(root.glob(f".building/*/{group}/*.json"))) for group in GROUPS) < count
+        and time.monotonic() < deadline_s
+    ):
         time.sleep(0.001)
 
 

@@ -21,7 +21,7 @@ def gone_process() -> int:
 
 
 def left_by(folder: Path, name: str, *, pid: int, place: str | None = None) -> Path:
-    path = folder / f"{name}.tmp-{place or temporary._place()}-{pid:x}-0123abcd"
+    path = folder / f"{name}.tmp-{place or temporary.this_place()}-{pid:x}-0123abcd"
     path.write_bytes(b"half")
     return path
 
@@ -35,7 +35,7 @@ def test_temporary_names_stand_beside_their_file_differ_and_name_their_process(t
 
 def test_what_a_process_that_is_gone_left_is_removed_at_once(tmp_path: Path) -> None:
     file = left_by(tmp_path, "hashes.memo", pid=gone_process())
-    folder = tmp_path / f"plan.tmp-{temporary._place()}-{gone_process():x}-0123abcd"
+    folder = tmp_path / f"plan.tmp-{temporary.this_place()}-{gone_process():x}-0123abcd"
     (folder / "deep").mkdir(parents=True)
     (folder / "deep" / "a.npy").touch()
     (tmp_path / "hashes.memo").write_bytes(b"whole")
@@ -74,7 +74,7 @@ def test_a_name_that_is_not_ours_stays(tmp_path: Path, name: str) -> None:
 def test_a_link_is_removed_and_not_what_it_points_to(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     (kept / "inside").mkdir(parents=True)
-    link = tmp_path / f"a.tmp-{temporary._place()}-{gone_process():x}-0123abcd"
+    link = tmp_path / f"a.tmp-{temporary.this_place()}-{gone_process():x}-0123abcd"
     link.symlink_to(kept)
     assert sweep(tmp_path) == [link]
     assert (kept / "inside").exists()

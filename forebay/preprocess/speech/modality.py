@@ -151,6 +151,11 @@ class Speech:
         return GROUPS if self.recipe.has_audio else ("text",)
 
     @property
+    def read_values(self) -> frozenset[str]:
+        """None."""
+        return frozenset()
+
+    @property
     def length_names(self) -> tuple[str, ...]:
         """Audio samples, feature frames, tokens."""
         return ("num_audio_samples", "num_frames", "num_tokens")

@@ -83,6 +83,11 @@ class Vision:
         return GROUPS
 
     @property
+    def read_values(self) -> frozenset[str]:
+        """How large images are, and whose they are."""
+        return frozenset(("image_grid_thw", MEDIA_ROWS))
+
+    @property
     def length_names(self) -> tuple[str, ...]:
         """Tokens, patches of all images, images."""
         return ("num_tokens", "num_patches", "num_images")

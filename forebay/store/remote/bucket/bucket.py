@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url
-from forebay.errors import ForebayError, MissingExtraError, RemoteError
+from forebay.errors import ForebayError, MissingExtraError, RemoteError, RemoteMissingError
 from forebay.store.remote.bucket import beside
 from forebay.store.remote.bucket.access import check_resolved, client_options, decide, secrets, store_options
 from forebay.store.remote.bucket.refusal import EndedEarlyError, Refusal, error_of, exists, read_refusal, replaced
@@ -28,6 +29,11 @@ PART = 8 * 1024 * 1024
 _MAX_PARTS, _PARTS_AT_ONCE = 9_000, 4
 _SLOWEST_PUT = 1_000_000
 """Bytes per second that a link takes at least. While a part is sent no byte comes back, so a put waits longer."""
+MAX_COPY = 5 * 1024**3
+"""Bytes of the largest object that S3 copies by one request, the only one that obstore makes."""
+_REMOVED_AT_ONCE = 1_000
+_COPY_S = 300.0
+"""Seconds that a store may take for a large copy: no byte comes back meanwhile."""
 _PAUSE_S, _LONGEST_PAUSE_S = 0.25, 15.0
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
@@ -161,6 +167,28 @@ class Bucket:
         if size > PART or not self._is_md5(etag, data):
             self._check_put(name, size)
         return etag
+
+    @_one
+    def copy(self, source: Url, name: str, *, size_bytes: int) -> ObjectInfo:
+        """Makes an object a copy of another one of the same bucket and returns what the store says of the copy.
+
+        The store copies: no byte of it passes here. size_bytes: of the source, at most MAX_COPY. Raises
+        RemoteMissingError where the source is not there, RemoteError.
+        """
+        store = self._store(put_s=_COPY_S if size_bytes > PART else 0.0)
+        try:
+            self._asked(name, lambda: _obstore().copy(store, source.key, self._key(name)))
+        except RemoteMissingError as err:
+            raise RemoteMissingError(f"{source} is not there, and was to be copied to {self._where(name)}") from err
+        return self.info(name)
+
+    @_one
+    def remove(self, names: Sequence[str]) -> None:
+        """Makes sure that objects are not there. Raises RemoteError."""
+        for start in range(0, len(names), _REMOVED_AT_ONCE):
+            keys = [self._key(name) for name in names[start : start + _REMOVED_AT_ONCE]]
+            with contextlib.suppress(RemoteMissingError):  # some stores say so, others do not
+                self._asked("", functools.partial(_obstore().delete, self._store(), keys))
 
     @_many
     def _pieces(self, name: str, start: int, stop: int | None, etag: str) -> Iterator[bytes]:

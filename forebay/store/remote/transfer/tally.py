@@ -35,7 +35,7 @@ class TransferReport:
     """Files that this command sent, or downloaded."""
     moved_bytes: int
     linked_files: int
-    """Files that a cache of this machine gave to a pull."""
+    """Files that a cache of this machine gave to a pull, or that the store copied from a stage."""
     linked_bytes: int
     kept_files: int
     """Files that were there already."""

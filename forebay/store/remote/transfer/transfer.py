@@ -11,8 +11,10 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import xxhash
 
@@ -45,15 +47,44 @@ _MAX_NAMES = 5
 """Objects that a message names."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Staged:
+    """An object of the same bucket with the bytes of a file that is pushed.
+
+    proof: of these bytes. etag: of the object, when it was proven. None, empty: nothing is known but the size.
+    """
+
+    url: Url
+    proof: Proof | None
+    etag: str
+
+    def is_copied(self, etag: str) -> bool | None:
+        """Returns whether an object of this etag, and of the same size, is a copy; None where etags do not say so."""
+        if self.proof is None or not self.proof.holds(self.etag):
+            return None
+        return self.proof.holds(etag)
+
+
+NOTHING_STAGED: Mapping[str, Staged] = MappingProxyType({})
+
+
 def push(
-    folder: Path, url: Url, settings: RemoteConfig, *, verify: bool = False, progress: bool = False
+    folder: Path,
+    url: Url,
+    settings: RemoteConfig,
+    *,
+    staged: Mapping[str, Staged] = NOTHING_STAGED,
+    verify: bool = False,
+    progress: bool = False,
 ) -> TransferReport:
     """Makes `url` the sealed cache of a folder, and returns what that took. An interrupted push goes on.
 
     Every byte is checked: of the folder's files while they are read; of the objects by their etags, and where an etag
-    says nothing of the bytes by reading the object back. verify: every object is read back, and what is damaged in a
-    sealed cache is sent again. Raises CacheCorruptError for a damaged file, which is not sent; RemoteExistsError where
-    another cache, or anything else, lies below the URL; RemoteError where the store does not keep what was sent.
+    says nothing of the bytes by reading the object back. staged: files, by name, that the store copies from another of
+    its objects; the folder's own need not have all of their bytes. verify: every object is read back, and what is
+    damaged in a sealed cache is sent again.
+    Raises CacheCorruptError for a damaged file, which is not sent; RemoteExistsError where another cache, or anything
+    else, lies below the URL; RemoteError where the store does not keep what was sent.
     """
     cache = open_cache(folder)
     if cache.mirror is not None:
@@ -62,7 +93,7 @@ def push(
         )
     files = _files(cache)
     with Tally([wanted.size_bytes for _, wanted in files], label="push", progress=progress) as tally:
-        already_there = _Push(cache, files, Bucket(url, settings), tally, verify=verify).run()
+        already_there = _Push(cache, files, Bucket(url, settings), tally, staged=staged, verify=verify).run()
         target, source = str(url), str(folder)
         return tally.report("push", source=source, target=target, key=cache.key, already_there=already_there)
 
@@ -79,9 +110,17 @@ class _Push:
     """One push: what its steps share."""
 
     def __init__(
-        self, cache: Cache, files: Sequence[tuple[HeldFile, Wanted]], bucket: Bucket, tally: Tally, *, verify: bool
+        self,
+        cache: Cache,
+        files: Sequence[tuple[HeldFile, Wanted]],
+        bucket: Bucket,
+        tally: Tally,
+        *,
+        staged: Mapping[str, Staged],
+        verify: bool,
     ) -> None:
         self.cache, self.files, self.bucket, self.tally, self.verify = cache, files, bucket, tally, verify
+        self.staged = staged
         self.metadata = (files[0][0].folder / FILE_NAME).read_bytes()
         settings = bucket.settings
         place = xxhash.xxh3_64_hexdigest(f"{settings.endpoint or ''} {bucket.url}".encode())
@@ -159,6 +198,8 @@ class _Push:
         there = self.there.get(wanted.name)
         if there is not None and not self.verify and self.journal.knows(wanted, there.etag):
             return self._done(wanted, there.etag, "kept")
+        if (staged := self.staged.get(wanted.name)) is not None:
+            return self._copy(staged, wanted)
         proof = proof_of(file, wanted)
         if there is None and is_new:
             try:
@@ -183,6 +224,25 @@ class _Push:
                 f"{wanted.xxh3_128} of {file}; run the command again"
             )
         self._done(wanted, etag, "moved")
+
+    def _copy(self, staged: Staged, wanted: Wanted) -> None:
+        """Makes an object by a copy inside of the store, unless it is one."""
+        there = self.there.get(wanted.name)
+        if there is not None and there.size_bytes == wanted.size_bytes and self._is_copied(staged, there.etag, wanted):
+            return self._done(wanted, there.etag, "kept")
+        made = self.bucket.copy(staged.url, wanted.name, size_bytes=wanted.size_bytes)
+        if made.size_bytes != wanted.size_bytes or not self._is_copied(staged, made.etag, wanted):
+            raise RemoteError(
+                f"{self.bucket.url / wanted.name} was copied from {staged.url} and is not the {wanted.size_bytes} "
+                f"bytes of xxh3-128 {wanted.xxh3_128}; run the command again"
+            )
+        return self._done(wanted, made.etag, "linked")
+
+    def _is_copied(self, staged: Staged, etag: str, wanted: Wanted) -> bool:
+        if not self.verify and staged.is_copied(etag) is not False:
+            return True
+        self.tally.add_read_back(wanted.size_bytes)
+        return hash_object(self.bucket, wanted.name) == wanted.xxh3_128
 
     def _is_sent(self, wanted: Wanted, etag: str, proof: Proof) -> bool:
         if not self.verify and proof.holds(etag):

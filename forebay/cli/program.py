@@ -12,7 +12,7 @@ import select
 import sys
 from collections.abc import Callable, Sequence
 
-from forebay.cli.build import add_index, add_key, add_preprocess
+from forebay.cli.build import add_index, add_key, add_preprocess, add_status
 from forebay.cli.caches import add_cache
 from forebay.cli.look import add_inspect
 from forebay.cli.options import BAD_CONFIG, CLOSED, FAILED, INTERRUPTED, NO_CACHE, level
@@ -118,6 +118,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"forebay {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_preprocess(commands)
+    add_status(commands)
     add_inspect(commands)
     add_train(commands)
     add_calibrate(commands)

@@ -1,0 +1,213 @@
+"""What each run of a build says of itself while it works: a small file below the workspace, read by `forebay status`.
+
+No run ever reads the record of another: a record decides nothing, and where it cannot be written the build goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from forebay.preprocess.runner.rate import WINDOW_S, Point
+from forebay.store.temporary import is_running, temporary_name, this_place
+
+HEARTBEAT_S = 20.0
+"""A run that works says so at least this often."""
+LOST_S = 180.0
+"""A run that has said nothing for this long is taken for lost."""
+
+_LEAST_S = 3.0
+"""Between two writings: a store of many nodes is not to be asked for every shard."""
+_POINT_S = 15.0
+_FOLDER = "parts"
+_MESSAGE_CHARACTERS = 500
+
+State = Literal["running", "done", "failed", "interrupted", "lost"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartRecord:
+    """One run of a build: of one part of it, or of all of it.
+
+    part: (i, n) of `--shards i::n`; None: all of it. place: what process numbers are unique in. job: Slurm's, with the
+    task of an array: `123_4`. log: the file that the run writes its messages to, if it is one. started, last_sign: in
+    seconds since 1970, by the clock of `host`.
+    samples, shards: those of the whole build; of the shards as many as it has in all groups together.
+    to_make, rows_to_make: what was missing of this run's shards; made, rows: what of this it has made. kept, linked:
+    shards that were there. unit: what a row is called. history: `Point`s of the last minutes.
+    """
+
+    runner: str
+    host: str
+    place: str
+    pid: int
+    started: float
+    last_sign: float
+    state: State = "running"
+    part: tuple[int, int] | None = None
+    job: str | None = None
+    log: str | None = None
+    error: str | None = None
+    samples: int = 0
+    shards: int = 0
+    to_make: int = 0
+    made: int = 0
+    kept: int = 0
+    linked: int = 0
+    rows_to_make: int = 0
+    rows: int = 0
+    unit: str = "sample"
+    history: tuple[Point, ...] = field(default=(), repr=False)
+
+    def seen(self, now: float) -> PartRecord:
+        """Returns the record as it is to be read now: one whose process is gone, or silent, is lost."""
+        is_gone = self.place == this_place() and not is_running(self.pid)
+        is_lost = self.state == "running" and (is_gone or now - self.last_sign > LOST_S)
+        return replace(self, state="lost") if is_lost else self
+
+
+class PartLog:
+    """Writes the record of a run while the `with` block works; the record then says how the block ended."""
+
+    def __init__(self, workspace: Path, *, part: tuple[int, int] | None, runner: str | None = None, **facts: Any):
+        """runner: who runs this; None: this process, which a job of Slurm may have started. facts: of the record."""
+        now = time.time()
+        self.record = PartRecord(
+            runner=runner or ("slurm" if "SLURM_JOB_ID" in os.environ else "local"),
+            host=socket.gethostname(),
+            place=this_place(),
+            pid=os.getpid(),
+            started=now,
+            last_sign=now,
+            part=part,
+            job=_job(os.environ),
+            log=_log(),
+            history=((now, 0, 0),),
+            **facts,
+        )
+        label = "all" if part is None else f"{part[0]}-of-{part[1]}"
+        self._folder = workspace / _FOLDER
+        self._label = label
+        self._path = self._folder / f"{label}.{this_place()}-{os.getpid():x}.json"
+        self._is_written = True
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._beat, name="forebay-part", daemon=True)
+
+    def __enter__(self) -> PartLog:
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(exist_ok=True)
+            self._forget_ended()
+        self._write()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        state: State = "done"
+        if kind is not None:
+            state = "failed" if issubclass(kind, Exception) else "interrupted"
+        text = None if error is None else (str(error).strip() or kind.__name__ if kind else "").splitlines()[0]
+        self._set(state=state, error=None if text is None else text[:_MESSAGE_CHARACTERS])
+        self._write()
+
+    def begin(self, *, to_make: int, rows_to_make: int, unit: str, kept: int, linked: int) -> None:
+        """Notes what is to be made, before the first shard."""
+        self._set(to_make=to_make, rows_to_make=rows_to_make, unit=unit, kept=kept, linked=linked)
+        self._write()
+
+    def made(self, *, rows: int, by_this_run: bool) -> None:
+        """Notes a finished shard, with its rows if they are those that are counted; it is written within seconds."""
+        counted = {"made": self.record.made + 1} if by_this_run else {"kept": self.record.kept + 1}
+        self._set(**counted, rows=self.record.rows + rows)
+
+    def _set(self, **values: Any) -> None:
+        with self._lock:
+            self.record = replace(self.record, **values)
+            self._is_written = False
+
+    def _beat(self) -> None:
+        while not self._stop.wait(_LEAST_S):
+            if not self._is_written or time.time() - self.record.last_sign >= HEARTBEAT_S:
+                self._write()
+
+    def _write(self) -> None:
+        with self._lock:
+            now = time.time()
+            history = _extended(self.record.history, (now, self.record.made, self.record.rows))
+            self.record = replace(self.record, last_sign=now, history=history)
+            self._is_written = True
+            data = json.dumps(asdict(self.record)).encode("ascii")
+        aside = temporary_name(self._path)
+        # Not fsynced: after a crash of the machine the run is lost, whatever its record says.
+        with contextlib.suppress(OSError):
+            try:
+                aside.write_bytes(data)
+                os.replace(aside, self._path)
+            except OSError:
+                aside.unlink()
+
+    def _forget_ended(self) -> None:
+        """Removes what earlier runs of the same part said; those that may still work are left."""
+        for path in self._folder.glob(f"{self._label}.*.json"):
+            found = _read(path)
+            if found is None or found.seen(time.time()).state != "running":
+                path.unlink(missing_ok=True)
+
+
+def read_parts(workspace: Path, *, now: float) -> list[PartRecord]:
+    """Returns what the runs of a build say of themselves, oldest first; what cannot be read is left out."""
+    try:
+        with os.scandir(workspace / _FOLDER) as entries:
+            paths = [Path(entry.path) for entry in entries if entry.name.endswith(".json")]
+    except OSError:
+        return []
+    found = [record for record in map(_read, paths) if record is not None]
+    return sorted((record.seen(now) for record in found), key=lambda record: record.started)
+
+
+def _read(path: Path) -> PartRecord | None:
+    known = {each.name for each in fields(PartRecord)}
+    try:
+        # By the clock of the file system too: that of the machine that wrote it may be behind.
+        written = path.stat().st_mtime
+        document = {name: value for name, value in json.loads(path.read_bytes()).items() if name in known}
+        part = document.pop("part", None)
+        history = tuple((float(at), int(shards), int(rows)) for at, shards, rows in document.pop("history", ()))
+        record = PartRecord(**document, part=None if part is None else (int(part[0]), int(part[1])), history=history)
+        return replace(record, last_sign=max(record.last_sign, written))
+    except (OSError, ValueError, TypeError, AttributeError, LookupError):
+        return None
+
+
+def _extended(history: tuple[Point, ...], point: Point) -> tuple[Point, ...]:
+    """Returns the points of the last minutes with another one, which replaces one that is only seconds old."""
+    kept = history[:-1] if len(history) > 1 and history[-1][0] - history[-2][0] < _POINT_S else history
+    first = max((i for i, known in enumerate(kept) if known[0] <= point[0] - 2 * WINDOW_S), default=0)
+    return (*kept[first:], point)
+
+
+def _job(environment: Mapping[str, str]) -> str | None:
+    array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID")
+
+
+def _log() -> str | None:
+    """Returns the file that standard error goes to, None where that is a terminal or a pipe."""
+    try:
+        path = os.readlink("/proc/self/fd/2")
+    except OSError:
+        return None
+    return path if os.path.isfile(path) else None

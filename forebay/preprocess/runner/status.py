@@ -1,0 +1,334 @@
+"""How far a build is, whoever runs it: shards, parts, rate, what is left, and the command to run next."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from forebay.config.tree import Config
+from forebay.preprocess.runner.parts import PartRecord
+from forebay.preprocess.runner.rate import Rate, compressed, rate_of, seconds_left
+from forebay.preprocess.runner.seen import Seen, seen_of
+from forebay.steps.recipe import recipe_of
+from forebay.store.key import SHORT
+from forebay.store.layout import Group
+from forebay.visible import from_here
+
+BuildState = Literal["sealed", "not begun", "prepared", "building", "finished"]
+PartState = Literal["done", "running", "failed", "interrupted", "lost", "incomplete", "not started"]
+
+_SHOWN = 8
+"""Parts of a state that are listed one by one."""
+_ORDER: tuple[PartState, ...] = ("done", "running", "failed", "interrupted", "lost", "incomplete", "not started")
+_TROUBLED = ("failed", "interrupted", "lost", "incomplete")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartStatus:
+    """One part of a build, or a run of all of it (`part` is None).
+
+    state: `done`: all of its shards are finished. `running`, `failed`, `interrupted`: what its last run says. `lost`:
+    by its record it runs, but its process is gone, or has not been heard of for minutes. `incomplete`: its last run
+    ended well, and shards are gone since. `not started`: no run has begun it.
+    host, pid, job: of that run; job: of Slurm. heard_s: seconds since it said something. to_make, made: shards. error:
+    the first line of what ended it. log: where its messages are, if that is a file.
+    """
+
+    part: int | None
+    state: PartState
+    runner: str | None = None
+    host: str | None = None
+    pid: int | None = None
+    job: str | None = None
+    heard_s: float | None = None
+    to_make: int = 0
+    made: int = 0
+    error: str | None = None
+    log: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusReport:
+    """How far a build is; its fields are those of `forebay status --json`.
+
+    state: `sealed`; `not begun`; `prepared`: listed and hashed; `building`; `finished`: all shards are there, and the
+    cache is not sealed.
+    config, key (None: not known without hashing), cache (of a sealed one). samples, shards: of the build, where they
+    are known; shards of one group. finished: shards by group. share: of all shards, those that are finished.
+    num_parts: of the array that was last begun, 0 for a build in one piece. parts: each of them; a build in one piece
+    has its last run here.
+    shards_a_second, rows_a_second: over the last window_s seconds, all runs together; unit: what a row is.
+    seconds_left: None where nothing moves. next: commands, the first is the one to run. notes: what else is to be
+    known.
+    """
+
+    config: str
+    state: BuildState
+    key: str | None = None
+    cache: str | None = None
+    samples: int | None = None
+    shards: int | None = None
+    finished: dict[str, int] = field(default_factory=dict)
+    share: float | None = None
+    num_parts: int = 0
+    parts: tuple[PartStatus, ...] = ()
+    shards_a_second: float = 0.0
+    rows_a_second: float = 0.0
+    unit: str = "sample"
+    window_s: float = 0.0
+    seconds_left: float | None = None
+    next: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the JSON document."""
+        return asdict(self)
+
+    def lines(self) -> Iterator[str]:
+        """Yields what `forebay status` prints."""
+        size = "" if self.samples is None else f", {self.samples} samples"
+        size += "" if self.shards is None else f" in {self.shards} shards"
+        if self.state == "sealed":
+            yield f"sealed: {from_here(self.cache or '')}{size}"
+        else:
+            named = "" if self.key is None else f": key {self.key[:SHORT]}"
+            yield f"{self.state}{named}{size}"
+            yield from self._progress()
+        yield from self.notes
+        yield from (
+            f"next: {command}" if not number else f"  or: {command}" for number, command in enumerate(self.next)
+        )
+
+    def _progress(self) -> Iterator[str]:
+        if self.finished:
+            of = "" if self.shards is None else f" of {self.shards}"
+            counts = ", ".join(f"{group} {count}{of}" for group, count in self.finished.items())
+            yield f"finished: {counts}" + ("" if self.share is None else f" ({self.share:.1%})")
+        if self.window_s:
+            rates = f"{self.shards_a_second:.3g} shards/s, {self.rows_a_second:.3g} {self.unit}s/s"
+            left = "" if self.seconds_left is None else f"; about {duration(self.seconds_left)} left"
+            yield f"rate: {rates} over the last {duration(self.window_s)}{left}"
+        if self.parts:
+            yield from self._part_lines()
+
+    def _part_lines(self) -> Iterator[str]:
+        counts = Counter(part.state for part in self.parts)
+        if self.num_parts:
+            named = ", ".join(f"{counts[state]} {state}" for state in _ORDER if counts[state])
+            yield f"parts: {named} of {self.num_parts}"
+        for state in _ORDER:
+            parts = [part for part in self.parts if part.state == state]
+            if state in ("done", "not started") and self.num_parts:
+                if parts and state == "not started" and (plain := [p for p in parts if p.error is None]):
+                    yield f"  not started: {compressed(part.part or 0 for part in plain)}"
+                parts = [part for part in parts if part.error is not None]
+            for part in parts[:_SHOWN]:
+                yield f"  {_part_line(part)}"
+            if len(parts) > _SHOWN:
+                yield f"  and {len(parts) - _SHOWN} more {state}: " + compressed(p.part or 0 for p in parts[_SHOWN:])
+
+
+def _part_line(part: PartStatus) -> str:
+    name = "this build" if part.part is None else f"part {part.part}"
+    where = [] if part.host is None else [f"on {part.host}, process {part.pid}"]
+    where += [] if part.job is None else [f"job {part.job}"]
+    text = f"{name} {part.state}" + (f" {', '.join(where)}" if where else "")
+    if part.state in ("running", "lost"):
+        text += f": {part.made} of {part.to_make} shards made"
+        text += "" if part.heard_s is None else f", heard of {duration(part.heard_s)} ago"
+    text += f": {part.error}" if part.error else ""
+    return text + (f"; its log: {from_here(part.log)}" if part.log and part.state != "running" else "")
+
+
+def duration(seconds: float) -> str:
+    """Returns a time as a person says it: `12 s`, `3 min`, `5.2 h`, `3.1 d`."""
+    if seconds < 99.5:
+        return f"{max(0.0, seconds):.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} d"
+
+
+def status_of(config: Config) -> StatusReport:
+    """Returns how far the build of a config is. Nothing is written, and no raw data is read."""
+    seen = seen_of(config, recipe_of(config))
+    notes = _notes(seen)
+    if seen.sealed is not None:
+        metadata = seen.sealed.metadata
+        return StatusReport(
+            config=config.path,
+            state="sealed",
+            key=seen.sealed.key,
+            cache=seen.sealed.place,
+            samples=metadata["num_samples"],
+            shards=metadata["num_shards"],
+            share=1.0,
+            notes=tuple(notes),
+        )
+    if seen.prepared is None and seen.workspace is None:
+        here = (f"forebay preprocess {_named(config)}", f"forebay preprocess {_named(config)} --runner slurm --submit")
+        return StatusReport(config=config.path, state="not begun", next=here, notes=tuple(notes))
+    return _unsealed(config, seen, notes)
+
+
+def _unsealed(config: Config, seen: Seen, notes: Sequence[str]) -> StatusReport:
+    last = seen.parts[-1] if seen.parts else None
+    finished = _finished(seen)
+    samples: int | None
+    if seen.prepared is not None:
+        samples, key, total = seen.prepared.num_samples, seen.prepared.key, seen.num_shards * len(finished)
+    else:  # a build that nobody prepared: what its last run has listed
+        samples, total = (None, 0) if last is None else (last.samples, last.shards)
+        key = "" if seen.workspace is None else seen.workspace.name.partition("-")[0]
+    num_parts = _num_parts(seen)
+    parts = _parts(seen, num_parts)
+    rate = rate_of((record.history for record in seen.parts), now=seen.now)
+    is_whole = total > 0 and sum(finished.values()) >= total
+    is_begun = seen.parts or any(finished.values())
+    state: BuildState = "finished" if is_whole else "building" if is_begun else "prepared"
+    return StatusReport(
+        config=config.path,
+        state=state,
+        key=key,
+        samples=samples,
+        shards=total // max(1, len(finished)) or None,
+        finished=finished,
+        share=sum(finished.values()) / total if total else None,
+        num_parts=num_parts,
+        parts=tuple(parts),
+        shards_a_second=rate.shards,
+        rows_a_second=rate.rows,
+        unit="sample" if last is None else last.unit,
+        window_s=rate.window_s if rate.shards or rate.rows else 0.0,
+        seconds_left=_seconds_left(seen, rate, total - sum(finished.values())),
+        next=tuple(_next(config, state, parts, num_parts, seen)),
+        notes=tuple(notes),
+    )
+
+
+def _finished(seen: Seen) -> dict[str, int]:
+    """Returns the number of finished shards of each group that the build has."""
+    if seen.prepared is not None:
+        return {group: int(is_there.sum()) for group, is_there in seen.is_finished.items()}
+    return {group: len(keys) for group, keys in seen.finished.items() if keys or group == "text"}
+
+
+def _notes(seen: Seen) -> list[str]:
+    notes = [] if seen.problem is None else [seen.problem]
+    if seen.unknown is not None:
+        notes.append(
+            f"{from_here(seen.unknown.place)} is of the same settings, but its raw data would have to be hashed to "
+            "know whether it is the same"
+        )
+    if seen.prepared is not None and seen.prepared.moved is not None and seen.sealed is None:
+        notes.append(
+            f"{seen.prepared.moved} is not what it was when the build was prepared: the next run lists again what "
+            "changed, and keeps the shards that are the same"
+        )
+    if seen.submission is not None and seen.sealed is None:
+        jobs = ", ".join(f"{name} {job}" for name, job in seen.submission["jobs"].items())
+        notes.append(f"jobs of Slurm, as submitted: {jobs}; logs: {from_here(seen.submission['logs'])}")
+    return notes
+
+
+def _num_parts(seen: Seen) -> int:
+    """Returns the parts of the array that was begun or submitted last, 0 where the build is in one piece."""
+    last = seen.parts[-1] if seen.parts else None
+    if seen.submission is not None and (last is None or last.part or seen.submission["submitted"] > last.started):
+        return int(seen.submission["num_parts"])
+    return 0 if last is None or last.part is None else last.part[1]
+
+
+def _parts(seen: Seen, num_parts: int) -> list[PartStatus]:
+    if not num_parts:
+        return [_status(None, seen.parts[-1], seen)] if seen.parts else []
+    newest = {record.part[0]: record for record in seen.parts if record.part and record.part[1] == num_parts}
+    missing = set(seen.missing_parts(num_parts))
+    done = set(range(num_parts)) - missing if seen.prepared is not None else set()
+    found = []
+    for number in range(num_parts):
+        record = newest.get(number)
+        if number in done and (record is None or record.state != "running"):
+            found.append(PartStatus(part=number, state="done"))
+        elif record is None:
+            log, line = _log_of_unstarted(seen, number)
+            found.append(PartStatus(part=number, state="not started", log=log, error=line))
+        else:
+            found.append(_status(number, record, seen))
+    return found
+
+
+def _status(number: int | None, record: PartRecord, seen: Seen) -> PartStatus:
+    state: PartState = record.state
+    if state == "done" and number is not None and seen.prepared is not None:
+        state = "incomplete"
+    return PartStatus(
+        part=number,
+        state=state,
+        runner=record.runner,
+        host=record.host,
+        pid=record.pid,
+        job=record.job,
+        heard_s=max(0.0, seen.now - record.last_sign),
+        to_make=record.to_make,
+        made=record.made,
+        error=record.error,
+        log=record.log,
+    )
+
+
+def _log_of_unstarted(seen: Seen, number: int) -> tuple[str | None, str | None]:
+    """Returns the log of a job that wrote something and began no shard, and what it said last."""
+    jobs: Mapping[str, str] = {} if seen.submission is None else seen.submission["jobs"]
+    if seen.submission is None or "parts" not in jobs:
+        return None, None
+    path = os.path.join(seen.submission["logs"], f"part-{jobs['parts']}_{number}.log")
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+        lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        told = [line for line in lines if line.startswith("forebay: ")] or lines
+        if told:
+            return path, told[-1].removeprefix("forebay: ")
+    return None, None
+
+
+def _seconds_left(seen: Seen, rate: Rate, shards_left: int) -> float | None:
+    """Returns how long the rest takes: by rows, of which shards have different numbers, where they are known."""
+    if shards_left <= 0:
+        return None
+    if seen.prepared is None:
+        running = [record for record in seen.parts if record.state == "running" and record.part is None]
+        left = sum(record.rows_to_make - record.rows for record in running)
+        return seconds_left(left, rate.rows) if running and left else None
+    group: Group = "media" if "media" in seen.keys else "text"
+    rows = seen.prepared.num_rows(group)
+    left = int(rows[~seen.is_finished[group]].sum())
+    return seconds_left(left, rate.rows) if left else seconds_left(shards_left, rate.shards)
+
+
+def _next(config: Config, state: BuildState, parts: Sequence[PartStatus], num_parts: int, seen: Seen) -> Iterator[str]:
+    name = _named(config)
+    if any(part.state == "running" for part in parts):
+        return
+    if state == "finished":
+        yield f"forebay preprocess {name} --seal"
+    for part in parts:
+        if part.state in _TROUBLED and part.log:
+            yield f"tail {shlex.quote(from_here(part.log))}"
+            break
+    if state != "finished" and (seen.submission is not None or any(part.runner == "slurm" for part in parts)):
+        yield f"forebay preprocess {name} --runner slurm --submit"
+    elif state != "finished" and num_parts:
+        missing = [part.part for part in parts if part.state != "done" and part.part is not None]
+        yield from (f"forebay preprocess {name} --shards {part}::{num_parts}" for part in missing[:1])
+    elif state != "finished":
+        yield f"forebay preprocess {name}"
+
+
+def _named(config: Config) -> str:
+    return shlex.quote(from_here(config.path))

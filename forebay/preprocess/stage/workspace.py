@@ -1,0 +1,232 @@
+"""The driver's side of a stage: which shards are there, what a seal reads of them, and the cache that the store copies.
+
+No shard passes here whole. A seal downloads what it reads of each (see `skeleton`); the store copies the shards.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from forebay.config.url import Url
+from forebay.errors import RemoteError, RemoteExistsError, RemoteMissingError
+from forebay.preprocess.modality import Modality
+from forebay.preprocess.pool import Map
+from forebay.preprocess.stage.stage import ORIGIN, Stage, StagedShard, receipt_of, shard_object
+from forebay.preprocess.workspace import Donors, Named, Receipt, Workspace, first_whole
+from forebay.store.key import digest
+from forebay.store.layout import GROUPS, Group
+from forebay.store.memo import FILE_NAME as MEMO
+from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
+from forebay.store.remote.mirror import Mirror
+from forebay.store.remote.transfer.skeleton import fetch_skeleton, skeleton_ranges
+from forebay.store.remote.transfer.tally import TransferReport, for_each
+from forebay.store.remote.transfer.transfer import Staged, push
+from forebay.store.seal import Contents, assemble_folder
+from forebay.store.shard import ShardEntry, shard_fields, shard_name
+from forebay.store.temporary import temporary_name
+from forebay.visible import human_bytes
+
+logger = logging.getLogger(__name__)
+
+_MADE_WITH = "made_with"
+
+
+@dataclass
+class StagedWorkspace:
+    """The shards of one build in a stage: a `ShardPlace`.
+
+    local: a folder of this node for what the driver makes. root: where the cache is sealed. verify, progress: of the
+    push.
+    """
+
+    stage: Stage
+    local: Workspace
+    root: Url
+    modality: Modality
+    verify: bool = False
+    progress: bool = False
+    shards: dict[str, StagedShard] = field(default_factory=dict)
+    receipts: dict[str, Receipt] = field(default_factory=dict)
+    _listed: dict[str, ObjectInfo] | None = None
+
+    @property
+    def folder(self) -> Path:
+        """A folder of this node for what is being made."""
+        return self.local.folder
+
+    @property
+    def name(self) -> str:
+        """Its URL."""
+        return str(self.stage.url)
+
+    def absent(self, wanted: Sequence[Named]) -> list[Named]:
+        """Returns those of these shards that are not staged, by a listing."""
+        self._listed = self.stage.listed()
+        return [named for named in wanted if not self._is_listed(named)]
+
+    def load(self, wanted: Sequence[Named], map_: Map = map) -> list[Receipt | None]:  # noqa: ARG002
+        """Returns the receipt of every shard that is staged and whole, else None: a listing, and a request a shard."""
+        if self._listed is None:
+            self._listed = self.stage.listed()
+        unknown = {named for named in wanted if named[1] not in self.shards}
+        for_each(self._load, sorted(unknown), num_threads=self.stage.settings.max_concurrent)
+        return [self.receipts.get(key) for _, key in wanted]
+
+    def has_all(self, wanted: Sequence[Named], map_: Map = map) -> bool:  # noqa: ARG002
+        """Whether all of these shards are staged now."""
+        if self.absent(wanted):
+            return False
+        self.shards.clear()
+        return None not in self.load(wanted)
+
+    def _is_listed(self, named: Named) -> bool:
+        name = shard_object(*named)
+        return self._listed is not None and name in self._listed and receipt_of(name) in self._listed
+
+    def _load(self, named: Named) -> None:
+        name, key = shard_object(*named), named[1]
+        listed = self._listed or {}
+        if not self._is_listed(named):
+            return
+        with contextlib.suppress(RemoteMissingError):
+            found = StagedShard.parse(self.stage.bucket.read(receipt_of(name)), key)
+            if found is not None and found.is_at(listed[name]):
+                self.shards[key], self.receipts[key] = found, found.receipt
+
+    def adopt(self, group: Group, key: str, donors: Donors) -> bool:
+        """Stages a shard that another cache has: the store copies one of its own, one of this node is put."""
+        copies = donors.get(key, [])
+        for path, entry in copies:
+            mirror = Mirror.of(path.parents[1])
+            if mirror is None or not self._is_of_store(mirror):
+                continue
+            source = mirror.url / path.relative_to(mirror.folder).as_posix()
+            with contextlib.suppress(RemoteMissingError):
+                if self._add(self.stage.copy(group, source, Receipt(entry=entry, failures=()))):
+                    return True
+        donor = first_whole([copy for copy in copies if copy[0].is_file()])
+        return donor is not None and self._add(self.stage.put(group, donor[0], Receipt(entry=donor[1], failures=())))
+
+    def _is_of_store(self, mirror: Mirror) -> bool:
+        here, there = self.stage, mirror
+        return (there.url.scheme, there.url.bucket, there.settings.endpoint) == (
+            here.url.scheme,
+            here.url.bucket,
+            here.settings.endpoint,
+        )
+
+    def _add(self, shard: StagedShard | None) -> bool:
+        if shard is None:
+            return False
+        key = shard.receipt.entry.key
+        self.shards[key], self.receipts[key] = shard, shard.receipt
+        return True
+
+    def find_donors(self, root: Path, wanted: set[str], *, recipe_key: str) -> Donors:
+        """Returns where shards of these keys stand, as a folder's workspace finds them."""
+        return self.local.find_donors(root, wanted, recipe_key=recipe_key)
+
+    @contextlib.contextmanager
+    def occupied(self) -> Iterator[None]:
+        """Makes the folder of this node, and puts what tells others whose stage it is."""
+        with self.local.occupied():
+            self.stage.bucket.put(ORIGIN, self.local.origin.encode("ascii"))
+            yield
+
+    def finished(self, wanted: Mapping[Group, Sequence[str]]) -> dict[Group, list[tuple[Path, ShardEntry]]]:
+        """Downloads of these shards, by key, all but large values, and returns the files and what they are."""
+        scratch = temporary_name(self.folder / "seal")
+        for group in GROUPS:
+            (scratch / group).mkdir(parents=True)
+        sizes: list[int] = []
+        units = sorted({(group, key) for group, keys in wanted.items() for key in keys})
+        for_each(
+            lambda named: sizes.append(self._fetch(*named, scratch)),
+            units,
+            num_threads=self.stage.settings.max_concurrent,
+        )
+        whole = sum(self.receipts[key].entry.size_bytes for _, key in units)
+        logger.info("read %s of %d shards of %s for the seal", human_bytes(sum(sizes)), len(units), human_bytes(whole))
+        return {
+            group: [(scratch / shard_object(group, key), self.receipts[key].entry) for key in keys]
+            for group, keys in wanted.items()
+        }
+
+    def _fetch(self, group: Group, key: str, scratch: Path) -> int:
+        name, shard = shard_object(group, key), self.shards[key]
+        fields = shard_fields(self.modality.fields(), group)
+        ranges = skeleton_ranges(shard.receipt.entry, fields, kept=self.modality.read_values)
+        etag = self._listed[name].etag if self._listed is not None and name in self._listed else ""
+        return fetch_skeleton(self.stage.bucket, name, scratch / name, ranges, etag=etag)
+
+    def seal(self, target: Path, contents: Contents, *, replace: bool) -> tuple[str, TransferReport | None]:  # noqa: ARG002
+        """Makes the sealed cache below the root, under the name of `target`: its shards are copied by the store.
+
+        A push does it, with the claims of a push, so of two drivers one wins and both have the same cache. A cache that
+        stands there is never replaced.
+        """
+        url = self.root / target.name
+        folder = temporary_name(self.folder / target.name)
+        assemble_folder(folder, self._decided(contents))
+        staged = {
+            shard_name(group, index): self._staged(group, entry.key)
+            for group, shards in contents.shards.items()
+            for index, (_, entry) in enumerate(shards)
+        }
+        settings = self.stage.settings
+        transfer = push(folder, url, settings, staged=staged, verify=self.verify, progress=self.progress)
+        logger.info("sealed %s", url)
+        return str(url), transfer
+
+    def _staged(self, group: Group, key: str) -> Staged:
+        shard = self.shards[key]
+        return Staged(url=self.stage.url / shard_object(group, key), proof=shard.proof, etag=shard.etag)
+
+    def _decided(self, contents: Contents) -> Contents:
+        """Returns the contents with what the first driver that came to seal them has said where nodes differ.
+
+        Stats of files and versions of libraries are those of one node. Decided once, an interrupted seal goes on from
+        any node, and two drivers seal the same bytes.
+        """
+        keys = {group: [entry.key for _, entry in shards] for group, shards in contents.shards.items()}
+        name = f"seal-{digest(keys)[:16]}.json"
+        own = {
+            MEMO: base64.b64encode(contents.files[MEMO]).decode("ascii"),
+            _MADE_WITH: contents.document[_MADE_WITH],
+        }
+        data = json.dumps(own, sort_keys=True).encode("ascii")
+        try:
+            self.stage.bucket.put(name, data, create=True)
+        except RemoteExistsError:
+            data = self.stage.bucket.read(name)
+        found: dict[str, Any] = json.loads(data)
+        return replace(
+            contents,
+            files={**contents.files, MEMO: base64.b64decode(found[MEMO])},
+            document={**contents.document, _MADE_WITH: found[_MADE_WITH]},
+        )
+
+    def remove(self) -> None:
+        """Removes the build's objects, and the folder of this node."""
+        self.stage.remove()
+        self.local.remove()
+
+    def remove_superseded(self) -> None:
+        """Removes the stages of the same origin, whose builds stopped for sources that have changed since."""
+        self.local.remove_superseded()
+        parent = Bucket(self.stage.url.parent, self.stage.settings)
+        try:
+            names = [name for name in parent.folders() if name != self.stage.url.name]
+            for name in names:
+                with contextlib.suppress(RemoteMissingError):
+                    if parent.read(f"{name}/{ORIGIN}") == self.local.origin.encode("ascii"):
+                        replace(self.stage, url=parent.url / name).remove()
+        except RemoteError as err:
+            logger.warning("%s: earlier stages are left there: %s", parent.url, err)
