@@ -134,7 +134,8 @@ def _of_another(config: Config, recipe: AnyRecipe, options: Options, memo: Memo,
     if not isinstance(gone, OSError) or not (is_gone(gone) or isinstance(gone, FileNotFoundError)):
         raise err
     # A rebuild has no use for a cache that stands, and raw data that is gone is no sign of another builder.
-    is_ours = not options.rebuild and str(gone.filename).startswith(str(config.cache_root))
+    name = gone.filename or config.cache_root  # reading what was opened names no file
+    is_ours = not options.rebuild and str(name).startswith(str(config.cache_root))
     what = f"the cache that another builder may have sealed ({gone.strerror}: {gone.filename})"
     found = seen(sealed, config.cache_root, what=what) if is_ours else sealed()
     if found is None:
