@@ -1,4 +1,4 @@
-"""The commands from raw data to a cache: `preprocess`, `key`, `index`."""
+"""The commands from raw data to a cache: `preprocess`, `evalset`, `key`, `index`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from forebay.cli.options import DONE, FAILED, add_config, command, load, printed
+from forebay.cli.options import DONE, FAILED, add_config, command, load, on_disk, printed
 from forebay.config.remote import RemoteConfig
 from forebay.config.tree import stand_in
 from forebay.errors import ConfigError
@@ -148,6 +148,28 @@ def _status(options: argparse.Namespace) -> int:
     from forebay.preprocess.runner.status import status_of
 
     return printed(options, status_of(load(options)))
+
+
+def add_evalset(commands: Any) -> None:
+    """Adds `forebay evalset`."""
+    summary = "draw an evaluation set for each language of a config's raw data; goes on"
+    parser = command(commands, "evalset", _evalset, summary)
+    add_config(parser)
+    parser.add_argument("--out", metavar="DIR", type=on_disk, required=True, help="an empty or new folder")
+    parser.add_argument(
+        "--per-language", type=int, default=500, metavar="N", help="samples of a language; default: 500"
+    )
+    parser.add_argument("--seed", type=int, default=17, metavar="N", help="of the draw; default: 17")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes; default: the cores")
+    parser.add_argument("--no-progress", action="store_true", help="no bars")
+
+
+def _evalset(options: argparse.Namespace) -> int:
+    from forebay.preprocess.evalset.make import EvalsetOptions, make_evalset
+
+    asked = {name: getattr(options, name) for name in ("out", "per_language", "seed")}
+    wanted = EvalsetOptions(**asked, progress=not options.no_progress)
+    return printed(options, make_evalset(load(options), wanted))
 
 
 def add_key(commands: Any) -> None:

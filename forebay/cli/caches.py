@@ -1,4 +1,4 @@
-"""The commands `forebay cache ACTION`: caches to a store and back, shards to this node."""
+"""The commands `forebay cache ACTION`: caches to a store and back, shards to this node, caches made of caches."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from forebay.cli.options import DONE, add_config, command, load, printed
+from forebay.cli.options import DONE, add_config, command, load, on_disk, printed
 from forebay.config.load import read_remote
+from forebay.config.remote import RemoteConfig
 from forebay.config.url import is_url, parse_url, url_or_path
 from forebay.errors import ConfigError
 from forebay.steps.recipe import recipe_of
@@ -15,13 +16,15 @@ from forebay.store.lookup import find_cache, require
 
 
 def add_cache(commands: Any) -> None:
-    """Adds `forebay cache push|pull|warm`."""
-    summary = "bring sealed caches to a store and back, and shards to this node"
+    """Adds `forebay cache push|pull|warm|merge|subset`."""
+    summary = "bring sealed caches to a store and back, and shards to this node; make caches of caches"
     actions = commands.add_parser("cache", help=summary, description=summary)
     actions = actions.add_subparsers(required=True, metavar="ACTION")
     _add_push(actions)
     _add_pull(actions)
     _add_warm(actions)
+    _add_merge(actions)
+    _add_subset(actions)
 
 
 def _add_push(actions: Any) -> None:
@@ -29,13 +32,21 @@ def _add_push(actions: Any) -> None:
     parser.add_argument("config", metavar="CACHE|CONFIG", help="the folder of a cache, or the TOML file that made it")
     place = "of the cache; with a slash at its end, of a folder of caches"
     parser.add_argument("url", metavar="URL", nargs="?", help=f"{place}; default: a run.cache_root that is a URL")
+    parser.add_argument(
+        "--form",
+        choices=("tdz", "zarr"),
+        default="tdz",
+        help="tdz: the cache as it is, to train from. zarr: compressed, for other readers and to keep; a pull makes "
+        "the cache of it again, and URL may be a folder; default: tdz",
+    )
+    parser.add_argument("--level", type=int, metavar="N", help="of zstd in the form zarr, 1 to 22; default: 3")
     parser.add_argument("--verify", action="store_true", help="read everything back, and send what is damaged again")
     _add_transfer(parser)
 
 
 def _add_pull(actions: Any) -> None:
     parser = command(actions, "pull", _pull, "make a folder the sealed cache of a URL; goes on")
-    parser.add_argument("url", metavar="URL", help="of the cache")
+    parser.add_argument("url", metavar="URL", help="of the cache, or of its zarr form, which may lie in a folder too")
     place = "of the cache; with a slash at its end, of a folder of caches"
     parser.add_argument("folder", metavar="DIR", nargs="?", help=f"{place}; or give --cache-root")
     _add_transfer(parser)
@@ -49,7 +60,7 @@ def _add_transfer(parser: argparse.ArgumentParser) -> None:
 
 
 def _push(options: argparse.Namespace) -> int:
-    from forebay.store.remote.transfer.transfer import place_below, push
+    from forebay.store.remote.transfer.transfer import place_below
 
     source = url_or_path(options.config)
     if is_url(source):
@@ -64,21 +75,35 @@ def _push(options: argparse.Namespace) -> int:
         folder, settings, default = sealed.folder, config.remote, config.remote_root
     if (place := options.url or (default and f"{default}/")) is None:
         raise ConfigError(f"where to? For example: forebay cache push {options.config} s3://bucket/caches/")
-    url, progress = parse_url(place_below(place, folder.name)), not options.no_progress
-    return printed(options, push(folder, url, settings, verify=options.verify, progress=progress))
+    return _send(folder, place_below(place, folder.name), settings, options)
+
+
+def _send(folder: Path, place: str, settings: RemoteConfig, options: argparse.Namespace) -> int:
+    how = {"verify": options.verify, "progress": not options.no_progress}
+    if options.form == "zarr":
+        from forebay.store.cold.push import LEVEL, push_zarr
+
+        level = LEVEL if options.level is None else options.level
+        return printed(options, push_zarr(folder, url_or_path(place), settings, level=level, **how))
+    if options.level is not None:
+        raise ConfigError("--level is of the form zarr, and a cache in its own form is not compressed; add --form zarr")
+    from forebay.store.remote.transfer.transfer import push
+
+    return printed(options, push(folder, parse_url(place), settings, **how))
 
 
 def _pull(options: argparse.Namespace) -> int:
-    from forebay.store.remote.transfer.transfer import place_below, pull
+    from forebay.store.cold.pull import pull_any
+    from forebay.store.remote.transfer.transfer import place_below
 
     if (options.folder is None) == (options.cache_root is None):
         raise ConfigError(f"where to? forebay cache pull {options.url} DIR, or --cache-root DIR; one of the two")
-    url = parse_url(options.url)
+    source = url_or_path(options.url)
     place = f"{options.cache_root}/" if options.folder is None else options.folder
-    folder = url_or_path(place_below(place, url.name))
+    folder = url_or_path(place_below(place, parse_url(source).name if is_url(source) else Path(source).name))
     if is_url(folder):
         raise ConfigError(f"{folder} is a URL; a pull makes a folder of this machine")
-    return printed(options, pull(url, Path(folder), read_remote(options.set), progress=not options.no_progress))
+    return printed(options, pull_any(source, Path(folder), read_remote(options.set), progress=not options.no_progress))
 
 
 def _add_warm(actions: Any) -> None:
@@ -106,3 +131,65 @@ def _warm(options: argparse.Namespace) -> int:
     asked = {name: getattr(options, name) for name in ("steps", "resume", "epoch", "position")}
     wanted = WarmOptions(**asked, ranks=ranks, world=world, progress=not options.no_progress)
     return printed(options, warm(load(options), wanted))
+
+
+def _add_merge(actions: Any) -> None:
+    parser = command(actions, "merge", _merge, "make several caches of one recipe one cache; shards are linked")
+    parser.add_argument("caches", metavar="CACHE|CONFIG", nargs="+", help=_CACHE)
+    _add_out(parser)
+    parser.add_argument(
+        "--on-duplicate",
+        choices=("refuse", "keep-first"),
+        default="refuse",
+        help="what becomes of a sample whose id an earlier cache has; default: refuse",
+    )
+
+
+def _add_subset(actions: Any) -> None:
+    parser = command(actions, "subset", _subset, "make some samples of a cache a cache of its own; shards are linked")
+    parser.add_argument("cache", metavar="CACHE|CONFIG", help=_CACHE)
+    chosen = parser.add_mutually_exclusive_group(required=True)
+    chosen.add_argument("--ids", metavar="FILE", type=on_disk, help="a file with the id of a sample a line")
+    chosen.add_argument(
+        "--where", metavar="EXPR", help="a condition over the columns of the row table: language == 'hi' and ..."
+    )
+    _add_out(parser)
+    parser.add_argument(
+        "--missing",
+        choices=("refuse", "ok"),
+        default="refuse",
+        help="with --ids: what becomes of ids that the cache does not have; default: refuse",
+    )
+
+
+_CACHE = "the folder of a cache, or the TOML file that made it"
+
+
+def _add_out(parser: argparse.ArgumentParser) -> None:
+    place = "a folder, or a name without a slash: a folder beside the (first) cache, or in --cache-root"
+    parser.add_argument("--out", metavar="NAME|DIR", required=True, help=place)
+    parser.add_argument("--no-progress", action="store_true", help="no bars")
+
+
+def _merge(options: argparse.Namespace) -> int:
+    from forebay.preprocess.many.merge import merge
+
+    places = [_sealed_place(options, text) for text in options.caches]
+    asked = {name: getattr(options, name) for name in ("on_duplicate", "cache_root")}
+    return printed(options, merge(places, options.out, **asked, progress=not options.no_progress))
+
+
+def _subset(options: argparse.Namespace) -> int:
+    from forebay.preprocess.many.subset import subset
+
+    asked = {name: getattr(options, name) for name in ("where", "ids", "missing", "cache_root")}
+    place = _sealed_place(options, options.cache)
+    return printed(options, subset(place, options.out, **asked, progress=not options.no_progress))
+
+
+def _sealed_place(options: argparse.Namespace, text: str) -> str:
+    """Returns the folder or URL of a cache that was named, or of the cache of a config that was."""
+    if is_url(url_or_path(text)) or not Path(text).is_file():
+        return text
+    config = load(argparse.Namespace(config=text, cache_root=options.cache_root))
+    return require(config, find_cache(config, recipe_of(config))).place

@@ -1,4 +1,4 @@
-"""The commands that look: `inspect`."""
+"""The commands that look into a cache, and that write what is inside: `inspect`, `export`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from forebay.cli.options import add_config, command, load, on_disk, remote
+from forebay.cli.options import add_config, command, load, on_disk, printed, remote
+from forebay.config.remote import RemoteConfig
 from forebay.config.url import is_url, url_or_path
 from forebay.errors import ConfigError
+from forebay.steps.recipe import recipe_of
+from forebay.store.lookup import find_cache, require
 
 
 def add_inspect(commands: Any) -> None:
@@ -70,3 +73,62 @@ def _inspect(options: argparse.Namespace) -> int:
     asked["remote"] = remote(options) if config is None else config.remote
     wanted = command.InspectOptions(**asked, as_json=options.json, progress=not options.no_progress)
     return command.show(place if config is None else config, wanted)
+
+
+def add_export(commands: Any) -> None:
+    """Adds `forebay export`."""
+    parser = command(commands, "export", _export, "write the samples of a cache as files of another form; goes on")
+    parser.add_argument("config", metavar="CACHE|CONFIG", help="a cache, its URL, or the TOML file that made it")
+    parser.add_argument("--form", required=True, choices=("parquet", "webdataset", "zarr"), help="of the files")
+    parser.add_argument("--out", metavar="DIR", type=on_disk, required=True, help="an empty or new folder")
+    parser.add_argument("--shard-size-mb", type=int, metavar="N", help="about how large a file becomes; default: 1000")
+    parser.add_argument("--ids", metavar="FILE", type=on_disk, help="only the samples with these ids, one a line")
+    parser.add_argument("--max-samples", type=int, metavar="N", dest="limit", help="only the first N of them")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="as if it stood in the config"
+    )
+    parser.add_argument("--no-progress", action="store_true", help="no bars")
+
+
+def _export(options: argparse.Namespace) -> int:
+    from forebay.export.command import ExportOptions, export
+    from forebay.store.cache import open_cache
+
+    place, settings = _cache_of(options)
+    if options.form == "zarr":
+        return _export_zarr(options, place, settings)
+    wanted = ExportOptions(
+        form=options.form,
+        out=options.out,
+        shard_size_mb=1000 if options.shard_size_mb is None else options.shard_size_mb,
+        ids=options.ids,
+        max_samples=options.limit,
+        progress=not options.no_progress,
+    )
+    return printed(options, export(open_cache(place, remote=settings), wanted))
+
+
+def _export_zarr(options: argparse.Namespace, place: str, settings: RemoteConfig) -> int:
+    """The cold form is of a whole cache: `forebay cache pull` makes the very cache of it again."""
+    from forebay.store.cache import open_cache
+    from forebay.store.cold.push import write_zarr
+
+    given = {"--ids": options.ids, "--max-samples": options.limit, "--shard-size-mb": options.shard_size_mb}
+    if named := [name for name, value in given.items() if value is not None]:
+        raise ConfigError(
+            f"{named[0]} does not go with --form zarr, which is of a whole cache; to export some of its samples: "
+            f"forebay cache subset {options.config} --ids FILE --out DIR, then export that"
+        )
+    cache = open_cache(place, remote=settings)
+    return printed(options, write_zarr(cache, options.out, progress=not options.no_progress))
+
+
+def _cache_of(options: argparse.Namespace) -> tuple[str, RemoteConfig]:
+    """Returns the cache that the options name, or that of the config, and how its store is asked."""
+    place = url_or_path(options.config)
+    if is_url(place) or Path(place).is_dir():
+        return place, remote(options)
+    if not Path(place).exists():
+        raise ConfigError(f"{place}: no such cache or config; name a folder, a URL or a TOML file")
+    config = load(options)
+    return require(config, find_cache(config, recipe_of(config))).place, config.remote

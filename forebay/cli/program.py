@@ -12,9 +12,10 @@ import select
 import sys
 from collections.abc import Callable, Sequence
 
-from forebay.cli.build import add_index, add_key, add_preprocess, add_status
+from forebay.cli.build import add_evalset, add_index, add_key, add_preprocess, add_status
 from forebay.cli.caches import add_cache
-from forebay.cli.look import add_inspect
+from forebay.cli.fetch import add_fetch
+from forebay.cli.look import add_export, add_inspect
 from forebay.cli.options import BAD_CONFIG, CLOSED, FAILED, INTERRUPTED, NO_CACHE, level
 from forebay.cli.training import add_calibrate, add_compare, add_eval, add_train, add_warm_start
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
@@ -120,6 +121,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_preprocess(commands)
     add_status(commands)
     add_inspect(commands)
+    add_export(commands)
     add_train(commands)
     add_calibrate(commands)
     add_compare(commands)
@@ -128,4 +130,6 @@ def make_parser() -> argparse.ArgumentParser:
     add_key(commands)
     add_index(commands)
     add_cache(commands)
+    add_fetch(commands)
+    add_evalset(commands)
     return parser

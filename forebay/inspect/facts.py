@@ -45,7 +45,7 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
 
     Beside the interface: num_tokens (of all samples together), folder, name, split, recipe_key, recipe, constants,
     groups, bytes_per_hour, clipped, longer, rejected (the file that lists what was left out), histogram, probe,
-    made_with. Sizes are those of the shards. Without audio histogram is null, and lengths says how long the texts are.
+    made_with, made_of (the caches that it was made of, if it was made of caches). Sizes are those of the shards. Without audio histogram is null, and lengths says how long the texts are.
     A cache of images has what `image_facts` says too.
     Raises CacheCorruptError where the metadata describes no cache, or the lengths are not those that were written.
     """
@@ -84,6 +84,7 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
         "lengths": token_lengths(cache.lengths["num_tokens"]) if durations_s is None else None,
         "probe": metadata["probe"],
         "made_with": metadata["made_with"],
+        "made_of": metadata.get("made_of", []),
         **(image_facts(cache) if holds_images(cache) else {}),
     }
 

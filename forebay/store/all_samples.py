@@ -5,17 +5,15 @@ A cache of a store is asked for what its push wrote down beside it, so that no s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from forebay.store.chunked import CheckedArray, no_such_row
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.open_shards import OpenShards
-from forebay.store.row_table import SampleColumns, categories, rate_of, row_table, strings_digest
+from forebay.store.row_table import SampleColumns, categories, rate_of, row_columns, strings_digest
 
 if TYPE_CHECKING:
     from forebay.store.remote.transfer.columns import ToldColumns
@@ -34,10 +32,12 @@ class AllSamples:
     slots: CheckedArray
     shards: OpenShards
 
-    def table(self, lengths: Mapping[str, Array], *, constants: Mapping[str, Any] | None) -> pa.Table:
-        """Returns the row table, see `row_table`. constants: of a cache whose lengths count audio."""
+    def row_columns(
+        self, lengths: Mapping[str, Array], *, constants: Mapping[str, Any] | None
+    ) -> dict[str, Callable[[], Any]]:
+        """Returns what makes each column of the row table. constants: of a cache whose lengths count audio."""
         rate_hz = None if constants is None else rate_of(self.shards.folder, constants, lengths)
-        return row_table(self._columns(), lengths, rate_hz=rate_hz)
+        return row_columns(self._columns(), lengths, rate_hz=rate_hz)
 
     def categories(self, name: str) -> tuple[list[str], Array] | None:
         """Returns the different values of a text field, sorted, and which one each sample has; None: no such field."""

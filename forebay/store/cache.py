@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
@@ -332,10 +332,30 @@ class Cache(SampleSource):
     @cached_property
     def samples(self) -> pa.Table:
         """The row table, a row a sample: every table field, duration and lengths. Built once, about 1 us a cell."""
+        return self.table()
+
+    def table(self, names: Collection[str] | None = None) -> pa.Table:
+        """Returns columns of the row table, in its order; None: all of them. Only what they hold is read.
+
+        Raises KeyError for a name that is none of `column_names`.
+        """
+        from forebay.store.row_table import row_table
+
+        columns = self._row_columns()
+        if unknown := set(names or ()) - columns.keys():
+            raise KeyError(f"{self.place} has no columns {', '.join(sorted(unknown))}; it has {', '.join(columns)}")
+        return row_table(columns, names)
+
+    @property
+    def column_names(self) -> list[str]:
+        """The columns of the row table, none of which is read."""
+        return list(self._row_columns())
+
+    def _row_columns(self) -> dict[str, Callable[[], Any]]:
         lengths, counts_audio = dict(self.lengths), self._images is None
         if not has_audio(self) and "num_tokens" in lengths:
             lengths, counts_audio = {"num_tokens": lengths["num_tokens"]}, False
-        return self._all_samples.table(lengths, constants=self.constants if counts_audio else None)
+        return self._all_samples.row_columns(lengths, constants=self.constants if counts_audio else None)
 
     def categories(self, name: str) -> tuple[list[str], Array] | None:
         """Returns the different values of a text field (`language`, `source`), sorted, and which one each sample has.

@@ -13,6 +13,7 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.tree import Config
 from forebay.config.url import Url, is_url, parse_url
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheNotFoundError
+from forebay.store.derived import compare_derived, described, is_derived, steps_differences
 from forebay.store.key import SHORT, KeyedRecipe, differences
 from forebay.store.layout import FORMAT_VERSION
 from forebay.store.memo import FILE_NAME as MEMO_NAME
@@ -66,6 +67,11 @@ class Sealed:
     def key(self) -> str:
         """The cache's key."""
         return str(self.metadata["key"])
+
+    @property
+    def is_derived(self) -> bool:
+        """Whether it was made of other caches: then it is only used where it is named."""
+        return is_derived(self.metadata["recipe"])
 
     def sources(self) -> list[StoredSource]:
         """Returns the files it was made of. Raises CacheCorruptError where their list is not what was sealed."""
@@ -156,8 +162,10 @@ def find_cache(config: Config, recipe: KeyedRecipe, *, may_hash: bool = True, me
 
     Caches are filtered by recipe first. Of those left, sources are compared by the memo: a stat a file, and a read only
     for a file that the memo does not know (never where `may_hash` is false). `loader.cache_dir` names a cache outright;
-    its recipe and sources are compared all the same. Raises CacheMismatchError where `loader.cache_dir` is another
-    recipe. A root in a store is asked where this node has built no such cache; RemoteError where it does not answer.
+    its recipe and sources are compared all the same: of a merge or a subset the steps of the recipe, and those sources
+    that the config shows. Raises CacheMismatchError where `loader.cache_dir` is another recipe, or a merge or a subset
+    of sources that have changed. A root in a store is asked where this node has built no such cache; RemoteError where
+    it does not answer.
     """
     forget()
     search = _Search(config=config, recipe=recipe, may_hash=may_hash, memo=memo)
@@ -172,7 +180,7 @@ def _places(config: Config, recipe: KeyedRecipe) -> Iterator[list[Sealed]]:
     """Yields the caches that may be meant, what is on this machine first: most often nothing else needs to be asked."""
     if config.loader.cache_dir:
         named = _named_cache(config)
-        if named.metadata["recipe_key"] != recipe.key:
+        if not _answers(named, recipe):
             raise CacheMismatchError(_mismatch(named, recipe))
         yield [named]
         return
@@ -197,11 +205,16 @@ class _Search:
         """Compares those of the recipe until one has the sources of the config."""
         # Any layout has the same values; that of the config is read as its user means it to be.
         ordered = sorted(sealed, key=lambda cache: cache.metadata.get("codec") != self.config.codec)
-        self.seen += ordered
+        self.seen += [cache for cache in ordered if not cache.is_derived]
         for cache, sources in _candidates(self.config, self.recipe, ordered):
             self.memo = Memo.of(self.config) if self.memo is None else self.memo
             self.memo.add_file(cache.folder / MEMO_NAME)
-            state, names = compare_sources(self.config, sources, self.memo, may_hash=self.may_hash)
+            compare = compare_derived if cache.is_derived else compare_sources
+            state, names = compare(self.config, sources, self.memo, may_hash=self.may_hash)
+            if cache.is_derived:
+                logger.info("loader.cache_dir %s is %s", cache.place, described(cache.metadata["recipe"]))
+            if cache.is_derived and state == "changed":
+                raise CacheMismatchError(_stale(cache, names))
             if state == "same":
                 is_better = self.found is None or cache.metadata.get("codec") == self.config.codec
                 self.found = cache if is_better else self.found
@@ -263,7 +276,7 @@ def _candidates(
     """Caches of the recipe with their sources. A damaged one is left out, so that a build makes it again."""
     found: list[tuple[Sealed, list[StoredSource]]] = []
     for cache in sealed:
-        if cache.metadata["recipe_key"] != recipe.key:
+        if not _answers(cache, recipe) or (cache.is_derived and not config.loader.cache_dir):
             continue
         try:
             here = mirrored(cache, config.remote)
@@ -277,9 +290,21 @@ def _candidates(
     return found
 
 
+def _answers(cache: Sealed, recipe: KeyedRecipe) -> bool:
+    """Whether a cache is of a recipe; of one that was made of other caches the steps say so."""
+    if cache.is_derived:
+        return not steps_differences(recipe.document, cache.metadata["recipe"])
+    return bool(cache.metadata["recipe_key"] == recipe.key)
+
+
 def _require_confined(config: Config, cache: Sealed, sources: Sequence[StoredSource]) -> None:
     """Raises CacheMismatchError under `source.confined` for a cache that may hold files from elsewhere."""
     config = localized(config) if config.source.confined else config
+    if config.source.confined and cache.is_derived and cache.metadata.get(CONFINED) is not True:
+        raise CacheMismatchError(
+            f"{cache.place}: it was made of caches of which some were built without source.confined, so nothing says "
+            "where their sources lay; build those with it, or set source.confined = false for caches that you trust"
+        )
     for source in sources if config.source.confined else ():
         path = path_of(config, source)
         if path is None or source.xxh3_128 == ABSENT:
@@ -318,10 +343,20 @@ def failures_of(config: Config, cache: Sealed) -> str | None:
 
 def _mismatch(cache: Sealed, recipe: KeyedRecipe) -> str:
     versions = {"field": "recipe_key", "wanted": recipe.key[:SHORT], "stored": cache.metadata["recipe_key"][:SHORT]}
-    first = next(iter(differences(recipe.document, cache.metadata["recipe"])), versions)
+    compare = steps_differences if cache.is_derived else differences
+    first = next(iter(compare(recipe.document, cache.metadata["recipe"])), versions)
     return (
         f"loader.cache_dir {cache.place}: {first['field']} is {first['stored']!r} in the cache, "
         f"{first['wanted']!r} in the config; change the config, or name another cache"
+    )
+
+
+def _stale(cache: Sealed, names: Sequence[str]) -> str:
+    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return (
+        f"loader.cache_dir {cache.place}: {shown} by source.manifest is not what this cache was made of (it is "
+        f"{described(cache.metadata['recipe'])}); build the caches again and make this one of them again, or name the "
+        "manifests that it was made of"
     )
 
 

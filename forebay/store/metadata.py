@@ -27,11 +27,13 @@ from forebay.errors import (
     CacheNotFoundError,
     ForebayError,
 )
+from forebay.store.cold.mark import ROOT as COLD_ROOT
+from forebay.store.cold.mark import pull_hint
 from forebay.store.files import hash_file, write_bytes
 from forebay.store.held import AnyFile, AnyFolder
 from forebay.store.key import canonical_json
 from forebay.store.layout import GROUPS, Array, FieldSpec, Group
-from forebay.store.schema import COUNT, NUMBER, OBJECT, POSITIVE, TEXT, Check, map_of, or_null, record
+from forebay.store.schema import COUNT, NUMBER, OBJECT, POSITIVE, TEXT, Check, list_of, map_of, or_null, record
 from forebay.store.shared_disk import is_gone
 from forebay.store.tdz import TORCH_DTYPES
 
@@ -59,8 +61,12 @@ def read_metadata(folder: AnyFolder, *, format_version: int) -> dict[str, Any]:
     Raises CacheNotFoundError where there is no folder, CacheIncompleteError where it is not sealed, CacheCorruptError
     where the file is not, byte for byte, what was written, and CacheMismatchError where a newer forebay wrote it.
     """
+    return parse_metadata(folder, _read(folder / FILE_NAME), format_version=format_version)
+
+
+def parse_metadata(folder: AnyFolder, data: bytes, *, format_version: int) -> dict[str, Any]:
+    """Returns the document of a folder whose metadata.json has these bytes; raises as `read_metadata` does of these."""
     path = folder / FILE_NAME
-    data = _read(path)
     try:
         document = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as err:
@@ -85,8 +91,17 @@ def _read(path: AnyFile) -> bytes:
         if not os.path.isdir(path.parent):  # `Path.is_dir` raises where it is stale
             raise CacheNotFoundError(f"{path.parent} is not a folder; run: forebay preprocess CONFIG") from err
         raise CacheIncompleteError(
-            f"{path.parent} has no {FILE_NAME}: it is not sealed; run: forebay preprocess CONFIG"
+            _cold_hint(path.parent)
+            or f"{path.parent} has no {FILE_NAME}: it is not sealed; run: forebay preprocess CONFIG"
         ) from err
+
+
+def _cold_hint(folder: Path) -> str | None:
+    """What to do where a folder is the zarr form of a cache."""
+    try:
+        return pull_hint(read_regular(folder / COLD_ROOT), folder)
+    except (OSError, CacheError):
+        return None
 
 
 def _check(path: AnyFile, document: dict[str, Any], data: bytes) -> None:
@@ -217,6 +232,7 @@ _DESCRIPTION: Mapping[str, Check] = {
 }
 """What a report shows, and opening does not need."""
 
+_MADE_OF = list_of(record({"key": TEXT, "name": TEXT, "num_samples": COUNT, "taken": COUNT}))
 _AUDIO = record({"sample_rate_hz": POSITIVE})
 _CLIPPED = record({}, {"audio": or_null(record({}, {"clip_s": or_null(NUMBER)}))})
 
@@ -272,6 +288,7 @@ def check_description(folder: Path, metadata: Mapping[str, Any]) -> None:
     """Raises CacheCorruptError where a cache's metadata does not describe it wholly, as a report needs it."""
     _require_form(record(_DESCRIPTION), folder, metadata)
     _require_form(_CLIPPED, folder, metadata["recipe"])
+    _require_form(_MADE_OF, folder, metadata.get("made_of", []))
     constants = metadata["constants"]
     _require_form(record({"features": TEXT}), folder, constants)
     if "media_rows" in metadata:

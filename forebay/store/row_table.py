@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +58,27 @@ class SampleColumns:
         return pa.array(starts[shards] + places)
 
 
-def row_table(columns: SampleColumns, lengths: Mapping[str, Array], *, rate_hz: int | None) -> pa.Table:
-    """Returns one row a sample, in sample order: `index`, the table fields, `duration_s`, and the lengths.
+def row_table(columns: Mapping[str, Callable[[], Any]], names: Collection[str] | None = None) -> pa.Table:
+    """Returns one row a sample, in sample order. columns: of `row_columns`. names: those wanted; None: all of them."""
+    return pa.table({name: make() for name, make in columns.items() if names is None or name in names})
+
+
+def row_columns(
+    columns: SampleColumns, lengths: Mapping[str, Array], *, rate_hz: int | None
+) -> dict[str, Callable[[], Any]]:
+    """Returns what makes each column of the row table: `index`, the table fields, `duration_s`, and the lengths.
 
     rate_hz: of the audio that `num_audio_samples` counts; None: there is no `duration_s`.
     """
-    arrays: dict[str, Any] = {"index": pa.array(np.arange(len(columns.slots)))}
-    arrays |= {name: columns.column(name) for name in columns.fields}
+    made: dict[str, Callable[[], Any]] = {"index": lambda: pa.array(np.arange(len(columns.slots)))}
+    made |= {name: partial(columns.column, name) for name in columns.fields}
     if rate_hz is not None:
-        arrays["duration_s"] = pa.array(np.asarray(lengths["num_audio_samples"]) / rate_hz)
-    return pa.table(arrays | {name: pa.array(np.asarray(values)) for name, values in lengths.items()})
+        made["duration_s"] = lambda: pa.array(np.asarray(lengths["num_audio_samples"]) / rate_hz)
+    return made | {name: partial(_int_array, values) for name, values in lengths.items()}
+
+
+def _int_array(values: Array) -> pa.Array:
+    return pa.array(np.asarray(values))
 
 
 def rate_of(folder: Path, constants: Mapping[str, Any], lengths: Mapping[str, Array]) -> int:

@@ -9,6 +9,7 @@ import re
 import shutil
 import tempfile
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import xxhash
@@ -29,6 +30,19 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f"{path.name}{TEMPORARY_MARK}{this_place()}-{os.getpid():x}-{uuid.uuid4().hex[:8]}")
 
 
+def is_temporary(name: str) -> bool:
+    """Whether a name is one that `temporary_name` gives."""
+    return _OURS.search(name) is not None
+
+
+def abandoned(folder: Path) -> Iterator[Path]:
+    """Yields what writers that were killed left unfinished directly in a folder. See `sweep`."""
+    for entry in os.scandir(folder):
+        match = _OURS.search(entry.name)
+        if match is not None and _is_abandoned(entry, match["place"], int(match["pid"], 16)):
+            yield Path(entry.path)
+
+
 def sweep(folder: Path) -> list[Path]:
     """Removes what writers that were killed left unfinished directly in a folder; returns what it removed.
 
@@ -39,13 +53,10 @@ def sweep(folder: Path) -> list[Path]:
     """
     removed: list[Path] = []
     with contextlib.suppress(OSError):
-        for entry in os.scandir(folder):
-            match = _OURS.search(entry.name)
-            if match is not None and _is_abandoned(entry, match["place"], int(match["pid"], 16)):
-                path = Path(entry.path)
-                if not entry.is_dir(follow_symlinks=False) or not _may_be_read(entry):
-                    _remove(path)
-                    removed.append(path)
+        for path in abandoned(folder):
+            if path.is_symlink() or not path.is_dir() or not _may_be_read(path):
+                _remove(path)
+                removed.append(path)
     return removed
 
 
@@ -59,19 +70,19 @@ def remove_aside(folder: Path) -> bool:
     return True
 
 
-def _may_be_read(entry: os.DirEntry[str]) -> bool:
-    readers = readers_of(Path(entry.path))
-    return readers == "some" or (readers == "unknown" and not _is_old(entry))
+def _may_be_read(folder: Path) -> bool:
+    readers = readers_of(folder)
+    return readers == "some" or (readers == "unknown" and not _is_old(folder))
 
 
 def _is_abandoned(entry: os.DirEntry[str], place: str, pid: int) -> bool:
-    return not is_running(pid) if place == this_place() else _is_old(entry)
+    return not is_running(pid) if place == this_place() else _is_old(Path(entry.path))
 
 
-def _is_old(entry: os.DirEntry[str]) -> bool:
+def _is_old(path: Path) -> bool:
     # Not our clock: it may be a day off from that of the machine that keeps the files.
-    with tempfile.TemporaryFile(dir=os.path.dirname(entry.path)) as now:
-        return os.fstat(now.fileno()).st_mtime - entry.stat(follow_symlinks=False).st_mtime > _OLD_S
+    with tempfile.TemporaryFile(dir=path.parent) as now:
+        return os.fstat(now.fileno()).st_mtime - path.lstat().st_mtime > _OLD_S
 
 
 def is_running(pid: int) -> bool:

@@ -67,6 +67,7 @@ _ORDER = (
     "node",
     "remote_store",
     "push",
+    "fetch",
     "soak",
 )
 

@@ -39,7 +39,8 @@ class FolderBucket(Bucket):
         lines = log.read_text().splitlines() if log.exists() else []
         return [(name, int(start)) for name, start in (line.rsplit(" ", 1) for line in lines)]
 
-    def stream(self, name: str, *, start: int = 0, etag: str = "") -> Iterator[bytes]:
+    def stream(self, name: str, *, start: int = 0, stop: int | None = None, etag: str = "") -> Iterator[bytes]:
+        assert stop is None, "the node's cache streams to the end"
         with open(self.folder.with_suffix(".log"), "a") as log:
             log.write(f"{name} {start}\n")
         with open(self.folder / name, "rb") as file:

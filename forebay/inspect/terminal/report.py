@@ -61,6 +61,9 @@ def _identity(facts: Mapping[str, Any]) -> Iterator[str]:
     yield entry("shards", f"{shards}, at most {facts['rows_per_shard']:,} rows each")
     yield entry("size", f"{human_bytes(facts['size_bytes'])} ({parts}){per_hour}")
     yield entry("made with", made_with)
+    for part in facts["made_of"]:
+        taken = f"{part['taken']:,} of {part['num_samples']:,} samples"
+        yield entry("made of", f"{part['key'][:16]} {part['name']}: {taken}")
 
 
 def _held(facts: Mapping[str, Any]) -> str:

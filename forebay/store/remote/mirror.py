@@ -31,6 +31,8 @@ from forebay.errors import (
     RemoteError,
     RemoteMissingError,
 )
+from forebay.store.cold.mark import ROOT as COLD_ROOT
+from forebay.store.cold.mark import pull_hint
 from forebay.store.files import link_or_copy, write_bytes
 from forebay.store.held import ORIGIN, HeldFile, HeldFolder
 from forebay.store.layout import FORMAT_VERSION
@@ -252,7 +254,8 @@ def cache_folder(place: str | Path, settings: RemoteConfig) -> Path:
         data = Bucket(url, settings).read(FILE_NAME)
     except RemoteMissingError as err:
         raise CacheNotFoundError(
-            f"{url} holds no sealed cache: it has no {FILE_NAME}; name another URL, or run: "
+            _cold_hint(url, settings)
+            or f"{url} holds no sealed cache: it has no {FILE_NAME}; name another URL, or run: "
             f"forebay preprocess CONFIG --cache-root {url.parent}"
         ) from err
     except RemoteDeniedError:
@@ -276,6 +279,14 @@ def cache_folder(place: str | Path, settings: RemoteConfig) -> Path:
     with ThreadPoolExecutor(settings.max_concurrent) as threads:
         list(threads.map(mirror.require, wanted))
     return mirror.folder
+
+
+def _cold_hint(url: Url, settings: RemoteConfig) -> str | None:
+    """What to do where a URL is the zarr form of a cache."""
+    try:
+        return pull_hint(Bucket(url, settings).read(COLD_ROOT), url)
+    except RemoteError:  # of no object: what is missing was said by the store already
+        return None
 
 
 def _small_files(folder: Path) -> list[Wanted]:

@@ -162,9 +162,9 @@ class _Post:
 class _Ending(Bucket):
     """A bucket whose streams end with the process."""
 
-    def stream(self, name: str, *, start: int = 0, etag: str = "") -> Iterator[bytes]:
+    def stream(self, name: str, *, start: int = 0, stop: int | None = None, etag: str = "") -> Iterator[bytes]:
         """See `Bucket.stream`. Raises RemoteError once the interpreter goes away."""
-        for piece in super().stream(name, start=start, etag=etag):
+        for piece in super().stream(name, start=start, stop=stop, etag=etag):
             if _is_over.is_set():
                 raise RemoteError(f"{self.url / name}: this process ends; what is there already is gone on with")
             yield piece

@@ -51,6 +51,11 @@ class ObjectInfo:
     etag: str
     modified_ns: int
 
+    @property
+    def quoted_etag(self) -> str:
+        """The etag as the answer to GET has it: a listing of Azure has no quotes."""
+        return self.etag if '"' in self.etag or not self.etag else f'"{self.etag}"'
+
 
 def part_bytes(size_bytes: int) -> int:
     """Returns how large the parts are in which a file of this size is put; a file that is no larger is put at once."""
@@ -116,13 +121,13 @@ class Bucket:
         """
         return b"".join(self._pieces(name, start, stop, etag)) if stop > start else b""
 
-    def stream(self, name: str, *, start: int = 0, etag: str = "") -> Iterator[bytes]:
-        """Yields the bytes of an object from `start` on, in pieces, all of one version.
+    def stream(self, name: str, *, start: int = 0, stop: int | None = None, etag: str = "") -> Iterator[bytes]:
+        """Yields the bytes of an object from `start` on, up to `stop` or its end, in pieces, all of one version.
 
         Where the body breaks off, the stream goes on from the byte that it reached. etag: of the version that is
         wanted. Raises RemoteMissingError, RemoteReplacedError, RemoteError.
         """
-        return self._pieces(name, start, None, etag)
+        return self._pieces(name, start, stop, etag)
 
     @_many
     def objects(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:

@@ -178,9 +178,7 @@ class Origin:
         else:
             if not (self.folder / ORIGIN).is_file():  # nobody had opened the mirror for a day, so it went
                 self.mirror.describe()
-            # A listing of Azure has no quotes, and the answer to GET has.
-            etag = info.etag if '"' in info.etag or not info.etag else f'"{info.etag}"'
-            wanted = Wanted(name=key, size_bytes=info.size_bytes, etag=etag)
+            wanted = Wanted(name=key, size_bytes=info.size_bytes, etag=info.quoted_etag)
             found = self.mirror.node.fetch(path, wanted, self.objects.bucket)
             if found is not None and self.hash(version) is None:
                 self._hashes.add(version, found)

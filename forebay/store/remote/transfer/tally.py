@@ -45,6 +45,8 @@ class TransferReport:
     already_there: bool
     """Whether the whole cache was there before."""
     seconds: float
+    stored_bytes: int | None = None
+    """Bytes of the objects of the zarr form, whose other figures are those of the values inside."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""
@@ -64,6 +66,9 @@ class TransferReport:
                 f"files: {self.moved_files} {moved} ({human_bytes(self.moved_bytes)}, {rate}/s), "
                 f"{self.linked_files} linked, {self.kept_files} kept"
             )
+        if self.stored_bytes is not None:
+            share = self.stored_bytes / max(self.size_bytes, 1)
+            yield f"zarr: {human_bytes(self.stored_bytes)} compressed, {share:.2f} of the values"
         if self.action == "push":
             yield f"read back: {human_bytes(self.read_back_bytes)}; the store's checksums proved the rest"
 

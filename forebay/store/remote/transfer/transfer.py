@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -291,21 +291,32 @@ def pull(url: Url, folder: Path, settings: RemoteConfig, *, progress: bool = Fal
     cache = open_cache(str(url), verify="never", remote=settings)
     files = _files(cache)
     metadata = (files[0][0].folder / FILE_NAME).read_bytes()
-    is_whole, is_there = _standing(folder, metadata, cache.key)
+    is_whole, is_there = standing(folder, metadata, cache.key)
     with Tally([wanted.size_bytes for _, wanted in files], label="pull", progress=progress) as tally:
         if is_whole:
             for _, wanted in files:
                 tally.add("kept", wanted.size_bytes)
         else:
-            with _occupied(folder.with_name(f".{folder.name}.pulling"), url) as aside:
-                work = _Pull(Bucket(url, settings), aside, tally, _copies(cache, folder))
-                work.run([wanted for _, wanted in files], metadata)
+            with occupied(folder.with_name(f".{folder.name}.pulling"), url) as aside:
+                work = FolderPull(_download(Bucket(url, settings)), aside, tally, copies_beside(folder, cache))
+                work.run([wanted for _, wanted in files], metadata, num_threads=settings.max_concurrent)
                 publish(aside, folder, replace=is_there)
         return tally.report("pull", source=str(url), target=str(folder), key=cache.key, already_there=is_whole)
 
 
-def _standing(folder: Path, metadata: bytes, key: str) -> tuple[bool, bool]:
-    """Whether a folder is this very cache with all its files, and whether it is this cache, perhaps without some.
+def _download(bucket: Bucket) -> Callable[[Path, Wanted], None]:
+    """Returns what makes a file of an object of its name, complete and of the hash that is wanted, or absent."""
+
+    def make(path: Path, wanted: Wanted) -> None:
+        with write_aside(path) as file:
+            for piece in pieces_of(bucket, wanted):
+                write_all(file, piece)
+
+    return make
+
+
+def standing(folder: Path, metadata: bytes, key: str) -> tuple[bool, bool]:
+    """Returns whether a folder is this very cache with all its files, and whether it is, perhaps without some.
 
     Raises CacheMismatchError where something else stands there.
     """
@@ -327,7 +338,7 @@ def _standing(folder: Path, metadata: bytes, key: str) -> tuple[bool, bool]:
 
 
 @contextlib.contextmanager
-def _occupied(folder: Path, url: Url) -> Iterator[Path]:
+def occupied(folder: Path, source: Url | Path) -> Iterator[Path]:
     """Yields a folder that no other process pulls into meanwhile, with what an interrupted pull left there."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
@@ -336,7 +347,9 @@ def _occupied(folder: Path, url: Url) -> Iterator[Path]:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as err:
-                raise CacheError(f"another process pulls {url} into {folder}; run the command when it is done") from err
+                raise CacheError(
+                    f"another process pulls {source} into {folder}; run the command when it is done"
+                ) from err
             # Another process may have pulled all of it, and made this folder the cache, before it was locked.
             if folder.is_dir() and os.path.samestat(os.fstat(descriptor), folder.stat()):
                 yield folder
@@ -345,10 +358,10 @@ def _occupied(folder: Path, url: Url) -> Iterator[Path]:
             os.close(descriptor)
 
 
-def _copies(cache: Cache, folder: Path) -> dict[tuple[int, str], list[Path]]:
-    """Files of this machine by size and xxh3-128, as their caches say: in the node's cache and beside `folder`."""
+def copies_beside(folder: Path, *caches: Cache) -> dict[tuple[int, str], list[Path]]:
+    """Returns files of this machine by size and xxh3-128, as their caches say: of these caches and beside `folder`."""
     found: dict[tuple[int, str], list[Path]] = {}
-    for donor in [cache, *_caches(folder.parent)]:
+    for donor in [*caches, *_caches(folder.parent)]:
         for file, wanted in _files(donor):
             if file.path.is_file():
                 found.setdefault((wanted.size_bytes, wanted.xxh3_128), []).append(file.path)
@@ -361,13 +374,22 @@ def _caches(root: Path) -> Iterator[Cache]:
             yield open_cache(sealed.folder, verify="never")
 
 
-class _Pull:
-    """One pull into a folder of its own: what its steps share."""
+class FolderPull:
+    """One pull into a folder of its own: what its steps share.
 
-    def __init__(self, bucket: Bucket, folder: Path, tally: Tally, copies: dict[tuple[int, str], list[Path]]) -> None:
-        self.bucket, self.folder, self.tally, self.copies = bucket, folder, tally, copies
+    make: makes a file at a path, complete and of the hash that is wanted, or absent.
+    """
 
-    def run(self, files: Sequence[Wanted], metadata: bytes) -> None:
+    def __init__(
+        self,
+        make: Callable[[Path, Wanted], None],
+        folder: Path,
+        tally: Tally,
+        copies: dict[tuple[int, str], list[Path]],
+    ) -> None:
+        self.make, self.folder, self.tally, self.copies = make, folder, tally, copies
+
+    def run(self, files: Sequence[Wanted], metadata: bytes, *, num_threads: int) -> None:
         """Makes all files in the folder, and removes what else an interrupted pull of another state left there."""
         names = {wanted.name for wanted in files}
         for path in self.folder.rglob("*"):
@@ -375,7 +397,7 @@ class _Pull:
                 path.unlink()
         for parent in {(self.folder / name).parent for name in names}:
             parent.mkdir(exist_ok=True)
-        for_each(self._place, files, num_threads=self.bucket.settings.max_concurrent)
+        for_each(self._place, files, num_threads=num_threads)
         write_bytes(self.folder / FILE_NAME, metadata)
 
     def _place(self, wanted: Wanted) -> None:
@@ -384,9 +406,7 @@ class _Pull:
         if not _is_whole(path, wanted):
             kind = "linked" if self._linked(path, wanted) else "moved"
         if kind == "moved":
-            with write_aside(path) as file:
-                for piece in pieces_of(self.bucket, wanted):
-                    write_all(file, piece)
+            self.make(path, wanted)
         self.tally.add(kind, wanted.size_bytes)
 
     def _linked(self, path: Path, wanted: Wanted) -> bool:

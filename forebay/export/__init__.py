@@ -1,0 +1,1 @@
+"""Sealed caches as files that other tools read."""

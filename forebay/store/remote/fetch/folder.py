@@ -1,0 +1,326 @@
+"""The folder that a fetch fills, by descriptors: no link on the way is followed, and every name appears whole.
+
+What is being downloaded lies directly in the folder, under a temporary name that begins with a digest of what it is to
+be. Its owner holds a lock on it. So the next fetch goes on with what a dead one left of the same object, and two
+fetches at once have a file each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import xxhash
+
+from forebay.errors import ConfigError
+from forebay.store.remote.fetch.content import Expected
+from forebay.store.remote.fetch.names import folders_of
+from forebay.store.temporary import TEMPORARY_MARK, abandoned, is_temporary, sweep, temporary_name
+
+_SEGMENT, _MAX_SEGMENTS = 16 * 1024 * 1024, 4096
+_BLOCK = 4 * 1024 * 1024
+_DIGITS = 8
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+class InTheWayError(Exception):
+    """Something stands in the folder that is neither the file nor anything that a fetch replaces."""
+
+
+class TargetFolder:
+    """The folder that a user named, held open. Threads may share it."""
+
+    def __init__(self, path: Path) -> None:
+        """Makes the folder where there is none. The name that the user gave may lead through links, those below not.
+
+        Raises ConfigError where it is no folder.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as err:
+            raise ConfigError(f"{path} is no folder, or {err.filename} is none; name another --output") from err
+        self.path = path
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._device = os.fstat(self.descriptor).st_dev
+        self._made: set[str] = set()
+
+    def __enter__(self) -> TargetFolder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Makes the names durable that were given."""
+        try:
+            for folder in self._made:
+                with contextlib.suppress(OSError, InTheWayError), self._parent(f"{folder}/.", make=False) as (place, _):
+                    os.fsync(place)
+            with contextlib.suppress(OSError):
+                os.fsync(self.descriptor)
+        finally:
+            os.close(self.descriptor)
+
+    def stat(self, name: str) -> os.stat_result | None:
+        """Returns the stat of a file; None where nothing has its name.
+
+        Raises InTheWayError where a link, a folder, or anything else but a file stands there or on the way.
+        """
+        try:
+            with self._parent(name, make=False) as (place, last):
+                found = os.stat(last, dir_fd=place, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        if not stat.S_ISREG(found.st_mode):
+            raise InTheWayError(f"{self.path / name} is {_kind(found)}, no file")
+        return found
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[int]:
+        """Yields the descriptor of a file that is there."""
+        with self._parent(name, make=False) as (place, last):
+            descriptor = os.open(last, os.O_RDONLY | _FILE, dir_fd=place)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def tells_apart(self) -> bool:
+        """Returns whether the folder holds two names that differ by case, or by their Unicode form, alone."""
+        path = temporary_name(self.path / ".f\u00e9")
+        other = (path.name.swapcase(), path.name.replace("\u00e9", "e\u0301"))
+        descriptor = os.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE, dir_fd=self.descriptor)
+        try:
+            return not any(_is_there(name, self.descriptor) for name in other)
+        finally:
+            os.close(descriptor)
+            os.unlink(path.name, dir_fd=self.descriptor)
+
+    def part(self, expected: Expected, source: str) -> Part:
+        """Returns the beginning of a file: what a dead fetch left of the same object, or nothing yet."""
+        digest = xxhash.xxh3_64_hexdigest(f"{source}\0{expected.identity}".encode("utf-8", "surrogatepass"))
+        prefix = f".{digest}"
+        for left in self._left(prefix + TEMPORARY_MARK):
+            descriptor = self._adopted(left, self._temporary(prefix))
+            if descriptor is not None:
+                return Part(self, *descriptor, expected)
+        while True:
+            name = self._temporary(prefix)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE
+            created = os.open(name, flags, 0o666, dir_fd=self.descriptor)
+            if _lock(created) is not False:
+                return Part(self, created, name, expected)
+            os.close(created)  # taken for that of a dead fetch before it was locked
+
+    def sweep(self) -> None:
+        """Removes what dead fetches left of objects that nobody goes on with."""
+        sweep(self.path)
+
+    def free_bytes(self) -> int:
+        """Returns what a fetch may fill: what is free, and what interrupted fetches left, which is gone on with."""
+        found = os.fstatvfs(self.descriptor)
+        with os.scandir(self.descriptor) as entries:
+            left = [entry for entry in entries if is_temporary(entry.name) and entry.is_file(follow_symlinks=False)]
+            held = sum(entry.stat(follow_symlinks=False).st_blocks * 512 for entry in left)
+        return found.f_bavail * found.f_frsize + held
+
+    def publish(self, part: str, name: str) -> None:
+        """Gives a whole file its name. Raises InTheWayError where a folder or link stands on the way."""
+        with self._parent(name, make=True) as (place, last):
+            os.rename(part, last, src_dir_fd=self.descriptor, dst_dir_fd=place)
+        if name.rpartition("/")[0] not in self._made:
+            self._made |= folders_of([name])
+
+    def _temporary(self, prefix: str) -> str:
+        return temporary_name(self.path / prefix).name
+
+    def _left(self, prefix: str) -> list[str]:
+        """Returns the parts of a prefix, the one with most bytes first."""
+        found: list[tuple[int, str]] = []
+        with os.scandir(self.descriptor) as entries:
+            for entry in entries:
+                if entry.name.startswith(prefix):
+                    with contextlib.suppress(FileNotFoundError):
+                        found.append((-entry.stat(follow_symlinks=False).st_blocks, entry.name))
+        return [name for _, name in sorted(found)]
+
+    def _adopted(self, left: str, name: str) -> tuple[int, str] | None:
+        """Takes over what a dead fetch left, under a name of this process; None where somebody is at it."""
+        try:
+            descriptor = os.open(left, os.O_RDWR | _FILE, dir_fd=self.descriptor)
+        except OSError:
+            return None
+        with contextlib.suppress(FileNotFoundError):  # somebody was faster
+            locked = _lock(descriptor)
+            # Without locks, whether the process lives is all that tells.
+            is_free = locked or (locked is None and left in {path.name for path in abandoned(self.path)})
+            found = os.fstat(descriptor)
+            if is_free and stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+                os.rename(left, name, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
+                if os.path.samestat(found, os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)):
+                    return descriptor, name
+        os.close(descriptor)
+        return None
+
+    @contextlib.contextmanager
+    def _parent(self, name: str, *, make: bool) -> Iterator[tuple[int, str]]:
+        """Yields a descriptor of the folder of a name, and the last part of it."""
+        place, done = os.dup(self.descriptor), self.path
+        try:
+            *parts, last = name.split("/")
+            for part in parts:
+                done /= part
+                below = self._entered(place, part, done, make=make)
+                os.close(place)
+                place = below
+            yield place, last
+        finally:
+            os.close(place)
+
+    def _entered(self, place: int, part: str, path: Path, *, make: bool) -> int:
+        if make:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(part, dir_fd=place)
+        try:
+            below = os.open(part, _FOLDER, dir_fd=place)
+        except OSError as err:
+            if err.errno not in (errno.ELOOP, errno.ENOTDIR):
+                raise
+            found = os.stat(part, dir_fd=place, follow_symlinks=False)
+            raise InTheWayError(f"{path} is {_kind(found)}, no folder") from err
+        if os.fstat(below).st_dev != self._device:
+            os.close(below)
+            raise InTheWayError(f"{path} is on another file system than {self.path}: fetch into it by itself")
+        return below
+
+
+class Part:
+    """A file while it is downloaded: its bytes, and behind them a hash of each segment that is there.
+
+    The hash makes a segment count that is really there, whatever died: a process or the machine.
+    """
+
+    def __init__(self, folder: TargetFolder, descriptor: int, name: str, expected: Expected) -> None:
+        self.folder, self.name, self.expected = folder, name, expected
+        self._descriptor = descriptor
+        size = expected.size_bytes
+        self.segment = _SEGMENT * max(1, -(-size // (_SEGMENT * _MAX_SEGMENTS)))
+        self.num_segments = -(-size // self.segment)
+        full = size + _DIGITS * self.num_segments
+        if os.fstat(descriptor).st_size != full:
+            with self._naming():
+                os.ftruncate(descriptor, 0)
+                os.ftruncate(descriptor, full)
+
+    @property
+    def path(self) -> Path:
+        """Where it is until it has its name."""
+        return self.folder.path / self.name
+
+    def bounds(self, index: int) -> tuple[int, int]:
+        """Returns where a segment begins and ends."""
+        return index * self.segment, min((index + 1) * self.segment, self.expected.size_bytes)
+
+    def missing(self) -> list[int]:
+        """Returns the segments that are not there; what is there is hashed."""
+        return [index for index in range(self.num_segments) if not self._has(index)]
+
+    def _has(self, index: int) -> bool:
+        stored = os.pread(self._descriptor, _DIGITS, self._place(index))
+        if not any(stored):
+            return False
+        state = xxhash.xxh3_64()
+        for piece in self.pieces(*self.bounds(index)):
+            state.update(piece)
+        return stored == _digest(state)
+
+    def write(self, start: int, data: bytes) -> None:
+        """Writes bytes at their place."""
+        view = memoryview(data).cast("B")
+        with self._naming():
+            while view:
+                count = os.pwrite(self._descriptor, view, start)
+                view, start = view[count:], start + count
+
+    def ended(self, index: int, state: xxhash.xxh3_64 | None) -> None:
+        """Notes that a segment is there, by the hash of its bytes; None: that it is not."""
+        self.write(self._place(index), bytes(_DIGITS) if state is None else _digest(state))
+
+    def pieces(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+        """Yields what is there."""
+        stop = self.expected.size_bytes if stop is None else stop
+        return read_pieces(self._descriptor, start, stop)
+
+    def trim(self) -> None:
+        """Leaves the bytes of the file alone: all are there."""
+        with self._naming():
+            os.ftruncate(self._descriptor, self.expected.size_bytes)
+
+    def publish(self) -> None:
+        """Gives the file its name: durable and whole. Whether it is right was seen before."""
+        with self._naming():
+            os.fsync(self._descriptor)
+        self.folder.publish(self.name, self.expected.name)
+
+    def remove(self) -> None:
+        """Takes away what nobody will go on with."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.name, dir_fd=self.folder.descriptor)
+
+    def close(self) -> None:
+        """Lets go of it: whoever comes next goes on."""
+        os.close(self._descriptor)
+
+    def _place(self, index: int) -> int:
+        return self.expected.size_bytes + _DIGITS * index
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Adds the path to an error: those of write and fsync name none."""
+        try:
+            yield
+        except OSError as err:
+            err.filename = err.filename or str(self.folder.path / self.expected.name)
+            raise
+
+
+def read_pieces(descriptor: int, start: int, stop: int) -> Iterator[bytes]:
+    """Yields the bytes of an open file between two places, as far as it goes."""
+    while start < stop and (piece := os.pread(descriptor, min(_BLOCK, stop - start), start)):
+        yield piece
+        start += len(piece)
+
+
+def _digest(state: xxhash.xxh3_64) -> bytes:
+    return (state.intdigest() or 1).to_bytes(_DIGITS, "little")
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Locks a file; False where somebody has it, None on a file system without locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as err:
+        if err.errno not in _NO_LOCKS:
+            raise
+        return None
+    return True
+
+
+def _is_there(name: str, place: int) -> bool:
+    try:
+        os.stat(name, dir_fd=place, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _kind(found: os.stat_result) -> str:
+    if stat.S_ISLNK(found.st_mode):
+        return "a link"
+    return "a folder" if stat.S_ISDIR(found.st_mode) else f"{stat.filemode(found.st_mode)}, a device or a pipe"

@@ -1,0 +1,310 @@
+"""What is to come: the objects below a URL, or the files that a manifest names. Nothing of it is believed unseen.
+
+The manifest of an evaluation set tells the hashes of its files. It is found beside them, or named itself, which a web
+server needs, since that lists nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import xxhash
+
+from forebay.config.remote import RemoteConfig
+from forebay.config.url import Url
+from forebay.errors import ConfigError, ManifestError, RemoteError, RemoteMissingError
+from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
+from forebay.store.remote.fetch.content import DIGITS, HASHES, Expected, judge
+from forebay.store.remote.fetch.names import folders_of
+from forebay.visible import human_bytes
+
+MANIFEST = "evaluation_manifest.json"
+MAKE = "forebay evalset CONFIG --out DIR"
+_MAX_DOCUMENT = 64 * 1024 * 1024
+_MAX_SETS = 1000
+_MAX_LISTED = 10_000_000
+"""Names that a listing may pass over: a store that never ends is told so."""
+_SHOWN = 5
+_HEX = re.compile(r"[0-9a-f]+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bounds:
+    """What a fetch brings at most, all files together."""
+
+    size_bytes: int
+    files: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FetchOptions:
+    """What is asked of a fetch.
+
+    overwrite: files with other bytes are replaced. etags: an etag of S3 that looks like an MD5 is one; buckets that
+    encrypt with a key of their own have others. dry_run: nothing is downloaded.
+    """
+
+    bounds: Bounds
+    prefix: str = ""
+    overwrite: bool = False
+    etags: bool = True
+    dry_run: bool = False
+    progress: bool = False
+
+
+@dataclass(slots=True)
+class Listing:
+    """What is to come from below a URL.
+
+    tars: those of evaluation sets, by name, with what the index.json of their set says of them, or None.
+    """
+
+    bucket: Bucket
+    files: dict[str, Expected] = field(default_factory=dict)
+    tars: dict[str, Any] = field(default_factory=dict)
+
+
+def list_files(url: Url, settings: RemoteConfig, *, prefix: str, bounds: Bounds) -> Listing:
+    """Returns the files below a URL, or those that a manifest at the URL names, whose names begin with a prefix.
+
+    Raises RemoteError where nothing is there, or more than the bounds allow; ManifestError for a manifest that is none,
+    or that disagrees with what the store has.
+    """
+    is_web = url.scheme in ("http", "https")
+    if url.name.endswith(".json") and url.key:
+        bucket = Bucket(url.parent, settings)
+        found = _Finding(bucket, prefix, bounds)
+        found.take_manifest(url.name, is_alone=True)
+    elif is_web:
+        bucket = Bucket(url, settings)
+        found = _Finding(bucket, prefix, bounds)
+        try:
+            found.take_manifest(MANIFEST, is_alone=True)
+        except RemoteMissingError as err:
+            raise RemoteError(
+                f"{url}: a web server lists nothing, and {url / MANIFEST} is not there; name the manifest that lists "
+                f"the files: forebay fetch {url}/NAME.json"
+            ) from err
+    else:
+        found = _Finding(Bucket(url, settings), prefix, bounds)
+        found.take_listing()
+        if not found.listing.files and not prefix and url.key:
+            found = _Finding(Bucket(url.parent, settings), prefix, bounds)
+            found.take_object(url)
+    return found.done()
+
+
+class _Finding:
+    """The search for files: what its steps share."""
+
+    def __init__(self, bucket: Bucket, prefix: str, bounds: Bounds) -> None:
+        self.bucket, self.prefix, self.bounds = bucket, prefix, bounds
+        self.listing = Listing(bucket)
+        self.others: list[str] = []
+        self.total = 0
+
+    def take_listing(self) -> None:
+        """Takes in all objects whose names begin with the prefix, and the manifests beside them."""
+        sets: list[str] = []
+        for number, info in enumerate(self.bucket.objects(self.prefix.rpartition("/")[0])):
+            if number >= _MAX_LISTED:
+                raise RemoteError(
+                    f"{self.bucket.url} has more than {_MAX_LISTED:,} objects to look through; name a folder that is "
+                    "further below"
+                )
+            if info.name.rpartition("/")[2] == MANIFEST and len(sets) < _MAX_SETS:
+                sets.append(info.name)
+            self._take(_expected(info))
+        self._drop_folders()
+        for name in sets:
+            self.take_manifest(name, is_alone=False)
+
+    def take_object(self, url: Url) -> None:
+        """Takes in the one object of a URL. Raises RemoteMissingError where there is none."""
+        try:
+            self._take(_expected(self.bucket.info(url.name)))
+        except RemoteMissingError as err:
+            raise RemoteMissingError(f"{url}: nothing is there, and nothing lies below it; name another URL") from err
+
+    def take_manifest(self, name: str, *, is_alone: bool) -> None:
+        """Takes in what the manifest of an evaluation set says. is_alone: nothing but the manifest tells what is there.
+
+        Raises ManifestError, RemoteMissingError.
+        """
+        where = self.bucket.url / name
+        folder = name.rpartition("/")[0]
+        below = f"{folder}/" if folder else ""
+        data, info = read_document(self.bucket, name)
+        if is_alone:
+            self._take(replace(_expected(info), name=name, size_bytes=len(data)))
+        if name in self.listing.files:
+            itself = (("xxh3_128", xxhash.xxh3_128_hexdigest(data)),)
+            self.listing.files[name] = replace(self.listing.files[name], hashes=itself)
+        files, index = _entries(_parsed(where, data), where)
+        for file in [*files, index] if index is not None else files:
+            expected = replace(file, name=below + file.name, key=below + file.key)
+            if is_alone:
+                self._take(expected)
+            elif expected.name.startswith(self.prefix):
+                self._join(expected, where)
+            if expected.name.startswith(self.prefix) and file.name.endswith(".tar"):
+                self.listing.tars[expected.name] = None
+        if index is not None:
+            self._take_index(below, index, where)
+
+    def _take_index(self, below: str, said: Expected, where: Url) -> None:
+        """Takes in what an index says of the members of tars that are to come. Raises ManifestError."""
+        if not self.listing.tars:
+            return
+        there = self.bucket.url / (below + said.key)
+        data, _ = read_document(self.bucket, below + said.key)
+        if problem := judge([data], said, etags_are_md5=False).problem:
+            raise ManifestError(f"{there} is not what {where} says: {problem}; one of the two was replaced")
+        tars = _parsed(there, data).get("tars")
+        if not isinstance(tars, dict):
+            raise ManifestError(f"{there} has no object `tars`; have the set made again: {MAKE}")
+        for name in self.listing.tars:
+            if name.startswith(below):
+                self.listing.tars[name] = tars.get(name.removeprefix(below), {})
+
+    def _join(self, said: Expected, where: Url) -> None:
+        """Adds what a manifest says to what the store says. Raises ManifestError where the two disagree."""
+        there = self.listing.files.get(said.name)
+        if there is None:
+            raise ManifestError(f"{where} names {said.name!r}, which {self.bucket.url} does not have; push it again")
+        if there.size_bytes != said.size_bytes:
+            raise ManifestError(
+                f"{where} says that {said.name!r} has {said.size_bytes} bytes, the store says {there.size_bytes}; "
+                "one of the two was replaced"
+            )
+        self.listing.files[said.name] = replace(there, hashes=said.hashes)
+
+    def _take(self, expected: Expected) -> None:
+        name = expected.name
+        if not name:  # `folder/` is an object of some tools
+            return
+        if not name.startswith(self.prefix):
+            if len(self.others) < _SHOWN:
+                self.others.append(name)
+            return
+        if (other := self.listing.files.get(name)) is not None:
+            if other.size_bytes and not expected.size_bytes:  # `name/`, see above
+                return
+            if other.size_bytes or not expected.size_bytes:
+                raise ManifestError(f"{self.bucket.url}: {name!r} is there twice; a folder holds it once")
+        self.listing.files[name] = expected
+        self.total += expected.size_bytes
+        self._check_bounds()
+
+    def _check_bounds(self) -> None:
+        if len(self.listing.files) > self.bounds.files:
+            raise RemoteError(
+                f"{self.bucket.url} has more than {self.bounds.files:,} files{self._said()}; name fewer by --prefix, "
+                "or raise --max-files"
+            )
+        if self.total > self.bounds.size_bytes:
+            raise RemoteError(
+                f"{self.bucket.url}: the first {len(self.listing.files):,} files{self._said()} have {self.total:,} "
+                f"bytes ({human_bytes(self.total)}), at most {self.bounds.size_bytes:,} "
+                f"({human_bytes(self.bounds.size_bytes)}) are allowed; name fewer by --prefix, or raise --max-size-gb"
+            )
+
+    def _said(self) -> str:
+        return f" that begin with {self.prefix!r}" if self.prefix else ""
+
+    def _drop_folders(self) -> None:
+        """Leaves out the objects of no bytes by which some tools mark a folder."""
+        for name in folders_of(self.listing.files) & self.listing.files.keys():
+            if not self.listing.files[name].size_bytes:
+                del self.listing.files[name]
+
+    def done(self) -> Listing:
+        """Returns what was found. Raises RemoteMissingError where that is nothing."""
+        if self.listing.files:
+            return self.listing
+        if not self.others:
+            raise RemoteMissingError(f"{self.bucket.url}: nothing lies below it; name another URL")
+        raise RemoteMissingError(
+            f"{self.bucket.url}: no name below it begins with {self.prefix!r}; there are {', '.join(self.others)}"
+            f"{' and others' if len(self.others) == _SHOWN else ''}"
+        )
+
+
+def _expected(info: ObjectInfo) -> Expected:
+    return Expected(
+        name=info.name,
+        key=info.name,
+        size_bytes=info.size_bytes,
+        etag=info.quoted_etag,
+        modified_ns=info.modified_ns,
+    )
+
+
+def read_document(bucket: Bucket, name: str) -> tuple[bytes, ObjectInfo]:
+    """Returns a JSON document of a store, and what the store says of it. Raises RemoteError for one that is huge."""
+    info, data = bucket.info(name), bytearray()
+    for piece in bucket.stream(name, etag=info.quoted_etag):
+        data += piece
+        if len(data) > _MAX_DOCUMENT:
+            raise RemoteError(f"{bucket.url / name} has more than {_MAX_DOCUMENT:,} bytes, which no manifest has")
+    return bytes(data), info
+
+
+def _parsed(where: Url, data: bytes) -> Mapping[str, Any]:
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as err:
+        raise ManifestError(f"{where} is no JSON ({err}); name the manifest of an evaluation set") from err
+    if not isinstance(document, dict):
+        raise ManifestError(f"{where} is a {type(document).__name__}, wanted an object with `files`")
+    return document
+
+
+def _entries(document: Mapping[str, Any], where: Url) -> tuple[list[Expected], Expected | None]:
+    """Returns the files that a manifest names, and their index. Raises ManifestError for an entry that says too little.
+
+    A language without a usable sample has an entry whose name is null.
+    """
+    files = document.get("files")
+    if not isinstance(files, list) or not files:
+        raise ManifestError(f"{where} has no list `files`; name the manifest of an evaluation set ({MANIFEST})")
+    found, what = [], ""
+    try:
+        for number, entry in enumerate(files):
+            what = f"files[{number}]"
+            if entry["name"] is not None:
+                found.append(_entry(entry))
+        what, index = "index", document.get("index")
+        return found, None if index is None else _entry(index)
+    except (ValueError, KeyError, TypeError) as err:
+        raise ManifestError(
+            f"{where}: {what} says no name, size_bytes and one of {', '.join(HASHES)}: {err!r}; have the set made "
+            f"again: {MAKE}"
+        ) from err
+
+
+def _entry(entry: Mapping[str, Any]) -> Expected:
+    name, size = entry["name"], entry["size_bytes"]
+    if not isinstance(name, str) or not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise ValueError(f"name {name!r}, size_bytes {size!r}")
+    hashes = []
+    for kind in HASHES:
+        digest = entry.get(kind)
+        if digest is None:
+            continue
+        if not isinstance(digest, str) or len(digest) != DIGITS[kind] or not _HEX.fullmatch(digest):
+            raise ValueError(f"{kind} {digest!r} is no {DIGITS[kind]} hex digits")
+        hashes.append((kind, digest))
+    if not hashes:
+        raise ValueError(f"{name!r} has no hash")
+    return Expected(name=name, key=name, size_bytes=size, hashes=tuple(hashes))
+
+
+def check_prefix(prefix: str) -> None:
+    """Raises ConfigError for a prefix that no name below a URL begins with."""
+    if prefix.startswith("/") or ".." in prefix.split("/"):
+        raise ConfigError(f"--prefix {prefix!r} is of no name below the URL; for example: --prefix hi_")

@@ -1,0 +1,219 @@
+"""A condition over the columns of a row table: `language in ("hi", "ta") and duration_s < 12 and not speaker is None`.
+
+The text is a Python expression of few forms: `and`, `or`, `not`, comparisons (chained ones too), `in` and `not in` a
+list of literals, `is None`, names of columns, texts, numbers, True and False. It is parsed and never executed.
+
+A null is no value: every comparison with one is false, `!=` and `not in` too, and only `is None` is true of it. `not`
+turns a truth value round, so `not snr > 10` holds where there is no snr. NaN compares as in Python.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import warnings
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import ConfigError
+from forebay.store.condition import AllOf, AnyOf, Column, Comparison, IsNull, Negated, OneOf, Rows, Value
+from forebay.store.layout import Array
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MAX_CHARACTERS = 4_096
+MAX_DEPTH = 48
+"""Conditions inside of conditions."""
+MAX_NUMBER = 2**53 - 1
+"""Up to here every comparison with a number is exact, whatever the column's type."""
+
+_FORMS = (
+    "wanted and, or, not, comparisons, `in` a list of values, `is None`, names of columns, texts, numbers, True and "
+    "False"
+)
+_SHOWN = 20
+
+_ORDER: Mapping[type[ast.cmpop], str] = {
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+}
+_TURNED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A condition that was parsed. text: as it was written. columns: those that it names, each once."""
+
+    text: str
+    columns: tuple[str, ...]
+    _setting: str = field(repr=False)
+    _condition: Any = field(repr=False)
+    _places: Mapping[str, int] = field(repr=False, compare=False)
+
+    def require_columns(self, names: Collection[str]) -> None:
+        """Raises ConfigError, with the nearest name and all of them, for a column that is none of these."""
+        for name in self.columns:
+            if name not in names:
+                near = difflib.get_close_matches(name, names, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ConfigError(
+                    f"{self._setting}: {name!r} at character {self._places[name]} is no column{hint}; the columns are "
+                    f"{', '.join(names)}"
+                )
+
+    def mask(self, table: pa.Table) -> Array:
+        """Returns for which rows it holds, bool [rows]. table: has its columns; others are not looked at.
+
+        Raises ConfigError for an unknown column, or one that is compared with a value of another kind.
+        """
+        self.require_columns(table.column_names)
+        return Rows(table, self._setting).holds(self._condition)
+
+
+def parse_where(text: str, *, setting: str = "where") -> Where:
+    """Returns the condition of a text. setting: what to call the text in messages.
+
+    Raises ConfigError, with the place, for anything that is no condition.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(f"{setting} has {len(text)} characters, at most {MAX_CHARACTERS} are read")
+    parser = _Parser(text, setting)
+    condition = parser.condition(parser.tree(), 0)
+    return Where(text.strip(), tuple(parser.places), setting, condition, parser.places)
+
+
+class _Parser:
+    """Turns the syntax tree of one text into a condition. places: where each column is named first."""
+
+    def __init__(self, text: str, setting: str) -> None:
+        self.setting = setting
+        self.places: dict[str, int] = {}
+        self._text = text.replace("\r\n", "\n").replace("\r", "\n")
+        self._lead = len(self._text) - len(self._text.lstrip())
+        stripped = self._text.strip()
+        # Lines of a condition need no brackets of their own.
+        self._parsed, self._added = (f"({stripped}\n)", 1) if "\n" in stripped else (stripped, 0)
+
+    def tree(self) -> ast.expr:
+        """Returns the syntax tree."""
+        try:
+            with warnings.catch_warnings():  # of the parser, about escapes and the like
+                warnings.simplefilter("ignore")
+                body = ast.parse(self._parsed, mode="eval").body
+        except SyntaxError as err:
+            place = self._place(err.lineno or 1, self._bytes_before(err)) if self._parsed else 1
+            raise ConfigError(f"{self.setting}: {err.msg} at character {place}; {_FORMS}") from err
+        except (ValueError, RecursionError, MemoryError, OverflowError) as err:
+            what = str(err) or type(err).__name__
+            raise ConfigError(f"{self.setting} cannot be read ({what}); {_FORMS}") from err
+        if self._added and (body.lineno, body.col_offset) == (1, 0):  # what was added is closed by the text itself
+            raise self._error(body, "a bracket is closed that is not open")
+        return body
+
+    def condition(self, node: ast.expr, depth: int) -> Any:
+        """Returns the condition of a node."""
+        if depth > MAX_DEPTH:
+            raise self._error(node, f"more than {MAX_DEPTH} conditions stand inside of each other")
+        match node:
+            case ast.BoolOp(op=ast.And(), values=values):
+                return AllOf(tuple(self.condition(value, depth + 1) for value in values))
+            case ast.BoolOp(values=values):
+                return AnyOf(tuple(self.condition(value, depth + 1) for value in values))
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return Negated(self.condition(operand, depth + 1))
+            case ast.Compare(left=left, ops=ops, comparators=others):
+                lefts = [left, *others[:-1]]
+                pairs = [self._pair(*pair) for pair in zip(lefts, ops, others, strict=True)]
+                return pairs[0] if len(pairs) == 1 else AllOf(tuple(pairs))
+            case ast.Name():
+                column = self._column(node)
+                return Comparison(column, "==", Value(value=True, at=column.at))
+            case ast.Constant(value=bool() as value):
+                return AllOf(()) if value else AnyOf(())
+        raise self._error(node, "this is no condition")
+
+    def _pair(self, left: ast.expr, sign: ast.cmpop, right: ast.expr) -> Any:
+        if isinstance(sign, (ast.In, ast.NotIn)):
+            return OneOf(self._named(left), self._values(right), isinstance(sign, ast.NotIn))
+        if isinstance(sign, (ast.Is, ast.IsNot)):
+            if not (isinstance(right, ast.Constant) and right.value is None):
+                raise self._error(right, "`is` goes with None alone; write ==")
+            return IsNull(self._named(left), isinstance(sign, ast.IsNot))
+        one, two, written = self._operand(left), self._operand(right), _ORDER[type(sign)]
+        if isinstance(one, Value):
+            one, two, written = two, one, _TURNED[written]
+        if isinstance(one, Value):
+            raise self._error(left, "a comparison names a column on one side at least")
+        if isinstance(two, Value) and two.value is None:
+            raise self._error(right, "nothing compares with None; write `is None` or `is not None`")
+        return Comparison(one, written, two)
+
+    def _named(self, node: ast.expr) -> Column:
+        if not isinstance(node, ast.Name):
+            raise self._error(node, "here stands the name of a column")
+        return self._column(node)
+
+    def _column(self, node: ast.Name) -> Column:
+        column = Column(node.id, self._at(node))
+        self.places.setdefault(column.name, column.at)
+        return column
+
+    def _operand(self, node: ast.expr) -> Column | Value:
+        return self._column(node) if isinstance(node, ast.Name) else self._value(node)
+
+    def _values(self, node: ast.expr) -> tuple[Value, ...]:
+        if not isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+            raise self._error(node, 'behind `in` stands a list of values, for example ("hi", "ta")')
+        values = tuple(self._value(element) for element in node.elts)
+        for value, element in zip(values, node.elts, strict=True):
+            if value.value is None:
+                raise self._error(element, "None is in no list; write `is None`")
+        return values
+
+    def _value(self, node: ast.expr) -> Value:
+        """Returns a text, a number or a truth value; numbers as the floats that they are compared as."""
+        match node:
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=ast.Constant(value=int() | float() as number)):
+                value: Any = number if isinstance(number, bool) or isinstance(sign, ast.UAdd) else -number
+                is_sign_of_truth = isinstance(number, bool)
+            case ast.Constant(value=str() | int() | float() | None as constant):
+                value, is_sign_of_truth = constant, False
+            case _:
+                raise self._error(node, "this is no value")
+        if is_sign_of_truth:
+            raise self._error(node, "True and False have no sign")
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if not abs(value) <= MAX_NUMBER:
+                raise self._error(node, f"numbers are at most {MAX_NUMBER:,}")
+            value = float(value)
+        if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise self._error(node, "a text holds half a character, which no UTF-8 has")
+        return Value(value, self._at(node))
+
+    def _error(self, node: ast.expr, what: str) -> ConfigError:
+        place = self._at(node)
+        found = self._text[place - 1 : place - 1 + _SHOWN]
+        return ConfigError(f"{self.setting}: {what}, at character {place}: {found!r}; {_FORMS}")
+
+    def _at(self, node: ast.expr) -> int:
+        return self._place(node.lineno, node.col_offset)
+
+    def _place(self, line: int, num_bytes: int) -> int:
+        """Returns the number of a character of the text, from 1. num_bytes: before it in its line, as UTF-8."""
+        lines = self._parsed.split("\n")
+        line = min(max(line, 1), len(lines))
+        inside = len(lines[line - 1].encode("utf-8", "replace")[:num_bytes].decode("utf-8", "ignore"))
+        before = sum(len(text) + 1 for text in lines[: line - 1])
+        return min(max(1, self._lead + before + inside + 1 - self._added), max(1, len(self._text)))
+
+    def _bytes_before(self, err: SyntaxError) -> int:
+        """Returns where a syntax error stands in its line; the parser counts characters there."""
+        lines = self._parsed.split("\n")
+        line = lines[min(max(err.lineno or 1, 1), len(lines)) - 1]
+        return len(line[: max(0, (err.offset or 1) - 1)].encode("utf-8", "replace"))

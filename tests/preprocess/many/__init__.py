@@ -1,0 +1,1 @@
+"""Caches made of caches."""

@@ -1,0 +1,267 @@
+"""What a fetch decides without a store: names, hashes, parts of files. Whatever a store says, nothing leads out."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from forebay.config.remote import RemoteConfig
+from forebay.config.url import Url
+from forebay.errors import ForebayError, RemoteMissingError
+from forebay.store.remote.bucket.bucket import ObjectInfo
+from forebay.store.remote.fetch import content, listing
+from forebay.store.remote.fetch.content import Expected, judge
+from forebay.store.remote.fetch.download import Queue
+from forebay.store.remote.fetch.fetch import fetch
+from forebay.store.remote.fetch.folder import Part, TargetFolder
+from forebay.store.remote.fetch.listing import Bounds, FetchOptions
+from forebay.store.remote.fetch.names import alike, problem_of, problems
+from forebay.store.temporary import temporary_name
+from forebay.tar.listed import check_members
+
+URL = Url("gs", "bucket", "x")
+HOSTILE = ("..", ".", "", "/", "\\", "C:", "\0", "\n", "\x1b[2J", "a", "b.tar", "\u202e", "e\u0301", "\u00e9", " ", "~")
+NAMES = st.lists(st.sampled_from(HOSTILE) | st.text(max_size=5), min_size=1, max_size=4).flatmap(
+    lambda parts: st.sampled_from(["/".join(parts), "".join(parts)])
+)
+
+
+class Memory:
+    """A store that says and gives whatever a test wants, without any check of its own."""
+
+    def __init__(self, objects: list[tuple[str, bytes]]) -> None:
+        self.url, self.settings, self._objects = URL, RemoteConfig(max_concurrent=2), objects
+
+    def objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        for name, data in self._objects:
+            yield ObjectInfo(name=name, size_bytes=len(data), etag="0x1", modified_ns=1)
+
+    def info(self, name: str) -> ObjectInfo:
+        for info in self.objects():
+            if info.name == name:
+                return info
+        raise RemoteMissingError(f"{name} is not there")
+
+    def stream(self, name: str, *, start: int = 0, stop: int | None = None, etag: str = "") -> Iterator[bytes]:
+        data = dict(self._objects)[name][start:stop]
+        return (data[at : at + 5] for at in range(0, len(data), 5))
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(objects=st.lists(st.tuples(NAMES, st.binary(max_size=40)), min_size=1, max_size=5))
+def test_nothing_is_written_outside_and_what_is_written_is_the_object(objects: list[tuple[str, bytes]]) -> None:
+    with tempfile.TemporaryDirectory() as root, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listing, "Bucket", lambda url, settings: Memory(objects))
+        out = Path(root) / "a" / "out"
+        options = FetchOptions(bounds=Bounds(size_bytes=1000, files=10))
+        try:
+            report = fetch(URL, out, RemoteConfig(), options, examine=check_members)
+        except ForebayError:
+            assert not [path for path in Path(root).rglob("*") if not path.is_dir()]
+            return
+        found = {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+        assert found.items() <= dict(sorted(objects, key=lambda one: len(one[1]))).items()
+        assert len(found) == report.moved_files
+        assert [path for path in Path(root).rglob("*") if path.is_file() and out not in path.parents] == []
+
+
+@given(name=NAMES | st.text())
+def test_a_name_that_passes_is_a_plain_path_below(name: str) -> None:
+    if not problem_of(name):
+        path = os.path.normpath(os.path.join("/out", name))
+        assert path == f"/out/{name}"
+        assert name.isascii() or name.encode()
+        assert not any(ord(letter) < 32 for letter in name)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("", "is empty"),
+        ("/etc/passwd", "is absolute"),
+        ("a/../b", "leads out of the folder"),
+        ("..", "leads out of the folder"),
+        ("./a", "leads out of the folder"),
+        ("a//b", "has an empty part"),
+        ("a/", "has an empty part"),
+        ("a\\..\\b", "holds a backslash"),
+        ("c:a", "begins with a drive letter"),
+        ("a\0", "holds a control character"),
+        ("a\x1b[31m", "holds a control character"),
+        ("a\nb", "holds a control character"),
+        ("a\ud800", "holds a control character"),
+        ("\u0928" * 86, "is longer than the file system takes"),
+        ("a/" * 2048 + "a", "is longer than the file system takes"),
+        (f"x/{temporary_name(Path('a')).name}", "is a name of what forebay is writing"),
+        ("hi_eval.tar", ""),
+        ("\u0939\u093f\u0928\u094d\u0926\u0940/a b\u200d.tar", ""),
+        ("..a/b..", ""),
+        ("x" * 255, ""),
+    ],
+)
+def test_names(name: str, problem: str) -> None:
+    assert problem_of(name).startswith(problem)
+    assert bool(problem_of(name)) == bool(problem)
+
+
+def test_a_file_is_no_folder_and_names_may_be_alike() -> None:
+    assert problems(["a/b/c", "a/b", "x"]) == ["'a/b' is a file, and a folder of others"]
+    assert alike(["A/x", "a/y", "\u00e9", "e\u0301", "b", "stra\u00dfe", "STRASSE"]) == [
+        ("A", "a"),
+        ("STRASSE", "stra\u00dfe"),
+        ("e\u0301", "\u00e9"),
+    ]
+    assert alike(["a/x", "a/y", "b"]) == []
+
+
+# Hashes
+
+
+def expected(data: bytes, **changes: Any) -> Expected:
+    return Expected(**{"name": "a", "key": "a", "size_bytes": len(data), **changes})
+
+
+def etag_of(data: bytes, part: int) -> str:
+    """Returns the etag that S3 gives an object that was put in parts."""
+    parts = [hashlib.md5(data[at : at + part]).digest() for at in range(0, len(data), part)]
+    return f'"{hashlib.md5(b"".join(parts)).hexdigest()}-{len(parts)}"'
+
+
+@pytest.mark.parametrize("part", [5 << 20, 8 << 20, 10_000_000])
+def test_etags_of_parts_prove_where_their_size_is_known(part: int) -> None:
+    data = bytes(range(256)) * 70_000
+    pieces = [data[at : at + 3_000_001] for at in range(0, len(data), 3_000_001)]
+    right = expected(data, etag=etag_of(data, part))
+    assert judge(pieces, right, etags_are_md5=True) == content.Verdict("etag")
+    wrong = [b"x" + data[1:]]
+    assert judge(wrong, right, etags_are_md5=True) == content.Verdict("size"), "parts of another size may have it"
+    odd = expected(data, etag=etag_of(data, 7_777_777))
+    assert judge(pieces, odd, etags_are_md5=True) == content.Verdict("size")
+
+
+@pytest.mark.parametrize("etag", ["", "0x8DC", 'W/"abc"', '"5e2f-59c"', f'"{"0" * 64}"'])
+def test_etags_that_are_no_md5_prove_nothing(etag: str) -> None:
+    assert judge([b"abc"], expected(b"abc", etag=etag), etags_are_md5=True) == content.Verdict("size")
+
+
+def test_a_plain_etag_refuses_only_where_it_is_known_to_be_an_md5() -> None:
+    right, wrong = f'"{hashlib.md5(b"abc").hexdigest().upper()}"', f'"{"0" * 32}"'
+    assert judge([b"abc"], expected(b"abc", etag=right), etags_are_md5=False) == content.Verdict("etag")
+    assert judge([b"abc"], expected(b"abc", etag=wrong), etags_are_md5=False) == content.Verdict("size")
+    found = judge([b"abc"], expected(b"abc", etag=wrong), etags_are_md5=True)
+    assert found.problem == f"the MD5 of its bytes is {hashlib.md5(b'abc').hexdigest()}, its etag {'0' * 32}"
+
+
+@pytest.mark.parametrize("kind", content.HASHES)
+def test_a_hash_of_a_manifest_counts_more_than_an_etag(kind: content.CheckedBy) -> None:
+    made: dict[str, Any] = {
+        "xxh3_128": xxhash.xxh3_128(b"abc"),
+        "sha256": hashlib.sha256(b"abc"),
+        "md5": hashlib.md5(b"abc"),
+    }
+    said = expected(b"abc", etag=f'"{"0" * 32}"', hashes=((kind, made[kind].hexdigest()),))
+    assert judge([b"abc"], said, etags_are_md5=True) == content.Verdict(kind)
+    assert judge([b"abd"], said, etags_are_md5=True).problem.startswith(f"its {kind} is ")
+
+
+# Parts of files
+
+
+def part_of(folder: TargetFolder, data: bytes, **changes: Any) -> Part:
+    return folder.part(expected(data, etag='"1"', **changes), "s3://bucket")
+
+
+def test_two_writers_have_a_part_each_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    data = b"12345" * 10
+    with TargetFolder(tmp_path) as folder:
+        first, second = part_of(folder, data), part_of(folder, data)
+        assert first.name != second.name
+        first.write(0, data)
+        first.ended(0, xxhash.xxh3_64(data))
+        first.close()
+        third = part_of(folder, data)
+        assert third.missing() == []
+        assert second.missing() == [0]
+        assert part_of(folder, data[1:]).missing() == [0], "an object of another size is another one"
+        third.trim()
+        third.publish()
+        assert (tmp_path / "a").read_bytes() == data
+        third.close()
+
+
+def test_a_file_system_without_locks_has_the_number_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(descriptor: int, how: int) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    data = b"12345" * 10
+    with TargetFolder(tmp_path) as folder:
+        first = part_of(folder, data)
+        first.write(0, data)
+        first.ended(0, xxhash.xxh3_64(data))
+        first.close()
+        assert part_of(folder, data).missing() == [0], "this process lives"
+        monkeypatch.setattr("forebay.store.temporary._is_running", lambda pid: False)
+        assert part_of(folder, data).missing() == []
+
+
+@pytest.mark.parametrize("plant", ["link", "hard link", "folder", "short"])
+def test_a_planted_part_is_not_gone_on_with(plant: str, tmp_path: Path) -> None:
+    out, victim = tmp_path / "out", tmp_path / "victim"
+    victim.write_bytes(b"v" * 58)
+    with TargetFolder(out) as folder:
+        first = part_of(folder, b"12345" * 10)
+        first.close()
+        path = first.path
+        path.unlink()
+        if plant == "link":
+            path.symlink_to(victim)
+        elif plant == "hard link":
+            os.link(victim, path)
+        elif plant == "folder":
+            path.mkdir()
+        else:
+            path.write_bytes(b"12345" * 10)
+        second = part_of(folder, b"12345" * 10)
+        second.write(0, b"x" * 50)
+        assert second.missing() == [0]
+    assert victim.read_bytes() == b"v" * 58
+
+
+def test_a_large_file_has_at_most_so_many_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.store.remote.fetch.folder._MAX_SEGMENTS", 10)
+    with TargetFolder(tmp_path) as folder:
+        part = folder.part(Expected(name="a", key="a", size_bytes=10**9, etag='"1"'), "s3://bucket")
+        bounds = [part.bounds(index) for index in range(part.num_segments)]
+        assert len(bounds) <= 10
+        assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
+        assert bounds[-1][1] == 10**9
+        assert part.missing() == list(range(part.num_segments))
+        part.remove()
+
+
+def test_the_folder_says_whether_it_tells_names_apart(tmp_path: Path) -> None:
+    with TargetFolder(tmp_path) as folder:
+        (tmp_path / "a").touch()
+        assert folder.tells_apart() is not (tmp_path / "A").exists()
+        assert os.listdir(tmp_path) == ["a"]
+
+
+def test_the_queue_ends_only_when_nothing_can_come() -> None:
+    queue = Queue(deque([(expected(b""), 1)]))
+    assert queue.take() is not None
+    queue.begun([])
+    assert queue.take() is None
