@@ -6,6 +6,7 @@ metadata and the statistics hold is checked too, before anything uses it.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -29,7 +30,8 @@ from forebay.store.key import digest
 from forebay.store.layout import Array
 from forebay.store.metadata import checksum, read_regular, regular_size
 from forebay.store.schema import COUNT, NUMBER, OBJECT, POSITIVE, TEXT, Check, all_of, list_of, map_of, or_null, record
-from forebay.store.temporary import sweep, temporary_name
+from forebay.store.shared_disk import move, seen
+from forebay.store.temporary import remove_aside, sweep, temporary_name
 
 AnyPlan = BucketPlan | WindowPlan | PackPlan
 
@@ -84,7 +86,7 @@ def save_plan(
     folder.parent.mkdir(parents=True, exist_ok=True)
     sweep(folder.parent)
     aside = temporary_name(folder)
-    aside.mkdir()
+    aside.mkdir(exist_ok=True)  # nobody else has its name: what is there is ours
     try:
         arrays = {name: _write_array(aside / f"{name}.npy", array) for name, array in _arrays(plan).items()}
         stats = json.dumps(statistics, indent=1, allow_nan=False).encode("ascii")
@@ -321,19 +323,20 @@ def _move_in(aside: Path, folder: Path, *, cache_key: str, settings: PlanConfig)
     """Renames; an equal plan that stands there stays, an incomplete or damaged one makes room first."""
     while True:
         try:
-            os.rename(aside, folder)
+            move(aside, folder)
             break
-        except OSError:
-            if not folder.is_dir():
+        except OSError as err:
+            if err.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
+        seen(folder.is_dir, folder.parent, what=f"{folder.name} of another machine")
         try:
             load_plan(folder, cache_key=cache_key, settings=settings)
             return  # another saver's: replacing it would leave a moment without a plan
         except (CacheCorruptError, CacheNotFoundError):
             replaced = temporary_name(folder)
         try:
-            os.rename(folder, replaced)
+            move(folder, replaced)
         except FileNotFoundError:
             continue  # another saver moved it away at the same time
-        shutil.rmtree(replaced, ignore_errors=True)
+        remove_aside(replaced)
     fsync_folder(folder.parent)

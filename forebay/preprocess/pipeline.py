@@ -14,7 +14,7 @@ from typing import Any
 
 from forebay.config.tree import Config
 from forebay.config.url import is_url, parse_url
-from forebay.errors import BuildError
+from forebay.errors import BuildError, CacheCorruptError
 from forebay.plan.make import plan_example, plan_of
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.modality import Listing, Modality
@@ -45,6 +45,7 @@ from forebay.store.layout import Group
 from forebay.store.lookup import Lookup, Sealed, failures_of, find_cache
 from forebay.store.memo import Memo
 from forebay.store.remote.raw.sources import localized, naming_urls
+from forebay.store.shared_disk import is_gone, seen
 from forebay.store.temporary import sweep
 from forebay.store.verify import quick_problems, verify_folder
 from forebay.visible import from_here
@@ -115,14 +116,34 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
             run.compare_probe(standing)
         try:
             report = run.dry(standing) if options.dry_run else run.run(standing)
-        except FileNotFoundError:
-            # Where locks do nothing, a builder that has sealed takes the folder away from under this one.
-            other = find_cache(config, recipe, memo=memo).found
-            if other is None or not _usable(config, other, options):
-                raise
+        except (OSError, CacheCorruptError, BuildError) as err:
+            other = _of_another(config, recipe, options, memo, err=err)
             run.workspace.remove()
             return BuildReport.of_standing(other, seconds=time.monotonic() - started_s)
     return replace(report, seconds=time.monotonic() - started_s)
+
+
+def _of_another(config: Config, recipe: AnyRecipe, options: Options, memo: Memo, *, err: Exception) -> Sealed:
+    """Returns the cache of another builder that took the folder of this build away; raises `err` where there is none.
+
+    That builder has sealed, and no lock told it that somebody else was at work.
+    """
+
+    def sealed() -> Sealed | None:
+        found = find_cache(config, recipe, memo=memo).found
+        return found if found is not None and _usable(config, found, options) else None
+
+    gone = err if isinstance(err, OSError) else err.__cause__
+    if not isinstance(gone, OSError) or not (is_gone(gone) or isinstance(gone, FileNotFoundError)):
+        raise err
+    # A rebuild has no use for a cache that stands, and raw data that is gone is no sign of another builder.
+    name = gone.filename or config.cache_root  # reading what was opened names no file
+    is_ours = not options.rebuild and str(name).startswith(str(config.cache_root))
+    what = f"the cache that another builder may have sealed ({gone.strerror}: {gone.filename})"
+    found = seen(sealed, config.cache_root, what=what) if is_ours else sealed()
+    if found is None:
+        raise err
+    return found
 
 
 def _runner(options: Options, pool: Pool) -> AbstractContextManager[Runner]:

@@ -7,7 +7,7 @@ so many parts of one node share their memory.
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import json
 import logging
 import os
@@ -36,8 +36,9 @@ from forebay.store.lookup import Sealed
 from forebay.store.memo import SIZE, Stat, is_same, stat_now
 from forebay.store.remote.raw.elsewhere import mirrors_in, rebased
 from forebay.store.remote.raw.sources import localized, look_up
+from forebay.store.shared_disk import lock_for_work, move, seen
 from forebay.store.source_files import SourceFile, listed_files
-from forebay.store.temporary import temporary_name
+from forebay.store.temporary import remove_aside, temporary_name
 from forebay.visible import from_here
 
 logger = logging.getLogger(__name__)
@@ -205,9 +206,8 @@ def remove(config: Config, recipe: AnyRecipe) -> None:
     """Removes the prepared build of a config, whose cache is sealed now."""
     folder = folder_of(config, recipe)
     with contextlib.suppress(OSError):
-        gone = temporary_name(folder)
-        os.rename(folder, gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        if folder.is_dir():
+            _put_away(folder)
     with contextlib.suppress(OSError):
         folder.with_suffix(".lock").unlink()
     with contextlib.suppress(OSError):
@@ -287,10 +287,10 @@ def save(folder: Path, made: Prepared) -> None:
     if manifest.images is not None:
         tables["images"] = manifest.images
     aside = temporary_name(folder)
-    aside.mkdir()
+    aside.mkdir(exist_ok=True)  # nobody else has its name: what is there is ours
     for name, table in tables.items():
         _write_table(aside / f"{name}.arrow", table)
-    document = {
+    document: dict[str, Any] = {
         "format": _FORMAT,
         "key": made.listing.key,
         "host": made.host,
@@ -303,13 +303,31 @@ def save(folder: Path, made: Prepared) -> None:
         "files": {path.name: _sums(path) for path in aside.iterdir()},
     }
     write_bytes(aside / DOCUMENT, json.dumps(document).encode("ascii"))
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        os.rename(aside, folder)
-    except OSError:  # without locks: another process has made the same
-        shutil.rmtree(aside, ignore_errors=True)
-        if read_document(folder) is None:
-            raise
+    _publish(aside, folder, document["files"])
+
+
+def _publish(aside: Path, folder: Path, files: Mapping[str, Any]) -> None:
+    """Puts a prepared build in its place; an equal one of another process, which others may have mapped, stays."""
+    while True:
+        try:
+            move(aside, folder)
+            return
+        except OSError as err:
+            if err.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        seen(folder.is_dir, folder.parent, what=f"{folder.name} of another machine")
+        standing = read_document(folder)
+        if standing is not None and standing["files"] == files:
+            shutil.rmtree(aside, ignore_errors=True)
+            return
+        with contextlib.suppress(FileNotFoundError):  # another process has put it away
+            _put_away(folder)
+
+
+def _put_away(folder: Path) -> None:
+    gone = temporary_name(folder)
+    move(folder, gone)
+    remove_aside(gone)
 
 
 def _sums(path: Path) -> dict[str, Any]:
@@ -407,8 +425,7 @@ def locked(path: Path) -> Iterator[None]:
     """Lets one process of this machine after the other into the block, where the file system has locks."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        with contextlib.suppress(OSError):  # a file system without locks: each makes the same
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock_for_work(descriptor, path)  # a file system without locks: each makes the same
         yield
     finally:
         os.close(descriptor)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +15,13 @@ from forebay.errors import BuildError, ConfigError, RemoteError, RemoteExistsErr
 from forebay.preprocess.report import BuildReport, Options
 from forebay.preprocess.stage.choose import check_stage
 from forebay.store.cache import open_cache
-from forebay.store.held import is_held
 from forebay.store.lookup import Sealed
 from forebay.store.metadata import FILE_NAME as METADATA
 from forebay.store.remote.mirror import Mirror, key_there
 from forebay.store.remote.node.node import Wanted
 from forebay.store.remote.transfer.transfer import push
-from forebay.store.temporary import temporary_name
+from forebay.store.shared_disk import move
+from forebay.store.temporary import remove_aside, temporary_name
 from forebay.store.verify import quick_problems, verify_folder
 from forebay.visible import from_here
 
@@ -107,9 +105,8 @@ def _settle(folder: Path, url: Url, config: Config) -> None:
             if left < 0 or not mirror.adopt(wanted, folder / wanted.name):
                 break
     aside = temporary_name(folder)
-    os.rename(folder, aside)
-    if not is_held(aside):
-        shutil.rmtree(aside, ignore_errors=True)
+    move(folder, aside)
+    remove_aside(aside)
 
 
 def _files(folder: Path) -> list[Wanted]:

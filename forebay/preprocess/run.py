@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +36,7 @@ from forebay.store.layout import Group
 from forebay.store.lookup import Sealed
 from forebay.store.memo import Memo
 from forebay.store.remote.raw.sources import is_here
+from forebay.store.shared_disk import seen
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +154,7 @@ class Run:
         donors = self._donors()
         named = self._named(self._mine())
         if self.options.seal_only:  # before terabytes are hashed again
-            absent = {key for _, key in self.workspace.absent(named)} - donors.keys()
+            absent = self._absent(named, donors)
             self._require_all([unit for unit in self._mine() if self._key(unit) in absent])
         for (group, key), receipt in zip(named, self.workspace.load(named, self.pool.map), strict=True):
             if receipt is not None:
@@ -227,6 +230,15 @@ class Run:
         used = set(group[[unit[0].start for unit in units]].tolist()) if units else set()
         here = {number: is_here(self.listing.files[number].path) for number in used}
         return sorted(units, key=lambda unit: not here[int(group[unit[0].start])])
+
+    def _absent(self, named: Sequence[Named], donors: Donors) -> set[str]:
+        """Returns the keys of what is not there, once all that other machines have finished is seen."""
+
+        def absent() -> set[str]:
+            return {key for _, key in self.workspace.absent(named)} - donors.keys()
+
+        seen(lambda: not absent(), self.workspace.folder, what="shards that other machines may have finished")
+        return absent()
 
     def _require_all(self, missing: Sequence[Unit]) -> None:
         """Raises BuildError where a part has not made all of its shards."""
@@ -315,7 +327,7 @@ class Run:
         if self.options.part is None:
             raise BuildError(
                 f"a finished shard vanished from {self.workspace.name}; run: forebay preprocess {self.config.path}"
-            )
+            ) from FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.workspace.folder))
         target = self._target(None)
         return self._to_be(self._report(target, sealed=False), target)
 

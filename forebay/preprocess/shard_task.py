@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -24,10 +23,13 @@ from forebay.preprocess.unchanged import unchanged_stats
 from forebay.preprocess.workspace import Failure, Receipt, load_receipt, save_receipt
 from forebay.store.layout import Group
 from forebay.store.shard import shard_fields, write_shard
+from forebay.store.shared_disk import lock_for_work
 from forebay.store.source_files import SourceFile
 
 Made = tuple[list[Any], list[Failure]]
 _ATTEMPTS = 3
+_PATIENCE_S = 1800.0
+"""No shard takes as long: who has its lock has died, on a machine whose locks a server of NFS still keeps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,8 +133,7 @@ def _lock(path: Path) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         # Where the file system has no locks, two builders do the same work; nothing else changes.
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock_for_work(descriptor, path, patience_s=_PATIENCE_S)
         yield
     finally:
         os.close(descriptor)

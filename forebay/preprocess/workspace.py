@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from forebay.store.remote.node.node import Wanted
 from forebay.store.remote.root import RemoteRoot
 from forebay.store.seal import Contents, is_whole, seal
 from forebay.store.shard import ShardEntry, entry_from_json, entry_to_json
+from forebay.store.shared_disk import has_locks, is_gone, move
 from forebay.store.temporary import temporary_name
 
 Donors = dict[str, list[tuple[Path, ShardEntry]]]
@@ -38,6 +40,9 @@ BUILDING = ".building"
 """Folder below a cache root in which builds stand until they are sealed."""
 ORIGIN = "origin"
 """File in the folder of a build that says what it is of, see `origin_of`."""
+_LOCK = "lock"
+"""File in it that builders hold a shared lock on."""
+_PAUSE_S = 0.01
 _MUCH = 64 * 1024 * 1024
 """Bytes from which on hashing by workers, which first have to start, is quicker."""
 
@@ -145,13 +150,17 @@ class Workspace:
 
     @contextlib.contextmanager
     def occupied(self) -> Iterator[None]:
-        """Makes the folder and holds a shared lock on it, so that no other builder removes it as left over."""
+        """Makes the folder and holds a shared lock in it, so that no other builder removes it as left over."""
         while True:
-            for group in GROUPS:
-                (self.folder / group).mkdir(parents=True, exist_ok=True)
             try:
-                descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
-            except FileNotFoundError:  # the last builder removed it in between
+                for group in GROUPS:
+                    (self.folder / group).mkdir(parents=True, exist_ok=True)
+                # Of a file: NFS keeps locks of folders to itself.
+                descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            except OSError as err:  # the last builder removed it in between
+                if not is_gone(err):
+                    raise
+                time.sleep(_PAUSE_S)
                 continue
             with contextlib.suppress(OSError):  # a file system without locks: two builders do the same work
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -166,20 +175,25 @@ class Workspace:
 
     def remove_superseded(self) -> None:
         """Removes what earlier builds of the same origin left, which stopped for sources that have changed since."""
-        for path in self.folder.parent.glob(f"*/{ORIGIN}"):
+        for folder in _listed(self.folder.parent):
             with contextlib.suppress(OSError):
-                if path.read_text() == self.origin:
-                    Workspace(path.parent).remove()
+                if (folder / ORIGIN).read_text() == self.origin:
+                    Workspace(folder).remove(is_sealed=False)
 
-    def remove(self) -> None:
-        """Removes the folder unless another builder is in it; the last one out removes it."""
+    def remove(self, *, is_sealed: bool = True) -> None:
+        """Removes the folder unless another builder is in it; the last one out removes it.
+
+        is_sealed: all that is in it is in a cache. Where no lock tells who is in it, it goes only then: the other
+        builder takes that cache.
+        """
         with contextlib.suppress(OSError):
-            descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                gone = temporary_name(self.folder)
-                os.rename(self.folder, gone)
-                shutil.rmtree(gone, ignore_errors=True)
+                if is_sealed or has_locks(self.folder):
+                    _require_alone(descriptor, is_sealed=is_sealed)
+                    gone = temporary_name(self.folder)
+                    move(self.folder, gone)
+                    shutil.rmtree(gone, ignore_errors=True)  # what is open stays for a later sweep
             finally:
                 os.close(descriptor)
         with contextlib.suppress(OSError):  # not empty: of another build
@@ -187,9 +201,27 @@ class Workspace:
 
     def _is(self, descriptor: int) -> bool:
         try:
-            return os.path.samestat(os.fstat(descriptor), os.stat(self.folder))
-        except FileNotFoundError:
+            return os.path.samestat(os.fstat(descriptor), os.stat(self.folder / _LOCK))
+        except OSError:
             return False
+
+
+def _require_alone(descriptor: int, *, is_sealed: bool) -> None:
+    """Raises BlockingIOError where another builder is in a folder; OSError where that is not known and matters."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        if not is_sealed:
+            raise
+
+
+def _listed(folder: Path) -> list[Path]:
+    """Returns what is in a folder, sorted; nothing where it is gone."""
+    with contextlib.suppress(OSError):
+        return sorted(Path(entry.path) for entry in os.scandir(folder))
+    return []
 
 
 def workspace_folder(config: Config, key: str, suffix: str = "") -> Path:
@@ -216,7 +248,7 @@ def finished_keys(folder: Path) -> set[str]:
 def workspaces_of(config: Config, recipe_key: str) -> list[Path]:
     """Returns the folders of unfinished builds of a config, of whatever content its sources had, newest first."""
     origin, found = origin_of(config, recipe_key), []
-    for path in (config.cache_root / BUILDING).glob(f"*/{ORIGIN}"):
+    for path in (folder / ORIGIN for folder in _listed(config.cache_root / BUILDING)):
         with contextlib.suppress(OSError):
             if path.read_text() == origin:
                 found.append((path.stat().st_mtime_ns, path.parent))
@@ -231,8 +263,8 @@ def _of_other_builds(own: Path, wanted: set[str]) -> Donors:
     """Returns the shards of these keys that other builds left unfinished, before their sources changed."""
     donors: Donors = {}
     for group in GROUPS:
-        for path in sorted(own.parent.glob(f"*/{group}/*.tdz")):
-            if path.stem in wanted and not path.is_relative_to(own):
+        for path in (path for folder in _listed(own.parent) for path in _listed(folder / group)):
+            if path.suffix == ".tdz" and path.stem in wanted and not path.is_relative_to(own):
                 receipt = read_receipt(path, path.stem)
                 if receipt is not None:
                     donors.setdefault(path.stem, []).append((path, receipt.entry))
@@ -256,7 +288,7 @@ def first_whole(copies: Sequence[tuple[Path, ShardEntry]]) -> tuple[Path, ShardE
 
 def _mirror(shard: Path) -> Mirror | None:
     """Returns the mirror that a shard is to be in and is not in yet, else None."""
-    return None if shard.is_file() else Mirror.of(shard.parents[1])
+    return None if os.path.isfile(shard) else Mirror.of(shard.parents[1])
 
 
 def _fetched(copies: list[tuple[Path, ShardEntry]]) -> tuple[Path, ShardEntry] | None:

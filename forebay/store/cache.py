@@ -20,6 +20,7 @@ from forebay.store.layout import FORMAT_VERSION, ROW_BITS, ROW_MASK, Array, Fiel
 from forebay.store.metadata import check_file, checked_fields, groups_of, load_array, read_metadata
 from forebay.store.open_shards import OpenShards, ShardFiles
 from forebay.store.shard import Shard, ShardEntry, row_of, shard_fields, shard_name, table_dtype
+from forebay.store.shared_disk import look_anew
 from forebay.store.source import SampleSource, has_audio
 
 if TYPE_CHECKING:
@@ -61,8 +62,10 @@ def open_cache(
         )
     folder = _folder(os.fspath(path), remote)
     while True:
-        with contextlib.suppress(CacheReplacedError):  # while it was being opened
+        try:
             return Cache(folder.absolute(), verify=verify, max_open_shards=max_open_shards)
+        except CacheReplacedError:  # while it was being opened
+            look_anew(folder)
 
 
 def _folder(text: str, remote: RemoteConfig | None) -> Path:

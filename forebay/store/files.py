@@ -18,6 +18,7 @@ import xxhash
 
 from forebay.errors import BuildError
 from forebay.store.held import AnyFile
+from forebay.store.shared_disk import move
 from forebay.store.temporary import temporary_name
 
 _BLOCK = 4 * 1024 * 1024
@@ -37,7 +38,7 @@ def write_aside(path: Path) -> Iterator[BinaryIO]:
         with _naming(path), open(temporary, "xb", buffering=0) as file:
             yield file
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        move(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -53,13 +54,13 @@ def folder_aside(target: Path, *, clear: Callable[[], None] | None = None) -> It
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = temporary_name(target)
-    aside.mkdir()
+    aside.mkdir(exist_ok=True)  # nobody else has its name: what is there is ours
     try:
         yield aside
         _fsync_tree(aside)
         if clear is not None:
             clear()
-        os.rename(aside, target)
+        move(aside, target)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -149,10 +150,12 @@ def link_or_copy(source: Path, target: Path) -> bool:
         try:
             os.link(source, temporary)
             linked = True
+        except FileExistsError:  # nobody else has this name: the answer to our own link was lost
+            linked = True
         except OSError:
             _copy(source, temporary)
             linked = False
-        os.replace(temporary, target)
+        move(temporary, target)
     finally:
         # rename() of two links to one inode does nothing and leaves both names.
         with contextlib.suppress(FileNotFoundError):

@@ -1,8 +1,8 @@
 """A cache's folder held open: a rebuild puts another folder at its path, and this one stays readable.
 
 Files are found by the folder's descriptor, so that all of them are of one state. While somebody reads, a shared lock on
-metadata.json postpones the removal of a folder that was replaced. The lock only keeps a reader going: where a file
-system has none, files that are gone are a CacheReplacedError.
+metadata.json postpones the removal of a folder that was replaced. Where locks do not tell who reads, the folder stays
+for a day. The lock only keeps a reader going: files that are gone are a CacheReplacedError.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from forebay.errors import CacheError, CacheNotFoundError, CacheReplacedError
+from forebay.store.shared_disk import has_locks, is_gone, is_late
 
 ORIGIN = "origin.json"
 """In a folder that stands for one of a store: which one, see `forebay.store.remote.mirror`. It holds no secret."""
@@ -36,6 +37,7 @@ class HeldFolder:
         """
         self.path = path
         self.descriptor = -1
+        self._is_stale = False
         while self.descriptor < 0:
             descriptors = _opened(path)
             if _is_at(path, descriptors[0]):
@@ -52,7 +54,19 @@ class HeldFolder:
 
     def is_replaced(self) -> bool:
         """Whether another folder, or none, stands at its path by now."""
-        return not _is_at(self.path, self.descriptor)
+        return self._is_stale or not _is_at(self.path, self.descriptor)
+
+    def raise_gone(self, place: str, err: OSError) -> None:
+        """Raises CacheReplacedError where one of its files is gone with the folder.
+
+        A stale file was removed by another machine, though the path may show the old folder for a while. Nobody takes
+        a file out of a cache that stands.
+        """
+        self._is_stale |= err.errno == errno.ESTALE
+        if self.is_replaced():
+            raise CacheReplacedError(
+                f"{self} was replaced or removed after it had been opened, and {place} of it is gone; open it again"
+            ) from err
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,34 +93,35 @@ class HeldFile:
         """Returns its stat. Raises CacheReplacedError where it is gone with its folder, else OSError."""
         try:
             return os.stat(self.place, dir_fd=self.folder.descriptor, follow_symlinks=False)
-        except FileNotFoundError as err:
-            self._raise_replaced(err)
+        except OSError as err:
+            if is_gone(err):
+                self.folder.raise_gone(self.place, err)
             raise
 
     def open(self, mode: Literal["rb"] = "rb", buffering: Literal[0] = 0) -> io.FileIO:  # noqa: ARG002  as of a Path
         """Opens it for reading, unbuffered; CacheReplacedError where it is gone with its folder, else OSError."""
         try:
             return io.FileIO(self.place, "rb", opener=self._open)
-        except FileNotFoundError as err:
-            self._raise_replaced(err)
+        except OSError as err:
+            if is_gone(err):
+                self.folder.raise_gone(self.place, err)
             raise
 
     def read_bytes(self) -> bytes:
         """Returns its bytes; raises as `open` does."""
-        with self.open() as file:
-            return file.readall()
+        try:
+            with self.open() as file:
+                return file.readall()
+        except OSError as err:
+            if is_gone(err):
+                self.folder.raise_gone(self.place, err)
+            raise
 
     def _open(self, name: str, flags: int) -> int:
         return open_own(name, flags, dir_fd=self.folder.descriptor)
 
-    def _raise_replaced(self, err: FileNotFoundError) -> None:
-        if self.folder.is_replaced():
-            raise CacheReplacedError(
-                f"{self.folder} was replaced or removed after it had been opened, and {self.place} of it is gone; "
-                "open it again"
-            ) from err
 
-
+Readers = Literal["none", "some", "unknown"]
 AnyFolder = Path | HeldFolder
 AnyFile = Path | HeldFile
 
@@ -116,19 +131,19 @@ def open_own(name: str, flags: int, *, dir_fd: int | None = None) -> int:
     return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=dir_fd)
 
 
-def is_held(folder: Path) -> bool:
-    """Whether a reader holds a folder, as far as the file system has locks."""
+def readers_of(folder: Path) -> Readers:
+    """Returns whether somebody may read a folder that was put aside: `unknown` where no lock tells."""
     try:
         descriptor = os.open(folder / _LEASE, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:  # not ours to lock, or no cache
-        return False
+        return "unknown" if is_late(folder) else "none"
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as err:
-        return err.errno == errno.EWOULDBLOCK
+        return "some" if err.errno == errno.EWOULDBLOCK else "unknown"
     finally:
         os.close(descriptor)
-    return False
+    return "none" if has_locks(folder) else "unknown"
 
 
 def _opened(path: Path) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -116,11 +117,19 @@ def _sealed_here(root: Path) -> list[Sealed]:
         return []
     for folder in sorted(root.iterdir()):
         path = folder / "metadata.json"
-        if folder.name.startswith(".") or TEMPORARY_MARK in folder.name or not path.is_file():
+        # Not `Path.is_file`, which raises where another machine has just removed it.
+        if folder.name.startswith(".") or TEMPORARY_MARK in folder.name or not os.path.isfile(path):
             continue
         if (sealed := _read_sealed(folder)) is not None:
-            found.append((path.stat().st_mtime_ns, sealed))
+            found.append((_sealed_at_ns(path), sealed))
     return [sealed for _, sealed in sorted(found, key=lambda pair: (-pair[0], pair[1].folder.name))]
+
+
+def _sealed_at_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # replaced since it was read
+        return 0
 
 
 def _sealed_there(remote: RemoteRoot) -> list[Sealed]:

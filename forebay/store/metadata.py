@@ -34,6 +34,7 @@ from forebay.store.held import AnyFile, AnyFolder
 from forebay.store.key import canonical_json
 from forebay.store.layout import GROUPS, Array, FieldSpec, Group
 from forebay.store.schema import COUNT, NUMBER, OBJECT, POSITIVE, TEXT, Check, list_of, map_of, or_null, record
+from forebay.store.shared_disk import is_gone
 from forebay.store.tdz import TORCH_DTYPES
 
 FILE_NAME = "metadata.json"
@@ -84,15 +85,15 @@ def parse_metadata(folder: AnyFolder, data: bytes, *, format_version: int) -> di
 def _read(path: AnyFile) -> bytes:
     try:
         return read_regular(path)
-    except (FileNotFoundError, NotADirectoryError) as err:
-        if not path.parent.is_dir():
+    except OSError as err:
+        if not (is_gone(err) or isinstance(err, NotADirectoryError)):
+            raise CacheError(f"cannot read {path}: {err.strerror}") from err
+        if not os.path.isdir(path.parent):  # `Path.is_dir` raises where it is stale
             raise CacheNotFoundError(f"{path.parent} is not a folder; run: forebay preprocess CONFIG") from err
         raise CacheIncompleteError(
             _cold_hint(path.parent)
             or f"{path.parent} has no {FILE_NAME}: it is not sealed; run: forebay preprocess CONFIG"
         ) from err
-    except OSError as err:
-        raise CacheError(f"cannot read {path}: {err.strerror}") from err
 
 
 def _cold_hint(folder: Path) -> str | None:
@@ -162,14 +163,18 @@ def check_file(path: AnyFile, entry: Mapping[str, Any], *, verify: bool) -> None
     What is no regular file is refused: a link leads out of the cache, a named pipe or a device has no end.
     """
     try:
-        size = regular_size(path)
-    except (FileNotFoundError, NotADirectoryError) as err:
+        size, computed = regular_size(path), None
+        if verify and size == entry["size_bytes"]:
+            computed = hash_file(path)
+    except OSError as err:
+        if not (is_gone(err) or isinstance(err, NotADirectoryError)):
+            raise
         raise CacheCorruptError(f"{path} is missing; run: forebay preprocess CONFIG") from err
     if size != entry["size_bytes"]:
         raise CacheCorruptError(
             f"{path} has {size} bytes, its metadata says {entry['size_bytes']}; run: forebay preprocess CONFIG"
         )
-    if verify and (computed := hash_file(path)) != entry["xxh3_128"]:
+    if verify and computed != entry["xxh3_128"]:
         raise CacheCorruptError(
             f"{path}: stored xxh3-128 {entry['xxh3_128']}, computed {computed}; run: forebay preprocess CONFIG --verify"
         )

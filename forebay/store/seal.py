@@ -15,11 +15,11 @@ from typing import Any
 from forebay.errors import CacheCorruptError, CacheIncompleteError
 from forebay.store.chunked import SLOTS, slot_sums
 from forebay.store.files import fsync_folder, link_or_copy
-from forebay.store.held import is_held
 from forebay.store.layout import FORMAT_VERSION, Array, FieldSpec, Group, format_of
 from forebay.store.metadata import check_file, read_metadata, save_array, save_file, write_metadata
 from forebay.store.shard import ShardEntry, shard_fields, shard_name, to_table
-from forebay.store.temporary import temporary_name
+from forebay.store.shared_disk import move, seen
+from forebay.store.temporary import remove_aside, temporary_name
 
 logger = logging.getLogger(__name__)
 
@@ -61,10 +61,10 @@ def seal(folder: Path, contents: Contents, *, scratch: Path, replace: bool = Fal
 
 def assemble_folder(folder: Path, contents: Contents) -> None:
     """Makes a new folder hold all files of a cache, metadata.json last; it is read by nobody until `publish`."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)  # nobody else has its name: what is there is ours
     files: dict[str, Any] = {}
     for group, shards in contents.shards.items():
-        (folder / group).mkdir()
+        (folder / group).mkdir(exist_ok=True)
         for index, (path, _) in enumerate(shards):
             link_or_copy(path, folder / shard_name(group, index))
         fsync_folder(folder / group)
@@ -91,10 +91,11 @@ def publish(assembled: Path, folder: Path, *, replace: bool) -> bool:
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
-        os.rename(assembled, folder)
+        move(assembled, folder)
     except OSError as err:
         if err.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
+        seen(folder.is_dir, folder.parent, what=f"{folder.name} of another machine")
         if not replace and _is_sealed(folder):
             return False
         _replace(assembled, folder)
@@ -105,14 +106,12 @@ def publish(assembled: Path, folder: Path, *, replace: bool) -> bool:
 def _replace(assembled: Path, folder: Path) -> None:
     """Puts a folder in the place of another, which stays beside it under a name that is swept, while it is read."""
     aside = temporary_name(folder)
-    os.rename(assembled, aside)
+    move(assembled, aside)
     try:
         _exchange(aside, folder)
     finally:
-        if is_held(aside):
-            logger.info("%s is still read: the run after its last reader removes it", aside)
-        else:
-            shutil.rmtree(aside, ignore_errors=True)
+        if not remove_aside(aside):
+            logger.info("%s may still be read: the run after its last reader, or after a day, removes it", aside)
 
 
 def _is_sealed(folder: Path) -> bool:
@@ -136,13 +135,13 @@ def _exchange(new: Path, old: Path) -> None:
         if ctypes.get_errno() not in (errno.EINVAL, errno.ENOSYS):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(old))
     aside = temporary_name(old)
-    os.rename(old, aside)
+    move(old, aside)
     try:
-        os.rename(new, old)
+        move(new, old)
     except OSError:
-        os.rename(aside, old)
+        move(aside, old)
         raise
-    os.rename(aside, new)
+    move(aside, new)
 
 
 def check_shard(path: Path, entry: ShardEntry) -> None:

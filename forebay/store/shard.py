@@ -27,6 +27,7 @@ import xxhash
 from forebay.errors import CacheCorruptError, CacheError, ForebayError
 from forebay.store.held import AnyFile, HeldFile, open_own
 from forebay.store.layout import Array, FieldSpec, Group
+from forebay.store.shared_disk import is_gone
 from forebay.store.tdz import END_SIGNATURE, END_SIZE, LOCAL_SIGNATURE, Parts, stored_checksums, write_tdz
 
 Span = tuple[int, int, int]
@@ -269,6 +270,8 @@ def _map(path: AnyFile, entry: ShardEntry) -> mmap.mmap:
     except FileNotFoundError as err:
         raise CacheCorruptError(f"{path} is missing from its cache; run: forebay preprocess CONFIG") from err
     except (OSError, ValueError) as err:  # ValueError: an empty file that its entry calls empty
+        if isinstance(err, OSError) and is_gone(err) and isinstance(path, HeldFile):
+            path.folder.raise_gone(path.place, err)
         if isinstance(err, OSError) and err.errno in OUT_OF_HANDLES:  # says nothing about the file
             raise CacheError(
                 f"{path} cannot be mapped: {err.strerror}; lower loader.max_open_shards or raise `ulimit -n`"

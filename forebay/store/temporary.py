@@ -14,7 +14,7 @@ from pathlib import Path
 
 import xxhash
 
-from forebay.store.held import is_held
+from forebay.store.held import readers_of
 
 TEMPORARY_MARK = ".tmp-"
 """Part of the name of every file and folder that is being written; none of them is ever read."""
@@ -48,24 +48,41 @@ def sweep(folder: Path) -> list[Path]:
 
     What a process of this machine writes is left alone as long as a process of that number runs; what another machine,
     or another container, writes, until it has not changed for a day by the clock of the file system. A cache that was
-    replaced and that somebody still reads is left to a later run. Foreign names, and a folder that cannot be written,
-    are left as they are.
+    replaced and that somebody still reads is left to a later run; where no lock tells who reads, a folder stays for a
+    day. Foreign names, and a folder that cannot be written, are left as they are.
     """
     removed: list[Path] = []
     with contextlib.suppress(OSError):
         for path in abandoned(folder):
-            if not is_held(path):
+            if path.is_symlink() or not path.is_dir() or not _may_be_read(path):
                 _remove(path)
                 removed.append(path)
     return removed
 
 
+def remove_aside(folder: Path) -> bool:
+    """Removes a folder that was put aside if nobody reads it; says whether it did. If not, a later `sweep` does."""
+    if readers_of(folder) != "none":
+        with contextlib.suppress(OSError):
+            os.utime(folder)  # its day begins
+        return False
+    shutil.rmtree(folder, ignore_errors=True)
+    return True
+
+
+def _may_be_read(folder: Path) -> bool:
+    readers = readers_of(folder)
+    return readers == "some" or (readers == "unknown" and not _is_old(folder))
+
+
 def _is_abandoned(entry: os.DirEntry[str], place: str, pid: int) -> bool:
-    if place == this_place():
-        return not is_running(pid)
+    return not is_running(pid) if place == this_place() else _is_old(Path(entry.path))
+
+
+def _is_old(path: Path) -> bool:
     # Not our clock: it may be a day off from that of the machine that keeps the files.
-    with tempfile.TemporaryFile(dir=os.path.dirname(entry.path)) as now:
-        return os.fstat(now.fileno()).st_mtime - entry.stat(follow_symlinks=False).st_mtime > _OLD_S
+    with tempfile.TemporaryFile(dir=path.parent) as now:
+        return os.fstat(now.fileno()).st_mtime - path.lstat().st_mtime > _OLD_S
 
 
 def is_running(pid: int) -> bool:

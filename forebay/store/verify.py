@@ -14,6 +14,7 @@ from forebay.store.held import AnyFile
 from forebay.store.metadata import check_file
 from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.transfer.check import check_bytes, check_sizes
+from forebay.store.shared_disk import SILLY_MARK
 
 
 @dataclass
@@ -111,5 +112,5 @@ def _foreign(cache: Cache) -> list[str]:
     return [
         f"{path} does not belong to this cache"
         for path in sorted(cache.folder.rglob("*"))
-        if path not in known and not path.is_dir()
+        if path not in known and not path.name.startswith(SILLY_MARK) and not path.is_dir()
     ]

@@ -61,8 +61,9 @@ class Children:
     loaded: modules that it has beside those of the speech line.
     """
 
-    def __init__(self, *loaded: str) -> None:
-        self._loaded = loaded
+    def __init__(self, *loaded: str, program: str = "tests.faults.children") -> None:
+        """program: what runs as the server."""
+        self._loaded, self._program = loaded, program
 
     def __enter__(self) -> Children:
         self._begin()
@@ -70,7 +71,7 @@ class Children:
 
     def _begin(self) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "tests.faults.children", str(theirs.fileno()), *self._loaded]
+        command = [sys.executable, "-m", self._program, str(theirs.fileno()), *self._loaded]
         environment = {**os.environ, "ARROW_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._server = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=_ROOT, env=environment)
         theirs.close()
@@ -115,7 +116,8 @@ def serving(_folder: Path) -> Iterator[Children]:
         yield children
 
 
-def _serve(connection: Connection) -> None:
+def serve(connection: Connection) -> None:
+    """Forks a child for every call that comes, until the connection ends."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -177,12 +179,16 @@ def limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
-if __name__ == "__main__":
-    # Loaded here and never used here: a library that has run would have started threads.
-    for name in (*_LOADED, *sys.argv[2:]):
+def load(*names: str) -> None:
+    """Loads what children need. It is never used here: a library that has run would have started threads."""
+    for name in (*_LOADED, *names):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     gc.freeze()
+
+
+if __name__ == "__main__":
     from tests.faults import children
 
-    children._serve(Connection(int(sys.argv[1])))
+    children.load(*sys.argv[2:])
+    children.serve(Connection(int(sys.argv[1])))

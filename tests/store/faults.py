@@ -71,6 +71,9 @@ class _FaultyFile:
     def __exit__(self, *error: object) -> None:
         self._file.close()
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
     def close(self) -> None:
         self._file.close()
 

@@ -77,7 +77,7 @@ def test_each_call_that_fails_leaves_old_or_new_and_no_temporary(tmp_path: Path,
                 write_all(file, b"bytes")
         return faults
 
-    assert write(-1).seen == ["open", "write", "write", "fsync", "replace", "fsync"]
+    assert write(-1).seen == ["open", "write", "write", "fsync", "rename", "fsync"]
     for step in range(6):
         with pytest.raises(OSError, match=os.strerror(code)):
             write(step)

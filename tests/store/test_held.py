@@ -15,7 +15,7 @@ import pytest
 
 from forebay.errors import CacheNotFoundError, CacheReplacedError
 from forebay.store.cache import Cache, open_cache
-from forebay.store.held import HeldFolder, is_held
+from forebay.store.held import HeldFolder, readers_of
 from forebay.store.metadata import read_metadata
 from forebay.store.seal import _exchange
 from tests.store_factory import make_cache
@@ -34,18 +34,18 @@ def values(cache: Cache) -> list[dict[str, list[Any]]]:
 
 def test_a_folder_is_held_as_long_as_a_cache_is_open(layouts: tuple[Path, Path]) -> None:
     folder = layouts[0]
-    assert not is_held(folder)
+    assert readers_of(folder) == "none"
     one, two = open_cache(folder), open_cache(folder)
-    assert is_held(folder)
+    assert readers_of(folder) == "some"
     del one
-    assert is_held(folder)
+    assert readers_of(folder) == "some"
     del two
-    assert not is_held(folder)
+    assert readers_of(folder) == "none"
 
 
 def test_what_is_no_cache_is_not_held(tmp_path: Path) -> None:
-    assert not is_held(tmp_path)
-    assert not is_held(tmp_path / "nowhere")
+    assert readers_of(tmp_path) == "none"
+    assert readers_of(tmp_path / "nowhere") == "none"
     with pytest.raises(CacheNotFoundError, match="nowhere is not a folder"):
         HeldFolder(tmp_path / "nowhere")
 
@@ -160,7 +160,7 @@ def test_threads_and_forks_share_what_is_held(layouts: tuple[Path, Path]) -> Non
     _exchange(other, folder)
     child = os.fork()
     if not child:
-        os._exit(0 if values(cache) == wanted and is_held(other) else 1)
+        os._exit(0 if values(cache) == wanted and readers_of(other) == "some" else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert np.array_equal(cache.read(5)["input_ids"], np.array(wanted[5]["input_ids"], np.int32))
-    assert is_held(other)
+    assert readers_of(other) == "some"

@@ -18,6 +18,7 @@ import torch
 from forebay.config.tree import Config
 from forebay.errors import ForebayError, ResumeError
 from forebay.store.files import folder_aside, hash_file
+from forebay.store.shared_disk import move, seen
 from forebay.store.temporary import temporary_name
 from forebay.train.loop.best import BestRecord
 from forebay.train.models.lora import base_of, is_adapted, save_adapter
@@ -164,7 +165,7 @@ def discard(checkpoint: Path) -> None:
     aside = temporary_name(checkpoint)
     try:
         # First the name: half a checkpoint must not look like one.
-        os.rename(checkpoint, aside)
+        move(checkpoint, aside)
     except OSError as err:
         _logger.warning("cannot remove the old checkpoint %s: %s", checkpoint, err)
     else:
@@ -185,7 +186,9 @@ def find_checkpoint(folder: Path) -> Path | None:
         raise ResumeError(
             f"cannot read {pointer}: {err!r}; name a checkpoint folder, or train without --resume"
         ) from err
-    if not (folder / str(name) / _STATE).is_file():
+    # Another node may have written it, and its name may show before the folder does.
+    state = folder / str(name) / _STATE
+    if not seen(lambda: os.path.isfile(state), folder, what=f"{name}, which {POINTER} names"):
         raise ResumeError(f"{pointer} names {name}, which is not a checkpoint in {folder}; train without --resume")
     return folder / str(name)
 

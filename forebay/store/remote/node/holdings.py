@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from forebay.store.held import ORIGIN, is_held
+from forebay.store.held import ORIGIN, readers_of
 from forebay.store.layout import Ints
 from forebay.store.remote.node.ledger import OWN_NAMES, Known, Ledger
 
@@ -118,7 +118,7 @@ def remove_unused_mirrors(folder: Path, items: Sequence[Item], ledgers: dict[str
     removed = []
     for mirror in unused:
         root = folder / MIRRORS / mirror
-        if not is_held(root):
+        if readers_of(root) != "some":
             removed += [item for item in items if item.mirror == mirror]
             _remove_mirror(folder, root, [item for item in items if item.mirror == mirror])
             del ledgers[mirror]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import time
 from collections.abc import Iterator
@@ -30,6 +31,20 @@ def try_lock(descriptor: int, how: int, path: object) -> bool:
             "remote.shard_dir"
         ) from err
     return True
+
+
+@functools.cache
+def _require_locks(path: Path) -> None:
+    """Raises ConfigError where a file that is locked can be locked again: locks that do nothing keep nobody out."""
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if try_lock(descriptor, EXCLUSIVE, path):
+            raise ConfigError(
+                f"{path}: this file system grants a lock that another process holds; what a node keeps of stores needs "
+                "a local disk: set remote.shard_dir"
+            )
+    finally:
+        os.close(descriptor)
 
 
 def pauses() -> Iterator[float]:
@@ -59,6 +74,7 @@ def locked(path: Path, *, timeout_s: float) -> Iterator[int]:
                         f"{path} is locked for {waited_s:.0f} s, longer than remote.timeout_s = {timeout_s:g}; a "
                         f"process that was stopped holds it; find it by: fuser {path}"
                     )
+        _require_locks(path)
         yield descriptor
     finally:
         os.close(descriptor)
