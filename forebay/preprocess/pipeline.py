@@ -18,16 +18,9 @@ from forebay.errors import BuildError, CacheCorruptError
 from forebay.plan.make import plan_example, plan_of
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.modality import Listing, Modality
+from forebay.preprocess.outline import folder_of
 from forebay.preprocess.pool import Pool, Runner
-from forebay.preprocess.prepared import (
-    Prepared,
-    PrepareReport,
-    folder_of,
-    prepared,
-    require_key,
-    require_numerics,
-    require_parts,
-)
+from forebay.preprocess.prepared import Prepared, PrepareReport, prepared, require_key, require_numerics, require_parts
 from forebay.preprocess.prepared import load as load_prepared
 from forebay.preprocess.prepared import remove as remove_prepared
 from forebay.preprocess.published import check_options, pushed, require_whole

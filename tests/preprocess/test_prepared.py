@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from forebay.errors import BuildError, ConfigError
+from forebay.preprocess.outline import folder_of
 from forebay.preprocess.pipeline import prepare
-from forebay.preprocess.prepared import folder_of, load
+from forebay.preprocess.prepared import load
 from forebay.preprocess.report import Options
 from forebay.steps.recipe import recipe_of
 from forebay.store import memo

@@ -14,7 +14,7 @@ import numpy as np
 
 from forebay.config.tree import Config
 from forebay.errors import RemoteError
-from forebay.preprocess.prepared import Outline, outline, submission_file
+from forebay.preprocess.outline import Outline, outline, submission_file
 from forebay.preprocess.runner.parts import PartRecord, read_parts
 from forebay.preprocess.workspace import finished_keys, workspace_folder, workspaces_of
 from forebay.steps.recipe import AnyRecipe

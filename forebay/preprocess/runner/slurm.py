@@ -14,8 +14,9 @@ from typing import Any
 
 from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError
+from forebay.preprocess.outline import folder_of, submission_file
 from forebay.preprocess.pool import PINNED
-from forebay.preprocess.prepared import folder_of, require_parts, submission_file
+from forebay.preprocess.prepared import require_parts
 from forebay.preprocess.runner.rate import compressed
 from forebay.preprocess.runner.seen import Seen, seen_of
 from forebay.preprocess.stage.choose import check_stage

@@ -8,7 +8,8 @@ from forebay.config.tree import Config
 from forebay.config.url import Url, is_url, parse_url
 from forebay.errors import ConfigError
 from forebay.preprocess.modality import Listing
-from forebay.preprocess.prepared import folder_of, remove
+from forebay.preprocess.outline import folder_of
+from forebay.preprocess.prepared import remove
 from forebay.preprocess.report import Options
 from forebay.preprocess.shard_place import ShardPlace
 from forebay.preprocess.stage.prepared import remove_staged

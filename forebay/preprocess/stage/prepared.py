@@ -23,7 +23,8 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.tree import Config
 from forebay.config.url import Url
 from forebay.errors import RemoteError, RemoteExistsError, RemoteMissingError
-from forebay.preprocess.prepared import COPY_OF, DOCUMENT, Prepared, folder_of, load, locked, read_document, save
+from forebay.preprocess.outline import COPY_OF, DOCUMENT, folder_of, read_document
+from forebay.preprocess.prepared import Prepared, load, locked, save
 from forebay.steps.recipe import AnyRecipe
 from forebay.store.files import write_all, write_aside, write_bytes
 from forebay.store.remote.bucket.bucket import Bucket

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from forebay.errors import BuildError, ConfigError
+from forebay.preprocess.outline import folder_of, submission_file
 from forebay.preprocess.pipeline import prepare
-from forebay.preprocess.prepared import folder_of, submission_file
 from forebay.preprocess.report import Options
 from forebay.preprocess.runner.slurm import Asked, planned, quoted, submit
 from forebay.preprocess.runner.status import StatusReport, status_of
