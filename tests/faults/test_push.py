@@ -9,7 +9,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,18 @@ def patient(folder: Path) -> RemoteConfig:
 
 def push_here(folder: Path, url: Url, endpoint: str, node: Path, kill_at: int) -> str:
     """Pushes in this process, which is killed at its `kill_at`-th call of the bucket; returns what came of it."""
-    calls, lock = iter(range(_NEVER)), threading.Lock()
+    with at(endpoint) as patch:
+        die_at(patch, ("put", "read", "info", "stream", "objects"), kill_at)
+        try:
+            report = push(folder, url, RemoteConfig(shard_dir=str(node)))
+        except RemoteExistsError as err:
+            return "refused" if str(url) in str(err) and "push to another URL" in str(err) else str(err)
+    return "already there" if report.already_there else "pushed"
+
+
+def die_at(patch: pytest.MonkeyPatch, methods: Sequence[str], kill_at: int) -> Iterator[int]:
+    """Lets this process kill itself at its `kill_at`-th call of a bucket; returns what counts the calls."""
+    calls, lock = itertools.count(), threading.Lock()
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -91,14 +102,9 @@ def push_here(folder: Path, url: Url, endpoint: str, node: Path, kill_at: int) -
 
         return call
 
-    with at(endpoint) as patch:
-        for name in ("put", "read", "info", "stream", "objects"):
-            patch.setattr(Bucket, name, counted(getattr(Bucket, name)))
-        try:
-            report = push(folder, url, RemoteConfig(shard_dir=str(node)))
-        except RemoteExistsError as err:
-            return "refused" if str(url) in str(err) and "push to another URL" in str(err) else str(err)
-    return "already there" if report.already_there else "pushed"
+    for name in methods:
+        patch.setattr(Bucket, name, counted(getattr(Bucket, name)))
+    return calls
 
 
 @contextlib.contextmanager

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import os
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.objects.beside import Beside
 from benchmarks.objects.server import Bucket as Store
 from forebay import load_config
-from forebay.store.remote.bucket.bucket import Bucket
 from tests.faults.children import Children, Ended
 from tests.faults.row import Row, dice
-from tests.faults.test_push import at
+from tests.faults.test_push import at, die_at
 from tests.preprocess.corpus import Corpus, shard_bytes
 from tests.preprocess.here_pool import build_here
 
@@ -59,20 +53,8 @@ def build_there(
 
     Returns whether the cache is sealed, and how many calls there were.
     """
-    calls, lock = itertools.count(), threading.Lock()
-
-    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with lock:
-                if next(calls) == kill_at:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            return real(*args, **kwargs)
-
-        return call
-
     with at(endpoint) as patch:
-        for name in _METHODS:
-            patch.setattr(Bucket, name, counted(getattr(Bucket, name)))
+        calls = die_at(patch, _METHODS, kill_at)
         places = (f"run.cache_root={url}/caches", f"remote.shard_dir={node}", "remote.max_concurrent=2")
         report = build_here(load_config(config, overrides=places), stage=f"{url}/stage", part=part)
     return report.sealed, next(calls)
