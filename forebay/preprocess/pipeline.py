@@ -96,7 +96,8 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
         require_key(config, standing.key, options.key)
         if (failures := failures_of(config, standing)) is not None:
             raise BuildError(failures)
-        if not options.dry_run:  # a builder that was killed after it had sealed left its folder
+        if not options.dry_run:  # a builder that was killed after it had sealed left its folders
+            remove_prepared(config, recipe)
             Workspace(workspace_folder(config, standing.key)).remove()
             remove_stage(config, options, recipe, workspace_folder(config, standing.key).name)
         return BuildReport.of_standing(standing, seconds=time.monotonic() - started_s)
@@ -111,6 +112,7 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
             report = run.dry(standing) if options.dry_run else run.run(standing)
         except (OSError, CacheCorruptError, BuildError) as err:
             other = _of_another(config, recipe, options, memo, err=err)
+            remove_prepared(config, recipe)
             run.workspace.remove()
             return BuildReport.of_standing(other, seconds=time.monotonic() - started_s)
     return replace(report, seconds=time.monotonic() - started_s)

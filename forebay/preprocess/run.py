@@ -244,13 +244,15 @@ class Run:
         """Raises BuildError where a part has not made all of its shards."""
         if not missing:
             return
+        # By its name alone: this has been waited for, and only a part that has sealed meanwhile is still looked for.
+        gone = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.workspace.folder.name)
         numbers = sorted({unit[0].index for unit in missing})
         shown = ", ".join(map(str, numbers[:10])) + (", ..." if len(numbers) > 10 else "")
         raise BuildError(
             f"--seal: {len(numbers)} of {len(self.cuts)} shards of {self.config.path} are not finished ({shown}); all "
             f"others are kept; run the parts that are missing (forebay status {self.config.path} names them), or make "
             f"them here: forebay preprocess {self.config.path}"
-        )
+        ) from gone
 
     def _task(self, unit: Unit) -> ShardTask:
         cut, group = unit

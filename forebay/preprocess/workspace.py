@@ -29,7 +29,7 @@ from forebay.store.remote.root import RemoteRoot
 from forebay.store.seal import Contents, is_whole, seal
 from forebay.store.shard import ShardEntry, entry_from_json, entry_to_json
 from forebay.store.shared_disk import has_locks, is_gone, move
-from forebay.store.temporary import temporary_name
+from forebay.store.temporary import remove_aside, temporary_name
 
 Donors = dict[str, list[tuple[Path, ShardEntry]]]
 """Where the shards of these keys stand, in sealed caches and in folders of builds."""
@@ -189,11 +189,14 @@ class Workspace:
         with contextlib.suppress(OSError):
             descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
-                if is_sealed or has_locks(self.folder):
-                    _require_alone(descriptor, is_sealed=is_sealed)
+                is_alone = _is_alone(descriptor) and has_locks(self.folder)
+                if is_alone or is_sealed:
                     gone = temporary_name(self.folder)
                     move(self.folder, gone)
-                    shutil.rmtree(gone, ignore_errors=True)  # what is open stays for a later sweep
+                    if is_alone:
+                        shutil.rmtree(gone, ignore_errors=True)  # what is open stays for a later sweep
+                    else:  # whoever has a shard of it mapped would be killed
+                        remove_aside(gone)
             finally:
                 os.close(descriptor)
         with contextlib.suppress(OSError):  # not empty: of another build
@@ -206,15 +209,15 @@ class Workspace:
             return False
 
 
-def _require_alone(descriptor: int, *, is_sealed: bool) -> None:
-    """Raises BlockingIOError where another builder is in a folder; OSError where that is not known and matters."""
+def _is_alone(descriptor: int) -> bool:
+    """Whether the lock of a folder could be had; BlockingIOError where another builder is in it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise
-    except OSError:
-        if not is_sealed:
-            raise
+    except OSError:  # no locks
+        return False
+    return True
 
 
 def _listed(folder: Path) -> list[Path]:
