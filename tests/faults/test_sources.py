@@ -18,7 +18,7 @@ import pytest
 import soundfile
 
 from forebay.errors import BuildError, ManifestError
-from forebay.preprocess import listing, pipeline, shard_task
+from forebay.preprocess import listing, pipeline, run, shard_task
 from forebay.store.lookup import sealed_caches
 from tests.faults.building import build_here
 from tests.faults.children import Children
@@ -34,7 +34,7 @@ WINDOWS: dict[str, tuple[Any, str, bool]] = {
     "listed": (listing, "_with_hashes", False),
     "hashed": (pipeline, "resolve", True),
     "reading": (shard_task, "_rows", False),
-    "made": (pipeline, "require_unchanged", False),
+    "made": (run, "require_unchanged", False),
 }
 """Between listing and hash; between hash and shards; in the first shard, before its first byte; between shards and
 seal: a function, and whether the change comes behind it."""

@@ -94,6 +94,7 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, A
     return {name: future.result() for name, future in started.items()}
 
 
+@pytest.mark.wide  # beside test_two_ranks, which holds DDP to one process
 def test_ddp_fsdp2_and_one_process_have_the_same_losses(tmp_path: Path, ways: dict[str, list[dict[str, Any]]]) -> None:
     """Two micro-batches a step on each rank, the last step of an epoch with one; stopped and resumed on the way."""
     alone = one_process(tmp_path)
