@@ -7,7 +7,7 @@ PEERS := .venv-peers
 PEERS_INSTALLED := $(PEERS)/.installed
 # Tests and benchmarks run beside each other on few cores, so each of them gets one thread.
 PINNED := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
-BENCHMARKS := $(filter-out __init__ data picture report shard_cache,$(basename $(notdir $(wildcard benchmarks/*.py))))
+BENCHMARKS := $(filter-out __init__ data here_pool picture report shard_cache,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
 .PHONY: demo demo-remote test test-wide faults check format config-docs bench bench-tiny bench-peers images wheel clean
 

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.here_pool import HerePool
 from benchmarks.report import Cost, arguments, machine, median, show, timed
 from benchmarks.scale import _BLOCK, _resident, _tar_blocks, _write_config, write_source
 from forebay import load_config
@@ -154,26 +155,6 @@ def memory_rows(folder: Path, sizes: Sequence[int]) -> list[dict[str, Any]]:
     return [{"slope": None, "gb_at_75m_rows": None, **row} for row in found]
 
 
-class Here:
-    """A pool without processes: each part is a process already."""
-
-    def __init__(self, _: int = 1) -> None: ...
-
-    def __enter__(self) -> Here:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-        """Returns `function(item)` of every item."""
-        return [function(item) for item in items]
-
-    def run(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-        """Yields every task with its result."""
-        for task in tasks:
-            yield task, function(task)
-
-
 def together(folder: Path, *, num_parts: int, is_prepared: bool) -> dict[str, Any]:
     """Returns how many files so many parts hash that start at one instant."""
     path = write_tars(folder / f"parts-{is_prepared}", num_tars=2 * num_parts, clips=20)
@@ -191,7 +172,7 @@ def together(folder: Path, *, num_parts: int, is_prepared: bool) -> dict[str, An
     time.sleep(2.1)  # what was written just now is hashed again by everybody
     with (
         mock.patch.object(memo, "hash_now", noting),
-        mock.patch("forebay.preprocess.pipeline.Pool", Here),
+        mock.patch("forebay.preprocess.pipeline.Pool", HerePool),
         mock.patch.dict(MODALITIES, FREE),
     ):
         if is_prepared:

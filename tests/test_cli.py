@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.here_pool import HerePool
 from forebay import cli
 from tests.commands import run, run_json
 from tests.preprocess.corpus import Corpus, speech_corpus
-from tests.preprocess.here_pool import HerePool
 
 
 @pytest.fixture

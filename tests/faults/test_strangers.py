@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.here_pool import HerePool
 from forebay import cli
 from forebay.config import SourceConfig
 from forebay.errors import CacheError, ConfigError, ManifestError
@@ -33,7 +34,6 @@ from tests.faults.sandbox import confine
 from tests.faults.test_fuzz import _plan_settings, _prepare
 from tests.faults.test_inspect import _document
 from tests.preprocess.corpus import flac, tone
-from tests.preprocess.here_pool import HerePool
 from tests.store_factory import make_cache
 
 _PIECES = (

@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from benchmarks.here_pool import HerePool
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.report import BuildReport, Options
-
-
-class HerePool:
-    """A pool without processes: each would load transformers anew, for a few photos."""
-
-    def __init__(self, num_workers: int = 1) -> None:
-        self.num_workers = num_workers
-
-    def __enter__(self) -> HerePool:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-        return [function(item) for item in items]
-
-    def run(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-        for task in tasks:
-            yield task, function(task)
 
 
 def build_here(config: Any, **options: Any) -> BuildReport:

@@ -22,6 +22,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.here_pool import HerePool
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.evalset import make
 from forebay.preprocess.evalset.draw import drawn
@@ -35,7 +36,7 @@ from forebay.train.select import select
 from tests.commands import run, run_json
 from tests.preprocess.audio_files import encoded
 from tests.preprocess.corpus import Corpus, file_bytes, flac, speech_corpus, tone, write_tar
-from tests.preprocess.here_pool import HerePool, build_here
+from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import photo_corpus
 
 ROOT = Path(__file__).parents[2]

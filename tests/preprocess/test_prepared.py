@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.here_pool import HerePool
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.outline import folder_of
 from forebay.preprocess.pipeline import prepare
@@ -17,7 +18,7 @@ from forebay.preprocess.report import Options
 from forebay.steps.recipe import recipe_of
 from forebay.store import memo
 from tests.preprocess.corpus import Corpus, shard_bytes, speech_corpus
-from tests.preprocess.here_pool import HerePool, build_here
+from tests.preprocess.here_pool import build_here
 
 QUIET = Options(progress=False)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.here_pool import HerePool
 from benchmarks.objects.server import Bucket
 from forebay.preprocess.evalset import make
 from forebay.preprocess.evalset.make import EvalsetOptions, make_evalset
 from tests.preprocess.corpus import file_bytes
-from tests.preprocess.here_pool import HerePool
 from tests.remote.raw_data import SPEECH, config_of, put_folder
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.here_pool import HerePool
 from benchmarks.objects.faults import FORBIDDEN, Rule
 from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket
@@ -30,7 +31,7 @@ from forebay.store.remote.transfer.skeleton import fetch_skeleton
 from forebay.train.select import make_loader
 from tests.commands import run, run_json
 from tests.preprocess.corpus import Corpus, shard_bytes, speech_corpus
-from tests.preprocess.here_pool import HerePool, build_here
+from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import photo_corpus
 from tests.remote.raw_data import config_of, put_folder, tar
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.here_pool import HerePool
 from forebay import cli
-from tests.preprocess.here_pool import HerePool
 
 HERE = Path(__file__).parent
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.here_pool import HerePool
 from forebay.config.tree import Config
 from forebay.preprocess import pipeline
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.report import BuildReport, Options
 from forebay.preprocess.runner.cluster import ENVIRONMENT
-from tests.preprocess.here_pool import HerePool
 
 _STORE_BYTES = 80 * 2**20
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.here_pool import HerePool
 from forebay.errors import BuildError
 from forebay.preprocess.pipeline import prepare
 from forebay.preprocess.report import Options
@@ -22,7 +23,7 @@ from forebay.preprocess.runner.status import duration, status_of
 from forebay.preprocess.shard_task import make_shard
 from tests.commands import run, run_json
 from tests.preprocess.corpus import Corpus, file_bytes, speech_corpus
-from tests.preprocess.here_pool import HerePool, build_here
+from tests.preprocess.here_pool import build_here
 from tests.processes import ROOT, python
 
 QUIET = Options(progress=False)

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.here_pool import HerePool
 from forebay.preprocess.sources.rows import OTHERS, Manifest, Unused, described, merged
-from tests.preprocess.here_pool import HerePool
 from tests.preprocess.sources.helpers import audio, ids, read, rejected, write_manifest, write_tar
 from tests.preprocess.sources.helpers import described as as_json
 from tests.preprocess.sources.vision.pictures import asked, converse, picture, write_lines
