@@ -99,10 +99,11 @@ def _by_ids(cache: Cache, path: Path, missing: str) -> _Chosen:
         shown = ", ".join(map(repr, absent[:_SHOWN].to_pylist())) + (", ..." if len(absent) > _SHOWN else "")
         raise ConfigError(
             f"--ids {path}: {len(absent)} of {len(wanted)} ids are no samples of {cache.place}: {shown}; correct the "
-            "list, or leave them out: --missing ok"
+            "list, or leave them out: --missing ok",
+            code="FB114",
         )
     if not len(kept):
-        raise ConfigError(f"--ids {path}: none of its {len(wanted)} ids is a sample of {cache.place}")
+        raise ConfigError(f"--ids {path}: none of its {len(wanted)} ids is a sample of {cache.place}", code="FB114")
     return _Chosen(
         kept=kept,
         said={},
@@ -127,13 +128,13 @@ def read_ids(path: Path) -> pa.Array:
     try:
         data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as err:
-        raise ConfigError(f"--ids {path} cannot be read: {err.strerror}") from err
+        raise ConfigError(f"--ids {path} cannot be read: {err.strerror}", code="FB114") from err
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as err:
         line = data.count(b"\n", 0, err.start) + 1
         raise ConfigError(
-            f"--ids {path}: line {line} is no UTF-8 (byte {data[err.start]:#04x}); save it as UTF-8"
+            f"--ids {path}: line {line} is no UTF-8 (byte {data[err.start]:#04x}); save it as UTF-8", code="FB114"
         ) from err
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + 1
     offsets = np.concatenate(([0], ends, [len(data)])).astype(np.int64)
@@ -143,5 +144,5 @@ def read_ids(path: Path) -> pa.Array:
     ids = pc.utf8_rtrim(lines, characters="\r\n")
     ids = ids.filter(pc.not_equal(ids, ""))
     if not len(ids):
-        raise ConfigError(f"--ids {path} holds no id; write one id a line")
+        raise ConfigError(f"--ids {path} holds no id; write one id a line", code="FB114")
     return ids
