@@ -244,7 +244,14 @@ def _key_of(plan: AnyPlan, folder: Path | None, *, source: SampleSource, setting
     """
     content, sample_ids = (plan_content(plan, settings), None) if folder is None else sealed_content(folder)
     recipe, ids = _identity(source)
-    return state_key(settings, recipe=recipe, sample_ids=sample_ids or ids(), content=content)
+    filters = [part.filter_key for part in parts_of(source)]
+    return state_key(
+        settings,
+        recipe=recipe,
+        sample_ids=sample_ids or ids(),
+        content=content,
+        filter_key=digest(filters) if any(filters) else None,
+    )
 
 
 def _identity(source: SampleSource) -> tuple[str, Callable[[], str]]:
