@@ -24,6 +24,7 @@ class File(NamedTuple):
     size_bytes: int
     num_links: int
     changed_ns: int
+    read_ns: int
 
 
 @dataclass(kw_only=True)
@@ -60,6 +61,7 @@ def file_of(name: str, status: os.stat_result, *, device: int) -> File:
         size_bytes=status.st_size if kind == "file" else 0,
         num_links=status.st_nlink,
         changed_ns=status.st_mtime_ns,
+        read_ns=status.st_atime_ns,
     )
 
 

@@ -49,7 +49,7 @@ class Guard:
             return None
         age_s = time.time() - item.used_ns / 1e9
         if age_s < RECENT_S:
-            verb = "used" if item.uses else "made" if item.kind == "cache" else "written"
+            verb = "used" if item.is_used else "made" if item.kind == "cache" else "written"
             return f"{verb} {ago(age_s)}, which is within 7 days: --force"
         if (why := elsewhere(self.root.folder / item.name, item.uses)) is not None:
             return f"{why}: --force"

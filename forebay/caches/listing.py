@@ -74,18 +74,18 @@ class ListReport:
             yield from self._lines_of(item, now)
         foreign = self.survey.of("foreign")
         for item in foreign[:_MOST_FOREIGN]:
-            yield f"not a cache: {item.name}: {item.problem}"
+            yield f"not a cache: {printable(item.name)}: {printable(item.problem)}"
         if len(foreign) > _MOST_FOREIGN:
             yield f"and {len(foreign) - _MOST_FOREIGN} more that are no caches"
         for config, problem in ({} if self.wanted is None else self.wanted.problems).items():
-            yield f"{from_here(config)} cannot be read: {problem}"
+            yield f"{from_here(config)} cannot be read: {printable(problem)}"
 
     def _lines_of(self, item: Item, now: float) -> Iterator[str]:
         metadata = item.document
         hours = hours_of(metadata)
         facts = [_count(int(metadata["num_samples"]), "sample"), *([] if hours is None else [f"{hours:.3g} h"])]
-        used = f"used {ago(now - item.used_ns / 1e9)}" if item.uses else "never noted as used"
-        yield f"{item.name}  {', '.join([*facts, _amount(item.sizes), used])}"
+        used = f"used {ago(now - item.used_ns / 1e9)}" if item.is_used else "not used yet"
+        yield f"{printable(item.name)}  {', '.join([*facts, _amount(item.sizes), used])}"
         yield f"  {made_of(metadata, tokenizers=self._tokenizers)}; made {moment(item.made_ns)}"
         if self.wanted is not None:
             configs = self.wanted.configs_of(item.name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from forebay.caches.busy import is_mount_within
@@ -15,7 +15,7 @@ from forebay.caches.files import Contents, File, contents_of
 from forebay.caches.guard import Guard, in_use, locked, opened
 from forebay.caches.own import strangers
 from forebay.caches.root import FOLDER, Root
-from forebay.caches.survey import PLANS, Item
+from forebay.caches.survey import Item
 from forebay.store.last_use import NOTES, uses_of
 from forebay.store.metadata import FILE_NAME
 from forebay.store.temporary import temporary_name
@@ -29,7 +29,7 @@ def remove(item: Item, guard: Guard) -> str | None:
     try:
         with opened(root, item) as (descriptor, parent):
             if descriptor is None:
-                return _remove_file(root, item, parent)
+                return _remove_file(item, parent)
             with locked(root, item, descriptor, force=guard.force) as problem:
                 return problem or _remove_folder(guard, item, descriptor, parent)
     except FileNotFoundError:
@@ -38,7 +38,7 @@ def remove(item: Item, guard: Guard) -> str | None:
         return f"it cannot be removed: {err.strerror}"
 
 
-def _remove_file(root: Root, item: Item, parent: int) -> str | None:
+def _remove_file(item: Item, parent: int) -> str | None:
     name = os.path.basename(item.name)
     aside = temporary_name(Path(name)).name
     os.rename(name, aside, src_dir_fd=parent, dst_dir_fd=parent)
@@ -62,7 +62,7 @@ def _remove_folder(guard: Guard, item: Item, descriptor: int, parent: int) -> st
         why = "another disk is mounted in it"
     if (why := why or in_use(place, contents)) is not None:
         return _put_back(aside, name, parent, why)
-    _delete(descriptor, contents, device=guard.root.device)
+    _delete(descriptor, contents)
     os.rmdir(aside, dir_fd=parent)
     _remove_beside(guard.root, item)
     forget(guard.root, item)
@@ -74,7 +74,7 @@ def _changed(guard: Guard, item: Item, parent: int, aside: str) -> str | None:
     status = os.stat(aside, dir_fd=parent, follow_symlinks=False)
     if (status.st_dev, status.st_ino) != item.file.inode:
         return "another folder has its name by now"
-    noted = uses_of(parent, os.path.basename(item.name))
+    noted = uses_of(guard.root.descriptor, item.name)
     if noted and (not item.uses or noted[0].used_ns > item.uses[0].used_ns) and not guard.force:
         return "it was used just now"
     return None
@@ -91,7 +91,7 @@ def _put_back(aside: str, name: str, parent: int, why: str) -> str:
     return why
 
 
-def _delete(descriptor: int, contents: Contents, *, device: int) -> None:
+def _delete(descriptor: int, contents: Contents) -> None:
     """Deletes exactly what was seen in a folder. Each folder is entered by its number, so no link leads out."""
     with contextlib.ExitStack() as stack:
         folders: dict[str, int] = {"": descriptor}
@@ -127,7 +127,7 @@ def _remove_beside(root: Root, item: Item) -> None:
 
 
 @contextlib.contextmanager
-def opened_parent(root: Root, path: str):  # type: ignore[no-untyped-def]
+def opened_parent(root: Root, path: str) -> Iterator[tuple[int, str]]:
     """Yields the descriptor of the folder that a file of the root lies in, and the file's name there."""
     holder, name = os.path.split(path)
     parent = os.open(holder, FOLDER, dir_fd=root.descriptor) if holder else os.dup(root.descriptor)
@@ -140,13 +140,10 @@ def opened_parent(root: Root, path: str):  # type: ignore[no-untyped-def]
 def forget(root: Root, item: Item) -> None:
     """Removes the notes of an item that is gone."""
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-        place = root.descriptor
-        for part in (*([PLANS] if item.kind == "plan" else []), NOTES):
-            place = os.open(part, FOLDER, dir_fd=place)
-            stack.callback(os.close, place)
-        name = os.path.basename(item.name)
-        notes = os.open(name, FOLDER, dir_fd=place)
-        stack.callback(os.close, notes)
+        holder, notes = -1, root.descriptor
+        for part in (NOTES, *item.name.split("/")):
+            holder, notes = notes, os.open(part, FOLDER, dir_fd=notes)
+            stack.callback(os.close, notes)
         for entry in os.listdir(notes):
             os.unlink(entry, dir_fd=notes)
-        os.rmdir(name, dir_fd=place)
+        os.rmdir(os.path.basename(item.name), dir_fd=holder)

@@ -17,10 +17,10 @@ from forebay.caches.files import Contents, File, Sizes, contents_of, file_of, si
 from forebay.caches.root import FOLDER, Root
 from forebay.errors import CacheCorruptError, CacheError
 from forebay.store.held import ORIGIN
-from forebay.store.layout import FORMAT_VERSION
 from forebay.store.last_use import NOTES, Use, uses_of
-from forebay.store.metadata import FILE_NAME, check_found, checksum
+from forebay.store.layout import FORMAT_VERSION
 from forebay.store.memo import FILE_NAME as MEMO
+from forebay.store.metadata import FILE_NAME, check_found, checksum
 from forebay.store.remote.root import LISTED
 from forebay.store.temporary import is_temporary
 
@@ -44,6 +44,9 @@ _BUILD = re.compile(r"[0-9a-f]{16}(-rebuild|-stage)?")
 _PREPARED = re.compile(r"(prepared-[0-9a-f]{16})(\.lock|\.submitted\.json)?")
 _INDEX = re.compile(r"[0-9a-f]{32}\.parquet")
 _LISTING = re.compile(r"[0-9a-f]{8,64}")
+_SHARD = ".tdz"
+_MADE_NS = 60 * 10**9
+"""Sealing reads shards too."""
 _MOST_BYTES = 64 * 1024 * 1024
 
 
@@ -81,12 +84,21 @@ class Item:
         """What it takes."""
         return sizes_of(self.files)
 
-    @property
+    @cached_property
     def used_ns(self) -> int:
-        """When it was used last: the last note, or when it was made or written to."""
+        """When it was used last: the last note, when a shard was read or anything written, or when it was made.
+
+        A process that opens a cache by itself notes nothing; many disks keep to a day when a file was read last.
+        """
         noted = self.uses[0].used_ns if self.uses else 0
         written = self.contents.changed_ns if self.kind in ("build", "prepared", "leftover", "listing") else 0
-        return max(noted, written, self.made_ns)
+        read = max((file.read_ns for file in self.contents.files if file.name.endswith(_SHARD)), default=0)
+        return max(noted, written, read, self.made_ns)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether it was used after it was made, as far as that is known."""
+        return self.used_ns > self.made_ns + _MADE_NS
 
 
 @dataclass(kw_only=True)
@@ -205,10 +217,7 @@ _HOLDERS = {PLANS: _plan, TAR_INDEX: _index, BUILDING: _build, LISTINGS: _listin
 
 def cache_item(root: Root, file: File) -> Item:
     """Returns the cache of a folder directly under the root, or a foreign item that says why it is none."""
-    item = _described(root, "cache", file, _document_of_cache)
-    if item.kind == "cache":
-        item.uses = uses_of(root.descriptor, file.name)
-    return item
+    return _described(root, "cache", file, _document_of_cache)
 
 
 def _described(root: Root, kind: Kind, file: File, read: Any) -> Item:
@@ -228,19 +237,8 @@ def _described(root: Root, kind: Kind, file: File, read: Any) -> Item:
         return _foreign(file, str(err).partition("; run:")[0])
     finally:
         os.close(descriptor)
-    uses = uses_of_plan(root, file) if kind == "plan" else ()
+    uses = uses_of(root.descriptor, file.name) if kind in ("cache", "plan") else ()
     return Item(kind=kind, name=file.name, file=file, contents=contents, document=document, made_ns=made_ns, uses=uses)
-
-
-def uses_of_plan(root: Root, file: File) -> list[Use]:
-    """Returns the noted uses of a plan."""
-    with contextlib.suppress(OSError):
-        below = os.open(PLANS, FOLDER, dir_fd=root.descriptor)
-        try:
-            return uses_of(below, Path(file.name).name)
-        finally:
-            os.close(below)
-    return []
 
 
 def _item(root: Root, kind: Kind, file: File) -> Item:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from forebay.caches.survey import Item, Survey
 from forebay.config.digest import tokenizer_digest
+from forebay.config.loader import MixtureSource
+from forebay.config.train import EvalConfig
 from forebay.config.tree import Config
 from forebay.config.url import is_url, parse_url
 from forebay.errors import CacheError, ConfigError, ForebayError, ManifestError, RemoteError
@@ -77,7 +79,7 @@ def _add(wanted: Wanted, file: str, config: Config, survey: Survey, *, depth: in
     wanted.found.setdefault(file, [])
     if config.text is not None:
         wanted.tokenizers.setdefault(tokenizer_digest(Path(config.text.tokenizer)), config.text.tokenizer)
-    others = [*config.mixture.source, *config.train.eval]
+    others: list[MixtureSource | EvalConfig] = [*config.mixture.source, *config.train.eval]
     named = [config.loader.cache_dir, *(other.cache for other in others)]
     for place in named:
         if place is not None and (name := _name_of(place, survey)) is not None:

@@ -1,7 +1,7 @@
 """When a cache was used last, and on which hosts: small files outside of the sealed folder, for whoever cleans up.
 
-A note of a host is `<root>/.used/<name of the cache's folder>/<host>`, for plans `<root>/plans/.used/...`. Its time says
-when the use began, to the hour. Notes decide nothing about values: what cannot be noted is not.
+A note of a host is `<root>/.used/<name of the cache's folder>/<host>`, of a plan `<root>/.used/plans/<name>/<host>`.
+Its time says when the use began, to the hour. Notes decide nothing about values: what cannot be noted is not.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from pathlib import Path
 
 from forebay.store.temporary import is_temporary, temporary_name
 
+PLANS = "plans"
+_MIRRORS = "mirrors"
 NOTES = ".used"
-"""Folder beside caches that holds their notes."""
+"""Folder of a cache root that holds the notes."""
 EVERY_S = 3600.0
 """A note that is younger stays as it is."""
 KEPT_S = 30 * 24 * 3600.0
@@ -43,14 +45,17 @@ def note(folder: Path) -> None:
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         held = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         stack.callback(os.close, held)
-        name = Path(os.readlink(f"/proc/self/fd/{held}")).name
-        root = os.open("..", _FOLDER, dir_fd=held)
-        stack.callback(os.close, root)
-        host = this_host()
-        top = _opened(NOTES, root)
-        stack.callback(os.close, top)
-        notes = _opened(name, top)
+        *_, holder, name = Path(os.readlink(f"/proc/self/fd/{held}")).parts
+        if holder == _MIRRORS:  # what this node keeps of stores goes by its own order
+            return
+        is_plan = holder == PLANS
+        notes = os.open("../.." if is_plan else "..", _FOLDER, dir_fd=held)
         stack.callback(os.close, notes)
+        # One after the other: no part of the way may be a link.
+        for part in (NOTES, *([PLANS] if is_plan else []), name):
+            notes = _opened(part, notes)
+            stack.callback(os.close, notes)
+        host = this_host()
         try:
             age_s = time.time() - os.stat(host, dir_fd=notes, follow_symlinks=False).st_mtime
         except FileNotFoundError:
@@ -62,14 +67,16 @@ def note(folder: Path) -> None:
 
 
 def uses_of(root: int, name: str) -> list[Use]:
-    """Returns the noted uses of a folder, the latest first. root: the descriptor of the folder that it lies in."""
+    """Returns the noted uses of a cache or plan, the latest first.
+
+    root: the descriptor of the cache root; name: the path of the folder in there.
+    """
     found: list[Use] = []
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-        # One after the other: no part of the way may be a link.
-        top = os.open(NOTES, _FOLDER, dir_fd=root)
-        stack.callback(os.close, top)
-        notes = os.open(name, _FOLDER, dir_fd=top)
-        stack.callback(os.close, notes)
+        notes = root
+        for part in (NOTES, *name.split("/")):
+            notes = os.open(part, _FOLDER, dir_fd=notes)
+            stack.callback(os.close, notes)
         with os.scandir(notes) as entries:
             for entry in entries:
                 status = entry.stat(follow_symlinks=False)
@@ -84,7 +91,7 @@ def this_host() -> str:
 
 
 def _opened(name: str, parent: int) -> int:
-    """Returns the descriptor of a folder in another one, made where it is missing. Step by step: no link is followed."""
+    """Returns the descriptor of a folder in another one, made where it is missing; a link is not followed."""
     try:
         return os.open(name, _FOLDER, dir_fd=parent)
     except FileNotFoundError:
