@@ -18,6 +18,7 @@ from forebay.cli.caches import add_cache
 from forebay.cli.completion import add_completion
 from forebay.cli.explain import add_explain
 from forebay.cli.fetch import add_fetch
+from forebay.cli.lint import add_lint
 from forebay.cli.look import add_export, add_inspect
 from forebay.cli.options import BAD_CONFIG, CLOSED, FAILED, INTERRUPTED, NO_CACHE, level
 from forebay.cli.training import add_calibrate, add_compare, add_eval, add_train, add_warm_start
@@ -131,6 +132,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_status(commands)
     add_inspect(commands)
     add_export(commands)
+    add_lint(commands)
     add_train(commands)
     add_calibrate(commands)
     add_compare(commands)
