@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from forebay.cli.build import add_evalset, add_index, add_key, add_preprocess, add_status
 from forebay.cli.caches import add_cache
+from forebay.cli.doctor import add_doctor
 from forebay.cli.fetch import add_fetch
 from forebay.cli.look import add_export, add_inspect
 from forebay.cli.options import BAD_CONFIG, CLOSED, FAILED, INTERRUPTED, NO_CACHE, level
@@ -123,6 +124,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_inspect(commands)
     add_export(commands)
     add_train(commands)
+    add_doctor(commands)
     add_calibrate(commands)
     add_compare(commands)
     add_eval(commands)

@@ -15,7 +15,7 @@ from forebay.errors import ConfigError
 from forebay.plan.cursor import Cursor, LoaderState, Resumable, Step
 from forebay.plan.make import Planned
 from forebay.plan.remote_cost import check_remote, window_of
-from forebay.spans import DATA_WAIT, span
+from forebay.spans import COLLATE, DATA_WAIT, READ, span
 from forebay.steps.batch import IGNORED
 from forebay.steps.step import Batch, PaddingSide
 from forebay.store.layout import Ints
@@ -239,7 +239,7 @@ class Loader(Resumable):
         index, samples = None, []
         try:
             with self._read_ahead.watch():
-                with span("read"):
+                with span(READ):
                     for index in work.indices:
                         sample = self.source.read(index)
                         samples.append(
@@ -248,7 +248,7 @@ class Loader(Resumable):
                 index = None
                 part = self.source.part(work.indices[0]) if isinstance(self.source, SourceUnion) else 0
                 collator = self._collators[part]
-                with span("collate"):
+                with span(COLLATE):
                     batch = collator.collate(samples, allocate=self._ring.take)
         except Exception as err:
             which = f"samples {work.indices}" if index is None else f"sample {index}"
