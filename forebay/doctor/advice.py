@@ -144,12 +144,13 @@ def _plan(found: Measured, config: Config) -> Iterator[Advice]:
     settings = {f"plan.{name}": value for name, value in enough.settings.items()}
     yield Advice(
         text="fill the packs better" if is_pack else "cut buckets where the lengths are",
-        line=", ".join(f"{name} = {_toml(value)}" for name, value in settings.items()),
+        line=", ".join(f"{name} = {value}" for name, value in settings.items()),
         gain=f"{what} {percent(plan.padding)} -> {percent(enough.padding)}",
         sure="measured" if plan.is_exact else "extrapolated",
         # A step takes what its room takes; a device that waits gains less.
         rank=saved * (1 - (found.now.idle or 0.0)) if found.now is not None and found.now.idle is not None else saved,
-        settings=settings,
+        # `k` stands instead of edges.
+        settings={**settings, "plan.edges_s": None} if "plan.k" in settings else settings,
     )
 
 
@@ -283,9 +284,3 @@ def duration(seconds: float) -> str:
     if seconds < 90 * 60:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 100 * 3600 else f"{seconds / 86400:.0f} days"
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, str):
-        return f'"{value}"'
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,10 @@ from forebay.doctor.diagnosis import Measured
 from forebay.doctor.figures import Steps, StepTime
 from forebay.doctor.report import DoctorReport
 from forebay.doctor.session import Session, session
+from forebay.doctor.tune import apply, check_target, settings_of
 from forebay.errors import ConfigError
 from forebay.plan.make import plan_example
+from forebay.visible import from_here
 
 GRACE_S = 24.0
 """Beside `--seconds`, for imports, listing, models, and arms that hang; the rest of 30 s is the caller's own start."""
@@ -36,14 +38,14 @@ _SHARES = {
     "find": 0.03,
     "listing": 0.1,
     "raw read": 0.05,
-    "steps of a build": 0.2,
+    "steps of a build": 0.15,
     "cache": 0.07,
     "plan": 0.05,
     "cached loader": 0.15,
     "uncached loader": 0.15,
+    "step": 0.15,
     "uncached DataLoader": 0.1,
     "codecs": 0.05,
-    "step": 0.2,
 }
 """What each arm may measure, as a share of the seconds."""
 _FIELDS = {
@@ -74,6 +76,8 @@ class DoctorOptions:
     with_rebuild: bool = False
     """`apply` also has the settings that need a new build."""
     progress: bool = True
+    passed_s: float = 0.0
+    """Seconds that the command has taken already: they count."""
     prepare: str | None = None
     """`module:function` that the measuring process calls first: for benchmarks, which plant a bottleneck there."""
 
@@ -92,7 +96,7 @@ def doctor(config: Config, options: DoctorOptions | None = None) -> DoctorReport
     """
     options = options or DoctorOptions()
     check(config, options)
-    began = time.monotonic()
+    began = time.monotonic() - options.passed_s
     root = tempfile.mkdtemp(prefix="forebay-doctor-")
     cores = len(os.sched_getaffinity(0))
     task = Task(config=config, root=root, parent=os.getpid(), cores=cores, prepare=options.prepare)
@@ -101,18 +105,31 @@ def doctor(config: Config, options: DoctorOptions | None = None) -> DoctorReport
             found = _measured(bench, config, options, cores=cores)
     finally:
         shutil.rmtree(root, ignore_errors=True)
+    all_advice, applied = advice(found, config), None
+    if options.apply is not None:
+        settings = settings_of(all_advice, with_rebuild=options.with_rebuild)
+        if settings:
+            apply(config, options.apply, settings)
+            applied = str(options.apply)
     return DoctorReport(
-        config=config.path, seconds=time.monotonic() - began, found=found, advice=advice(found, config)
+        config=config.path,
+        seconds=time.monotonic() - began,
+        found=found,
+        advice=all_advice,
+        applied=applied,
+        wants_file=options.apply is not None,
     )
 
 
 def check(config: Config, options: DoctorOptions) -> None:
-    """Raises ConfigError for what cannot be measured."""
+    """Raises ConfigError for what cannot be measured, or written."""
     if config.plan is None:
         raise ConfigError(
             f"{config.path}: no [plan] section, so there are no batches to measure; add one, for example: "
             f"{plan_example(config)}"
         )
+    if options.apply is not None:
+        check_target(config, options.apply)
 
 
 def _measured(bench: Session, config: Config, options: DoctorOptions, *, cores: int) -> Measured:
@@ -134,7 +151,8 @@ def _measured(bench: Session, config: Config, options: DoctorOptions, *, cores: 
             missing[arm] = answer.skipped or answer.failed or "it gave nothing"
         else:
             found[_FIELDS[arm]] = answer.value
-        _require(arm, answer, config)
+        if arm == "listing":
+            _require(found, missing, config)
     for arm in ("cached", "uncached", "workers"):
         if arm in found:
             names = {field: name for name, field in _FIELDS.items()}
@@ -175,12 +193,19 @@ def _pointless(arm: str, found: dict[str, Any], missing: dict[str, str]) -> str 
     return None
 
 
-def _require(arm: str, answer: Answer, config: Config) -> None:
-    """Raises ConfigError where neither a cache nor raw data can be measured."""
-    if arm != "listing" or answer.skipped is None:
+def _require(found: Mapping[str, Any], missing: Mapping[str, str], config: Config) -> None:
+    """Raises ConfigError where there is neither a cache nor raw data that this machine has."""
+    is_sealed = "opened" in found and found["opened"].place is not None
+    if is_sealed or "listing" not in missing:
         return
     if any(map(is_url, config.source.manifests)):
-        return
+        raise ConfigError(
+            f"{config.path}: source.manifest is a URL and no cache of it is sealed, so all that could be measured is "
+            f"the download; build the cache first: forebay preprocess {from_here(config.path)}, or fetch the data: "
+            "forebay fetch"
+        )
+    if config.mixture.source:
+        raise ConfigError(f"{config.path}: {missing.get('find', missing['listing'])}")
 
 
 def given_step(step_s: float) -> Steps:

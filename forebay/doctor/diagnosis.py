@@ -8,7 +8,6 @@ from functools import cached_property
 
 from forebay.doctor.figures import Codecs, Listed, Made, Opened, Pieces, PlanFacts, Rates, Reads, Stage, Steps
 from forebay.doctor.predict import Prediction, Training, build_seconds, more_workers
-from forebay.doctor.sample_cache import WRITE
 
 FED = 0.05
 """The idle share below which data is no bottleneck: the step is."""
@@ -128,7 +127,7 @@ class Measured:
         if self.is_sealed:
             own = list(self.pieces.stages if self.pieces else ())
         else:
-            own = [stage for stage in (self.made.stages if self.made else ()) if stage.name != WRITE]
+            own = [stage for stage in (self.made.stages if self.made else ()) if stage.kind == "raw"]
             own += [stage for stage in (self.pieces.stages if self.pieces else ()) if stage.name != "cached read"]
         return sorted(own, key=lambda stage: -stage.ms)
 

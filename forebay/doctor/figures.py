@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kind = Literal["raw", "cache", "step"]
+Kind = Literal["raw", "build", "cache", "step"]
 
 
 class Skip(Exception):  # noqa: N818  an arm that cannot be, which is no error
@@ -19,7 +19,7 @@ class Stage:
 
     name: str
     kind: Kind
-    """`raw`: on the way out of raw data; `cache`: out of a cache."""
+    """`raw`: on the way out of raw data; `build`: what only a build does; `cache`: on the way out of a cache."""
     ms: float
     """Milliseconds a sample."""
     samples: int

@@ -14,7 +14,7 @@ from forebay.doctor.diagnosis import Measured
 from forebay.doctor.figures import Stage
 from forebay.visible import from_here, human_bytes
 
-_TITLES = {"raw": "from raw data", "cache": "from a cache", "step": "training"}
+_TITLES = {"raw": "from raw data", "build": "a build, beside that", "cache": "from a cache", "step": "training"}
 _NARROW, _WIDEST = 60, 100
 
 
@@ -28,6 +28,7 @@ class DoctorReport:
     advice: Sequence[Advice]
     applied: str | None = None
     """The file that `--apply` wrote."""
+    wants_file: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Returns all figures, predictions and advice as JSON values."""
@@ -92,8 +93,8 @@ class DoctorReport:
     def _cold(self, width: int) -> Iterator[str]:
         reads, pieces = self.found.reads, self.found.pieces
         for what, cold, why in (
-            ("raw read", reads and reads.cold_ms, reads.why_not_cold if reads else ""),
-            ("cached read", pieces and pieces.cold_ms, pieces.why_not_cold if pieces else ""),
+            ("raw read", reads.cold_ms if reads else None, reads.why_not_cold if reads else ""),
+            ("cached read", pieces.cold_ms if pieces else None, pieces.why_not_cold if pieces else ""),
         ):
             if cold:
                 yield from _wrapped(f"{what} from the disk: {ms_text(cold)} a sample", width)
@@ -132,6 +133,8 @@ class DoctorReport:
             yield from _wrapped(f"   {each.line}", width, indent=3)
         if self.applied is not None:
             yield from _wrapped(f"written: {from_here(self.applied)}", width)
+        elif self.wants_file:
+            yield from _wrapped("nothing is written: no setting that --apply may change would be better", width)
 
 
 def _wrapped(text: str, width: int, *, indent: int = 2) -> list[str]:

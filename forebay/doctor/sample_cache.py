@@ -89,8 +89,9 @@ def _make(bench: Bench, seconds: float) -> Made:
 
 def _stages(clock: StageClock, wall_s: float, counted: int) -> tuple[Stage, ...]:
     found = {name: clock.wall_s[name] for name in STAGES if clock.wall_s[name] > 0}
-    found[WRITE] = max(wall_s - sum(found.values()), 0.0)
-    return tuple(Stage(name=name, kind="raw", ms=1e3 * s / counted, samples=counted) for name, s in found.items())
+    raw = [Stage(name=name, kind="raw", ms=1e3 * s / counted, samples=counted) for name, s in found.items()]
+    rest_ms = 1e3 * max(wall_s - sum(found.values()), 0.0) / counted
+    return (*raw, Stage(name=WRITE, kind="build", ms=rest_ms, samples=counted))
 
 
 def _listing(bench: Bench) -> Listing:

@@ -18,8 +18,7 @@ from forebay.steps.batch import fresh
 from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import ROW_BITS
 from forebay.store.source import SampleSource, SourceUnion, parts_of
-from forebay.train.collate.patches import moved
-from forebay.train.device import PatchBatch
+from forebay.train.collate.patches import PatchBatch, moved
 
 CACHED_READ, COLLATE, COPY = "cached read", "collate", "copy to device"
 
@@ -71,7 +70,7 @@ def _copying() -> Callable[[Any], None] | None:
         if isinstance(batch, PatchBatch):
             batch.to(device)
         else:
-            moved(batch, device)
+            moved(batch, device, non_blocking=False)
         torch.cuda.synchronize(device)
 
     return copy

@@ -98,7 +98,7 @@ def _room_is_fixed(bench: Bench, source: SampleSource) -> bool:
         part = source.part(index) if isinstance(source, SourceUnion) else 0
         batch = makers(bench, source)[part].collate([source.read(index)], allocate=fresh)
         rooms.append(sum(value.numel() for value in batch.values() if is_floating(value)))
-    return rooms[0] == rooms[1]
+    return bool(rooms[0] == rooms[1])
 
 
 def is_floating(value: Any) -> bool:

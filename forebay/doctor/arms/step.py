@@ -43,7 +43,7 @@ def step(bench: Bench, seconds: float) -> Steps:
         config, facts, source.constants, accumulates=False, has_text_alone=without_audio(source) is not None
     )
     shapes = chosen(plans(bench, 0.0).batches)
-    times = []
+    times: list[StepTime] = []
     for left, shape in zip(range(len(shapes), 0, -1), shapes, strict=True):
         now = time.perf_counter()
         if times and now > ends:
@@ -80,7 +80,8 @@ def _batch(bench: Bench, config: Config, shape: PlannedBatch) -> Any:
 
 def _timed(loop: training.Steps, batch: Any, shape: PlannedBatch, *, ends: float) -> StepTime:
     first_s = loop.step(batch)
-    wall, cpu = [], []
+    wall: list[float] = []
+    cpu: list[float] = []
     while not wall or (time.perf_counter() + first_s < ends and len(wall) < _MOST_STEPS):
         before = os.times()
         wall.append(loop.step(batch))
