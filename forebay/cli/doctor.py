@@ -10,7 +10,6 @@ from typing import Any
 
 from forebay.cli.options import add_config, command, load, on_disk, printed
 
-
 _MOST_AGE_S = 8.0
 """What is counted of a process that did other things before."""
 
@@ -20,11 +19,11 @@ def add_doctor(commands: Any) -> None:
     parser = command(commands, "doctor", _doctor, "measure why the device waits for data here, and what to change")
     add_config(parser)
     parser.add_argument("--seconds", type=float, default=30.0, metavar="S", help="to measure in; default: 30")
-    parser.add_argument("--step-s", type=float, metavar="X", help="what a training step takes, instead of measuring it")
-    parser.add_argument("--apply", type=on_disk, metavar="FILE", help="write the config with the advice into a new file")
+    parser.add_argument("--step-s", type=float, metavar="X", help="seconds of a training step, instead of measuring it")
     parser.add_argument(
-        "--with-rebuild", action="store_true", help="with --apply: also settings that need a new build"
+        "--apply", type=on_disk, metavar="FILE", help="write the config with the advice into a new file"
     )
+    parser.add_argument("--with-rebuild", action="store_true", help="with --apply: also settings that need a new build")
     parser.add_argument("--no-progress", action="store_true", help="no bars")
 
 

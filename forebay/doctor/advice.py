@@ -41,7 +41,7 @@ def advice(found: Measured, config: Config) -> list[Advice]:
     makers = (_build, _threads, _prefetch, _plan, _codec, _storage, _workers, _shards)
     all_of_them = [each for make in makers for each in make(found, config)]
     ranked = sorted(all_of_them, key=lambda each: -each.rank)
-    return [*_step(found), *ranked] if _is_fed(found) else [*ranked, *_step(found)]
+    return [*_step(found, config), *ranked]
 
 
 def _is_fed(found: Measured) -> bool:
@@ -49,13 +49,13 @@ def _is_fed(found: Measured) -> bool:
     return now is not None and now.idle is not None and now.idle < FED
 
 
-def _step(found: Measured) -> Iterator[Advice]:
+def _step(found: Measured, config: Config) -> Iterator[Advice]:
     now = found.now
     if now is None or now.idle is None or not _is_fed(found):
         return
     yield Advice(
         text="the step is the bottleneck: data can be no faster",
-        line="forebay train CONFIG --profile 5",
+        line=f"forebay train {from_here(config.path)} --profile 5",
         gain=f"the device waits {percent(now.idle)} of the time",
         sure="measured" if now.sure == "measured" else "extrapolated",
         rank=0.0,
@@ -85,16 +85,16 @@ def _build(found: Measured, config: Config) -> Iterator[Advice]:
     )
 
 
-def _threads(found: Measured, config: Config) -> Iterator[Advice]:
+def _threads(found: Measured, _config: Config) -> Iterator[Advice]:
     now = found.predicted(is_cached=True)
-    if now is None:
+    if now is None or now.idle is None:  # without a step nothing overlaps, and no thread is of use
         return
     others = [each for each in found.predictions if each.is_cached]
     best_s = min(each.epoch_s for each in others)
     # The fewest that are as good: a thread more takes a core from somebody else.
     enough = min((each for each in others if each.epoch_s <= best_s * (1 + _POINT)), key=lambda each: each.workers)
     saved = 1 - enough.epoch_s / now.epoch_s if now.epoch_s else 0.0
-    if saved < 2 * _POINT:
+    if saved < 5 * _POINT:
         return
     yield Advice(
         text="fill batches with more threads" if enough.workers > now.workers else "fill batches with fewer threads",
@@ -154,7 +154,6 @@ def _plan(found: Measured, config: Config) -> Iterator[Advice]:
     )
 
 
-
 def _codec(found: Measured, config: Config) -> Iterator[Advice]:
     codecs, training = found.codecs, found.training
     if codecs is None or config.vision is None:
@@ -175,7 +174,9 @@ def _codec(found: Measured, config: Config) -> Iterator[Advice]:
         return
     best = min(pays, key=lambda codec: codecs.bytes_a_sample[codec])
     slow = [codec for codec in codecs.read_ms if codec not in (*pays, codecs.own)]
-    against = f"; {', '.join(slow)} would take {', '.join(ms_text(codecs.read_ms[codec]) for codec in slow)}" if slow else ""
+    against = (
+        f"; {', '.join(slow)} would take {', '.join(ms_text(codecs.read_ms[codec]) for codec in slow)}" if slow else ""
+    )
     share = codecs.bytes_a_sample[best] / own_bytes
     size = found.size_bytes
     sizes = f"{human_bytes(size)} -> {human_bytes(size * share)}" if size else f"{share:.2f} of the bytes"
@@ -191,16 +192,17 @@ def _codec(found: Measured, config: Config) -> Iterator[Advice]:
 
 
 def _storage(found: Measured, config: Config) -> Iterator[Advice]:
+    path = from_here(config.path)
     now = found.now
     if now is None or found.training is None:
         return
     if found.is_sealed and found.pieces is not None and found.pieces.cold_ms is not None:
         warm = next((stage.ms for stage in found.pieces.stages if stage.name == "cached read"), 0.0)
         cold, what = found.pieces.cold_ms, "the cache"
-        fix = ("copy the cache to a disk of this machine", "forebay cache pull CACHE, or plan.locality = \"shards:16\"")
+        fix = ("copy the cache to a disk of this machine", 'forebay cache pull CACHE, or plan.locality = "shards:16"')
     elif not found.is_sealed and found.reads is not None and found.reads.cold_ms is not None:
         warm, cold, what = found.reads.warm_ms, found.reads.cold_ms, "raw data"
-        fix = ("copy the raw data to a disk of this machine, or build the cache", "forebay preprocess CONFIG")
+        fix = ("copy the raw data to a disk of this machine, or build the cache", f"forebay preprocess {path}")
     else:
         return
     hands = max(found.num_threads, 1)
@@ -211,8 +213,8 @@ def _storage(found: Measured, config: Config) -> Iterator[Advice]:
     yield Advice(
         text=f"the storage of {what} is slow: {fix[0]}",
         line=fix[1],
-        gain=f"a sample takes {ms_text(cold)} from the disk and {ms_text(warm)} from memory; an epoch that does not fit into "
-        f"memory waits {percent(slower)} of its time for the disk",
+        gain=f"a sample takes {ms_text(cold)} from the disk and {ms_text(warm)} from memory; an epoch that does not fit "
+        f"into memory waits {percent(slower)} of its time for the disk",
         sure="extrapolated",
         rank=slower / 2,
     )

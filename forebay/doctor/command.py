@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from forebay.config.tree import Config
 from forebay.config.url import is_url
@@ -27,6 +23,7 @@ from forebay.doctor.session import Session, session
 from forebay.doctor.tune import apply, check_target, settings_of
 from forebay.errors import ConfigError
 from forebay.plan.make import plan_example
+from forebay.progress import Progress
 from forebay.visible import from_here
 
 GRACE_S = 24.0
@@ -135,7 +132,7 @@ def check(config: Config, options: DoctorOptions) -> None:
 def _measured(bench: Session, config: Config, options: DoctorOptions, *, cores: int) -> Measured:
     found: dict[str, Any] = {}
     missing: dict[str, str] = {}
-    for arm in _bar(options.progress):
+    for arm in _arms(options):
         if arm == "step" and options.step_s is not None:
             found["steps"] = given_step(options.step_s)
             continue
@@ -167,8 +164,12 @@ def _measured(bench: Session, config: Config, options: DoctorOptions, *, cores: 
     )
 
 
-def _bar(progress: bool) -> Iterator[str]:
-    yield from tqdm(list(_SHARES), desc="doctor", unit="arm", file=sys.stderr, disable=None if progress else True)
+def _arms(options: DoctorOptions) -> Iterator[str]:
+    with Progress(len(_SHARES), desc="doctor", unit="arm", is_shown=options.progress) as progress:
+        for arm in _SHARES:
+            progress.say(arm)
+            yield arm
+            progress.update()
 
 
 def _fewer(bench: Session, answer: Answer, options: DoctorOptions) -> Answer:
@@ -210,6 +211,4 @@ def _require(found: Mapping[str, Any], missing: Mapping[str, str], config: Confi
 
 def given_step(step_s: float) -> Steps:
     """Returns steps that take what the user says, whatever their batch; they need none of this machine's cores."""
-    return Steps(
-        device="given", times=(StepTime(bucket=0, samples=1, room=1, seconds=step_s, cpu_s=0.0, steps=0),)
-    )
+    return Steps(device="given", times=(StepTime(bucket=0, samples=1, room=1, seconds=step_s, cpu_s=0.0, steps=0),))

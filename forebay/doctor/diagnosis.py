@@ -147,9 +147,9 @@ class Measured:
         read_ms = 0.0 if self.reads is None else self.reads.cold_ms or self.reads.warm_ms
         workers = self.num_workers or self.cores
         rows = self.listed.num_rows
-        return build_seconds(
-            rows=rows, cpu_ms=self.made.cpu_ms, read_ms=read_ms, workers=workers, cores=self.cores
-        ) + (self.listed.seconds if self.listed.is_whole else 0.0)
+        return build_seconds(rows=rows, cpu_ms=self.made.cpu_ms, read_ms=read_ms, workers=workers, cores=self.cores) + (
+            self.listed.seconds if self.listed.is_whole else 0.0
+        )
 
     @property
     def size_bytes(self) -> float | None:

@@ -65,9 +65,9 @@ class DoctorReport:
             hours = "" if found.opened.hours is None else f", {found.opened.hours:.3g} h"
             where = f"{from_here(found.opened.place)}: {found.opened.num_samples:,} samples{hours}"
         elif found.listed is not None:
-            rows, hours = found.listed.num_rows, found.listed.hours
             few = "" if found.listed.is_whole else "the first "
-            where += f"; {few}{rows:,} rows" + ("" if hours is None else f", {hours:.3g} h")
+            where += f"; {few}{found.listed.num_rows:,} rows"
+            where += "" if found.listed.hours is None else f", {found.listed.hours:.3g} h"
         yield from _wrapped(f"{from_here(self.config)}, {found.cores} cores: {where}", width)
         if (worst := found.bottleneck) is not None:
             yield from _wrapped(f"bottleneck: {worst.name}, {ms_text(worst.ms)} a sample", width)
@@ -92,14 +92,14 @@ class DoctorReport:
 
     def _cold(self, width: int) -> Iterator[str]:
         reads, pieces = self.found.reads, self.found.pieces
-        for what, cold, why in (
-            ("raw read", reads.cold_ms if reads else None, reads.why_not_cold if reads else ""),
-            ("cached read", pieces.cold_ms if pieces else None, pieces.why_not_cold if pieces else ""),
-        ):
-            if cold:
-                yield from _wrapped(f"{what} from the disk: {ms_text(cold)} a sample", width)
-            elif why:
-                yield from _wrapped(f"{what} from the disk: not measured, {why}", width)
+        told: list[tuple[str, float | None, str]] = []
+        if reads is not None:
+            told.append(("raw read", reads.cold_ms, reads.why_not_cold))
+        if pieces is not None:
+            told.append(("cached read", pieces.cold_ms, pieces.why_not_cold))
+        for what, cold, why in told:
+            found = f"not measured, {why}" if cold is None else f"{ms_text(cold)} a sample"
+            yield from _wrapped(f"{what} from the disk: {found}", width)
 
     def _not_measured(self, width: int) -> Iterator[str]:
         for name, why in self.found.not_measured.items():

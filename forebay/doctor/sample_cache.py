@@ -147,7 +147,7 @@ def _seal(bench: Bench, listing: Listing, done: Done, rows: int) -> int:
         listing,
         finished,
         found,
-        probe={group: "0" * 32 for group in bench.modality.groups},
+        probe=dict.fromkeys(bench.modality.groups, "0" * 32),
         constants=bench.modality.constants(),
         memo=b"",
     )

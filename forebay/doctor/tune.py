@@ -57,7 +57,9 @@ def apply(config: Config, target: Path, settings: Mapping[str, Any]) -> None:
         _require(config, aside, settings)
         os.link(aside, target)
     except FileExistsError as err:
-        raise ConfigError(f"--apply {target}: it is there already, and nothing is overwritten; name a new file") from err
+        raise ConfigError(
+            f"--apply {target}: it is there already, and nothing is overwritten; name a new file"
+        ) from err
     finally:
         aside.unlink(missing_ok=True)
 

@@ -10,11 +10,11 @@ import numpy as np
 from forebay.config.plan import PackConfig
 from forebay.doctor.bench import Bench
 from forebay.doctor.figures import Codecs, Skip
+from forebay.errors import SampleError
 from forebay.preprocess.sources.vision.part import flattened
 from forebay.preprocess.vision.headers import images_of
 from forebay.preprocess.vision.modality import Vision
 from forebay.preprocess.vision.samples import loaded_steps
-from forebay.errors import SampleError
 from forebay.store.image.codec import Codec, decode, encode
 
 _CODECS: tuple[Codec, ...] = ("raw", "zstd", "webp", "source")
@@ -72,6 +72,3 @@ def codecs(bench: Bench, seconds: float) -> Codecs:
         own=modality.codec,
         samples_a_pack=samples_a_pack,
     )
-
-
-

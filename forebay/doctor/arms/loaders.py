@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from forebay.config.plan import BucketConfig, PackConfig, PlanConfig, WindowConfig
 from forebay.doctor.bench import Bench
 from forebay.doctor.figures import Rate, Rates, Skip
-from forebay.plan.make import Planned, make_plan, plan_of, samples_of
+from forebay.plan.make import Planned, plan_of
 from forebay.steps.batch import fresh
 from forebay.store.source import SampleSource, SourceUnion, parts_of
 from forebay.train.collate.collator import BatchMaker, Collator

@@ -50,7 +50,9 @@ def pieces(bench: Bench, seconds: float) -> Pieces:
             break
     found = {CACHED_READ: read_ms, COLLATE: collate_ms, COPY: copy_ms}
     stages = tuple(
-        Stage(name=name, kind="cache", ms=statistics.median(each), samples=count) for name, each in found.items() if each
+        Stage(name=name, kind="cache", ms=statistics.median(each), samples=count)
+        for name, each in found.items()
+        if each
     )
     return Pieces(stages=stages, cold_ms=cold_ms, why_not_cold=why)
 

@@ -88,9 +88,7 @@ def _places(bench: Bench) -> list[tuple[int, int, int]]:
     order = bench.random.permutation(len(rows))[: 4 * _READS]
     taken = rows.select(["file", "offset", "size"]).take(order).to_pylist()
     files = picked.files
-    return [
-        (row["file"], row["offset"], row["size"]) for row in taken if is_here(files[row["file"]].path)
-    ][:_READS]
+    return [(row["file"], row["offset"], row["size"]) for row in taken if is_here(files[row["file"]].path)][:_READS]
 
 
 def made(bench: Bench, seconds: float) -> Made:

@@ -15,9 +15,9 @@ import torch
 from forebay.config.plan import PackConfig
 from forebay.config.tree import Config
 from forebay.doctor.arms.loaders import makers
+from forebay.doctor.arms.plans import plans
 from forebay.doctor.bench import Bench
 from forebay.doctor.figures import PlannedBatch, Skip, Steps, StepTime
-from forebay.doctor.arms.plans import plans
 from forebay.steps.batch import fresh
 from forebay.store.source import SourceUnion, parts_of, without_audio
 from forebay.train.calibrate import steps as training
