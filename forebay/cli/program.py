@@ -17,6 +17,7 @@ from forebay.cli.build import add_evalset, add_index, add_key, add_preprocess, a
 from forebay.cli.caches import add_cache
 from forebay.cli.completion import add_completion
 from forebay.cli.explain import add_explain
+from forebay.cli.doctor import add_doctor
 from forebay.cli.fetch import add_fetch
 from forebay.cli.lint import add_lint
 from forebay.cli.look import add_export, add_inspect
@@ -134,6 +135,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_export(commands)
     add_lint(commands)
     add_train(commands)
+    add_doctor(commands)
     add_calibrate(commands)
     add_compare(commands)
     add_eval(commands)
