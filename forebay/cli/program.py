@@ -20,6 +20,7 @@ from forebay.cli.explain import add_explain
 from forebay.cli.doctor import add_doctor
 from forebay.cli.fetch import add_fetch
 from forebay.cli.lint import add_lint
+from forebay.cli.init import add_init
 from forebay.cli.look import add_export, add_inspect
 from forebay.cli.options import BAD_CONFIG, CLOSED, FAILED, INTERRUPTED, NO_CACHE, level
 from forebay.cli.training import add_calibrate, add_compare, add_eval, add_train, add_warm_start
@@ -129,6 +130,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="forebay", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--version", action="version", version=f"forebay {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    add_init(commands)
     add_preprocess(commands)
     add_status(commands)
     add_inspect(commands)
