@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from forebay.cli.build import add_evalset, add_index, add_key, add_preprocess, add_status
 from forebay.cli.caches import add_cache
 from forebay.cli.completion import add_completion
-from forebay.cli.explain import add_explain
 from forebay.cli.doctor import add_doctor
+from forebay.cli.explain import add_explain
 from forebay.cli.fetch import add_fetch
-from forebay.cli.lint import add_lint
 from forebay.cli.init import add_init
+from forebay.cli.lint import add_lint
 from forebay.cli.look import add_export, add_inspect
 from forebay.cli.options import BAD_CONFIG, CLOSED, FAILED, INTERRUPTED, NO_CACHE, level
 from forebay.cli.training import add_calibrate, add_compare, add_eval, add_train, add_warm_start

@@ -22,7 +22,7 @@ def built(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: object) 
         assert words[:2] == ["forebay", "preprocess"]
         document = run_json(capsys, *words[1:], "--no-progress", "--workers", "1")
         assert document["failed"] == {}
-        return folder / document["cache"]
+        return folder / str(document["cache"])
 
 
 SPEECH: list[Callable[[Path], Path]] = [layouts.webdataset, layouts.jsonl, layouts.ljspeech]
