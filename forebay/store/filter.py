@@ -16,7 +16,6 @@ from forebay.config.filter import FilterConfig
 from forebay.errors import ConfigError
 from forebay.store.key import digest
 from forebay.store.layout import Array, Ints
-from forebay.store.row_table import strings_digest
 from forebay.store.sample_ids import id_hashes, read_ids
 from forebay.store.source import SampleSource
 from forebay.store.where import Where, is_no_column, parse_where
@@ -101,6 +100,8 @@ class Filter:
     @cached_property
     def key(self) -> str:
         """Digest of what decides which samples are left, 64 hex digits; of files only which ids they hold."""
+        from forebay.store.row_table import strings_digest  # loads pyarrow
+
         document: dict[str, Any] = {"version": FILTER_VERSION, "quota": dict(sorted(self.quota.items()))}
         if self.where is not None:
             document["where"] = self.where.text
