@@ -88,6 +88,11 @@ class SamplesTensorDict(LazyStackedTensorDict):  # type: ignore[misc]  # tensord
         """No name for the one dimension."""
         return [None]
 
+    @property
+    def is_locked(self) -> bool:
+        """False: what is taken of the samples may be changed."""
+        return False
+
     def _has_names(self) -> bool:
         return False
 
