@@ -28,7 +28,7 @@ class TableSource(SampleSource):
         self.is_sealed = is_sealed
 
     def __len__(self) -> int:
-        return self.rows.num_rows
+        return int(self.rows.num_rows)
 
     def sample_id(self, index: int) -> str:
         return str(self.rows["sample_id"][index].as_py())

@@ -107,7 +107,12 @@ class Reads:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.indices: list[int] = []
         read = Cache.read
-        monkeypatch.setattr(Cache, "read", lambda cache, index: self.indices.append(index) or read(cache, index))
+
+        def counted(cache: Cache, index: int) -> dict[str, Any]:
+            self.indices.append(index)
+            return read(cache, index)
+
+        monkeypatch.setattr(Cache, "read", counted)
 
     def taken(self) -> list[int]:
         taken, self.indices[:] = list(self.indices), []

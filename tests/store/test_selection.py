@@ -71,7 +71,7 @@ def test_what_is_read_of_a_selection_is_what_the_source_has_there() -> None:
     assert found.places.tolist() == [0, 3, 6, 9, 12, 15, 18]
     assert [int(found.read(index)["value"][0]) for index in range(len(found))] == found.places.tolist()
     assert int(found.read(-1)["value"][0]) == 18
-    assert found.sample_id(np.int64(2)) == "clip-6"
+    assert found.sample_id(2) == "clip-6"
     assert found.lengths["num_tokens"].tolist() == source.lengths["num_tokens"][found.places].tolist()
     assert found.slots is not None
     assert found.slots.tolist() == found.places.tolist()
