@@ -82,15 +82,15 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("inspect", "CACHE", "--json"), '"key"'),
         (("inspect", "CONFIG", "--set", "audio.features=log_mel"), "planted"),
         (("key", "CONFIG", "--set", "audio.features=log_mel"), "(sealed)"),
-        (("key", "configs/demo_speech.toml", "--cache-root", "nowhere", "--no-hash"), "recipe key: "),
-        (("key", "configs/demo_vision.toml", "--cache-root", "nowhere", "--no-hash"), "recipe key: "),
+        (("key", "configs/demo_speech.toml", "--cache-root", "NOWHERE", "--no-hash"), "recipe key: "),
+        (("key", "configs/demo_vision.toml", "--cache-root", "NOWHERE", "--no-hash"), "recipe key: "),
         (("lint", "--explain-checks"), "silent (error)"),
     ],
 )
 def test_a_command_needs_no_training_packages(
-    without: Path, cache: Path, arguments: tuple[str, ...], says: str
+    without: Path, cache: Path, tmp_path: Path, arguments: tuple[str, ...], says: str
 ) -> None:
-    places = {"CACHE": cache, "CONFIG": cache.parents[1] / "config.toml"}
+    places = {"CACHE": cache, "CONFIG": cache.parents[1] / "config.toml", "NOWHERE": tmp_path / "caches"}
     result = forebay(without, *(places.get(part, part) for part in arguments))
     assert (result.returncode, result.stderr) == (0, "")
     assert says in result.stdout

@@ -37,13 +37,22 @@ def test_a_table_and_the_first_findings_of_each_check_are_printed(
     lines = out.splitlines()
     assert lines[0].endswith("config.toml: 7 samples, by raw data")
     assert lines[1:4] == [
-        "severity  check          findings",
-        "error     corrupt_audio         1",
-        "error     silent                1",
+        "check            severity  findings",
+        "  corrupt_audio  error            1",
+        "  silent         error            1",
     ]
     assert "  en_digits_oh (row 0, train.tar): its loudest piece of 20 ms has -200.0 dBFS, the limit is -55" in lines
     assert "  again\\tand (row 6, train.tar): its content is that of 'fr_digits_50'" in lines
     assert lines[-1].startswith("3 findings: 2 of error, 1 of warning; ")
+
+
+def test_lines_fit_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.chdir(Path(config).parent)
+    _, out, _ = run(capsys, "lint", "config.toml", "--no-progress")
+    assert max(map(len, out.splitlines())) <= 40
 
 
 def test_the_document_has_every_fact(capsys: pytest.CaptureFixture[str], config: str) -> None:
