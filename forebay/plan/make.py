@@ -22,6 +22,7 @@ from forebay.plan.names import plan_folder, state_key
 from forebay.plan.pack.plan import PackPlan, pack_plan
 from forebay.plan.statistics import batch_statistics, pack_statistics
 from forebay.plan.window import window_plan
+from forebay.progress import during
 from forebay.steps.table import audio_step
 from forebay.store.key import digest
 from forebay.store.last_use import note
@@ -150,8 +151,9 @@ def kept_plan(
         logger.info("no plan in %s yet: making it", folder)
     except CacheCorruptError as err:
         logger.warning("making the plan again: %s", err)
-    plan = make_plan(samples, settings)
-    figures, ids = plan_statistics(plan, samples), sample_ids() if sample_ids is not None else None
+    with during("plan"):
+        plan = make_plan(samples, settings)
+        figures, ids = plan_statistics(plan, samples), sample_ids() if sample_ids is not None else None
     try:
         save_plan(plan, folder, **name, statistics=figures, sample_ids=ids)
     except OSError as err:

@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from forebay.errors import BuildError
+from forebay.progress import Progress
+from forebay.store.memo import hash_now
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -110,9 +112,16 @@ class Pool:
         self._workers.clear()
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """Returns `function(item)` of every item, in their order. Raises WorkerDied, see `run`."""
+        """Returns `function(item)` of every item, in their order. Raises WorkerDied, see `run`.
+
+        Shows how many are done: what it is used for is the look at all sources.
+        """
+        items = list(items)
+        name = "hash" if function is hash_now else "sources"
         try:
-            results: dict[int, R] = dict(result for _, result in self.run(_Numbered(function), enumerate(items)))
+            with Progress(len(items), desc=name, unit="file") as bar:
+                done = bar.over(self.run(_Numbered(function), enumerate(items)))
+                results: dict[int, R] = dict(result for _, result in done)
         except WorkerDied as err:
             err.task = err.task[1]
             raise

@@ -25,7 +25,7 @@ from forebay.preprocess.report import COUNTS, BuildReport, Options
 from forebay.preprocess.runner.driver import sole_driver
 from forebay.preprocess.runner.node import OnNode, stores_of
 from forebay.preprocess.runner.parts import PartLog
-from forebay.preprocess.shard_task import Progress, ShardTask, make_shard
+from forebay.preprocess.shard_task import BuildProgress, ShardTask, make_shard
 from forebay.preprocess.sources.rows import described
 from forebay.preprocess.stage.choose import shard_place
 from forebay.preprocess.unchanged import require_unchanged
@@ -176,7 +176,7 @@ class Run:
             kept=self.counts["kept"],
             linked=self.counts["linked"],
         )
-        with Progress(rows, media_unit=self.modality.media_unit, shown=self.options.progress) as progress:
+        with BuildProgress(rows, media_unit=self.modality.media_unit, shown=self.options.progress) as progress:
             try:
                 for task, (receipt, made) in self._made(map(self._task, _in_order(self._here_first(missing)))):
                     self.workspace.receipts[task.key] = receipt

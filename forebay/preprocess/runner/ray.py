@@ -77,9 +77,9 @@ class Ray:
         What is in flight is cancelled when this ends early.
         """
         call = self._ray.remote(num_cpus=1, max_retries=_MAX_RETRIES, retry_exceptions=False)(_by_value())
-        left, running = iter(tasks), dict[Any, T]()
+        left, running, seen = iter(tasks), dict[Any, T](), list[int]()
         try:
-            with _interrupts() as seen:
+            with _interrupts(seen):
                 while not seen:
                     for task in itertools.islice(left, max(0, self._room() - len(running))):
                         running[call.remote(__version__, pickle.dumps((function, task)))] = task
@@ -93,7 +93,9 @@ class Ray:
             raise KeyboardInterrupt
         finally:
             # A generator may be closed after the block has ended: what is asked of Ray then would start it again.
-            for reference in running if self._ray.is_initialized() and not self._is_lost else ():
+            # Ctrl-C ends the connection, and its tasks with it: Ray dies now and then of a cancelled task that is done.
+            is_asked = self._ray.is_initialized() and not self._is_lost and not (seen and self._is_ours)
+            for reference in running if is_asked else ():
                 with contextlib.suppress(self._ray.exceptions.RayError):
                     self._ray.cancel(reference, force=True)
 
@@ -142,9 +144,8 @@ class Ray:
 
 
 @contextlib.contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """Yields a list that is no longer empty after Ctrl-C: inside Ray a KeyboardInterrupt may be raised to nobody."""
-    seen: list[int] = []
+def _interrupts(seen: list[int]) -> Iterator[None]:
+    """Fills a list at Ctrl-C: inside Ray a KeyboardInterrupt may be raised to nobody."""
 
     def note(number: int, frame: FrameType | None) -> None:
         seen.append(number)
@@ -155,7 +156,7 @@ def _interrupts() -> Iterator[list[int]]:
     if is_ours:
         signal.signal(signal.SIGINT, note)
     try:
-        yield seen
+        yield
     finally:
         if is_ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)

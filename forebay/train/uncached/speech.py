@@ -7,9 +7,8 @@ list), and then batches could differ from those of the cache, whose lengths are 
 from __future__ import annotations
 
 import logging
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import groupby
@@ -18,7 +17,6 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from tqdm import tqdm
 
 from forebay.config.tree import Config
 from forebay.errors import SampleError
@@ -27,6 +25,7 @@ from forebay.preprocess.sources.rows import WHOLE_FILE, Manifest, described
 from forebay.preprocess.sources.sparse import sparse_files
 from forebay.preprocess.speech.headers import AudioInfo, parsed_header
 from forebay.preprocess.speech.modality import Speech
+from forebay.progress import Progress
 from forebay.steps.audio.waveform import Decode
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.layout import Array
@@ -126,7 +125,7 @@ class UncachedSpeech(UncachedSource):
         if self._recipe.tokens is None:
             return np.zeros(len(rows), np.int64), rows, failed
         made = self._modality.text_samples(rows, [file.name for file in manifest.files])
-        bar: Iterable[dict[str, Any]] = tqdm(made, total=len(rows), desc="tokenise", file=sys.stderr, disable=None)
+        bar = Progress(len(rows), unit="text", desc="tokenise").over(made)
         counts = np.full(len(rows), -1, np.int64)
         for place, values in enumerate(bar):
             if "failure" in values:
@@ -178,7 +177,7 @@ def exact_lengths(rows: pa.Table, files: Sequence[SourceFile], step: Decode) -> 
     ]
     found = np.full(len(rows), UNKNOWN, np.int64)
     sparse = sparse_files(rows, files)
-    bar = tqdm(total=len(rows), desc="audio headers", file=sys.stderr, disable=None)
+    bar = Progress(len(rows), unit="clip", desc="audio headers")
     with ThreadPoolExecutor(_THREADS) as threads, bar:
         made = threads.map(lambda piece: list(_lengths(piece, files, step, sparse)), pieces)
         for number, lengths in enumerate(made):
