@@ -47,7 +47,7 @@ def test_lines_are_plain_and_no_name_speaks_to_the_terminal(tmp_path: Path, caps
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert "not a cache: evil\\x1b[31m\\nforebay: gone: it has no metadata.json" in out
-    assert f"{made.caches['a'].name}  5 samples" in out
+    assert f"{made.caches['a'].name}\n  5 samples" in out
     assert "not used yet" in out
     assert f"config: {made.toml('a')}" in out
 
@@ -124,7 +124,7 @@ def test_du_counts_a_file_of_several_links_once(tmp_path: Path, capsys: pytest.C
     inodes = {path.stat().st_ino: path.stat().st_size for path in made.root.rglob("*") if path.is_file()}
     assert document["size_bytes"] == document["exclusive_bytes"] == sum(inodes.values())
     assert cli.main(["cache", "du", str(made.root)]) == cli.DONE
-    assert "all caches (2)" in capsys.readouterr().out
+    assert "  caches, 2 " in capsys.readouterr().out
 
 
 def test_a_link_from_outside_of_the_root_is_never_freed(tmp_path: Path) -> None:
