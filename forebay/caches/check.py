@@ -72,7 +72,7 @@ class Checked:
             yield f"  {problem.partition('; run:')[0]}"
         for damage in self.damages:
             yield f"  {damage.words()}"
-        yield f"  run: {self.mend}"
+        yield f"  {'run: ' if self.mend.startswith('forebay') else ''}{self.mend}"
 
 
 @dataclass(kw_only=True)
@@ -121,7 +121,7 @@ def _mend(place: str, report: VerifyReport, *, config: str | None, derived: bool
         again = "then make it of its caches again: forebay cache merge or subset"
         return f"forebay cache rm {from_here(place)} --yes --force; {again}"
     if all("does not belong to this cache" in problem for problem in report.problems):
-        return f"mv with those files: they are not of this cache, and {from_here(place)} itself is whole"
+        return f"move those files out of {from_here(place)}, which itself is whole"
     metadata = any(FILE_NAME in problem for problem in report.problems)
     return f"forebay preprocess {config or 'CONFIG'} --{'rebuild' if metadata else 'verify'}"
 

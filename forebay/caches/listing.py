@@ -11,7 +11,7 @@ from forebay.caches.files import Sizes, sizes_of
 from forebay.caches.survey import KINDS, Item, Survey
 from forebay.caches.wanted import Wanted
 from forebay.caches.words import ago, hours_of, made_of, moment
-from forebay.terminal import table, wrapped
+from forebay.terminal import columns, table, wrapped
 from forebay.visible import from_here, human_bytes, printable
 
 SORTS: Mapping[str, Callable[[Item], Any]] = {
@@ -69,10 +69,10 @@ class ListReport:
 
     def lines(self) -> Iterator[str]:
         """Yields what is printed: its name, what it is, what it was made of, and its configs, for every cache."""
-        caches, now = self._caches(), time.time()
+        caches, now, width = self._caches(), time.time(), columns()
         yield f"{_count(len(caches), 'cache')} in {from_here(self.survey.root.folder)}: {_amount(_all(caches))}"
         for item in caches:
-            yield from self._lines_of(item, now)
+            yield from self._lines_of(item, now, width)
         foreign = self.survey.of("foreign")
         for item in foreign[:_MOST_FOREIGN]:
             yield f"not a cache: {printable(item.name)}: {printable(item.problem)}"
@@ -81,14 +81,15 @@ class ListReport:
         for config, problem in ({} if self.wanted is None else self.wanted.problems).items():
             yield f"{from_here(config)} cannot be read: {printable(problem)}"
 
-    def _lines_of(self, item: Item, now: float) -> Iterator[str]:
+    def _lines_of(self, item: Item, now: float, width: int) -> Iterator[str]:
         metadata = item.document
         hours = hours_of(metadata)
         facts = [_count(int(metadata["num_samples"]), "sample"), *([] if hours is None else [f"{hours:.3g} h"])]
         used = f"used {ago(now - item.used_ns / 1e9)}" if item.is_used else "not used yet"
         yield printable(item.name)
-        yield from wrapped("  ", ", ".join([*facts, _amount(item.sizes), used]))
-        yield from wrapped("  ", f"{made_of(metadata, tokenizers=self._tokenizers)}; made {moment(item.made_ns)}")
+        words = f"{made_of(metadata, tokenizers=self._tokenizers)}; made {moment(item.made_ns)}"
+        for text in (", ".join([*facts, _amount(item.sizes), used]), words):
+            yield from [f"  {text}"] if len(text) < width - 2 else wrapped("  ", text)
         if self.wanted is not None:
             configs = self.wanted.configs_of(item.name)
             reason = self.wanted.kept.get(item.name)

@@ -184,7 +184,7 @@ def _of_plan(item: Item, keys: Collection[str], survey: Survey) -> tuple[bool, s
         return False, f"its cache may lie in {survey.origin}"
     plan: Any = item.document.get("plan")
     named = plan.get("cache_keys") if isinstance(plan, dict) else None
-    if not isinstance(named, list) or any(key in keys for key in named):
+    if not isinstance(named, list) or any(str(key) in keys for key in named):
         return False, "its cache stays"
     return True, "no cache of its key is here"
 

@@ -271,15 +271,17 @@ def _document_of_cache(folder: Path, descriptor: int) -> tuple[Mapping[str, Any]
     version = document.get("format_version")
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise CacheCorruptError(f"format_version is {version}, this forebay reads up to {FORMAT_VERSION}")
-    if "recipe" not in document or document.get("checksum") != checksum(document):
+    if "recipe" not in document or document.get("checksum") != checksum(document, is_parsed=True):
         raise CacheCorruptError(f"its {FILE_NAME} is damaged, or none that forebay writes")
     check_found(folder, document)
+    if type(document.get("num_samples")) is not int:
+        raise CacheCorruptError(f"its {FILE_NAME} does not say how many samples there are")
     return document, made_ns
 
 
 def _document_of_plan(folder: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
     document, made_ns = read_document(descriptor, FILE_NAME)
-    if "plan_key" not in document or document.get("checksum") != checksum(document):
+    if "plan_key" not in document or document.get("checksum") != checksum(document, is_parsed=True):
         raise CacheCorruptError(f"{folder.name} is damaged, or no plan")
     return document, made_ns
 
