@@ -198,6 +198,11 @@ def _prune(options: argparse.Namespace) -> int:
     from forebay.caches.words import parse_age, parse_size
 
     place, named = _divided(options)
+    for text in options.unwanted or ():
+        if Path(text).is_dir():
+            raise ConfigError(
+                f"--unwanted {text} is a folder: name the root before it, or a folder of configs by --configs"
+            )
     files = config_files([*(options.unwanted or ()), *named], below=options.configs)
     rules = Rules(
         older_than_s=None if options.older_than is None else parse_age(options.older_than),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -67,6 +68,9 @@ def test_what_is_no_cache_is_listed_with_its_reason_and_never_followed(
     (made.root / "signed" / "metadata.json").write_text('{"recipe": {}, "checksum": "00"}')
     (made.root / "fifo").mkdir()
     os.mkfifo(made.root / "fifo" / "metadata.json")
+    for name, inside in (("cold", "zarr.json"), ("mirror", "origin.json")):
+        shutil.copytree(made.caches["a"], made.root / name)
+        (made.root / name / inside).write_text("{}")
     document = ls(capsys, made.root)
     assert [row["name"] for row in document["caches"]] == [made.caches["a"].name]  # type: ignore[attr-defined]
     problems = {row["name"]: row["problem"] for row in document["foreign"]}  # type: ignore[attr-defined]
@@ -75,6 +79,8 @@ def test_what_is_no_cache_is_listed_with_its_reason_and_never_followed(
     assert "maximum recursion" in problems["deep"]
     assert "damaged, or none that forebay writes" in problems["signed"]
     assert "no regular file" in problems["fifo"]
+    assert "cold form" in problems["cold"]
+    assert "keeps of a store" in problems["mirror"]
 
 
 def test_sorting_is_by_what_was_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

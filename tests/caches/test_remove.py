@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -92,6 +93,35 @@ def test_a_build_stays_while_a_builder_is_in_it(made: Made) -> None:
         assert "builds" in rm(made, name)[1][name]
     assert rm(made, name) == (0, {})
     assert not folder.exists()
+
+
+def test_a_prepared_build_stays_while_its_parts_work_and_while_jobs_may_come(made: Made) -> None:
+    build = made_build(made.root)
+    folder = made.root / ".building" / f"prepared-{'5' * 16}"
+    folder.mkdir()
+    (folder / "rows.arrow").write_bytes(b"rows")
+    (folder / "prepared.json").write_text(json.dumps({"format": 1, "key": build.name * 4, "files": {"rows.arrow": {}}}))
+    lock, submitted = folder.with_suffix(".lock"), folder.with_suffix(".submitted.json")
+    lock.touch()
+    submitted.write_text("{}")
+    for path in (folder, lock, submitted):
+        age(path, 30)
+    name = f".building/{folder.name}"
+    with Workspace(build).occupied():
+        assert rm(made, name)[1] == {name: f"of its build .building/{build.name}: a builder is in it"}
+    age(build, 30)
+    with open(lock) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert rm(made, name)[1] == {name: "a builder is in it"}
+    with opened_root(made.root) as root:
+        found = survey(root)
+        (item,) = found.of("prepared")
+        assert Guard(survey=found).reason(item) == "jobs of a cluster were submitted for it: --force"
+        os.utime(build / "origin")
+        found = survey(root)
+        assert "within 7 days" in (Guard(survey=found).reason(item) or "")
+    assert rm(made, name) == (0, {})
+    assert [path.exists() for path in (folder, lock, submitted, build)] == [False, False, False, True]
 
 
 def plant_link(folder: Path, outside: Path) -> None:
@@ -214,6 +244,7 @@ def test_a_kill_at_every_step_leaves_the_cache_or_a_leftover_that_goes(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (guards, removal):  # looking through all processes changes nothing
+        monkeypatch.setattr(module, "Processes", lambda root: root)
         monkeypatch.setattr(module, "in_use", lambda *_: None)
     folder, other = made.caches["a"], shape(made.caches["b"])
     outcomes, at = [], 0
