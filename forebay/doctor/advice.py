@@ -213,8 +213,8 @@ def _storage(found: Measured, config: Config) -> Iterator[Advice]:
     yield Advice(
         text=f"the storage of {what} is slow: {fix[0]}",
         line=fix[1],
-        gain=f"a sample takes {ms_text(cold)} from the disk and {ms_text(warm)} from memory; an epoch that does not fit "
-        f"into memory waits {percent(slower)} of its time for the disk",
+        gain=f"a sample takes {ms_text(cold)} from the disk and {ms_text(warm)} from memory; an epoch that does not "
+        f"fit into memory waits {percent(slower)} of its time for the disk",
         sure="extrapolated",
         rank=slower / 2,
     )

@@ -112,7 +112,7 @@ class DoctorReport:
             is_narrow = width < _NARROW
             name_width = 20 if is_narrow else 38
             head = f"{'a run':<{name_width}} {'idle':>6} {'epoch':>8}"
-            yield head if is_narrow else f"{head} {'samples/s':>10}  {'how sure':<12}"
+            yield head if is_narrow else f"{head} {'samples/s':>10}  how sure"
             for each in found.predictions:
                 idle = "?" if each.idle is None else percent(each.idle)
                 name = each.name.replace(" workers", "").replace(" threads", "") if is_narrow else each.name
