@@ -42,6 +42,7 @@ def test_nothing_is_heard_outside_of_the_block(now: list[float]) -> None:
 
 def test_an_error_ends_its_stretch(now: list[float]) -> None:
     found = StageClock()
+
     def broken() -> None:
         with span("read"):
             now[0] += 1
