@@ -37,6 +37,7 @@ def rate(workers: int, *, batch_s: float) -> Rate:
     return Rate(
         workers=workers,
         samples_per_s=10 * max(workers, 1) / batch_s,
+        seconds_per_sample=0.0,
         seconds_per_frame=batch_s / (10 * FRAMES),
         batches=50,
     )

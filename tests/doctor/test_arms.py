@@ -99,7 +99,9 @@ def test_loaders_with_more_threads_than_cores_are_skipped_by_name(speech: tuple[
     found = loaders.cached(speech[0], 0.3)
     assert sorted(found.rates) == [0, 1, 2]
     assert found.skipped == {4: "4 threads on 2 cores"}
-    assert all(rate.samples_per_s > 0 and rate.seconds_per_frame > 0 for rate in found.rates.values())
+    assert all(
+        rate.samples_per_s > 0 and rate.seconds_per_frame + rate.seconds_per_sample > 0 for rate in found.rates.values()
+    )
 
 
 def test_loaders_without_a_cache(speech: tuple[Bench, Made], vision: tuple[Bench, Made]) -> None:
@@ -116,7 +118,7 @@ def test_the_data_loader_makes_the_same_batches(speech: tuple[Bench, Made]) -> N
     batches = list(loaders.loader_over(bench, source, planned, num_threads=0))
     assert len(data) == len(batches)
     for place, wanted in enumerate(batches):
-        made, count, frames = data[place]
+        made, count, frames, _ = data[place]
         assert count == len(wanted["labels"])
         assert frames > 0
         assert all(torch.equal(made[name], value) for name, value in wanted.items())
