@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ class Overview:
     chosen: Sequence[Chosen]
     how: str
 
-    @property
+    @cached_property
     def rows(self) -> Rows:
         """The rows of the table of samples."""
         return Rows(columns=self.columns, doubts=self.doubts)

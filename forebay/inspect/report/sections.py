@@ -311,12 +311,12 @@ def rows_section(overview: Overview, *, note: str) -> Html:
     heads = [
         tag(
             "th",
-            tag("button", name, type="button", data_column=i),
+            tag("button", column.name, type="button", data_column=i),
             scope="col",
-            class_="n" if is_number else None,
+            class_="n" if column.is_number else None,
             aria_sort="none",
         )
-        for i, (name, is_number) in enumerate(overview.rows.names)
+        for i, column in enumerate(overview.rows.shown)
     ]
     search = tag(
         "input",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from forebay.inspect.report import sections
 from forebay.inspect.report.card_page import card_element
@@ -50,12 +51,17 @@ def _document(overview: Overview, cards: Sequence[Html], *, most_rows: int) -> s
     names = set(shown)
     body = body_of(overview, cards, link=lambda index: _link(overview, index, is_shown=index in names), note=note)
     data = {
-        "columns": [{"name": name, "number": is_number} for name, is_number in overview.rows.names],
+        "columns": columns_json(overview),
         "languages": overview.columns.languages[0][:500],
         "rows": overview.rows.of(listed),
         "cards": shown,
     }
     return page(f"{overview.facts['name']}: forebay report", body, data=data)
+
+
+def columns_json(overview: Overview) -> list[dict[str, Any]]:
+    """Returns the columns of the table as the script reads them."""
+    return [{"name": column.name, "number": column.is_number} for column in overview.rows.shown]
 
 
 def _link(overview: Overview, index: int, *, is_shown: bool) -> Html:
