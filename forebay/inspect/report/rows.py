@@ -31,13 +31,14 @@ _MAX_KEPT = 12
 class Column:
     """One column of the table. cells: gives what a page shows of samples by their indices.
 
-    key: gives float64 [num_samples], by which rows are sorted; NaN stands last.
+    key: gives float64 [num_samples], by which rows are sorted; NaN stands last. places: of numbers behind the point.
     """
 
     name: str
     is_number: bool
     cells: Callable[[Array], list[Any]]
     key: Callable[[], Array]
+    places: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +127,7 @@ def _number(name: str, values: Array, *, places: int) -> Column:
         found = values[where].tolist()
         return found if not places else [round(value, places) if np.isfinite(value) else None for value in found]
 
-    return Column(name=name, is_number=True, cells=cells, key=lambda: values.astype(np.float64))
+    return Column(name=name, is_number=True, cells=cells, key=lambda: values.astype(np.float64), places=places)
 
 
 def _texts(column: pa.ChunkedArray, where: Array, *, limit: int) -> list[str]:

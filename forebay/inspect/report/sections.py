@@ -36,10 +36,19 @@ def hero(overview: Overview) -> Html:
             f" sealed {overview.sealed}" if overview.sealed else None,
             class_="key",
         ),
+        tag("p", ". ".join(_lead(facts)), class_="lead"),
         tag("dl", [_figure(*figure) for figure in _figures(overview)], class_="figures"),
         class_="hero",
         id="top",
     )
+
+
+def _lead(facts: Mapping[str, Any]) -> Iterable[str]:
+    """Yields what a sample holds, in words."""
+    lines = dict(recipe_lines(facts["recipe"]))
+    for section in ("audio", "vision", "text"):
+        if section in lines:
+            yield shortened(lines[section][:1].upper() + lines[section][1:], 400)
 
 
 def _figure(name: str, value: str) -> Html:
@@ -185,8 +194,9 @@ def _misfits(overview: Overview, link: Any) -> Html:
     )
     count = f"{len(misfits):,} samples." if len(misfits) else "None found."
     more = len(misfits) - len(rows)
-    rest = tag("p", f"and {more:,} more, farther inside", class_="note") if more > 0 else None
+    rest = tag("p", f"and {more:,} more, nearer to the rest", class_="note") if more > 0 else None
     shown = table(["sample", "characters/s", "deviations"], rows) if rows else None
+    hint = tag("p", tag("code", "--worst"), " shows them above.", class_="note") if rows else None
     return tag(
         "div",
         tag("h3", "Transcripts that do not fit"),
@@ -194,6 +204,7 @@ def _misfits(overview: Overview, link: Any) -> Html:
         tag("p", about, class_="note"),
         shown,
         rest,
+        hint,
         class_="panel",
     )
 

@@ -61,7 +61,9 @@ def _document(overview: Overview, cards: Sequence[Html], *, most_rows: int) -> s
 
 def columns_json(overview: Overview) -> list[dict[str, Any]]:
     """Returns the columns of the table as the script reads them."""
-    return [{"name": column.name, "number": column.is_number} for column in overview.rows.shown]
+    return [
+        {"name": column.name, "number": column.is_number, "places": column.places} for column in overview.rows.shown
+    ]
 
 
 def _link(overview: Overview, index: int, *, is_shown: bool) -> Html:
