@@ -36,19 +36,22 @@ def hero(overview: Overview) -> Html:
             f" sealed {overview.sealed}" if overview.sealed else None,
             class_="key",
         ),
-        tag("p", ". ".join(_lead(facts)), class_="lead"),
+        tag("p", _lead(overview), class_="lead"),
         tag("dl", [_figure(*figure) for figure in _figures(overview)], class_="figures"),
         class_="hero",
         id="top",
     )
 
 
-def _lead(facts: Mapping[str, Any]) -> Iterable[str]:
-    """Yields what a sample holds, in words."""
-    lines = dict(recipe_lines(facts["recipe"]))
-    for section in ("audio", "vision", "text"):
-        if section in lines:
-            yield shortened(lines[section][:1].upper() + lines[section][1:], 400)
+def _lead(overview: Overview) -> str:
+    """Returns what a sample holds, in a sentence."""
+    recipe = overview.facts["recipe"]
+    lines = dict(recipe_lines(recipe))
+    parts = [lines[section].replace("; ", ", ") for section in ("audio", "vision") if section in lines]
+    text = recipe.get("text")
+    if text is not None:
+        parts.append(f"texts under the prompt {text.get('prompt', 'unknown')}")
+    return shortened("; ".join(parts), 400)
 
 
 def _figure(name: str, value: str) -> Html:
