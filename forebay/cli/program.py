@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from forebay.cli.build import add_evalset, add_index, add_key, add_preprocess, add_status
 from forebay.cli.caches import add_cache
+from forebay.cli.completion import add_completion
 from forebay.cli.explain import add_explain
 from forebay.cli.fetch import add_fetch
 from forebay.cli.look import add_export, add_inspect
@@ -141,4 +142,5 @@ def make_parser() -> argparse.ArgumentParser:
     add_fetch(commands)
     add_evalset(commands)
     add_explain(commands)
+    add_completion(commands, program=make_parser)
     return parser
