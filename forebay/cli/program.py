@@ -149,6 +149,4 @@ def make_parser() -> argparse.ArgumentParser:
     add_evalset(commands)
     add_completion(commands, program=make_parser)
     add_explain(commands)
-    add_explain(commands)
-    add_completion(commands, program=make_parser)
     return parser

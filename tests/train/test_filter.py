@@ -168,7 +168,10 @@ def test_a_state_of_another_filter_is_refused_by_its_name(corpus: Corpus, tmp_pa
     others = [loader(listed(tmp_path, "drop_ids", some[:3])), loader("filter.quota={language=3}")]
     for state in states:
         for other in others:
-            with pytest.raises(ResumeError, match=r"loader state: .* \[filter\] is another one \(key \w+ in the state, \w+ here\): its where"):
+            with pytest.raises(
+                ResumeError,
+                match=r"loader state: .* \[filter\] is another one \(key \w+ in the state, \w+ here\): its where",
+            ):
                 other.load_state_dict(state)
     with pytest.raises(ResumeError, match=r"\[filter\] is another one"):
         loader().load_state_dict(states[1])
