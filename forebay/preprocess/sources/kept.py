@@ -193,7 +193,8 @@ def _kind(part: pa.ChunkedArray) -> pa.DataType:
     if not pc.all(pc.match_substring_regex(texts, _NUMBERS)).as_py():
         return TEXT
     values = pc.cast(texts, NUMBER)
-    return NUMBER if pc.all(pc.is_finite(values)).as_py() else TEXT
+    is_held = pc.or_(pc.less_equal(pc.abs(values), _EXACT), pc.invert(pc.match_substring_regex(texts, _INTEGERS)))
+    return NUMBER if pc.all(pc.and_(pc.is_finite(values), is_held)).as_py() else TEXT
 
 
 def _are_floats(part: pa.ChunkedArray) -> bool:
