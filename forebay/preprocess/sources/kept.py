@@ -30,8 +30,8 @@ PART_TYPES = (UNTYPED, TEXT, INTEGER, NUMBER, NOTHING)
 """What a part of a column may be: `UNTYPED` is the text of a CSV, of which nobody has said what it stands for."""
 
 _DTYPES = {TEXT: "str", INTEGER: "int64", NUMBER: "float64"}
-_EXACT = 1 << 53
-"""Integers up to here are floats too."""
+_EXACT = (1 << 53) - 1
+"""Integers up to here are floats too, and no float stands for two of them."""
 _DECIMALS = 15
 """Digits of a decimal that a float64 gives back."""
 _LONGEST = 18
