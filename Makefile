@@ -49,6 +49,7 @@ format: $(INSTALLED)
 
 config-docs: $(INSTALLED)
 	$(BIN)/python docs/make_config.py
+	cp docs/when-things-go-wrong.md forebay/
 
 bench: $(INSTALLED)
 	@for name in $(BENCHMARKS); do echo "== $$name"; $(PINNED) $(BIN)/python -m benchmarks.$$name || exit 1; done
@@ -78,7 +79,7 @@ wheel: $(INSTALLED)
 
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,lora,gpu,report,hf,remote,ray,zarr,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,lora,gpu,report,hf,remote,ray,zarr,completion,dev]'
 	touch $(INSTALLED)
 
 $(PEERS_INSTALLED): constraints.txt benchmarks/requirements-peers.txt benchmarks/requirements-peers-alone.txt

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
+from forebay.progress import Progress
+
 settings.register_profile("forebay", deadline=None, derandomize=False)
 settings.load_profile("forebay")
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines are as wide as in a file, whatever terminal the tests run in."""
+    monkeypatch.setenv("COLUMNS", "100")
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +27,19 @@ def _levels_of_the_commands() -> Iterator[None]:
     yield
     for name in ("forebay", "forebay.train"):
         logging.getLogger(name).setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every bar says at its end, as a plain line on standard error, how far it came: quick work shows none."""
+    close = Progress.close
+
+    def closed(self: Progress) -> None:
+        if self.is_shown:
+            print(self.line(), file=sys.stderr)
+        close(self)
+
+    monkeypatch.setattr(Progress, "close", closed)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
@@ -12,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from tqdm import tqdm
 
 from forebay.errors import CacheCorruptError, ConfigError
 from forebay.export.parquet import write_parquet
 from forebay.export.samples import Samples, selected
 from forebay.export.webdataset import write_webdataset
+from forebay.progress import Progress
 from forebay.store.cache import Cache
 from forebay.store.files import write_aside
 from forebay.store.filling import Entry, Filling, Summed, filling
@@ -148,7 +147,7 @@ def _fill(folder: Filling, samples: Samples, options: ExportOptions) -> None:
     known = {entry["start"]: entry for entry in folder.finished}
     folder.finished.clear()
     start = 0
-    with tqdm(total=len(samples), unit="sample", desc="export", disable=not options.progress, file=sys.stderr) as bar:
+    with Progress(len(samples), unit="sample", desc="export", is_shown=options.progress) as bar:
         while start < len(samples):
             entry = known.get(start)
             if entry is None:
@@ -160,7 +159,7 @@ def _fill(folder: Filling, samples: Samples, options: ExportOptions) -> None:
             start = entry["stop"]
 
 
-def _written(folder: Filling, samples: Samples, options: ExportOptions, start: int, bar: Any) -> Entry:
+def _written(folder: Filling, samples: Samples, options: ExportOptions, start: int, bar: Progress) -> Entry:
     extension, write = _FORMS[options.form]
     metadata = samples.cache.metadata
     stem = "-".join(member_key(str(metadata[name])) for name in ("name", "split") if metadata.get(name))

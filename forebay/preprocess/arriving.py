@@ -6,7 +6,6 @@ import functools
 import logging
 import os
 import queue
-import sys
 import threading
 import time
 from collections import deque
@@ -15,12 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from tqdm import tqdm
-
 from forebay.config.data import SourceConfig
 from forebay.config.remote import GB
 from forebay.errors import ForebayError
 from forebay.preprocess.pool import Map
+from forebay.progress import Progress
 from forebay.store.memo import SIZE
 from forebay.store.remote.node.room import gb
 from forebay.store.remote.raw.origin import Place, forget
@@ -96,7 +94,7 @@ class Arriving(Generic[T]):
         self._needs, self._total = needs, total
         self._count, self._bytes = 0, 0
         self._lock = threading.Lock()
-        self._bar: Any = None
+        self._bar: Progress | None = None
 
     def ahead_of(self, tasks: Iterable[T]) -> Iterator[T]:
         """Yields the tasks in their order."""
@@ -146,9 +144,8 @@ class Arriving(Generic[T]):
         with self._lock:
             self._count, self._bytes = self._count + 1, self._bytes + size_bytes
             if self._bar is None:
-                form = "{desc}: {n:,}/{total:,} files, {postfix} [{elapsed}<{remaining}]"
-                self._bar = tqdm(total=self._total, desc="sources", bar_format=form, file=sys.stderr, disable=None)
-            self._bar.set_postfix_str(f"{self._bytes / GB:.1f} GB", refresh=False)
+                self._bar = Progress(self._total, desc="sources", unit="file")
+            self._bar.say(f"{self._bytes / GB:.1f} GB")
             self._bar.update()
 
     def _may_wait(self, waiting: Sequence[tuple[T, list[_Download]]]) -> bool:

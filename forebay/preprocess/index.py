@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.url import is_url
 from forebay.errors import ForebayError, ManifestError, TarError
 from forebay.preprocess.pool import Pool, WorkerDied
+from forebay.progress import Progress
 from forebay.store.remote.raw.sources import (
     at_hand,
     files_below,
@@ -100,19 +100,17 @@ def index_tars(
     Tars whose index is current are not read again. A tar that fails costs that tar. export: writes `<tar>.index.json`
     beside every tar, too. progress: a bar and the failures on standard error.
     """
-    from tqdm import tqdm
-
     tars = [os.fspath(path) for path in paths]
     root = os.fspath(cache_root)
     report = IndexReport()
     task = functools.partial(_index_one, cache_root=root, export=export)
-    with tqdm(total=len(tars), unit="tar", desc="index", disable=not progress, file=sys.stderr) as bar:
+    with Progress(len(tars), unit="tar", desc="index", is_shown=progress) as bar:
         for outcome in _run(task, tars, num_workers):
             _count(report, outcome)
-            bar.set_postfix_str(f"{report.members} members, {len(report.failed)} failed", refresh=False)
+            bar.say(f"{report.members} members, {len(report.failed)} failed")
             bar.update()
             if outcome.error and progress:
-                bar.write(f"failed: {shown(outcome.path)}: {outcome.error}", file=sys.stderr)
+                bar.print(f"failed: {shown(outcome.path)}: {outcome.error}")
     failed = {path for path, _ in report.failed}
     for path in tars:
         if shown(path) not in failed and not is_indexed(path, cache_root=root):
@@ -138,7 +136,9 @@ def tars_of(manifest: str | os.PathLike[str]) -> list[str]:
         named = (named_path(name, path.parent, named_in=path) for name in names)
         found = list(dict.fromkeys(str(name) if place_of(name) else os.path.normpath(name) for name in named))
     if not found:
-        raise ManifestError(f"{path} names no tar; give a parquet or TSV manifest, a tar, or a folder of tars")
+        raise ManifestError(
+            f"{path} names no tar; give a parquet or TSV manifest, a tar, or a folder of tars", code="FB205"
+        )
     return found
 
 
@@ -180,7 +180,9 @@ def _run(task: functools.partial[_Outcome], paths: Sequence[str], num_workers: i
             for _, outcome in pool.run(task, paths):
                 yield outcome
         except WorkerDied as err:
-            raise TarError(f"indexing {err.task} ended its process ({err}); run: forebay index {err.task}") from err
+            raise TarError(
+                f"indexing {err.task} ended its process ({err}); run: forebay index {err.task}", code="FB302"
+            ) from err
 
 
 def _count(report: IndexReport, outcome: _Outcome) -> None:
@@ -221,9 +223,9 @@ def _tsv_names(path: Path) -> list[str]:
                 if line.strip():
                     names[line.split("\t", 1)[0].rstrip("\n")] = None
     except OSError as err:
-        raise ManifestError(f"cannot read manifest {path}: {err.strerror}; check the path") from err
+        raise ManifestError(f"cannot read manifest {path}: {err.strerror}; check the path", code="FB201") from err
     except UnicodeDecodeError as err:
         raise ManifestError(
-            f"manifest {path} is neither a parquet file nor UTF-8 text ({err}); check the path"
+            f"manifest {path} is neither a parquet file nor UTF-8 text ({err}); check the path", code="FB205"
         ) from err
     return list(names)

@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from forebay.errors import BuildError
+from forebay.progress import Progress
+from forebay.store.memo import hash_now
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -60,6 +62,8 @@ PINNED = dict.fromkeys(
 
 class WorkerDied(BuildError):  # noqa: N818  it is caught by name where the sample is known
     """A worker died twice over one task; `task` and `position` (the row it was at) say where."""
+
+    code = "FB302"
 
     def __init__(self, task: Any, position: int, status: int) -> None:
         super().__init__(f"a worker process died twice over one task ({_status_text(status)})")
@@ -110,9 +114,16 @@ class Pool:
         self._workers.clear()
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """Returns `function(item)` of every item, in their order. Raises WorkerDied, see `run`."""
+        """Returns `function(item)` of every item, in their order. Raises WorkerDied, see `run`.
+
+        Shows how many are done: what it is used for is the look at all sources.
+        """
+        items = list(items)
+        name = "hash" if function is hash_now else "sources"
         try:
-            results: dict[int, R] = dict(result for _, result in self.run(_Numbered(function), enumerate(items)))
+            with Progress(len(items), desc=name, unit="file") as bar:
+                done = bar.over(self.run(_Numbered(function), enumerate(items)))
+                results: dict[int, R] = dict(result for _, result in done)
         except WorkerDied as err:
             err.task = err.task[1]
             raise

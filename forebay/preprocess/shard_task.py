@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from tqdm import tqdm
 
 from forebay.errors import BuildError
 from forebay.preprocess.modality import Modality
@@ -21,6 +19,7 @@ from forebay.preprocess.sources.rows import reduced
 from forebay.preprocess.stage.stage import Stage
 from forebay.preprocess.unchanged import unchanged_stats
 from forebay.preprocess.workspace import Failure, Receipt, load_receipt, save_receipt
+from forebay.progress import Progress
 from forebay.store.layout import Group
 from forebay.store.shard import shard_fields, write_shard
 from forebay.store.shared_disk import lock_for_work
@@ -102,7 +101,8 @@ def _rows_of_listed_bytes(task: ShardTask) -> Made:
             return made
     raise BuildError(
         f"{task.files[0].path}, or another file of its shard, was touched each of {_ATTEMPTS} times that it was read; "
-        "finished shards are kept; wait until nothing writes to it, then run: forebay preprocess CONFIG"
+        "finished shards are kept; wait until nothing writes to it, then run: forebay preprocess CONFIG",
+        code="FB303",
     )
 
 
@@ -139,8 +139,8 @@ def _lock(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-class Progress:
-    """A tqdm bar on standard error; a row counts when its shard is finished.
+class BuildProgress:
+    """How far the shards of a build are; a row counts when its shard is finished.
 
     One bar: where media are made they take the time, and a second bar would have to move the cursor of the terminal.
     """
@@ -150,11 +150,11 @@ class Progress:
         self._counted: Group = "media" if rows.get("media") else "text"
         unit = media_unit if self._counted == "media" else "text"
         total = rows[self._counted]
-        self._bar = tqdm(total=total, unit=unit, desc="preprocess", disable=not (shown and total), file=sys.stderr)
+        self._bar = Progress(total, unit=unit, desc="preprocess", is_shown=shown)
         self._hours = 0.0
         self._failed = 0
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> BuildProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -168,4 +168,4 @@ class Progress:
         if task.group == self._counted:
             self._bar.update(len(task.rows))
         hours = f"{self._hours:.2f} h, " if self._hours else ""
-        self._bar.set_postfix_str(f"{hours}{self._failed} left out", refresh=False)
+        self._bar.say(f"{hours}{self._failed} left out")

@@ -19,6 +19,7 @@ import numpy as np
 
 from forebay.config.tree import Config
 from forebay.errors import RemoteDeniedError
+from forebay.progress import Progress
 from forebay.store.files import hash_opened, write_bytes
 from forebay.store.remote.raw.sources import place_of, source_stat, stat_of_status
 
@@ -98,7 +99,10 @@ class Memo:
         results = [self._known(path) for path in paths]
         missing = [i for i, result in enumerate(results) if result is None]
         if missing:
-            for i, hashed in zip(missing, map_(hash_now, [paths[i] for i in missing]), strict=True):
+            found = map_(hash_now, [paths[i] for i in missing])
+            if map_ is map:  # others show it themselves
+                found = Progress(len(missing), desc="hash", unit="file").over(found)
+            for i, hashed in zip(missing, found, strict=True):
                 self._entries[_anywhere(hashed.stat)] = results[i] = hashed
                 if (twin := _etag_stat(paths[i])) is not None and hashed.stat == stat_now(paths[i]):
                     self._entries[twin] = replace(hashed, stat=twin)

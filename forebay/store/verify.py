@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from forebay.errors import CacheCorruptError, CacheError
+from forebay.progress import Progress
 from forebay.store.cache import Cache, open_cache
 from forebay.store.held import AnyFile
 from forebay.store.metadata import check_file
@@ -86,11 +86,9 @@ def _check_all(folder: Path, *, hashing: bool, progress: bool) -> VerifyReport:
     return report
 
 
-def _bar(cache: Cache, *, progress: bool) -> Any:
-    from tqdm import tqdm
-
+def _bar(cache: Cache, *, progress: bool) -> Progress:
     total = sum(int(entry["size_bytes"]) for _, entry in cache.files())
-    return tqdm(total=total, unit="B", unit_scale=True, desc="verify", disable=not progress, file=sys.stderr)
+    return Progress(total, unit="B", desc="verify", is_shown=progress)
 
 
 def _check_objects(bucket: Bucket, cache: Cache, report: VerifyReport, *, hashing: bool, progress: bool) -> None:

@@ -46,6 +46,7 @@ def test_every_tar_is_indexed_once(tars: list[str], tmp_path: Path, num_workers:
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.usefixtures("bars")
 def test_a_tar_that_fails_costs_that_tar(
     tars: list[str], tmp_path: Path, num_workers: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -62,7 +63,8 @@ def test_a_tar_that_fails_costs_that_tar(
     out, err = capfd.readouterr()
     assert out == ""
     assert "1.tar is no tar" in err
-    assert "2 failed" in err
+    assert "index: 5/5 tars" in err
+    assert "7 members, 2 failed" in err
     assert json.loads(json.dumps(report.to_json()))["refused"] == 1
 
 

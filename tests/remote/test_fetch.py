@@ -810,6 +810,7 @@ def test_a_tar_that_is_none_is_named_as_it_is_called(bucket: Emptied, tmp_path: 
 # The command
 
 
+@pytest.mark.usefixtures("bars")
 def test_the_command(url: Url, tmp_path: Path, capsys: pytest.CaptureFixture[str], proxy: Proxy) -> None:
     out = tmp_path / "out"
     assert main(["fetch", f"{url}/", "--output", str(out), "--prefix", "hi_", "--no-progress", "--json"]) == 0
@@ -820,6 +821,6 @@ def test_the_command(url: Url, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["fetch", str(url), "--output", str(out)]) == 1
     said = capsys.readouterr()
     assert "refused: bn_eval.tarx: " in said.out
-    assert "3/4 files" in said.err
+    assert "fetch: 3/4 files: " in said.err
     assert main(["fetch", str(url), "--output", str(out), "--max-size-gb", "0"]) == 2
     assert "--max-size-gb is 0.0, wanted more than 0" in capsys.readouterr().err

@@ -16,14 +16,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from forebay.config.data import SOURCE_KINDS
 from forebay.config.tree import Config
@@ -36,6 +33,7 @@ from forebay.preprocess.pool import Pool, WorkerDied
 from forebay.preprocess.prepared import load as load_prepared
 from forebay.preprocess.speech.modality import DurationLimits, Speech
 from forebay.preprocess.unchanged import require_unchanged
+from forebay.progress import Progress
 from forebay.steps.audio.waveform import Decode
 from forebay.steps.recipe import AnyRecipe, Recipe, recipe_of
 from forebay.store.files import write_aside
@@ -176,19 +174,19 @@ def _fill(
     done = {entry["language"] for entry in folder.finished}
     waiting = [draw for draw in draws if draw.language not in done]
     number = options.per_language + max(_SPARE, options.per_language // 4)
-    bar = tqdm(total=len(draws), unit="set", desc="evalset", disable=not options.progress, file=sys.stderr)
+    bar = Progress(len(draws), unit="set", desc="evalset", is_shown=options.progress)
     with bar:
-        bar.update(len(done))
+        bar.update(len(done), is_kept=True)
         while waiting:
             tasks = (_task(config, options, listing, draw, number) for draw in waiting)
             try:
                 short = _made(folder, pool.run(make_tar, tasks), bar)
             except WorkerDied as err:
-                raise BuildError(_death(config, err)) from err
+                raise BuildError(_death(config, err), code="FB302") from err
             waiting, number = [draw for draw in waiting if draw.language in short], 2 * number
 
 
-def _made(folder: Filling, results: Iterator[tuple[TarTask, Entry | None]], bar: Any) -> list[str | None]:
+def _made(folder: Filling, results: Iterator[tuple[TarTask, Entry | None]], bar: Progress) -> list[str | None]:
     """Notes the tars that are made, and returns the languages that had too few candidates."""
     short = []
     for task, entry in results:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from forebay.config.url import is_url, url_or_path
 from forebay.errors import CacheError, CacheMismatchError, ConfigError
 from forebay.preprocess.many.combine import Linked
+from forebay.progress import Progress
 from forebay.store.cache import Cache
 from forebay.store.files import require_writable
 from forebay.store.key import SHORT
@@ -87,16 +87,15 @@ def _is_there(folder: Path, key: str) -> bool:
     found = f"the cache of key {standing[:SHORT]}" if standing else "no sealed cache"
     raise CacheMismatchError(
         f"--out {folder} is there and is {found}, wanted the cache of key {key[:SHORT]}; name another folder, or "
-        "remove that one"
+        "remove that one",
+        code="FB115",
     )
 
 
 def _check(linked: Linked, *, progress: bool) -> None:
     """Raises CacheCorruptError where a shard is not, byte for byte, what was sealed."""
-    from tqdm import tqdm
-
     files = [pair for _, _, entries in linked.shards for pair in entries]
-    bar = tqdm(total=linked.size_bytes, unit="B", unit_scale=True, desc="hash", disable=not progress, file=sys.stderr)
+    bar = Progress(linked.size_bytes, unit="B", desc="hash", is_shown=progress)
 
     def check(file: tuple[Path, ShardEntry]) -> None:
         check_shard(*file)

@@ -77,9 +77,9 @@ class Ray:
         What is in flight is cancelled when this ends early.
         """
         call = self._ray.remote(num_cpus=1, max_retries=_MAX_RETRIES, retry_exceptions=False)(_by_value())
-        left, running = iter(tasks), dict[Any, T]()
+        left, running, seen = iter(tasks), dict[Any, T](), list[int]()
         try:
-            with _interrupts() as seen:
+            with _interrupts(seen):
                 while not seen:
                     for task in itertools.islice(left, max(0, self._room() - len(running))):
                         running[call.remote(__version__, pickle.dumps((function, task)))] = task
@@ -93,7 +93,9 @@ class Ray:
             raise KeyboardInterrupt
         finally:
             # A generator may be closed after the block has ended: what is asked of Ray then would start it again.
-            for reference in running if self._ray.is_initialized() and not self._is_lost else ():
+            # Ctrl-C ends the connection, and its tasks with it: Ray dies now and then of a cancelled task that is done.
+            is_asked = self._ray.is_initialized() and not self._is_lost and not (seen and self._is_ours)
+            for reference in running if is_asked else ():
                 with contextlib.suppress(self._ray.exceptions.RayError):
                     self._ray.cancel(reference, force=True)
 
@@ -118,7 +120,8 @@ class Ray:
                 raise BuildError(
                     f"the head node of the Ray cluster has not answered at {self._head[0]}:{self._head[1]} for "
                     f"{now_s - self._answered_s:.0f} s ({err.strerror or err}); finished shards are kept; start the "
-                    "cluster again (ray start --head), then run the command again"
+                    "cluster again (ray start --head), then run the command again",
+                    code="FB309",
                 ) from err
             return False
         self._answered_s = now_s
@@ -131,7 +134,8 @@ class Ray:
             why = " ".join(str(err).split())
             raise BuildError(
                 f"Ray gave up the {task} after {_MAX_RETRIES + 1} tries ({type(err).__name__}: {why}); finished shards "
-                "are kept; see what its nodes ran out of (ray status, ray logs), then run the command again"
+                "are kept; see what its nodes ran out of (ray status, ray logs), then run the command again",
+                code="FB302",
             ) from err
         if kind == "done":
             return value
@@ -142,9 +146,8 @@ class Ray:
 
 
 @contextlib.contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """Yields a list that is no longer empty after Ctrl-C: inside Ray a KeyboardInterrupt may be raised to nobody."""
-    seen: list[int] = []
+def _interrupts(seen: list[int]) -> Iterator[None]:
+    """Fills a list at Ctrl-C: inside Ray a KeyboardInterrupt may be raised to nobody."""
 
     def note(number: int, frame: FrameType | None) -> None:
         seen.append(number)
@@ -155,7 +158,7 @@ def _interrupts() -> Iterator[list[int]]:
     if is_ours:
         signal.signal(signal.SIGINT, note)
     try:
-        yield seen
+        yield
     finally:
         if is_ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -181,7 +184,9 @@ def _by_value() -> Callable[[str, bytes], bytes]:
             ) from err
         if __version__ != version:
             refused = BuildError(
-                f"node {host} has forebay {__version__}, and the driver has {version}: install one version on all nodes"
+                f"node {host} has forebay {__version__}, and the driver has {version}: install one version on "
+                "all nodes",
+                code="FB309",
             )
             return pickle.dumps((host, "raised", refused))
         return child.answer(payload)

@@ -7,18 +7,17 @@ list), and then batches could differ from those of the cache, whose lengths are 
 from __future__ import annotations
 
 import logging
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from itertools import groupby
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from tqdm import tqdm
 
 from forebay.config.tree import Config
 from forebay.errors import SampleError
@@ -28,6 +27,7 @@ from forebay.preprocess.sources.rows import WHOLE_FILE, Manifest, described
 from forebay.preprocess.sources.sparse import sparse_files
 from forebay.preprocess.speech.headers import AudioInfo, parsed_header
 from forebay.preprocess.speech.modality import Speech
+from forebay.progress import Progress
 from forebay.steps.audio.waveform import Decode
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.layout import Array
@@ -100,11 +100,20 @@ class UncachedSpeech(UncachedSource):
     def _texts(self) -> Iterator[Mapping[str, Any]]:
         return iter(self._modality.text_samples(self._rows, self._names))
 
+    def _row_columns(self) -> dict[str, Callable[[], Any]]:
+        made = super()._row_columns()
+        # A cache has no null here.
+        made |= {name: partial(self._filled, name) for name in ("language", "prompt")}
+        return made | {"source": lambda: self._file_names("file")}
+
     def _counted(self) -> Mapping[str, Array]:
         if not self._recipe.has_audio:
             return {"num_tokens": self.lengths["num_tokens"]}
         seconds = np.asarray(self.lengths["num_audio_samples"]) / self._recipe.decode.sample_rate_hz
         return {"duration_s": seconds, **self.lengths}
+
+    def _filled(self, name: str) -> pa.ChunkedArray:
+        return pc.fill_null(self._rows[name], "")
 
     def _candidates(self, index: int) -> Iterator[int]:
         return ((index + step) % len(self) for step in range(len(self)))
@@ -141,7 +150,7 @@ class UncachedSpeech(UncachedSource):
         if self._recipe.tokens is None:
             return np.zeros(len(rows), np.int64), rows, failed
         made = self._modality.text_samples(rows, [file.name for file in manifest.files])
-        bar: Iterable[dict[str, Any]] = tqdm(made, total=len(rows), desc="tokenise", file=sys.stderr, disable=None)
+        bar = Progress(len(rows), unit="text", desc="tokenise").over(made)
         counts = np.full(len(rows), -1, np.int64)
         for place, values in enumerate(bar):
             if "failure" in values:
@@ -193,7 +202,7 @@ def exact_lengths(rows: pa.Table, files: Sequence[SourceFile], step: Decode) -> 
     ]
     found = np.full(len(rows), UNKNOWN, np.int64)
     sparse = sparse_files(rows, files)
-    bar = tqdm(total=len(rows), desc="audio headers", file=sys.stderr, disable=None)
+    bar = Progress(len(rows), unit="clip", desc="audio headers")
     with ThreadPoolExecutor(_THREADS) as threads, bar:
         made = threads.map(lambda piece: list(_lengths(piece, files, step, sparse)), pieces)
         for number, lengths in enumerate(made):

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from tqdm import tqdm
 
 from forebay.config.tree import Config
 from forebay.errors import SampleError
@@ -31,6 +29,7 @@ from forebay.preprocess.sources.vision.part import flattened
 from forebay.preprocess.vision.headers import conversation_rows, images_of, media_rows
 from forebay.preprocess.vision.modality import Vision
 from forebay.preprocess.vision.samples import MEDIA_ROWS
+from forebay.progress import Progress
 from forebay.steps.recipe import VisionRecipe, recipe_of
 from forebay.store.files import hash_file, write_bytes
 from forebay.store.image.codec import FIELDS, StoredImages
@@ -117,6 +116,9 @@ class UncachedVision(UncachedSource):
         # The media rows of a vision cache are images.
         return [spec.name for spec in self.fields.values() if (spec.role, spec.group) == ("table", "text")]
 
+    def _row_columns(self) -> dict[str, Callable[[], Any]]:
+        return super()._row_columns() | {"source": lambda: self._file_names("group")}
+
     def _candidates(self, index: int) -> Iterator[int]:
         """The sample itself, then those behind it, around the end, that need no more room."""
         yield index
@@ -182,7 +184,7 @@ def conversations(config: Config, modality: Vision, *, recipe_key: str) -> Conve
 
 
 def _with_progress(function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Any]:
-    yield from tqdm(map(function, tasks), total=len(tasks), desc="image headers", file=sys.stderr, disable=None)
+    yield from Progress(len(tasks), unit="file", desc="image headers").over(map(function, tasks))
 
 
 def _measured(modality: Vision, manifest: Manifest) -> Conversations:
@@ -190,7 +192,7 @@ def _measured(modality: Vision, manifest: Manifest) -> Conversations:
     rows, failed = manifest.rows, Counter(manifest.counts()["failed"])
     names = [file.name for file in manifest.files]
     counts = np.zeros(len(rows), np.int32)
-    with tqdm(total=len(rows), desc="tokenise", file=sys.stderr, disable=None) as bar:
+    with Progress(len(rows), unit="text", desc="tokenise") as bar:
         for start in range(0, len(rows), _PIECE):
             part = conversation_rows(manifest, rows.slice(start, _PIECE))
             for place, sample in enumerate(modality.text_samples(part, names), start):

@@ -303,7 +303,8 @@ def _say(server: socket.socket, what: Any) -> None:
 
 
 def test_an_interrupt_that_nobody_caught_is_not_lost() -> None:
-    with runner_ray._interrupts() as seen:
+    seen: list[int] = []
+    with runner_ray._interrupts(seen):
         with pytest.raises(KeyboardInterrupt, match=r"^$"):
             signal.raise_signal(signal.SIGINT)
         assert seen == [signal.SIGINT]

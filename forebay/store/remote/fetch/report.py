@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import threading
 import time
 from collections import Counter
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
 
+from forebay.progress import Progress
 from forebay.visible import from_here, human_bytes
 
 Kind = Literal["moved", "kept"]
@@ -86,8 +86,6 @@ class Count:
     """Counts files and bytes, and shows a bar. Threads share it."""
 
     def __init__(self, num_files: int, total_bytes: int, *, progress: bool) -> None:
-        from tqdm import tqdm
-
         self.num_files, self.total_bytes = num_files, total_bytes
         self.files: Counter[Kind] = Counter()
         self.bytes: Counter[Kind] = Counter()
@@ -96,10 +94,7 @@ class Count:
         self.resumed_bytes = 0
         self.started_s = time.monotonic()
         self._lock = threading.Lock()
-        every_s = 0.1 if sys.stderr.isatty() else 10.0  # a line each in the log of a job
-        self._bar = tqdm(
-            total=total_bytes, unit="B", unit_scale=True, disable=not progress, mininterval=every_s, file=sys.stderr
-        )
+        self._bar = Progress(total_bytes, unit="B", desc="fetch", is_shown=progress)
         self._say()
 
     def __enter__(self) -> Count:
@@ -137,10 +132,8 @@ class Count:
             self._skip(size_bytes)
 
     def _skip(self, size_bytes: int) -> None:
-        if not self._bar.disable:  # counts, and says nothing of the rate
-            self._bar.initial += size_bytes
-        self._bar.update(size_bytes)
+        self._bar.update(size_bytes, is_kept=True)
 
     def _say(self) -> None:
         done = sum(self.files.values())
-        self._bar.set_description(f"fetch: {done}/{self.num_files} files", refresh=False)
+        self._bar.rename(f"fetch: {done}/{self.num_files} files")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import threading
 import time
 from collections import Counter
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
+from forebay.progress import Progress
 from forebay.visible import from_here, human_bytes
 
 T = TypeVar("T")
@@ -77,8 +77,6 @@ class Tally:
     """Counts files and bytes by what became of them, and shows a bar. Threads share it."""
 
     def __init__(self, sizes_bytes: Sequence[int], *, label: str, progress: bool) -> None:
-        from tqdm import tqdm
-
         self._num_files, self._total_bytes = len(sizes_bytes), sum(sizes_bytes)
 
         self.files: Counter[Kind] = Counter()
@@ -86,16 +84,7 @@ class Tally:
         self.read_back_bytes = 0
         self._started_s = time.monotonic()
         self._lock = threading.Lock()
-        every_s = 0.1 if sys.stderr.isatty() else 10.0  # a line each in the log of a job
-        self._bar = tqdm(
-            total=self._total_bytes,
-            unit="B",
-            unit_scale=True,
-            desc=label,
-            disable=not progress,
-            mininterval=every_s,
-            file=sys.stderr,
-        )
+        self._bar = Progress(self._total_bytes, unit="B", desc=label, is_shown=progress)
 
     def __enter__(self) -> Tally:
         return self
@@ -130,9 +119,7 @@ class Tally:
         with self._lock:
             self.files[kind] += 1
             self.bytes[kind] += size_bytes
-            if kind == "kept" and not self._bar.disable:  # counts, and says nothing of the rate
-                self._bar.initial += size_bytes
-            self._bar.update(size_bytes)
+            self._bar.update(size_bytes, is_kept=kind == "kept")
 
     def add_read_back(self, size_bytes: int) -> None:
         """Counts bytes that were read from the store to be compared."""
