@@ -59,10 +59,8 @@ def open_rows(manifest: SourceFile, number: int, source: SourceConfig) -> TableR
         case ".parquet" | ".arrow":
             return TableRows(manifest, number, source, HfFile(manifest.path))
         case _:
-            raise ManifestError(
-                f"{manifest.path}: the name of a table ends in {', '.join(name[1:] for name in TABLE_FILES)}; rename it",
-                code="FB205",
-            )
+            wanted = ", ".join(name[1:] for name in TABLE_FILES)
+            raise ManifestError(f"{manifest.path}: the name of a table ends in {wanted}; rename it", code="FB205")
     return TableRows(manifest, number, source, table, problems=table.problems)
 
 
