@@ -113,8 +113,8 @@ def _of_folder(folder: Path, tree: Tree, problems: list[str]) -> list[Reading]:
     if data and (reading := parquet_reading(data, _parents(data), problems)) is not None:
         readings.append(reading)
     readings += table_readings(tables, tree, problems)
-    texts = [tree.path(name) for name in tree.by_extension.get(".txt", [])]
-    if texts and not readings and not tree.audio and not tree.images:
+    names = [] if readings or tree.audio or tree.images else tree.by_extension.get(".txt", [])
+    if texts := [tree.path(name) for name in names]:
         readings.append(text_reading(texts, _parents(texts)))
     return readings
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from forebay.init.choose import Choice, Chooser
 from forebay.init.columns import is_language
 from forebay.init.found import Found, Reading, counted
 from forebay.init.media import sounds_of
-from forebay.init.tree import TRANSCRIPTS, Tree, spread
+from forebay.init.tree import TRANSCRIPTS, Tree, extension_of, spread
 
 _TRANS = ".trans.txt"
 _BESIDE = 0.5
@@ -43,8 +43,9 @@ def folder_readings(tree: Tree) -> list[Reading]:
 
 def _transcripts(tree: Tree, audio: list[str]) -> list[str]:
     """Returns the names of transcripts that stand beside a recording of their name."""
-    stems = {os.path.splitext(name)[0] for name in audio}
-    return [name for name in tree.names(TRANSCRIPTS) if os.path.splitext(name)[0] in stems]
+    names = tree.names(TRANSCRIPTS)
+    stems = {name.rpartition(".")[0] for name in audio} if names else set()
+    return [name for name in names if name.rpartition(".")[0] in stems]
 
 
 def _is_ljspeech(tree: Tree) -> bool:
@@ -77,19 +78,8 @@ def _ljspeech(tree: Tree) -> Found:
 def _folder(tree: Tree, texts: list[str], *, is_trans: bool, chooser: Chooser) -> Found:
     """Returns what is found of recordings. texts: names of transcripts beside them, or under `is_trans` some texts."""
     audio = tree.audio
-    languages, level = _languages(audio)
-    source: dict[str, object] = {}
-    if level is not None:
-        choices = [
-            Choice(f"the folders' names are languages ({', '.join(sorted(languages)[:5])})", "true", answer=True),
-            Choice("the folders' names are no languages", "false", answer=False),
-        ]
-        is_sure = all(map(is_language, languages)) and len(languages) > 1
-        option = "languages-from-folders"
-        if option in chooser.given or not is_sure:
-            is_sure = chooser.one("are the folders named after languages", choices, option=option)
-        if is_sure:
-            source["languages_from_folders"] = True
+    languages = _languages(audio)
+    source: dict[str, Any] = {"languages_from_folders": True} if _from_folders(languages, chooser) else {}
     return Found(
         kind="folder",
         modality="speech",
@@ -106,13 +96,23 @@ def _folder(tree: Tree, texts: list[str], *, is_trans: bool, chooser: Chooser) -
     )
 
 
-def _languages(audio: list[str]) -> tuple[Counter[str], int | None]:
-    """Returns how many recordings lie in each folder of a language, and how deep these folders lie; None: nowhere."""
-    folders = [name.split("/")[:-1] for name in audio]
-    parents = Counter(parts[-1] for parts in folders if parts)
-    if parents and len(folders) == parents.total() and all(map(is_language, parents)):
-        return parents, -1
-    return Counter(), None
+def _from_folders(languages: Counter[str], chooser: Chooser) -> bool:
+    """Returns whether recordings are of the languages that their folders are named after."""
+    option, several = "languages-from-folders", len(languages) > 1
+    if option not in chooser.given and (several or not languages):
+        return several
+    named = ", ".join(sorted(languages)[:5]) or "their folders' names"
+    choices = [
+        Choice(f"the languages of the recordings are {named}", "true", answer=True),
+        Choice("the folders' names are no languages", "false", answer=False),
+    ]
+    return chooser.one("are the folders named after languages", choices, option=option)
+
+
+def _languages(audio: list[str]) -> Counter[str]:
+    """Returns how many recordings lie in each folder, where all are named after languages; else nothing."""
+    parents = Counter(name.rpartition("/")[0].rpartition("/")[2] for name in audio)
+    return parents if all(map(is_language, parents)) else Counter()
 
 
 def _missing_texts(count: int, found: int) -> list[str]:
@@ -130,7 +130,7 @@ def _librispeech_texts(tree: Tree, trans: list[str]) -> list[str]:
 
 
 def _noun(audio: list[str]) -> str:
-    kinds = Counter(os.path.splitext(name)[1].lower()[1:] for name in audio)
+    kinds = Counter(extension_of(name)[1:] for name in audio)
     return f"{kinds.most_common(1)[0][0]} files" if len(kinds) == 1 else "recordings"
 
 
