@@ -16,6 +16,12 @@ settings.load_profile("forebay")
 
 
 @pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines are as wide as in a file, whatever terminal the tests run in."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.fixture(autouse=True)
 def _levels_of_the_commands() -> Iterator[None]:
     """The commands set levels of the process's loggers; a test must not see those of the test before it."""
     yield

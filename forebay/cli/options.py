@@ -60,11 +60,17 @@ def on_disk(text: str) -> Path:
 
 def add_config(parser: argparse.ArgumentParser, *, is_needed: bool = True) -> None:
     """Adds CONFIG and what changes its settings."""
-    parser.add_argument("config", metavar="CONFIG", nargs=None if is_needed else "?", help="a TOML file")
+    config = parser.add_argument("config", metavar="CONFIG", nargs=None if is_needed else "?", help="a TOML file")
+    completes(config)
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="as if it stood in the file"
     )
     parser.add_argument("--max-samples", type=int, metavar="N", help="short for --set source.max_samples=N")
+
+
+def completes(argument: argparse.Action) -> None:
+    """Makes a shell complete the names of files for an argument; shtab reads it, see `forebay completion`."""
+    argument.complete = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}  # type: ignore[attr-defined]
 
 
 def load(options: argparse.Namespace) -> Config:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from forebay.cli.build import add_evalset, add_index, add_key, add_preprocess, add_status
 from forebay.cli.caches import add_cache
+from forebay.cli.completion import add_completion
 from forebay.cli.fetch import add_fetch
 from forebay.cli.init import add_init
 from forebay.cli.look import add_export, add_inspect
@@ -134,4 +135,5 @@ def make_parser() -> argparse.ArgumentParser:
     add_cache(commands)
     add_fetch(commands)
     add_evalset(commands)
+    add_completion(commands, program=make_parser)
     return parser

@@ -17,7 +17,6 @@ from forebay.inspect.export import CONFIG_NAME, Places, bucket_manifests, check_
 from forebay.inspect.facts import cache_facts, unreadable_facts
 from forebay.inspect.plans import Pack, pack_bytes, read_pack, read_plan
 from forebay.inspect.sample import ImageSample, Sample, holds_images, read_sample, sample_index
-from forebay.inspect.terminal.layout import print_json, print_lines
 from forebay.inspect.terminal.plan import plan_report_lines
 from forebay.inspect.terminal.report import report_lines, verify_lines
 from forebay.inspect.terminal.sample import pack_lines, sample_lines
@@ -30,6 +29,7 @@ from forebay.store.remote.mirror import cache_folder
 from forebay.store.remote.root import RemoteRoot
 from forebay.store.source import has_audio
 from forebay.store.verify import VerifyReport, verify_folder
+from forebay.terminal import print_json, print_lines
 
 DONE, FAILED = 0, 1
 

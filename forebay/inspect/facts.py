@@ -221,12 +221,6 @@ def _bins_of(values: Array, edges: Array | list[int]) -> Array:
     return np.clip(np.searchsorted(edges, values, side="right") - 1, 0, len(edges) - 2)
 
 
-def bars(counts: Array, *, width: int) -> list[str]:
-    """Returns one bar of `#` a count, the largest `width` long; what is not zero has at least one."""
-    top = max(int(counts.max(initial=0)), 1)
-    return ["#" * (max(1, round(width * int(n) / top)) if n else 0) for n in counts]
-
-
 def _round_widths() -> Iterator[int]:
     for power in itertools.count():
         yield from (digit * 10**power for digit in (1, 2, 5))

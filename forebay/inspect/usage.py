@@ -11,11 +11,11 @@ import numpy as np
 
 from forebay.config.remote import RemoteConfig
 from forebay.errors import CacheCorruptError, CacheError, ConfigError, MissingExtraError, RemoteError
-from forebay.inspect.terminal.layout import print_json, print_lines
 from forebay.inspect.terminal.plan import usage_lines
 from forebay.plan.usage import FILE_NAME, read_usage, unpack_ids
 from forebay.store.cache import open_cache
 from forebay.store.layout import Array
+from forebay.terminal import print_json, print_lines
 
 _COLUMNS = ("part", "language", "source")
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.inspect.facts import bars, duration_histogram
+from forebay.inspect.facts import duration_histogram
+from forebay.terminal import bars
 
 
 @given(st.lists(st.integers(0, 10**9), max_size=300), st.sampled_from([8_000, 16_000, 44_100]))
@@ -54,7 +55,7 @@ def test_nothing_has_one_bin(durations_s: list[float]) -> None:
 
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=20))
 def test_bars_rise_with_the_counts_and_none_that_counts_is_empty(counts: list[int]) -> None:
-    lengths = [len(bar) for bar in bars(np.array(counts), width=40)]
+    lengths = [len(bar) for bar in bars(counts, beside=60)]
     assert [length > 0 for length in lengths] == [count > 0 for count in counts]
     assert max(lengths) == (40 if any(counts) else 0)
     pairs: list[tuple[Any, Any]] = sorted(zip(counts, lengths, strict=True))

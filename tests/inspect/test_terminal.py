@@ -3,11 +3,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from forebay.config import BucketConfig
 from forebay.inspect.facts import cache_facts
-from forebay.inspect.terminal.layout import COLUMNS
 from forebay.inspect.terminal.report import report_lines, verify_lines
 from forebay.store.cache import open_cache
+from forebay.terminal import WIDEST
 from tests.inspect.test_plans import save
 from tests.store_factory import make_cache
 
@@ -53,8 +55,23 @@ def test_no_line_is_wider_than_a_terminal_but_for_paths(tmp_path: Path) -> None:
     )
     save(tmp_path, open_cache(folder), BucketConfig(batch_seconds=40.0))
     lines = lines_of(folder)
-    assert [line for line in lines if len(line) > COLUMNS and str(folder) not in line] == []
+    assert [line for line in lines if len(line) > WIDEST and str(folder) not in line] == []
     assert [line for line in lines if not line.isprintable() or line != line.rstrip()] == []
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_narrow_terminal_has_narrow_lines(tmp_path: Path, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    folder = make_cache(tmp_path, num_samples=40)
+    save(tmp_path, open_cache(folder), BucketConfig(batch_seconds=40.0))
+    lines = lines_of(folder)
+    # Names, keys and paths stay whole for copying.
+    wide = [line for line in lines if len(line) > width and len(max(line.split(), key=len)) < 16]
+    assert [line for line in wide if not line.startswith("  bucket ")] == []
+    cells = {cell for line in lines for cell in line.replace(",", " ").split()}
+    monkeypatch.setenv("COLUMNS", "100")
+    whole = {cell for line in lines_of(folder) for cell in line.replace(",", " ").split()}
+    assert {cell for cell in whole - cells if "#" not in cell} == set()  # nothing is lost
 
 
 def test_languages_are_listed_by_hours_with_their_share(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.inspect.terminal.layout import human_hours, human_number, human_share
+from forebay.terminal import human_hours, human_number, human_share
 from forebay.visible import human_bytes
 
 

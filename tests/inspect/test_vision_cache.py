@@ -12,10 +12,10 @@ import pytest
 
 from forebay import cli
 from forebay.inspect.facts import INTERFACE, cache_facts
-from forebay.inspect.terminal.layout import COLUMNS
 from forebay.inspect.terminal.report import report_lines
 from forebay.store.cache import open_cache
 from forebay.store.image.codec import Codec
+from forebay.terminal import WIDEST
 from tests.commands import inspect
 from tests.inspect.conftest import Built, media_rows
 from tests.store.trees import flip, tree
@@ -83,7 +83,7 @@ def test_the_report_fits_a_terminal_and_speaks_of_no_hours(photos: Built, capsys
     code, out, err = inspect(capsys, photos.folder)
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert [line for line in lines if len(line) > COLUMNS and str(photos.corpus.root) not in line] == []
+    assert [line for line in lines if len(line) > WIDEST and str(photos.corpus.root) not in line] == []
     heads = ["\nimages\n", "\nfields ", "tokens a sample", "patches a sample", "\nplans\n", "\nskipped\n", "\nrecipe\n"]
     positions = [out.index(head) for head in heads]
     assert positions == sorted(positions)

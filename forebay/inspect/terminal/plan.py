@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forebay.inspect.terminal.layout import entry, human_share, settings_text, table, wrapped
 from forebay.inspect.terminal.report import beside_float32, count_lines, plan_lines
+from forebay.terminal import entry, human_share, settings_text, table, wrapped
 from forebay.visible import printable
 
 _HELD = ("samples", "tokens", "patches", "images")

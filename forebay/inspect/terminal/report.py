@@ -7,11 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from forebay.inspect.facts import bars
-from forebay.inspect.terminal.layout import (
+from forebay.terminal import (
     LABEL,
+    bars,
     entry,
     human_hours,
     human_number,
@@ -22,7 +20,6 @@ from forebay.inspect.terminal.layout import (
 )
 from forebay.visible import human_bytes, printable
 
-_BAR = 50
 _MAX_LANGUAGES = 24
 
 
@@ -58,9 +55,9 @@ def _identity(facts: Mapping[str, Any]) -> Iterator[str]:
     yield entry("key", facts["key"])
     yield entry("recipe key", facts["recipe_key"])
     yield entry("samples", f"{facts['num_samples']:,}, {_held(facts)}")
-    yield entry("shards", f"{shards}, at most {facts['rows_per_shard']:,} rows each")
-    yield entry("size", f"{human_bytes(facts['size_bytes'])} ({parts}){per_hour}")
-    yield entry("made with", made_with)
+    yield from wrapped(entry("shards", ""), f"{shards}, at most {facts['rows_per_shard']:,} rows each")
+    yield from wrapped(entry("size", ""), f"{human_bytes(facts['size_bytes'])} ({parts}){per_hour}")
+    yield from wrapped(entry("made with", ""), made_with)
     for part in facts["made_of"]:
         taken = f"{part['taken']:,} of {part['num_samples']:,} samples"
         yield entry("made of", f"{part['key'][:16]} {part['name']}: {taken}")
@@ -103,7 +100,7 @@ def _durations(facts: Mapping[str, Any]) -> Iterator[str]:
     names = [f"{low:.{places}f} - {high:.{places}f}" for low, high in itertools.pairwise(edges)]
     if round(edges[-1] - edges[-2], 6) > round(edges[1] - edges[0], 6):
         names[-1] = f"{edges[-2]:.{places}f} - {edges[-1]:.1f}"
-    rows = zip(names, counts, facts["histogram"]["hours"], bars(np.array(counts), width=_BAR), strict=True)
+    rows = zip(names, counts, facts["histogram"]["hours"], bars(counts, beside=2 + LABEL + 18), strict=True)
     cells = [[name, f"{count:,}", human_hours(hours), bar] for name, count, hours, bar in rows]
     yield from table(["durations (s)", "samples", "hours", ""], cells, left=0, last_left=True)
 
@@ -204,7 +201,7 @@ def histogram_lines(facts: Mapping[str, Any]) -> Iterator[str]:
 def count_lines(head: str, edges: Sequence[int], counts: Sequence[int], *, of: str) -> Iterator[str]:
     """Yields a histogram: bins [edges[i], edges[i + 1]), the last one closed, and how many there are `of` in each."""
     bins = list(_bins(edges, counts))
-    drawn = bars(np.array([count for _, count in bins]), width=_BAR)
+    drawn = bars([count for _, count in bins], beside=max(LABEL, len(head), *(len(name) for name, _ in bins)) + 12)
     rows = [[name, f"{count:,}", bar] for (name, count), bar in zip(bins, drawn, strict=True)]
     yield from table([head, of, ""], rows, left=0, last_left=True)
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from forebay.inspect.plans import Pack
 from forebay.inspect.sample import ImageSample, Sample, StoredImage, spoken, summary
-from forebay.inspect.terminal.layout import entry, human_number, human_share, paragraph, table
 from forebay.inspect.terminal.report import beside_float32
 from forebay.store.layout import Array
+from forebay.terminal import entry, human_number, human_share, paragraph, table
 from forebay.visible import human_bytes, printable
 
 _SHOWN_IDS = 64

@@ -1,22 +1,28 @@
-"""Lines of a report as a terminal shows them: entries, wrapped text, tables, numbers."""
+"""Lines of a report as a terminal of its width shows them: entries, wrapped text, tables, bars, numbers."""
 
 from __future__ import annotations
 
 import json
 import math
+import shutil
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from forebay.visible import json_text, printable
 
-COLUMNS = 100
+WIDEST, NARROWEST = 100, 30
 
 LABEL = 14
 """Where what is said of a label begins."""
 
 _HELD = "\x00"
 """A space at which no line is broken, until it is printed."""
+
+
+def columns() -> int:
+    """Returns how wide a line may be: as the terminal or COLUMNS says, 30 to 100. A pipe and a file have 100."""
+    return min(WIDEST, max(NARROWEST, shutil.get_terminal_size((WIDEST, 24)).columns))
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:
@@ -42,12 +48,19 @@ def wrapped(head: str, text: str) -> list[str]:
     """Returns a text behind its head, words never broken."""
     indent = " " * len(head)
     # Neither hyphens nor long words break: names and digests stay whole for copying.
-    lines = textwrap.wrap(text, COLUMNS - len(head), break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(text, _room(head), break_long_words=False, break_on_hyphens=False)
     return [f"{head if not i else indent}{line.replace(_HELD, ' ')}" for i, line in enumerate(lines or ["none"])]
 
 
+def _room(head: str) -> int:
+    return max(16, columns() - len(head))
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int, last_left: bool = False) -> list[str]:
-    """Aligned columns: the first `left` ones to the left, and the last one where `last_left` says so."""
+    """Aligned columns: the first `left` ones to the left, and the last one where `last_left` says so.
+
+    On a terminal that is too narrow for them each row is a name and what is said of it.
+    """
     indented = [list(head), *([f"  {row[0]}" if left else row[0], *row[1:]] for row in rows)]
     widths = [max(len(row[column]) for row in indented) for column in range(len(head))]
     widths[0] = max(widths[0], LABEL)
@@ -59,12 +72,30 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int, last
         ]
         return "  ".join(cells).rstrip()
 
-    return [line(row) for row in indented]
+    lines = [line(row) for row in indented]
+    return lines if max(map(len, lines)) <= columns() else _stacked(head, rows)
+
+
+def _stacked(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    def line(row: Sequence[str]) -> list[str]:
+        cells = [_HELD.join(filter(None, (name, cell))) for name, cell in zip(head[1:], row[1:], strict=True) if cell]
+        return [f"  {row[0]}", *wrapped("    ", ", ".join(cells))]
+
+    return [head[0], *(part for row in rows for part in line(row))]
+
+
+def bars(counts: Sequence[int], *, beside: int) -> list[str]:
+    """Returns one bar of `#` a count, the largest up to 50 long; what is not zero has at least one.
+
+    beside: columns of the terminal that what stands before the bars takes.
+    """
+    top, width = max(*counts, 1, 1), max(4, min(50, columns() - beside))
+    return ["#" * (max(1, round(width * n / top)) if n else 0) for n in counts]
 
 
 def paragraph(head: str, text: str) -> list[str]:
     """Returns other people's text behind its head: words that are longer than a line are broken."""
-    lines = textwrap.wrap(text, COLUMNS - len(head), break_on_hyphens=False) or [""]
+    lines = textwrap.wrap(text, _room(head), break_on_hyphens=False) or [""]
     return [f"{head if not i else ' ' * len(head)}{line}".rstrip() for i, line in enumerate(lines)]
 
 

@@ -1,0 +1,34 @@
+"""`forebay completion`: what a shell reads to complete commands, options and file names."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from forebay.cli.options import DONE
+from forebay.errors import MissingExtraError
+
+SHELLS = ("bash", "zsh", "tcsh")
+
+
+def add_completion(commands: Any, *, program: Callable[[], argparse.ArgumentParser]) -> None:
+    """Adds `forebay completion`. program: makes the parser of all commands."""
+    summary = "print what makes a shell complete forebay's commands and options"
+    parser = commands.add_parser(
+        "completion", help=summary, description=f'{summary}; in ~/.bashrc: eval "$(forebay completion bash)"'
+    )
+    parser.add_argument("shell", choices=SHELLS)
+    parser.set_defaults(run=lambda options: _completion(program(), options.shell), verbose=0)
+
+
+def _completion(parser: argparse.ArgumentParser, shell: str) -> int:
+    # Written for all parsers: a shell that asked the program itself would wait for Python at every key.
+    try:
+        import shtab
+    except ImportError as err:
+        raise MissingExtraError(
+            "forebay completion needs shtab; install the extra: pip install 'forebay[completion]'"
+        ) from err
+    print(shtab.complete(parser, shell))
+    return DONE
