@@ -8,21 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from forebay import cli, open_cache
+from forebay import cli, load_config, open_cache
 from tests.commands import run_json
 from tests.init import layouts
 from tests.init.layouts import QWEN3_ASR, QWEN3_VL, WHISPER, clips
+from tests.preprocess.here_pool import build_here
 
 
 def built(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: object) -> Path:
-    """The cache of what `forebay init ARGUMENTS` writes in a folder, built by the command that it prints."""
+    """The cache of what `forebay init ARGUMENTS` writes in a folder, built as the command that it prints does."""
     with contextlib.chdir(folder):
         report = run_json(capsys, "init", *arguments)
         words = report["next"][0].split()
         assert words[:2] == ["forebay", "preprocess"]
-        document = run_json(capsys, *words[1:], "--no-progress", "--workers", "1")
-        assert document["failed"] == {}
-        return folder / document["cache"]
+        done = build_here(load_config(words[2], overrides=["run.num_workers=1"]))
+    assert done.failed == {}
+    return Path(done.cache)
 
 
 SPEECH: list[Callable[[Path], Path]] = [layouts.webdataset, layouts.jsonl, layouts.ljspeech]
