@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -17,7 +18,7 @@ class SourceKind:
 
     files: those of a folder that are manifests. else_files: those of a folder that has none of these. has_columns: it
     reads `[source.columns]`, which are then in the key. has_audio: its samples have sound. has_splits: a folder may
-    hold several splits, of which `source.split` is read.
+    hold several splits, of which `source.split` is read. keeps: the modalities whose samples may have `keep_columns`.
     """
 
     speech: str = ""
@@ -27,30 +28,71 @@ class SourceKind:
     has_columns: bool = False
     has_audio: bool = True
     has_splits: bool = False
+    keeps: tuple[str, ...] = ()
 
 
 _SPEECH, _VISION = "forebay.preprocess.sources.speech", "forebay.preprocess.sources.vision"
 _HF_FILES = ("state.json", "dataset_info.json", "*.arrow", "*.parquet")
+TABLE_FILES = ("*.csv", "*.tsv", "*.parquet", "*.jsonl", "*.arrow")
+"""The forms of `kind = "table"`, by the ends of their names."""
 
 SOURCE_KINDS = {
-    "tar": SourceKind(speech=f"{_SPEECH}.tar:KIND", files=("*.parquet",)),
+    "tar": SourceKind(speech=f"{_SPEECH}.tar:KIND", files=("*.parquet",), keeps=("speech",)),
     "filelist": SourceKind(speech=f"{_SPEECH}.filelist:KIND", files=("*.tsv",)),
     "webdataset": SourceKind(
-        speech=f"{_SPEECH}.webdataset:KIND", vision=f"{_VISION}.webdataset:KIND", files=("*.tar",)
+        speech=f"{_SPEECH}.webdataset:KIND",
+        vision=f"{_VISION}.webdataset:KIND",
+        files=("*.tar",),
+        keeps=("speech",),
     ),
-    "jsonl": SourceKind(speech=f"{_SPEECH}.jsonl:KIND", vision=f"{_VISION}.jsonl:KIND", files=("*.jsonl",)),
+    "jsonl": SourceKind(
+        speech=f"{_SPEECH}.jsonl:KIND", vision=f"{_VISION}.jsonl:KIND", files=("*.jsonl",), keeps=("speech",)
+    ),
     "hf": SourceKind(
-        speech=f"{_SPEECH}.hf:KIND", vision=f"{_VISION}.hf:KIND", files=_HF_FILES, has_columns=True, has_splits=True
+        speech=f"{_SPEECH}.hf:KIND",
+        vision=f"{_VISION}.hf:KIND",
+        files=_HF_FILES,
+        has_columns=True,
+        has_splits=True,
+        keeps=("speech",),
     ),
+    "table": SourceKind(speech=f"{_SPEECH}.table:KIND", files=TABLE_FILES, has_columns=True, keeps=("speech",)),
     "ljspeech": SourceKind(speech=f"{_SPEECH}.ljspeech:KIND", files=("metadata.csv",)),
-    "text": SourceKind(speech=f"{_SPEECH}.text:KIND", files=("*.jsonl",), else_files=("*.txt",), has_audio=False),
+    "text": SourceKind(
+        speech=f"{_SPEECH}.text:KIND", files=("*.jsonl",), else_files=("*.txt",), has_audio=False, keeps=("speech",)
+    ),
 }
 """By `source.kind`. What lists a kind is imported when that is asked for."""
+
+OWN_COLUMNS = frozenset(
+    (
+        *(
+            "index",
+            "sample_id",
+            "text",
+            "language",
+            "prompt",
+            "source",
+            "duration_s",
+            "images",
+            "image_hash",
+            "failure",
+        ),
+        *("num_audio_samples", "num_frames", "num_tokens", "num_patches", "num_images"),
+        *("input_features", "pad_value", "waveform", "input_ids", "prefix_len", "label_mask", "labels"),
+        *("fbanks", "valid_frames", "audio_index"),
+        *("patches", "image_grid_thw", "image_rows", "shard", "shard_row"),
+    )
+)
+"""Names of columns and fields that caches have anyway; no kept column has one of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceColumns:
-    """What the columns of a source of kind `hf` are called. A column by another name than its default must be there."""
+    """What the columns of a source of kind `table` or `hf` are called.
+
+    A column by another name than its default must be there.
+    """
 
     __pydantic_config__ = STRICT
 
@@ -66,6 +108,9 @@ class SourceColumns:
     """With `text.prompt = "given"`: column of token ids, read instead of a transcript."""
     id: str | None = None
     """Column of the sample's id. Left out: `sample_id`, else `id`, else a name made of the file's and the row's."""
+    duration: str | None = None
+    """Column of the recording's seconds. Left out: of `hf` the column `duration_s`, else `duration`; of `table` none,
+    the recordings' own headers say it."""
     image: str = "image"
     """With `[vision]`: column of one image or of a list of images."""
     question: str = "question"
@@ -88,11 +133,11 @@ class SourceConfig:
     __pydantic_config__ = STRICT
 
     kind: str
-    """`tar`: a parquet manifest over tars. `filelist`: TSV of shard, id, language and seconds. `webdataset`: tars of
-    audio and `.json` or `.txt`. `jsonl`: lines of `audio`, `text`, `language`?, `prompt`?. `hf`: a `save_to_disk`
-    folder or parquet (extra `hf`), of sound or of features. `ljspeech`: an LJSpeech folder. `text`: texts without
-    audio, `.txt` files of a text a line, or JSON lines of `text`, `id`?, `language`?, `prompt`?. A config with
-    `[vision]` takes `jsonl`, `hf` or `webdataset`."""
+    """`table`: CSV, TSV, parquet, JSONL or arrow of a row a recording. `tar`: a parquet manifest over tars. `filelist`:
+    TSV of shard, id, language and seconds. `webdataset`: tars of audio and `.json` or `.txt`. `jsonl`: lines of
+    `audio`, `text`, `language`?, `prompt`?. `hf`: a `save_to_disk` folder or parquet (extra `hf`), of sound or of
+    features. `ljspeech`: an LJSpeech folder. `text`: texts without audio, `.txt` files of a text a line, or JSON lines
+    of `text`, `id`?, `language`?, `prompt`?. A config with `[vision]` takes `jsonl`, `hf` or `webdataset`."""
     manifest: str | tuple[str, ...] = field(metadata={"path": True, "url": True})
     """File, folder or glob, or a list of them; each may be a URL. The path is not in the key, the content is."""
     split: str = "train"
@@ -124,6 +169,13 @@ class SourceConfig:
     """How a file of a store is known to be the one that a cache was made of. `content`: by its hash, which is kept by
     URL, etag and size. `etag`: a file of the same name, etag and size is trusted, also in another bucket. In no key."""
     columns: SourceColumns = SourceColumns()
+    audio_dir: str | None = field(default=None, metadata={"path": True})
+    """Folder of the recordings that a `table` names, for example Common Voice's `clips`. Left out: the table's own
+    folder. In no key: the content of the recordings is."""
+    keep_columns: tuple[str, ...] = ()
+    """Columns or JSON fields that stay in the row table of the cache, as text, int64 or float64 (a truth value is 0 or
+    1): `["speaker", "snr"]`. Of `table`, `hf`, `jsonl`, `webdataset` (the JSON beside a clip), `tar` and JSON lines of
+    `text`. The names are in the key."""
     rows: str | None = None
     """With `[vision]`: the rows of the manifest to take, as a Python slice: `"0:1000"`, `"::10"`."""
     max_pixels: int = 89_478_485
@@ -133,6 +185,20 @@ class SourceConfig:
     def __post_init__(self) -> None:
         if not self.manifests or not all(self.manifests):
             raise ValueError(f"manifest is {self.manifest!r}, wanted a file, a folder or a glob, or a list of them")
+        self._check_durations()
+        if self.max_samples is not None and self.max_samples < 1:
+            raise ValueError(f"max_samples is {self.max_samples}, wanted 1 or more")
+        if self.max_sample_bytes < 1:
+            raise ValueError(f"max_sample_bytes is {self.max_sample_bytes}, wanted 1 or more")
+        if self.max_pixels < 1:
+            raise ValueError(f"max_pixels is {self.max_pixels}, wanted 1 or more")
+        if self.rows is not None:
+            row_slice(self.rows)
+        for name in self.keep_columns:
+            if problem := _not_to_be_kept(name, self.keep_columns):
+                raise ValueError(f"keep_columns: {name!r:.60} {problem}")
+
+    def _check_durations(self) -> None:
         if self.min_duration_s < 0:
             raise ValueError(f"min_duration_s is {self.min_duration_s}, wanted 0 or more")
         if self.max_duration_s is not None and self.max_duration_s <= self.min_duration_s:
@@ -146,19 +212,24 @@ class SourceConfig:
                 f"duration_tolerance is {self.duration_tolerance}, wanted 0 or more seconds, for example 0.5; "
                 "a day (86400) lets every clip pass"
             )
-        if self.max_samples is not None and self.max_samples < 1:
-            raise ValueError(f"max_samples is {self.max_samples}, wanted 1 or more")
-        if self.max_sample_bytes < 1:
-            raise ValueError(f"max_sample_bytes is {self.max_sample_bytes}, wanted 1 or more")
-        if self.max_pixels < 1:
-            raise ValueError(f"max_pixels is {self.max_pixels}, wanted 1 or more")
-        if self.rows is not None:
-            row_slice(self.rows)
 
     @property
     def manifests(self) -> tuple[str, ...]:
         """The manifest entries as a tuple, also where the file names just one."""
         return (self.manifest,) if isinstance(self.manifest, str) else self.manifest
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """What names of source files are relative to, by `SourceFile.entry`: the manifest entries, then `audio_dir`."""
+        return self.manifests if self.audio_dir is None else (*self.manifests, self.audio_dir)
+
+
+def _not_to_be_kept(name: str, names: tuple[str, ...]) -> str | None:
+    if not (name.isidentifier() and name.isascii()):
+        return "is no name of letters, digits and underscores, which conditions can name; rename the column"
+    if name in OWN_COLUMNS:
+        return "is the name of a column that every cache has; rename the column of the source"
+    return "is named twice; name it once" if Counter(names)[name] > 1 else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

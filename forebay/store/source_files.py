@@ -36,10 +36,10 @@ class SourceFile:
     """One file whose content defines samples.
 
     name: how it enters the key: POSIX, relative to the folder of its manifest; as the manifest writes it where it lies
-    outside. entry: which entry of `source.manifest` it belongs to. listed: it was found by expanding that entry (a
-    manifest, a tar of a folder), not named inside such a file. stat: from before it was read; None where there was
-    none, or nobody has looked yet. xxh3_128: of the bytes that were read then; empty where they are not known. Neither
-    says which file it is.
+    outside. entry: which of `source.places` it belongs to, an entry of `source.manifest` or `source.audio_dir`. listed:
+    it was found by expanding that entry (a manifest, a tar of a folder), not named inside such a file. stat: from
+    before it was read; None where there was none, or nobody has looked yet. xxh3_128: of the bytes that were read then;
+    empty where they are not known. Neither says which file it is.
     """
 
     name: str
@@ -253,7 +253,7 @@ def _source_difference(config: Config, stored: StoredSource | None, name: str, m
 
 def path_of(config: Config, source: StoredSource) -> Path | None:
     """Returns where a source of a cache would be by the config's manifests; None where those have no such entry."""
-    entries = sources.localized(config).source.manifests
+    entries = sources.localized(config).source.places
     return anchor(entries[source.entry]) / source.name if source.entry < len(entries) else None
 
 

@@ -15,6 +15,7 @@ from forebay.config.tree import Config
 from forebay.preprocess.cut import Cut, name_cuts
 from forebay.preprocess.modality import Coder, Finished, Listing, Read, Rows, Values, gathered, narrow
 from forebay.preprocess.pool import Map
+from forebay.preprocess.sources.kept import PREFIX, fields_of
 from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.sources.speech.listing import read_rows
 from forebay.preprocess.speech.probe import media_probe, text_probe
@@ -126,12 +127,16 @@ class DurationLimits:
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """A config's steps over audio: a `Modality`. tokenizer: its folder; None for a recipe without text."""
+    """A config's steps over audio: a `Modality`.
+
+    tokenizer: its folder; None for a recipe without text. kept: the fields of `source.keep_columns`.
+    """
 
     recipe: Recipe
     tokenizer: str | None
     limits: DurationLimits
     media_column: str = "audio"
+    kept: tuple[FieldSpec, ...] = ()
     media_unit = "clip"
     row_unit = "samples"
 
@@ -165,8 +170,11 @@ class Speech:
         source = localized(config).source
         return read_rows(source, cache_root=config.cache_root, map_=map_, is_hashed=is_hashed)
 
+    def keeping(self, rows: pa.Table) -> Speech:
+        return replace(self, kept=fields_of(rows))
+
     def fields(self) -> tuple[FieldSpec, ...]:
-        return sample_fields(self.recipe)
+        return (*sample_fields(self.recipe), *self.kept)
 
     def shard_rows(self, rows_per_shard: int) -> int:
         # Tokens are small.
@@ -185,6 +193,8 @@ class Speech:
 
     def task_rows(self, listing: Listing, cut: Cut, group: Group) -> tuple[tuple[SourceFile, ...], pa.Table]:
         columns = [name for name in listing.rows.column_names if name not in _NOT_OF[group]]
+        if group == "media":
+            columns = [name for name in columns if not name.startswith(PREFIX)]
         return narrow(listing.rows.select(columns).slice(cut.start, cut.stop - cut.start), listing.files)
 
     def media_samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from forebay.errors import SampleError
 from forebay.preprocess.modality import Read, Values
+from forebay.preprocess.sources.kept import values_of
 from forebay.preprocess.speech.decode import decode_audio
 from forebay.preprocess.worker import mark
 from forebay.spans import span
@@ -75,9 +76,9 @@ def text_samples(rows: pa.Table, names: Sequence[str], encoder: TextEncoder | No
     names: of the source files, by `file`. encoder: None for a recipe without text.
     """
     columns = ["sample_id", "file", "text", "language", "prompt"]
-    for position, row in enumerate(rows.select(columns).to_pylist()):
+    for position, (row, kept) in enumerate(zip(rows.select(columns).to_pylist(), values_of(rows), strict=True)):
         mark(position)
-        values: Values = {name: row[name] or "" for name in ("text", "language", "prompt")}
+        values: Values = {**kept, **{name: row[name] or "" for name in ("text", "language", "prompt")}}
         values["source"] = names[row["file"]]
         if encoder is not None:
             try:

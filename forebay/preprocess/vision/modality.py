@@ -99,6 +99,9 @@ class Vision:
             read_conversations(localized(config).source, cache_root=config.cache_root, map_=map_), self.settings
         )
 
+    def keeping(self, rows: pa.Table) -> Vision:  # noqa: ARG002
+        return self
+
     def fields(self) -> tuple[FieldSpec, ...]:
         return vision_fields(self.recipe, self.codec, patch_bytes=self.settings.patch_bytes)
 

@@ -62,6 +62,7 @@ class UncachedSpeech(UncachedSource):
         self._recipe = recipe = cast(Recipe, recipe_of(config))
         self._modality = Speech.of(config, recipe)
         manifest = self._modality.manifest(config)
+        self._modality = self._modality.keeping(manifest.rows)
         if manifest.unused:
             logger.warning("samples: %s", described(manifest.unused))
         tokens, rows, failed = self._tokenise(manifest)
