@@ -86,7 +86,10 @@ def _settled(paths: list[Path], chooser: Chooser) -> Found:
     names = Counter(reading.kind for reading in readings)
     offered = readings if "kind" in chooser.given else near
     choices = [Choice(f"{each.kind}: {each.label}", _value(each, names), each) for each in offered]
-    return chooser.one(f"what is {from_here(paths[0])}", choices, option="kind").settle(chooser)
+    found = chooser.one(f"what is {from_here(paths[0])}", choices, option="kind").settle(chooser)
+    if tree is not None and not tree.is_whole:
+        found.notes.append("The folder holds more than was looked at, so numbers are too low.")
+    return found
 
 
 def _value(reading: Reading, names: Counter[str]) -> str:

@@ -150,7 +150,7 @@ def _delimited(path: Path, delimiters: str) -> Table:
     delimiter = max(delimiters, key=lambda each: (lines[0].count(each) > 0, _regularity(lines[:20], each)))
     records = _records(lines, delimiter)
     header, *rest = records
-    names = tuple(name.strip() for name in header)
+    names = tuple(header)
     width = len(names)
     rows = tuple(dict(zip(names, row, strict=True)) for row in rest if len(row) == width)
     read = sum(len(line.encode("utf-8", "surrogateescape")) + 1 for line in lines[1:])
@@ -168,8 +168,9 @@ def _delimited(path: Path, delimiters: str) -> Table:
 
 def _records(lines: list[str], delimiter: str) -> list[list[str]]:
     try:
-        if delimiter == "\t" and not any('"' in line for line in lines):
-            return [line.split("\t") for line in lines]
+        # As `kind = "table"` reads them: in a TSV quotation marks are text, unless the header line is quoted.
+        if delimiter in "\t|" and not lines[0].startswith('"'):
+            return [line.split(delimiter) for line in lines]
         return [row for row in csv.reader(lines, delimiter=delimiter) if row]
     except csv.Error:
         return [line.split(delimiter) for line in lines]

@@ -128,7 +128,7 @@ def photos(folder: Path) -> Path:
 
 
 def audio_rows() -> list[dict[str, Any]]:
-    rows = []
+    rows: list[dict[str, Any]] = []
     for clip in clips():
         audio = {"bytes": clip.data, "path": file_name(clip)}
         rows.append({"audio": audio, "sentence": clip.text, "locale": clip.language, "speaker": f"s{len(rows) % 3}"})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -302,13 +304,25 @@ def _plain_images(columns: dict[str, str | None]) -> dict[str, str | None]:
 
 
 def _not_lines(table: Table, columns: dict[str, str | None], folder: Path) -> str:
-    named = ", ".join(f"{role} in {name!r}" for role, name in columns.items() if name)
-    form = table.path.suffix[1:].upper()
+    """Returns what to do with a table of images that is not of the one form: the command that writes it so."""
+    own, lines = table.path.parent, table.path.with_name(f"{table.path.stem}.forebay.jsonl")
+    below = os.path.relpath(folder, own)
+    fields = [f"{role!r}: row[{name!r}]" for role, name in columns.items() if name]
+    if below != "." and columns.get("image"):
+        fields[0] = f"'image': {below + '/'!r} + row[{columns['image']!r}]"
+    rows = "map(json.loads, sys.stdin)" if table.form == "jsonl" else _csv_rows(table)
+    code = f"import csv, json, sys; [print(json.dumps({{{', '.join(fields)}}})) for row in {rows}]"
+    advice = f"python -c {shlex.quote(code)} < {shlex.quote(str(table.path))} > {shlex.quote(str(lines))}"
+    if table.form == "data":
+        advice = f"write them to {lines}, a JSON object a line"
     return (
-        f"{table.path}: images and conversations are read from JSON lines of id, image, question, answer (or "
-        f"messages), with images relative to that file; this is {form} with {named}, images in {folder}; "
-        "write its rows as such lines beside the images and run forebay init on them"
+        f"{table.path}: rows about images are read from JSON lines of image, question and answer (or messages), beside "
+        f"the images; write them so, and run forebay init on the new file:\n  {advice}"
     )
+
+
+def _csv_rows(table: Table) -> str:
+    return f"csv.DictReader(sys.stdin{'' if table.delimiter == ',' else f', delimiter={table.delimiter!r}'})"
 
 
 def conversation_columns(table: Table, image: str | None, chooser: Chooser) -> dict[str, str | None]:
@@ -343,7 +357,7 @@ def _texts(tables: Tables) -> Found:
 
 def _others(table: Table, columns: dict[str, str | None]) -> tuple[str, ...]:
     taken = {*columns.values(), "prompt", "sample_id", "id", "duration", "duration_s"}
-    return tuple(name for name in table.names if name not in taken)
+    return tuple(name for name in table.names if name not in taken and table.values(name))
 
 
 def _splits_note(tables: Tables) -> list[str]:
