@@ -67,6 +67,15 @@ class SampleSource(ABC):
         """
         return None
 
+    @property
+    def column_names(self) -> list[str]:
+        """The columns of the row table, in its order; none of them is read."""
+        return []
+
+    def column(self, name: str) -> Any:
+        """Returns a column of the row table, a pyarrow ChunkedArray [num_samples]. Raises KeyError for another name."""
+        raise KeyError(name)
+
     def will_need(self, indices: Iterable[int]) -> None:  # noqa: B027  doing nothing is the default
         """Asks for these samples' bytes ahead, without waiting for them; a source that cannot does nothing."""
 

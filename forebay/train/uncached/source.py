@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from forebay.config.tree import Config
 from forebay.errors import ManifestError, SampleError
 from forebay.preprocess.modality import Modality
+from forebay.preprocess.sources.kept import column_of, names_of
 from forebay.preprocess.sources.media import MediaReader
 from forebay.preprocess.sources.sparse import sparse_files
 from forebay.steps.recipe import AnyRecipe
@@ -111,6 +113,40 @@ class UncachedSource(SampleSource):
     def ids_digest(self) -> str:
         """Returns the digest of the samples' ids in their order."""
         return strings_digest(self._rows["sample_id"])
+
+    @property
+    def column_names(self) -> list[str]:
+        """The columns that the row table of the cache would have, in its order."""
+        return list(dict.fromkeys(("index", *self._table_fields(), *self._counted())))
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Returns a column as the row table of the cache would have it; see `SampleSource`.
+
+        Texts are made, as samples are: tokenised once more. Lengths are those of `lengths`.
+        """
+        if name == "index":
+            return pa.chunked_array([np.arange(len(self))])
+        if (found := self._counted().get(name)) is not None:
+            return pa.chunked_array([found])
+        if name not in self._table_fields():
+            raise KeyError(name)
+        if name == "sample_id":
+            return self._rows[name]
+        if name in names_of(self._rows):
+            return column_of(self._rows, name)
+        kind = pa.large_string()
+        return pa.chunked_array([pa.array([row[name] for row in self._texts()], kind)], type=kind)
+
+    def _table_fields(self) -> list[str]:
+        return [spec.name for spec in self.fields.values() if spec.role == "table"]
+
+    def _counted(self) -> Mapping[str, Array]:
+        """Returns the lengths that the row table has, by name."""
+        return self.lengths
+
+    @abstractmethod
+    def _texts(self) -> Iterator[Mapping[str, Any]]:
+        """Yields the text fields of every sample, table fields among them."""
 
     @abstractmethod
     def _make(self, index: int) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from forebay.config.tree import Config
 from forebay.errors import SampleError
+from forebay.preprocess.sources.kept import column_of, names_of
 from forebay.preprocess.sources.media import open_parts
 from forebay.preprocess.sources.rows import WHOLE_FILE, Manifest, described
 from forebay.preprocess.sources.sparse import sparse_files
@@ -31,7 +32,7 @@ from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.layout import Array
 from forebay.store.memo import SIZE
 from forebay.store.remote.raw.sources import source_stat
-from forebay.store.row_table import sorted_categories
+from forebay.store.row_table import as_texts, sorted_categories
 from forebay.store.source_files import SourceFile
 from forebay.train.uncached.source import UncachedSource
 
@@ -86,10 +87,23 @@ class UncachedSpeech(UncachedSource):
         """Returns the values of `language` or `source`, sorted, and which one each sample has; see `SampleSource`."""
         if name == "source":
             return self._by_file("file")
-        if name not in self._rows.column_names:
+        if name in names_of(self._rows):
+            found = column_of(self._rows, name)
+        elif name in self._rows.column_names:
+            found = self._rows[name]
+        else:
             return None
-        column = pc.fill_null(self._rows[name], "").dictionary_encode().combine_chunks()
+        column = as_texts(found).dictionary_encode().combine_chunks()
         return sorted_categories(column.dictionary.to_pylist(), column.indices.to_numpy())
+
+    def _texts(self) -> Iterator[Mapping[str, Any]]:
+        return iter(self._modality.text_samples(self._rows, self._names))
+
+    def _counted(self) -> Mapping[str, Array]:
+        if not self._recipe.has_audio:
+            return {"num_tokens": self.lengths["num_tokens"]}
+        seconds = np.asarray(self.lengths["num_audio_samples"]) / self._recipe.decode.sample_rate_hz
+        return {"duration_s": seconds, **self.lengths}
 
     def _candidates(self, index: int) -> Iterator[int]:
         return ((index + step) % len(self) for step in range(len(self)))

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from forebay.config.tree import Config
 from forebay.errors import SampleError
+from forebay.preprocess.sources.kept import column_of, names_of
 from forebay.preprocess.sources.naming import require_confined
 from forebay.preprocess.sources.rows import CONVERSATION_SCHEMA, IMAGE_SCHEMA, Manifest, described
 from forebay.preprocess.sources.vision.part import flattened
@@ -37,6 +38,7 @@ from forebay.store.layout import Array
 from forebay.store.memo import stat_now
 from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.sources import localized, look_up
+from forebay.store.row_table import as_texts, sorted_categories
 from forebay.store.source_files import SourceFile
 from forebay.store.temporary import sweep, temporary_name
 from forebay.train.uncached.source import UncachedSource
@@ -99,7 +101,19 @@ class UncachedVision(UncachedSource):
 
     def categories(self, name: str) -> tuple[list[str], Array] | None:
         """Returns the values of `source`, sorted, and which one each sample has; see `SampleSource`."""
-        return self._by_file("group") if name == "source" else None
+        if name == "source":
+            return self._by_file("group")
+        if name not in names_of(self._rows):
+            return None
+        column = as_texts(column_of(self._rows, name)).dictionary_encode().combine_chunks()
+        return sorted_categories(column.dictionary.to_pylist(), column.indices.to_numpy())
+
+    def _texts(self) -> Iterator[Mapping[str, Any]]:
+        return iter(self._modality.text_samples(conversation_rows(self._manifest, self._rows), self._names))
+
+    def _table_fields(self) -> list[str]:
+        # The media rows of a vision cache are images.
+        return [spec.name for spec in self.fields.values() if (spec.role, spec.group) == ("table", "text")]
 
     def _candidates(self, index: int) -> Iterator[int]:
         """The sample itself, then those behind it, around the end, that need no more room."""

@@ -120,7 +120,7 @@ def test_every_command_says_at_once_that_a_kind_is_unknown(
             "speech",
             "hf",
             "image",
-            r'columns\.image is "x", .*only the columns audio, text, language, id, features, labels; leave',
+            r'columns\.image is "x", .*only the columns audio, text, language, id, duration, features, labels; leave',
         ),
         ("vision", "hf", "audio", r'columns\.audio is "x", .*"hf" for vision reads only the columns image, question'),
     ],
