@@ -38,7 +38,11 @@ def name_of(path: Path) -> str:
 
 
 def plain(text: str) -> str:
-    """Returns a text as the name of a folder: letters, digits, and `.`, `_`, `-` between them."""
+    """Returns a text as the name of a folder: letters, digits, and `.`, `_`, `-` between them.
+
+    Marks that stand on letters (vowel signs, for example) are left out, for a config's name has none.
+    """
     shown = unicodedata.normalize("NFC", text.encode("utf-8", "replace").decode("utf-8"))
-    kept = "".join(c if c.isalnum() or c in "._-" else "-" for c in shown)
+    letters = [c for c in shown if not unicodedata.category(c).startswith("M")]
+    kept = "".join(c if c.isalnum() or c in "._-" else "-" for c in letters)
     return re.sub(r"-{2,}", "-", kept)[:_MOST].strip("-._")

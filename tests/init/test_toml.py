@@ -46,5 +46,5 @@ def test_an_offer_that_is_uncommented_is_a_setting(names: list[str]) -> None:
 
 
 def test_a_name_that_is_not_utf_8_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'caf\\udce9' is not UTF-8, .* rename it, or put the config inside"):
+    with pytest.raises(ConfigError, match=r"'caf\\udce9' is not UTF-8, .* rename it, or name a link to it"):
         text_of([Section("source", [("manifest", "caf\udce9", "")])], head=[])
