@@ -108,7 +108,7 @@ def _string(text: str) -> str:
         text.encode("utf-8")
     except UnicodeEncodeError as err:
         raise ConfigError(
-            f"{text!r} is not UTF-8, which is all that TOML can hold; rename it, or name a link to it: ln -s FOLDER link"
+            f"{text!r} is not UTF-8, which is all that TOML can hold; rename it, or name a link to it (ln -s)"
         ) from err
     return f'"{"".join(map(_character, text))}"'
 

@@ -165,7 +165,7 @@ def test_any_names_of_folders_files_and_columns_are_written_as_they_are(
     data.mkdir()
     clip = clips()[0]
     (data / "a.flac").write_bytes(clip.data)
-    path = data / f"{stem}.jsonl"
+    path = data / f"t{stem}.jsonl"
     path.write_text(json.dumps(dict(zip(columns, ["a.flac", clip.text, "kept"], strict=True))) + "\n")
     out = data.parent / "out.toml"
     given = {"kind": "table", "column audio": columns[0], "column text": columns[1]}

@@ -185,9 +185,8 @@ def test_a_table_of_images_comes_with_the_command_that_writes_it_as_lines(tmp_pa
 
 
 NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=12)
-FILE_NAMES = st.tuples(
-    NAMES, st.sampled_from(["", ".wav", ".jpg", ".csv", ".tsv", ".jsonl", ".tar", ".txt", ".parquet"])
-)
+ENDS = ("", ".wav", ".jpg", ".csv", ".tsv", ".jsonl", ".tar", ".txt", ".parquet")
+FILE_NAMES = st.tuples(NAMES, st.sampled_from(ENDS))
 
 
 @settings(max_examples=40)
