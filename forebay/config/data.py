@@ -19,6 +19,8 @@ class SourceKind:
     files: those of a folder that are manifests. else_files: those of a folder that has none of these. has_columns: it
     reads `[source.columns]`, which are then in the key. has_audio: its samples have sound. has_splits: a folder may
     hold several splits, of which `source.split` is read. keeps: the modalities whose samples may have `keep_columns`.
+    is_deep: the files lie below the folder at any depth, and are samples themselves. needs_text: a sample without text
+    is left out as `no_text`.
     """
 
     speech: str = ""
@@ -29,12 +31,18 @@ class SourceKind:
     has_audio: bool = True
     has_splits: bool = False
     keeps: tuple[str, ...] = ()
+    is_deep: bool = False
+    needs_text: bool = False
 
 
 _SPEECH, _VISION = "forebay.preprocess.sources.speech", "forebay.preprocess.sources.vision"
 _HF_FILES = ("state.json", "dataset_info.json", "*.arrow", "*.parquet")
 TABLE_FILES = ("*.csv", "*.tsv", "*.parquet", "*.jsonl", "*.arrow")
 """The forms of `kind = "table"`, by the ends of their names."""
+RECORDINGS = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif")
+"""The files that `kind = "folder"` looks for, in any case of letters."""
+TEXTS_BESIDE = (".txt", ".lab")
+"""The files that may hold their transcripts; `.normalized.txt` and `.trans.txt` are such too."""
 
 SOURCE_KINDS = {
     "tar": SourceKind(speech=f"{_SPEECH}.tar:KIND", files=("*.parquet",), keeps=("speech",)),
@@ -56,7 +64,17 @@ SOURCE_KINDS = {
         has_splits=True,
         keeps=("speech",),
     ),
-    "table": SourceKind(speech=f"{_SPEECH}.table:KIND", files=TABLE_FILES, has_columns=True, keeps=("speech",)),
+    "table": SourceKind(
+        speech=f"{_SPEECH}.table:KIND", files=TABLE_FILES, has_columns=True, keeps=("speech",), needs_text=True
+    ),
+    "folder": SourceKind(
+        speech=f"{_SPEECH}.folder:KIND",
+        files=(*(f"*{ending}" for ending in RECORDINGS), *(f"*{ending}" for ending in TEXTS_BESIDE)),
+        has_columns=True,
+        keeps=("speech",),
+        is_deep=True,
+        needs_text=True,
+    ),
     "ljspeech": SourceKind(speech=f"{_SPEECH}.ljspeech:KIND", files=("metadata.csv",)),
     "text": SourceKind(
         speech=f"{_SPEECH}.text:KIND", files=("*.jsonl",), else_files=("*.txt",), has_audio=False, keeps=("speech",)
@@ -133,11 +151,12 @@ class SourceConfig:
     __pydantic_config__ = STRICT
 
     kind: str
-    """`table`: CSV, TSV, parquet, JSONL or arrow of a row a recording. `tar`: a parquet manifest over tars. `filelist`:
-    TSV of shard, id, language and seconds. `webdataset`: tars of audio and `.json` or `.txt`. `jsonl`: lines of
-    `audio`, `text`, `language`?, `prompt`?. `hf`: a `save_to_disk` folder or parquet (extra `hf`), of sound or of
-    features. `ljspeech`: an LJSpeech folder. `text`: texts without audio, `.txt` files of a text a line, or JSON lines
-    of `text`, `id`?, `language`?, `prompt`?. A config with `[vision]` takes `jsonl`, `hf` or `webdataset`."""
+    """`table`: CSV, TSV, parquet, JSONL or arrow of a row a recording. `folder`: recordings below a folder, texts
+    beside them or in `texts`. `tar`: a parquet manifest over tars. `filelist`: TSV of shard, id, language and seconds.
+    `webdataset`: tars of audio and `.json` or `.txt`. `jsonl`: lines of `audio`, `text`, `language`?, `prompt`?. `hf`:
+    a `save_to_disk` folder or parquet (extra `hf`), of sound or of features. `ljspeech`: an LJSpeech folder. `text`:
+    texts without audio, `.txt` files of a text a line, or JSON lines of `text`, `id`?, `language`?, `prompt`?. A config
+    with `[vision]` takes `jsonl`, `hf` or `webdataset`."""
     manifest: str | tuple[str, ...] = field(metadata={"path": True, "url": True})
     """File, folder or glob, or a list of them; each may be a URL. The path is not in the key, the content is."""
     split: str = "train"
@@ -172,10 +191,16 @@ class SourceConfig:
     audio_dir: str | None = field(default=None, metadata={"path": True})
     """Folder of the recordings that a `table` names, for example Common Voice's `clips`. Left out: the table's own
     folder. In no key: the content of the recordings is."""
+    texts: str | None = field(default=None, metadata={"path": True})
+    """Of `kind = "folder"`: the table of its texts, in a form of `kind = "table"` with `[source.columns]`. The audio
+    column holds paths below the folder or names of files, with their extension or without. Left out: `NAME.txt`,
+    `NAME.lab` or `NAME.normalized.txt` beside a recording, or its line in a `*.trans.txt` there. In no key."""
+    languages_from_folders: bool = False
+    """Of `kind = "folder"`: the first folder below `manifest` names the language, `wavs/hi/.../1.wav`."""
     keep_columns: tuple[str, ...] = ()
     """Columns or JSON fields that stay in the row table of the cache, as text, int64 or float64 (a truth value is 0 or
-    1): `["speaker", "snr"]`. Of `table`, `hf`, `jsonl`, `webdataset` (the JSON beside a clip), `tar` and JSON lines of
-    `text`. The names are in the key."""
+    1): `["speaker", "snr"]`. Of `table`, `folder` with `texts`, `hf`, `jsonl`, `webdataset` (the JSON beside a clip),
+    `tar` and JSON lines of `text`. The names are in the key."""
     rows: str | None = None
     """With `[vision]`: the rows of the manifest to take, as a Python slice: `"0:1000"`, `"::10"`."""
     max_pixels: int = 89_478_485

@@ -15,6 +15,9 @@ from forebay.steps.recipe import Recipe
 from forebay.store.key import digest
 from forebay.store.layout import Array, Group, format_of
 
+NO_TEXT = "no_text"
+"""Why a row without a text is left out, where its kind of source needs one."""
+
 _ROW_COLUMNS: Mapping[Group, tuple[str, ...]] = {
     "media": ("sample_id", "member", "offset", "size"),
     "text": ("sample_id", "text", "language", "prompt"),
@@ -56,12 +59,13 @@ def name_cuts(
     probe: Mapping[Group, str],
     rows_per_shard: int,
     groups: Sequence[Group],
+    needs_text: bool = False,
 ) -> Iterator[Cut]:
     """Yields every shard with its keys in these groups.
 
     A media key is made of the steps, the probe and, for each row, the bytes it is decoded from (its file by content and
     its place in it); a text key of the steps, the probe, and the rows' text, language, prompt, source name and kept
-    columns.
+    columns. needs_text: rows without a text are left out as NO_TEXT.
     """
     files, kept = rows["file"].to_numpy(), fields_of(rows)
     steps: dict[Group, list[dict[str, Any]]] = {
@@ -85,6 +89,8 @@ def name_cuts(
             if group == "text" and kept:
                 document["columns"] = [[field.name, field.dtype] for field in kept]
                 document["column_values"] = columns_digest(pa.table({f.name: column_of(part, f.name) for f in kept}))
+            if group == "text" and needs_text and part["text"].null_count:
+                document["null_text"] = NO_TEXT
             keys[group] = digest(document)
         num_media = stop - start if "media" in groups else 0
         yield Cut(index=index, start=start, stop=stop, num_media=num_media, keys=keys)

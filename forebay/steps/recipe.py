@@ -200,6 +200,17 @@ def _table_problems(config: Config) -> list[str]:
     source, found = config.source, []
     if source.audio_dir is not None and source.kind != "table":
         found.append(f'source.audio_dir is for source.kind = "table", and it is "{source.kind}"; leave it out')
+    for name in ("texts", "languages_from_folders"):
+        if getattr(source, name) and source.kind != "folder":
+            found.append(f'source.{name} is for source.kind = "folder", and it is "{source.kind}"; leave it out')
+    if source.kind == "folder":
+        if source.keep_columns and source.texts is None:
+            found.append(
+                "source.keep_columns are columns of source.texts, and there is none; name the table, or leave "
+                "keep_columns out"
+            )
+        given = [name for name in ("features", "labels") if getattr(source.columns, name) is not None]
+        found += [f'source.columns.{name} is not for source.kind = "folder"; leave it out' for name in given]
     if source.keep_columns and config.modality not in SOURCE_KINDS[source.kind].keeps:
         kinds = [f'"{name}"' for name, kind in SOURCE_KINDS.items() if config.modality in kind.keeps]
         wanted = f"wanted {' or '.join(kinds)}" if kinds else f"for {config.modality} no kind keeps columns yet"
@@ -395,7 +406,9 @@ def _source_document(config: Config, fields: tuple[str, ...]) -> dict[str, Any]:
     settings = {**asdict(source), **_plain_filters(source)}
     columns = {f"{name}_column": getattr(source.columns, name) for name in _columns(config)}
     named = {name: column for name, column in columns.items() if column is not None}
-    kept = {"keep_columns": sorted(source.keep_columns)} if source.keep_columns else {}
+    kept: dict[str, Any] = {"keep_columns": sorted(source.keep_columns)} if source.keep_columns else {}
+    if source.languages_from_folders:
+        kept["languages_from_folders"] = True
     return {**{name: settings[name] for name in ("kind", "split", *fields)}, **named, **kept}
 
 

@@ -72,6 +72,6 @@ def _require_names(names: Sequence[str], known: Sequence[str]) -> None:
             near = difflib.get_close_matches(name, there, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError(
-                f"with_columns: no column {name!r}{hint}; there are {', '.join(there)}; to have more, set source.keep_columns "
-                "and run: forebay preprocess CONFIG"
+                f"with_columns: no column {name!r}{hint}; there are {', '.join(there)}; to have more, set "
+                "source.keep_columns and run: forebay preprocess CONFIG"
             )

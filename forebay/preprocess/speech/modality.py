@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from forebay.config.data import SourceConfig
+from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.config.tree import Config
 from forebay.preprocess.cut import Cut, name_cuts
 from forebay.preprocess.modality import Coder, Finished, Listing, Read, Rows, Values, gathered, narrow
@@ -130,6 +130,7 @@ class Speech:
     """A config's steps over audio: a `Modality`.
 
     tokenizer: its folder; None for a recipe without text. kept: the fields of `source.keep_columns`.
+    needs_text: a row without a text is left out.
     """
 
     recipe: Recipe
@@ -137,6 +138,7 @@ class Speech:
     limits: DurationLimits
     media_column: str = "audio"
     kept: tuple[FieldSpec, ...] = ()
+    needs_text: bool = False
     media_unit = "clip"
     row_unit = "samples"
 
@@ -144,7 +146,13 @@ class Speech:
     def of(cls, config: Config, recipe: Recipe) -> Speech:
         """Returns the modality of a config."""
         limits = DurationLimits.of(config.source, recipe.decode)
-        return cls(recipe, config.text.tokenizer if config.text else None, limits, config.source.columns.media)
+        return cls(
+            recipe,
+            config.text.tokenizer if config.text else None,
+            limits,
+            config.source.columns.media,
+            needs_text=SOURCE_KINDS[config.source.kind].needs_text,
+        )
 
     @property
     def max_sample_bytes(self) -> int:
@@ -189,6 +197,7 @@ class Speech:
             probe=probe,
             rows_per_shard=self.shard_rows(rows_per_shard),
             groups=self.groups,
+            needs_text=self.needs_text,
         )
 
     def task_rows(self, listing: Listing, cut: Cut, group: Group) -> tuple[tuple[SourceFile, ...], pa.Table]:
@@ -201,7 +210,8 @@ class Speech:
         return media_samples(self.recipe, rows, read)
 
     def text_samples(self, rows: pa.Table, names: Sequence[str]) -> Iterator[Values]:
-        made = text_samples(rows, names, loaded_encoder(self.recipe, self.tokenizer))
+        encoder = loaded_encoder(self.recipe, self.tokenizer)
+        made = text_samples(rows, names, encoder, needs_text=self.needs_text)
         if self.recipe.has_audio:
             return made
         # No other group holds the ids.

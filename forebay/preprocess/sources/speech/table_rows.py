@@ -106,24 +106,17 @@ class TableRows:
         inside, paths = self._audio()
         count = len(self._table)
         numbers, problems = self._numbers(files, inside, paths)
-        columns = Columns(self._plain_columns(), self._manifest.path)
-        ids, explicit = self._ids(columns, paths)
         table = row_table(
             {
                 "row": pa.array(np.arange(start, start + count)),
-                "sample_id": ids,
-                "explicit_id": explicit,
                 "group": pa.array(np.full(count, self._number, np.int32)),
                 "file": pa.array(numbers),
                 "member": pc.fill_null(paths, ""),
                 "offset": pa.array(np.where(inside, np.arange(count), 0)),
-                "duration_s": next((c for n in self._durations if (c := columns.seconds(n)) is not None), None),
-                "language": self._language(columns),
-                "prompt": columns.strings("prompt", nullable=True),
-                "text": self._text(columns),
+                **self._values(paths),
             },
             num_rows=count,
-            kept={name: self._table.part(name) for name in self._source.keep_columns},
+            kept=self._kept(),
         )
         bad = np.zeros(count, bool)
         bad[list(problems)] = True
@@ -137,6 +130,34 @@ class TableRows:
             message=pa.array([message for _, message in found], pa.large_string()),
         )
         return table.filter(pa.array(~bad)), failed
+
+    def paths(self) -> Any:
+        """Returns the paths of the audio column, null where a row has none."""
+        return self._audio()[1]
+
+    @property
+    def problems(self) -> Mapping[int, tuple[str, str]]:
+        """Reason and message of the rows that are known to be bad."""
+        return self._bad
+
+    def values(self) -> tuple[dict[str, Any], dict[str, pa.ChunkedArray]]:
+        """Returns what the table says of its rows beside the places of the audio, and the columns that are kept."""
+        return self._values(self.paths()), self._kept()
+
+    def _values(self, paths: Any) -> dict[str, Any]:
+        columns = Columns(self._plain_columns(), self._manifest.path)
+        ids, explicit = self._ids(columns, paths)
+        return {
+            "sample_id": ids,
+            "explicit_id": explicit,
+            "duration_s": next((c for n in self._durations if (c := columns.seconds(n)) is not None), None),
+            "language": self._language(columns),
+            "prompt": columns.strings("prompt", nullable=True),
+            "text": self._text(columns),
+        }
+
+    def _kept(self) -> dict[str, pa.ChunkedArray]:
+        return {name: self._table.part(name) for name in self._source.keep_columns}
 
     def _checked_audio_kind(self) -> Any:
         named = self._columns
