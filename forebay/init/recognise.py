@@ -26,6 +26,7 @@ from forebay.visible import from_here
 
 _NEAR = 35
 """A reading whose score is lower by more is no second possibility."""
+_MOST_PROBLEMS = 5
 _DATA = (".parquet", ".arrow")
 NEEDS = """forebay init knows:
   recordings (wav, flac, ogg, mp3, opus) with a .txt or .lab of the same name beside each, or *.trans.txt;
@@ -89,6 +90,8 @@ def _settled(paths: list[Path], chooser: Chooser) -> Found:
     found = chooser.one(f"what is {from_here(paths[0])}", choices, option="kind").settle(chooser)
     if tree is not None and not tree.is_whole:
         found.notes.append("The folder holds more than was looked at, so numbers are too low.")
+    if not found.has_text:
+        found.notes += [f"{problem}." for problem in problems[:_MOST_PROBLEMS]]
     return found
 
 
@@ -150,7 +153,7 @@ def _nothing(paths: Sequence[Path], tree: Tree | None, problems: Sequence[str]) 
         counts = ", ".join(f"{count:,} {extension or 'without extension'}" for extension, count in _most(tree))
         lines.append(f"  seen: {counts or 'no files'}{'' if tree.is_whole else ' (a part of the folder)'}")
         lines += _hints(tree)
-    lines += [f"  {problem}" for problem in problems[:8]]
+    lines += [f"  {problem}" for problem in problems[:_MOST_PROBLEMS]]
     return "\n".join([*lines, *(f"  {line}" for line in NEEDS.splitlines())])
 
 

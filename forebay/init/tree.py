@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from forebay.preprocess.sources.speech.webdataset import AUDIO
+from forebay.config.data import RECORDINGS, TEXTS_BESIDE
 from forebay.preprocess.sources.vision.webdataset import IMAGE_EXTENSIONS
 
 T = TypeVar("T")
@@ -27,7 +27,8 @@ MAX_TABLES = 24
 """Tables of a folder whose heads are read."""
 AUDIO_DIRS = ("clips", "wavs", "audio", "wav", "images", "photos")
 """Usual names of folders beside a table."""
-TRANSCRIPTS = frozenset((".txt", ".lab"))
+TRANSCRIPTS = frozenset(TEXTS_BESIDE)
+_AUDIO = frozenset(RECORDINGS)
 _CACHE_FILES = frozenset(("metadata.json", "slots.npy"))
 _PASSED_OVER = frozenset(("__MACOSX", "__pycache__", "node_modules"))
 
@@ -54,7 +55,7 @@ class Tree:
     @property
     def audio(self) -> list[str]:
         """The names of recordings."""
-        return self.names(AUDIO)
+        return self.names(_AUDIO)
 
     @property
     def images(self) -> list[str]:

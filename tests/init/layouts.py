@@ -249,6 +249,14 @@ def common_voice(folder: Path) -> Path:
     return folder
 
 
+def named(folder: Path) -> Path:
+    """Recordings, and a CSV that names them without their extensions."""
+    paths = write_clips(folder / "sound", by_language=True)
+    rows = [{"utt": paths[clip.id].stem, "transcript": clip.text, "lang": clip.language} for clip in clips()]
+    write_csv(folder / "texts.csv", rows)
+    return folder
+
+
 def texts(folder: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "corpus.txt").write_text("".join(f"{clip.text}\n" for clip in clips()))

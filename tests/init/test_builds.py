@@ -35,10 +35,14 @@ SPEECH: list[Layout] = [
     layouts.jsonl,
     layouts.ljspeech,
     layouts.table,
+    layouts.beside,
+    layouts.librispeech,
+    layouts.named,
     layouts.save_to_disk,
     layouts.dataset_dict,
     layouts.parquet,
 ]
+WITHOUT_LANGUAGE = (layouts.ljspeech, layouts.librispeech)
 VISION: list[Layout] = [layouts.photos, layouts.photo_parquet, layouts.photo_tars]
 
 
@@ -47,7 +51,11 @@ def test_recordings_without_a_model(layout: Layout, tmp_path: Path, capsys: pyte
     data = layout(tmp_path / "prompts")
     cache = open_cache(built(tmp_path, capsys, data))
     assert cache.folder.name.startswith("prompts-train-")
-    assert cache.samples["text"].to_pylist() == [clip.text for clip in clips()]
+    wanted = sorted((clip.text, clip.language) for clip in clips())
+    found = cache.samples.select(["text", "language"]).to_pydict()
+    assert sorted(found["text"]) == [text for text, _ in wanted]
+    if layout not in WITHOUT_LANGUAGE:
+        assert sorted(zip(*found.values(), strict=True)) == wanted
     assert set(cache[0]) >= {"input_features"}
 
 

@@ -39,6 +39,7 @@ KINDS: dict[Callable[[Path], Path], str] = {
     layouts.common_voice: "table",
     layouts.beside: "folder",
     layouts.librispeech: "folder",
+    layouts.named: "folder",
     layouts.save_to_disk: "hf",
     layouts.dataset_dict: "hf",
     layouts.parquet: "hf",
@@ -131,6 +132,14 @@ def test_what_will_fail_is_said(tmp_path: Path) -> None:
     assert line.startswith("1 of 12 recordings that were looked at cannot be read")
 
 
+def test_a_table_of_no_use_beside_recordings_without_texts_is_said(tmp_path: Path) -> None:
+    layouts.write_clips(tmp_path)
+    (tmp_path / "texts.csv").write_text("".join(f"{layouts.file_name(clip)},{clip.text}\n" for clip in clips()))
+    found = one(tmp_path)
+    assert (found.kind, found.has_text) == ("folder", False)
+    assert "instead of a header line; add one, for example path,text." in found.notes[-1]
+
+
 def test_facts_are_one_line() -> None:
     assert facts(one(DEMO / "speech", kind="tar")) == (
         "52 clips, about 3 min (from 52 rows), 0.4 to 31.1 s, languages en 21 %, ru 21 %, it 19 %, es 19 %, fr 19 %"
@@ -144,6 +153,7 @@ def test_facts_are_one_line() -> None:
         ({"a.jpg": b""}, ["seen: 1 .jpg", "images alone say nothing to learn"]),
         ({"a.tar.gz": b""}, ["a.tar.gz is a compressed tar"]),
         ({"a.csv": b"x,y\n1,2\n"}, ["a.csv has columns x, y; none holds paths of recordings or images"]),
+        ({"a.csv": b"x.wav,hello\n"}, ["a.csv begins with 'x.wav' instead of a header line"]),
         ({}, ["seen: no files", "forebay init knows:"]),
     ],
 )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from forebay.init.choose import Choice, Chooser
 from forebay.init.columns import is_language
 from forebay.init.found import Found, Reading, counted
 from forebay.init.media import sounds_of
+from forebay.init.readings.splits import split_of
 from forebay.init.tree import TRANSCRIPTS, Tree, extension_of, spread
 
 _TRANS = ".trans.txt"
@@ -20,25 +22,55 @@ _TEXTS = 50
 
 def folder_readings(tree: Tree) -> list[Reading]:
     """Returns the readings of a tree as recordings with files beside them."""
-    audio = tree.audio
-    if not audio:
-        return []
     if _is_ljspeech(tree):
-        return [Reading(kind="ljspeech", label=_lj_label(audio), score=85, settle=lambda _: _ljspeech(tree))]
-    beside = _transcripts(tree, audio)
+        return [Reading(kind="ljspeech", label=_lj_label(tree.audio), score=85, settle=lambda _: _ljspeech(tree))]
+    own = _own(tree)
+    if not own.audio:
+        return []
+    audio, beside = counted(len(own.audio), "recordings"), _transcripts(tree, own.audio)
     trans = [name for name in tree.by_extension.get(".txt", []) if name.endswith(_TRANS)]
     if trans:
-        label, score = f"{counted(len(audio), 'recordings')}, texts in {counted(len(trans), 'files')} *{_TRANS}", 75.0
-    elif len(beside) >= _BESIDE * len(audio):
-        label, score = f"{counted(len(audio), 'recordings')}, {counted(len(beside), 'texts')} beside them", 70.0
+        label, score = f"{audio}, texts in {counted(len(trans), 'files')} *{_TRANS}", 75.0
+    elif len(beside) >= _BESIDE * len(own.audio):
+        label, score = f"{audio}, {counted(len(beside), 'texts')} beside them", 70.0
     else:
-        label, score = f"{counted(len(audio), 'recordings')} without texts", 20.0
+        label, score = f"{audio} without texts", 20.0
     texts = _librispeech_texts(tree, trans) if trans else beside
 
     def settle(chooser: Chooser) -> Found:
-        return _folder(tree, texts, is_trans=bool(trans), chooser=chooser)
+        return _folder(tree, own, texts, is_trans=bool(trans), chooser=chooser)
 
     return [Reading(kind="folder", label=label, score=score, settle=settle)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """The recordings that are read: those below `folders`, which are relative to the root. others: of other splits."""
+
+    audio: list[str]
+    folders: list[str]
+    others: list[str]
+
+
+def _own(tree: Tree) -> _Own:
+    """Returns the recordings of the train split where the first folders are called after splits, else all."""
+    audio = tree.audio
+    if not audio:
+        return _Own([], [], [])
+    above = os.path.commonpath([os.path.dirname(name) for name in audio])
+    first = {_first(name, above) for name in audio}
+    splits = {folder: split_of(folder.rpartition("/")[2]) for folder in first if folder != above}
+    own = sorted(folder for folder, split in splits.items() if split == "train")
+    if not own or len(splits) < len(first) or set(splits.values()) == {"train"}:
+        return _Own(audio, [""], [])
+    rest = sorted(folder for folder in splits if folder not in own)
+    return _Own([name for name in audio if _first(name, above) in own], own, rest)
+
+
+def _first(name: str, above: str) -> str:
+    """Returns the first folder of a name below another folder, that folder where there is none."""
+    rest = name[len(above) + 1 :] if above else name
+    return os.path.join(above, rest.partition("/")[0]) if "/" in rest else above
 
 
 def _transcripts(tree: Tree, audio: list[str]) -> list[str]:
@@ -75,23 +107,24 @@ def _ljspeech(tree: Tree) -> Found:
     )
 
 
-def _folder(tree: Tree, texts: list[str], *, is_trans: bool, chooser: Chooser) -> Found:
+def _folder(tree: Tree, own: _Own, texts: list[str], *, is_trans: bool, chooser: Chooser) -> Found:
     """Returns what is found of recordings. texts: names of transcripts beside them, or under `is_trans` some texts."""
-    audio = tree.audio
-    languages = _languages(audio)
-    source: dict[str, Any] = {"languages_from_folders": True} if _from_folders(languages, chooser) else {}
+    audio = own.audio
+    folders, languages = _languages(own)
+    by_folder = _from_folders(languages, chooser)
+    notes = [f"Other splits are left out: {', '.join(own.others)}."] if own.others else []
     return Found(
         kind="folder",
         modality="speech",
-        manifests=(tree.root,),
-        source=source,
+        manifests=tuple(tree.path(folder) for folder in (folders if by_folder else own.folders)),
+        source={"languages_from_folders": True} if by_folder else {},
         noun=_noun(audio),
         count=len(audio),
         is_exact=tree.is_whole,
         sounds=sounds_of([tree.path(name) for name in spread(audio)]),
         texts=texts if is_trans else [_head(tree.path(name)).strip() for name in spread(texts, _TEXTS)],
-        languages=languages if source else Counter(),
-        notes=_missing_texts(len(audio), len(texts)) if not is_trans else [],
+        languages=languages if by_folder else Counter(),
+        notes=[*notes, *(_missing_texts(len(audio), len(texts)) if not is_trans else [])],
         has_text=bool(texts),
     )
 
@@ -109,10 +142,24 @@ def _from_folders(languages: Counter[str], chooser: Chooser) -> bool:
     return chooser.one("are the folders named after languages", choices, option=option)
 
 
-def _languages(audio: list[str]) -> Counter[str]:
-    """Returns how many recordings lie in each folder, where all are named after languages; else nothing."""
-    parents = Counter(name.rpartition("/")[0].rpartition("/")[2] for name in audio)
-    return parents if all(map(is_language, parents)) else Counter()
+def _languages(own: _Own) -> tuple[list[str], Counter[str]]:
+    """Returns folders right below which all folders are named after languages, and how many recordings each has.
+
+    Nothing is counted where there are no such folders; the folders are then those of the recordings.
+    """
+    above = [os.path.commonpath([os.path.dirname(name) for name in own.audio])] if len(own.folders) == 1 else []
+    for folders in (own.folders, above, [os.path.dirname(folder) for folder in above]):
+        counts = Counter(_below(name, folders) for name in own.audio)
+        if folders and all(map(is_language, counts)):
+            return folders, counts
+    return own.folders, Counter()
+
+
+def _below(name: str, folders: list[str]) -> str:
+    """Returns the first folder of a name below one of some folders; empty where there is none."""
+    folder = next((each for each in folders if not each or name.startswith(f"{each}/")), None)
+    rest = "" if folder is None else name[len(folder) + 1 if folder else 0 :]
+    return rest.partition("/")[0] if "/" in rest else ""
 
 
 def _missing_texts(count: int, found: int) -> list[str]:

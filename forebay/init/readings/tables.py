@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from forebay.config.data import RECORDINGS
 from forebay.errors import ConfigError
 from forebay.init.choose import Choice, Chooser
 from forebay.init.columns import (
@@ -21,22 +21,18 @@ from forebay.init.columns import (
     image_columns,
     language_columns,
     languages_of,
+    name_columns,
     text_columns,
     written_paths,
 )
 from forebay.init.conversation import USED, images_of_row, texts_of_row
 from forebay.init.found import Found, Reading, counted
 from forebay.init.media import pictures_of, sounds_of
+from forebay.init.readings.splits import split_of
 from forebay.init.readings.tars import list_reading, manifest_reading
 from forebay.init.table import Table, read_table
-from forebay.init.tree import AUDIO_DIRS, MAX_TABLES, Tree, spread, walk
+from forebay.init.tree import AUDIO_DIRS, MAX_TABLES, Tree, extension_of, spread, walk
 from forebay.preprocess.sources.vision.canonical import IMAGES
-
-_SPLITS = {
-    "train": re.compile(r"(^|[^a-z])(train|training)([^a-z]|$)"),
-    "dev": re.compile(r"(^|[^a-z])(dev|valid|validation|val)([^a-z]|$)"),
-    "test": re.compile(r"(^|[^a-z])(test|eval|evaluation)([^a-z]|$)"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +58,22 @@ def table_readings(paths: Sequence[Path], tree: Tree | None, problems: list[str]
     found: list[Reading] = []
     for tables in _grouped(paths, problems):
         reading = _reading(tables, tree)
-        if reading is None:
+        if reading is None and (without := _without_header(tables.first)) is not None:
+            problems.append(without)
+        elif reading is None:
             names = ", ".join(tables.first.names[:12])
             problems.append(f"{tables.label} has columns {names}; none holds paths of recordings or images, or texts")
         else:
             found.append(reading)
     return found
+
+
+def _without_header(table: Table) -> str | None:
+    """Returns what to do where the first line of a table is a row and no header, None where it is a header."""
+    row = next((name for name in table.names if extension_of(name) in RECORDINGS), None)
+    if row is None or table.form == "data":
+        return None
+    return f"{table.path.name} begins with {row!r:.60} instead of a header line; add one, for example path,text"
 
 
 def _grouped(paths: Sequence[Path], problems: list[str]) -> list[Tables]:
@@ -92,11 +98,6 @@ def _without_other_splits(group: list[Table]) -> Tables:
     return Tables(paths=tuple(table.path for table in own), first=own[0], others=others)
 
 
-def split_of(stem: str) -> str:
-    """Returns which split the name of a file says: `train`, `dev`, `test`, or an empty text for none of them."""
-    return next((split for split, pattern in _SPLITS.items() if pattern.search(stem.lower())), "")
-
-
 def _reading(tables: Tables, tree: Tree | None) -> Reading | None:
     table = tables.first
     if (manifest := manifest_reading(table)) is not None:
@@ -112,6 +113,15 @@ def _reading(tables: Tables, tree: Tree | None) -> Reading | None:
             label=label,
             score=80,
             settle=lambda chooser: _speech(tables, audio, chooser),
+            name=table.path.name,
+        )
+    if tree is not None and (named := name_columns(table, tree.audio)):
+        label = f"{tables.label}: {rows}, recordings by their names in column {named[0].name}"
+        return Reading(
+            kind="folder",
+            label=label,
+            score=78,
+            settle=lambda chooser: _named_speech(tables, tree, named, chooser),
             name=table.path.name,
         )
     images = image_columns(table, folders)
@@ -248,6 +258,31 @@ def _speech(tables: Tables, audio: Sequence[Candidate], chooser: Chooser) -> Fou
     )
     _refuse_defaults_that_are_other(table, found, columns)
     return found
+
+
+def _named_speech(tables: Tables, tree: Tree, named: Sequence[Candidate], chooser: Chooser) -> Found:
+    """Returns what is found of recordings that a table names without their extensions."""
+    table, audio = tables.first, tree.audio
+    name = pick(table, "audio", named, chooser, may_lack=False) or ""
+    columns = {**speech_columns(table, name, chooser), "duration": None}
+    text = columns["text"]
+    folder = os.path.commonpath([os.path.dirname(each) for each in audio]) if audio else ""
+    return Found(
+        kind="folder",
+        modality="speech",
+        manifests=(tree.path(folder),),
+        source={"texts": table.path},
+        columns=unlike_usual(**columns),
+        noun="recordings",
+        count=len(audio),
+        is_exact=tree.is_whole,
+        sounds=sounds_of([tree.path(each) for each in spread(audio)]),
+        texts=[value for value in table.values(text) if isinstance(value, str)] if text else [],
+        languages=languages_of(table, columns["language"]),
+        others=_others(table, columns),
+        notes=_splits_note(replace(tables, others=(*(path.name for path in tables.paths[1:]), *tables.others))),
+        has_text=text is not None,
+    )
 
 
 def _refuse_defaults_that_are_other(table: Table, found: Found, columns: dict[str, str | None]) -> None:
