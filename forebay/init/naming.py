@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ def config_name(paths: Sequence[Path]) -> str:
 
 def name_of(path: Path) -> str:
     """Returns the name of a path, or of a folder above it where its own says nothing; letters of any script stay."""
-    own = path.name if path.is_dir() else path.stem
+    own = path.name if os.path.isdir(path) else path.stem
     parts = [own, *(parent.name for parent in list(path.parents)[:_LEVELS])]
     for part in parts:
         name = plain(re.sub(r"-\d{5}(-of-\d{5})?$", "", part))

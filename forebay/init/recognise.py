@@ -71,7 +71,7 @@ def _there(text: str) -> Path:
             "those, and write the URL into source.manifest"
         )
     path = Path(os.path.abspath(place))
-    if not path.exists():
+    if not os.path.exists(path):
         raise ConfigError(f"{text} does not exist; name a folder or a file of data{hub_advice(path, 'dataset')}")
     return path
 

@@ -45,9 +45,13 @@ def folder_readings(tree: Tree) -> list[Reading]:
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """The recordings that are read: those below `folders`, which are relative to the root. others: of other splits."""
+    """The recordings that are read: those below `folders`, which are relative to the root. others: of other splits.
+
+    counts: how many recordings lie in each folder.
+    """
 
     audio: list[str]
+    counts: Counter[str]
     folders: list[str]
     others: list[str]
 
@@ -55,22 +59,26 @@ class _Own:
 def _own(tree: Tree) -> _Own:
     """Returns the recordings of the train split where the first folders are called after splits, else all."""
     audio = tree.audio
-    if not audio:
-        return _Own([], [], [])
-    above = os.path.commonpath([os.path.dirname(name) for name in audio])
-    first = {_first(name, above) for name in audio}
-    splits = {folder: split_of(folder.rpartition("/")[2]) for folder in first if folder != above}
+    counts = Counter(name.rpartition("/")[0] for name in audio)
+    first = {_first(folder, _above(counts)) for folder in counts}
+    splits = {folder: split_of(folder.rpartition("/")[2]) for folder in first}
     own = sorted(folder for folder, split in splits.items() if split == "train")
-    if not own or len(splits) < len(first) or set(splits.values()) == {"train"}:
-        return _Own(audio, [""], [])
+    if not own or set(splits.values()) == {"train"}:
+        return _Own(audio, counts, [""], [])
+    kept = Counter({folder: count for folder, count in counts.items() if _first(folder, _above(counts)) in own})
     rest = sorted(folder for folder in splits if folder not in own)
-    return _Own([name for name in audio if _first(name, above) in own], own, rest)
+    return _Own([name for name in audio if name.rpartition("/")[0] in kept], kept, own, rest)
 
 
-def _first(name: str, above: str) -> str:
-    """Returns the first folder of a name below another folder, that folder where there is none."""
-    rest = name[len(above) + 1 :] if above else name
-    return os.path.join(above, rest.partition("/")[0]) if "/" in rest else above
+def _above(counts: Counter[str]) -> str:
+    """Returns the deepest folder that all recordings lie below."""
+    return os.path.commonpath(list(counts)) if counts else ""
+
+
+def _first(folder: str, above: str) -> str:
+    """Returns the first folder on the way to a folder from one above it; that one where there is none."""
+    rest = folder[len(above) + 1 :] if above else folder
+    return os.path.join(above, rest.partition("/")[0]) if rest else above
 
 
 def _transcripts(tree: Tree, audio: list[str]) -> list[str]:
@@ -147,19 +155,20 @@ def _languages(own: _Own) -> tuple[list[str], Counter[str]]:
 
     Nothing is counted where there are no such folders; the folders are then those of the recordings.
     """
-    above = [os.path.commonpath([os.path.dirname(name) for name in own.audio])] if len(own.folders) == 1 else []
+    above = [_above(own.counts)] if len(own.folders) == 1 else []
     for folders in (own.folders, above, [os.path.dirname(folder) for folder in above]):
-        counts = Counter(_below(name, folders) for name in own.audio)
+        counts: Counter[str] = Counter()
+        for folder, count in own.counts.items():
+            counts[_below(folder, folders)] += count
         if folders and all(map(is_language, counts)):
             return folders, counts
     return own.folders, Counter()
 
 
-def _below(name: str, folders: list[str]) -> str:
-    """Returns the first folder of a name below one of some folders; empty where there is none."""
-    folder = next((each for each in folders if not each or name.startswith(f"{each}/")), None)
-    rest = "" if folder is None else name[len(folder) + 1 if folder else 0 :]
-    return rest.partition("/")[0] if "/" in rest else ""
+def _below(folder: str, folders: list[str]) -> str:
+    """Returns the first folder on the way to a folder from the one of `folders` above it; empty where there is none."""
+    above = next((each for each in folders if not each or folder.startswith(f"{each}/")), None)
+    return "" if above is None else folder[len(above) + 1 if above else 0 :].partition("/")[0]
 
 
 def _missing_texts(count: int, found: int) -> list[str]:

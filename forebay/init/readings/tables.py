@@ -104,6 +104,8 @@ def _reading(tables: Tables, tree: Tree | None) -> Reading | None:
         return manifest
     if table.path.suffix.lower() == ".tsv" and (listed := list_reading(table.path)) is not None:
         return listed
+    if _without_header(table) is not None:
+        return None
     folders = _folders(table, tree)
     rows = counted(table.num_rows, "rows", is_exact=table.is_exact)
     if audio := audio_columns(table, folders):
