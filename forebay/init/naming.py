@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _MEANS_NOTHING = re.compile(
-    r"(train(ing)?|dev|val(id(ation)?)?|test|eval|data(set)?|audio|wavs?|clips?|images?|photos?|metadata|manifest|"
-    r"hf|default|part|shard|texts?|transcripts?|tars?|files?|raw|corpus|tmp)?[-_.\d]*",
+    r"((train(ing)?|dev|val(id(ation)?)?|test|eval|data(set)?|audio|wavs?|clips?|images?|photos?|metadata|manifest|"
+    r"hf|default|parts?|shards?|texts?|transcripts?|tars?|files?|raw|corpus|tmp)(?![^\W\d_])|[-_.\d])*",
     re.IGNORECASE,
 )
 _MOST = 60
