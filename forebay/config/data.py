@@ -51,10 +51,10 @@ SOURCE_KINDS = {
         speech=f"{_SPEECH}.webdataset:KIND",
         vision=f"{_VISION}.webdataset:KIND",
         files=("*.tar",),
-        keeps=("speech",),
+        keeps=("speech", "vision"),
     ),
     "jsonl": SourceKind(
-        speech=f"{_SPEECH}.jsonl:KIND", vision=f"{_VISION}.jsonl:KIND", files=("*.jsonl",), keeps=("speech",)
+        speech=f"{_SPEECH}.jsonl:KIND", vision=f"{_VISION}.jsonl:KIND", files=("*.jsonl",), keeps=("speech", "vision")
     ),
     "hf": SourceKind(
         speech=f"{_SPEECH}.hf:KIND",
@@ -62,10 +62,15 @@ SOURCE_KINDS = {
         files=_HF_FILES,
         has_columns=True,
         has_splits=True,
-        keeps=("speech",),
+        keeps=("speech", "vision"),
     ),
     "table": SourceKind(
-        speech=f"{_SPEECH}.table:KIND", files=TABLE_FILES, has_columns=True, keeps=("speech",), needs_text=True
+        speech=f"{_SPEECH}.table:KIND",
+        vision=f"{_VISION}.table:KIND",
+        files=TABLE_FILES,
+        has_columns=True,
+        keeps=("speech", "vision"),
+        needs_text=True,
     ),
     "folder": SourceKind(
         speech=f"{_SPEECH}.folder:KIND",
@@ -156,7 +161,7 @@ class SourceConfig:
     `webdataset`: tars of audio and `.json` or `.txt`. `jsonl`: lines of `audio`, `text`, `language`?, `prompt`?. `hf`:
     a `save_to_disk` folder or parquet (extra `hf`), of sound or of features. `ljspeech`: an LJSpeech folder. `text`:
     texts without audio, `.txt` files of a text a line, or JSON lines of `text`, `id`?, `language`?, `prompt`?. A config
-    with `[vision]` takes `jsonl`, `hf` or `webdataset`."""
+    with `[vision]` takes `table`, `jsonl`, `hf` or `webdataset`."""
     manifest: str | tuple[str, ...] = field(metadata={"path": True, "url": True})
     """File, folder or glob, or a list of them; each may be a URL. The path is not in the key, the content is."""
     split: str = "train"

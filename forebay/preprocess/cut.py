@@ -67,7 +67,7 @@ def name_cuts(
     its place in it); a text key of the steps, the probe, and the rows' text, language, prompt, source name and kept
     columns. needs_text: rows without a text are left out as NO_TEXT.
     """
-    files, kept = rows["file"].to_numpy(), fields_of(rows)
+    files = rows["file"].to_numpy()
     steps: dict[Group, list[dict[str, Any]]] = {
         "media": [step.identity() for step in recipe.media_steps],
         "text": [step.identity() for step in recipe.text_steps],
@@ -86,14 +86,21 @@ def name_cuts(
                 "files": [by_group[group][i] for i in used.tolist()],
                 "rows": columns_digest(part.select(_ROW_COLUMNS[group]), inverse),
             }
-            if group == "text" and kept:
-                document["columns"] = [[field.name, field.dtype] for field in kept]
-                document["column_values"] = columns_digest(pa.table({f.name: column_of(part, f.name) for f in kept}))
+            if group == "text":
+                document |= kept_document(part)
             if group == "text" and needs_text and part["text"].null_count:
                 document["null_text"] = NO_TEXT
             keys[group] = digest(document)
         num_media = stop - start if "media" in groups else 0
         yield Cut(index=index, start=start, stop=stop, num_media=num_media, keys=keys)
+
+
+def kept_document(rows: pa.Table) -> dict[str, Any]:
+    """Returns what the key of a text shard says of the kept columns of its rows; nothing where there is none."""
+    if not (kept := fields_of(rows)):
+        return {}
+    values = pa.table({field.name: column_of(rows, field.name) for field in kept})
+    return {"columns": [[field.name, field.dtype] for field in kept], "column_values": columns_digest(values)}
 
 
 def columns_digest(rows: pa.Table, files: Array | None = None) -> str:

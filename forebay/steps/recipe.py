@@ -200,6 +200,8 @@ def _table_problems(config: Config) -> list[str]:
     source, found = config.source, []
     if source.audio_dir is not None and source.kind != "table":
         found.append(f'source.audio_dir is for source.kind = "table", and it is "{source.kind}"; leave it out')
+    elif source.audio_dir is not None and config.vision is not None:
+        found.append("source.audio_dir is for recordings; paths of images are relative to the table: leave it out")
     for name in ("texts", "languages_from_folders"):
         if getattr(source, name) and source.kind != "folder":
             found.append(f'source.{name} is for source.kind = "folder", and it is "{source.kind}"; leave it out')

@@ -54,7 +54,7 @@ def table_of(document: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("overrides", [(), (OFF,)])
 def test_columns_are_those_of_the_batches_samples(document: dict[str, Any], overrides: tuple[str, ...]) -> None:
     config = config_of(document, *overrides)
-    loader = make_loader(config, with_columns=("sample_id", *KEPT, "duration_s", "text"))
+    loader: Any = make_loader(config, with_columns=("sample_id", *KEPT, "duration_s", "text"))
     plain = make_loader(config)
     expected = {row["sample_id"]: row for row in table_of(document).to_pylist()}
     seen = 0
@@ -115,7 +115,7 @@ def test_a_mixture_has_none_where_a_source_has_no_such_column(document: dict[str
 def test_a_mixture_weighs_the_values_of_a_kept_column(document: dict[str, Any]) -> None:
     mixture = {"column": "client_id", "weights": {"speaker 0": 3.0, "speaker 1": 1.0, "speaker 2": 0.0, "unknown": 0.0}}
     config = load_config({**document, "mixture": mixture})
-    loader = make_loader(config, with_columns=("client_id",))
+    loader: Any = make_loader(config, with_columns=("client_id",))
     drawn = [name for _, columns in loader for name in columns["client_id"]]
     assert {*drawn} == {"speaker 0", "speaker 1"}
     assert drawn.count("speaker 0") > drawn.count("speaker 1")

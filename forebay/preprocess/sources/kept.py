@@ -29,9 +29,11 @@ TEXT, INTEGER, NUMBER, NOTHING = pa.large_string(), pa.int64(), pa.float64(), pa
 PART_TYPES = (UNTYPED, TEXT, INTEGER, NUMBER, NOTHING)
 """What a part of a column may be: `UNTYPED` is the text of a CSV, of which nobody has said what it stands for."""
 
+STORED_TYPES = (TEXT, INTEGER, NUMBER)
+
 _DTYPES = {TEXT: "str", INTEGER: "int64", NUMBER: "float64"}
-_EXACT = 1 << 53
-"""Integers up to here are floats too."""
+_EXACT = (1 << 53) - 1
+"""Integers up to here are floats too, and no float stands for two of them."""
 _DECIMALS = 15
 """Digits of a decimal that a float64 gives back."""
 _LONGEST = 18
@@ -96,7 +98,9 @@ def part_of(column: pa.ChunkedArray, name: str, *, where: str) -> pa.ChunkedArra
 
 
 def part_of_values(values: Sequence[Any]) -> pa.Array:
-    """Returns JSON values, texts and numbers, as a part."""
+    """Returns JSON values, texts and numbers, as a part; values of bytes are texts of a CSV."""
+    if any(isinstance(value, bytes) for value in values):
+        return pa.array(values, UNTYPED)
     plain = [int(value) if isinstance(value, bool) else value for value in values]
     kinds = {type(value) for value in plain if value is not None}
     if kinds <= {int, float} and all(abs(value) < 1 << 63 for value in plain if type(value) is int):
@@ -126,17 +130,23 @@ def _is_keepable(value: Any) -> bool:
     """Says whether a JSON value can be kept: a text that UTF-8 can hold, a number, a truth value or null."""
     if isinstance(value, str):
         return not any("\ud800" <= letter <= "\udfff" for letter in value)
-    return value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < 10**30)
+    return value is None or isinstance(value, (bytes, bool, float)) or (isinstance(value, int) and abs(value) < 10**30)
 
 
-def concatenated(tables: Sequence[pa.Table]) -> pa.Table:
-    """Returns the rows of several parts of a listing, every kept column of one type."""
+def concatenated(tables: Sequence[pa.Table], *, is_last: bool = True) -> pa.Table:
+    """Returns the rows of several parts of a listing, every kept column of one type.
+
+    is_last: these are all rows. Else texts of a CSV stay as they are: rows of another one may say what they are.
+    """
     if not (names := names_of(tables[0])):
         return pa.concat_tables(tables)
     own = [name for name in tables[0].column_names if not name.startswith(PREFIX)]
     table = pa.concat_tables([part.select(own) for part in tables])
     for name in names:
-        table = table.append_column(PREFIX + name, unified([column_of(part, name) for part in tables], name))
+        parts = [column_of(part, name) for part in tables]
+        is_untyped = not is_last and all(part.type == UNTYPED for part in parts)
+        column = pa.chunked_array([c for part in parts for c in part.chunks], UNTYPED) if is_untyped else None
+        table = table.append_column(PREFIX + name, unified(parts, name) if column is None else column)
     return table
 
 
@@ -193,7 +203,8 @@ def _kind(part: pa.ChunkedArray) -> pa.DataType:
     if not pc.all(pc.match_substring_regex(texts, _NUMBERS)).as_py():
         return TEXT
     values = pc.cast(texts, NUMBER)
-    return NUMBER if pc.all(pc.is_finite(values)).as_py() else TEXT
+    is_held = pc.or_(pc.less_equal(pc.abs(values), _EXACT), pc.invert(pc.match_substring_regex(texts, _INTEGERS)))
+    return NUMBER if pc.all(pc.and_(pc.is_finite(values), is_held)).as_py() else TEXT
 
 
 def _are_floats(part: pa.ChunkedArray) -> bool:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from forebay.config.tree import Config
 from forebay.errors import SampleError
-from forebay.preprocess.sources.kept import column_of, names_of
+from forebay.preprocess.sources.kept import PREFIX, STORED_TYPES, column_of, names_of, with_kept
 from forebay.preprocess.sources.naming import require_confined
 from forebay.preprocess.sources.rows import CONVERSATION_SCHEMA, IMAGE_SCHEMA, Manifest, described
 from forebay.preprocess.sources.vision.part import flattened
@@ -80,6 +80,7 @@ class UncachedVision(UncachedSource):
         recipe = cast(VisionRecipe, recipe_of(config))
         self._modality = Vision.of(config, recipe).with_codec("raw")
         found = conversations(config, self._modality, recipe_key=recipe.key)
+        self._modality = self._modality.keeping(found.rows)
         super().__init__(
             config,
             recipe=recipe,
@@ -205,7 +206,7 @@ def _measured(modality: Vision, manifest: Manifest) -> Conversations:
         "num_patches": sums[offsets[1:]] - sums[offsets[:-1]],
         "num_images": np.diff(offsets),
     }
-    table = rows.select(_KEPT)
+    table = with_kept(rows.select(_KEPT), {name: column_of(rows, name) for name in names_of(rows)})
     for name, values in lengths.items():
         table = table.append_column(name, pa.array(values.astype(np.int32)))
     kept = table.filter(pa.array(counts > 0)).combine_chunks()
@@ -267,7 +268,10 @@ def _read_table(path: Path, schema: pa.Schema) -> pa.Table:
     with pa.memory_map(str(path)) as source:
         table = pa.ipc.open_file(source).read_all()
     table.validate(full=True)  # arrow trusts offsets and ends the process where they lead out
-    if not table.schema.equals(schema):
+    kept = [PREFIX + name for name in names_of(table)]
+    if not table.drop_columns(kept).schema.equals(schema) or any(
+        table.schema.field(name).type not in STORED_TYPES for name in kept
+    ):
         raise ValueError(f"{path} holds {', '.join(table.schema.names)} in other types than a listing does")
     return table
 
