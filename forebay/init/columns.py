@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.config.data import RECORDINGS
+from forebay.init.conversation import as_list
 from forebay.init.table import Table
 from forebay.init.tree import spread
 from forebay.preprocess.sources.vision.webdataset import IMAGE_EXTENSIONS
@@ -75,8 +76,7 @@ def _paths(value: Any) -> list[str]:
     """Returns the paths in a cell: a text, a list of texts, or the `path` of a mapping."""
     if isinstance(value, dict):
         value = value.get("path")
-    values = value if isinstance(value, list) else [value]
-    return [each for each in values if isinstance(each, str) and each and "\0" not in each]
+    return [each for each in as_list(value) if isinstance(each, str) and each and "\0" not in each]
 
 
 def written_paths(table: Table, name: str) -> list[str]:

@@ -185,6 +185,16 @@ def photo_parquet(folder: Path) -> Path:
     return folder
 
 
+def photo_table(folder: Path) -> Path:
+    """Photos, and a CSV of questions with columns of other names than usual."""
+    photos(folder)
+    lines = [json.loads(line) for line in (folder / "questions.jsonl").read_text().splitlines()]
+    (folder / "questions.jsonl").unlink()
+    rows = [{"file": row["image"], "query": row["question"], "response": row["answer"]} for row in lines]
+    write_csv(folder / "questions.csv", rows, delimiter=";")
+    return folder
+
+
 def photo_tars(folder: Path) -> Path:
     members: dict[str, bytes] = {}
     for number, row in enumerate(photo_rows()):

@@ -43,7 +43,7 @@ SPEECH: list[Layout] = [
     layouts.parquet,
 ]
 WITHOUT_LANGUAGE = (layouts.ljspeech, layouts.librispeech)
-VISION: list[Layout] = [layouts.photos, layouts.photo_parquet, layouts.photo_tars]
+VISION: list[Layout] = [layouts.photos, layouts.photo_table, layouts.photo_parquet, layouts.photo_tars]
 
 
 @pytest.mark.parametrize("layout", SPEECH, ids=lambda layout: layout.__name__)

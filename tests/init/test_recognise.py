@@ -44,6 +44,7 @@ KINDS: dict[Callable[[Path], Path], str] = {
     layouts.dataset_dict: "hf",
     layouts.parquet: "hf",
     layouts.photos: "jsonl",
+    layouts.photo_table: "table",
     layouts.photo_parquet: "hf",
     layouts.photo_tars: "webdataset",
     layouts.texts: "text",
@@ -54,7 +55,7 @@ KINDS: dict[Callable[[Path], Path], str] = {
 def test_every_layout_is_known(layout: Callable[[Path], Path], tmp_path: Path) -> None:
     found = one(layout(tmp_path / "data"))
     assert found.kind == KINDS[layout]
-    number = {"common_voice": len(clips()) - 2, "photos": 10, "photo_parquet": 10, "photo_tars": 10}
+    number = {"common_voice": len(clips()) - 2, "photos": 10, "photo_table": 10, "photo_parquet": 10, "photo_tars": 10}
     assert (found.count, found.is_exact) == (number.get(layout.__name__, len(clips())), True)
     if found.modality == "speech":
         assert found.sounds is not None
@@ -177,14 +178,14 @@ def test_data_that_cannot_be_looked_at(data: str, message: str) -> None:
         one(data)
 
 
-def test_a_table_of_images_comes_with_the_command_that_writes_it_as_lines(tmp_path: Path) -> None:
+def test_a_table_away_from_its_images_comes_with_a_command_that_mends_it(tmp_path: Path) -> None:
     data = layouts.photos(tmp_path / "zoo")
     lines = [json.loads(line) for line in (data / "questions.jsonl").read_text().splitlines()]
     (data / "questions.jsonl").unlink()
     rows = [{"file": row["image"].removeprefix("photos/"), "q'": row["question"], "a": row["answer"]} for row in lines]
     layouts.write_csv(data / "it's.csv", rows, delimiter=";")
     given = {"column question": "q'", "column answer": "a"}
-    with pytest.raises(ConfigError, match="rows about images are read from JSON lines") as caught:
+    with pytest.raises(ConfigError, match="its images lie in") as caught:
         recognise([os.fspath(data)], Chooser(given=given))
     command = str(caught.value).splitlines()[-1].strip()
     subprocess.run(["/bin/sh", "-c", command.replace("python", sys.executable, 1)], check=True)

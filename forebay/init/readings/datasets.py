@@ -168,7 +168,7 @@ def _vision(table: Table, names: list[str], chooser: Chooser) -> Found:
     image = _named(table, "image", names, chooser)
     columns = conversation_columns(table, image, chooser)
     same = {"conversations": "messages"}
-    words = {role: name for role, name in columns.items() if role != "image" and name}
+    words = {role: name for role, name in columns.items() if role not in ("image", "id") and name}
     texts = [texts_of_row(row, **words) for row in table.rows]
     return Found(
         kind="hf",

@@ -130,7 +130,7 @@ def _reading(tables: Tables, tree: Tree | None) -> Reading | None:
     if images or _named_in_messages(table):
         label = f"{tables.label}: {rows} of images and text"
         return Reading(
-            kind="jsonl" if table.form == "jsonl" else "table",
+            kind="table",
             label=label,
             score=80,
             settle=lambda chooser: _vision(tables, images, chooser),
@@ -308,21 +308,24 @@ def _vision(tables: Tables, images: Sequence[Candidate], chooser: Chooser) -> Fo
     image = pick(table, "image", _of_lines(table, images), chooser) if images else None
     folder = next((each.folder for each in images if each.name == image), None) or table.path.parent
     columns = conversation_columns(table, image, chooser)
-    if table.form != "jsonl" or unlike_usual(**_plain_images(columns)) or folder != table.path.parent:
-        raise ConfigError(_not_lines(table, columns, folder))
-    rows = [row for row in table.rows if texts_of_row(row) is not None]
-    paths = [folder / written for row in table.rows for written in images_of_row(row)]
+    if folder != table.path.parent:
+        raise ConfigError(_elsewhere(table, columns, folder))
+    is_lines = table.form == "jsonl" and not unlike_usual(**_plain_names(columns))
+    words = {role: name for role, name in columns.items() if role not in ("image", "id") and name}
+    rows = [row for row in table.rows if texts_of_row(row, **words) is not None]
+    named = [images_of_row(row, None if is_lines else image) for row in rows]
     return Found(
-        kind="jsonl",
+        kind="jsonl" if is_lines else "table",
         modality="vision",
         manifests=tables.paths,
+        columns={} if is_lines else unlike_usual(**columns),
         noun="conversations",
         count=table.num_rows * len(tables.paths),
         is_exact=table.is_exact and len(tables.paths) == 1,
-        pictures=pictures_of(paths),
-        texts=[texts_of_row(row) or "" for row in rows],
-        images_a_row=[len(images_of_row(row)) for row in rows],
-        others=tuple(name for name in table.names if name not in USED),
+        pictures=pictures_of([folder / written for names in named for written in names]),
+        texts=[texts_of_row(row, **words) or "" for row in rows],
+        images_a_row=[len(names) for names in named],
+        others=tuple(n for n in table.names if n not in {*USED, *columns.values()} and table.values(n)),
         notes=_splits_note(tables),
     )
 
@@ -334,27 +337,26 @@ def _of_lines(table: Table, images: Sequence[Candidate]) -> Sequence[Candidate]:
     return usual[:1] if table.form == "jsonl" and usual and both else images
 
 
-def _plain_images(columns: dict[str, str | None]) -> dict[str, str | None]:
-    """Returns the columns with `images` and `conversations` under the names that are the same to forebay."""
+def _plain_names(columns: dict[str, str | None]) -> dict[str, str | None]:
+    """Returns the columns with `images` and `conversations` under the names that are the same in JSON lines."""
     same = {"images": "image", "conversations": "messages"}
     return {role: same.get(name or "", name) for role, name in columns.items()}
 
 
-def _not_lines(table: Table, columns: dict[str, str | None], folder: Path) -> str:
-    """Returns what to do with a table of images that is not of the one form: the command that writes it so."""
+def _elsewhere(table: Table, columns: dict[str, str | None], folder: Path) -> str:
+    """Returns what to do with a table whose images are not relative to it: the command that writes lines that are."""
     own, lines = table.path.parent, table.path.with_name(f"{table.path.stem}.forebay.jsonl")
-    below = os.path.relpath(folder, own)
-    fields = [f"{role!r}: row[{name!r}]" for role, name in columns.items() if name]
-    if below != "." and columns.get("image"):
-        fields[0] = f"'image': {below + '/'!r} + row[{columns['image']!r}]"
+    below = f"{os.path.relpath(folder, own)}/"
+    fields = [f"{role!r}: row[{name!r}]" for role, name in columns.items() if name and role != "image"]
+    fields.insert(0, f"'image': {below!r} + row[{columns['image']!r}]")
     rows = "map(json.loads, sys.stdin)" if table.form == "jsonl" else _csv_rows(table)
     code = f"import csv, json, sys; [print(json.dumps({{{', '.join(fields)}}})) for row in {rows}]"
     advice = f"python -c {shlex.quote(code)} < {shlex.quote(str(table.path))} > {shlex.quote(str(lines))}"
     if table.form == "data":
         advice = f"write them to {lines}, a JSON object a line"
     return (
-        f"{table.path}: rows about images are read from JSON lines of image, question and answer (or messages), beside "
-        f"the images; write them so, and run forebay init on the new file:\n  {advice}"
+        f"{table.path}: its images lie in {folder}, and names of images are relative to the table; move the table "
+        f"there, or write JSON lines with the folder in each name, and run forebay init on these:\n  {advice}"
     )
 
 
@@ -366,12 +368,19 @@ def conversation_columns(table: Table, image: str | None, chooser: Chooser) -> d
     """Returns the columns of question and answer, or of messages, beside a column of images."""
     messages = columns_named(table, "messages", taken=(image or "",))
     if messages or "column messages" in chooser.given:
-        return {"image": image, "messages": pick(table, "messages", messages[:1], chooser)}
+        named = pick(table, "messages", messages[:1], chooser)
+        return {"image": image, "messages": named, "id": _id_beside(table, (image, named), chooser)}
     questions = columns_named(table, "question", taken=(image or "",))
     question = pick(table, "question", questions[:1] or _prose(table, (image,)), chooser, may_lack=False)
     answers = columns_named(table, "answer", taken=(image or "", question or ""))
     answer = pick(table, "answer", answers[:1] or _prose(table, (image, question)), chooser, may_lack=False)
-    return {"image": image, "question": question, "answer": answer}
+    found = _id_beside(table, (image, question, answer), chooser)
+    return {"image": image, "question": question, "answer": answer, "id": found}
+
+
+def _id_beside(table: Table, taken: tuple[str | None, ...], chooser: Chooser) -> str | None:
+    candidates = id_columns(table, taken=[name for name in taken if name])
+    return _only(candidates, "id", table, chooser, is_open=False)
 
 
 def _prose(table: Table, taken: tuple[str | None, ...]) -> list[Candidate]:
