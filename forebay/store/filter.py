@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -147,10 +147,17 @@ class _Choosing:
         return Choice(places=self._places, num_samples=len(self._source), steps=tuple(self._steps), missing=missing)
 
     @cached_property
+    def _names(self) -> list[str]:
+        """The columns that settings may name. Raw data has samples that a build leaves out, so its indices are others."""
+        names = self._source.column_names
+        return names if self._source.slots is not None else [name for name in names if name != "index"]
+
+    @cached_property
     def _ids(self) -> pa.ChunkedArray:
-        if "sample_id" not in self._source.column_names:
+        if "sample_id" not in self._names:
             raise ConfigError(f"[filter]: {self._name} has no sample ids, so ids, drop_ids and quota cannot be used")
-        return self._source.table(["sample_id"])["sample_id"]
+        ids: pa.ChunkedArray = self._source.column("sample_id")
+        return ids
 
     def _keep(self, name: str, said: str, mask: Array) -> None:
         """Leaves of the samples that are left those of a mask, bool [samples left]."""
@@ -160,8 +167,8 @@ class _Choosing:
 
     def _where(self, where: Where) -> Array:
         with self._known_without_a_cache():
-            where.require_columns(self._source.column_names)
-        return where.mask(self._source.table(where.columns) if where.columns else _rows(len(self._source)))
+            where.require_columns(self._names)
+        return where.mask(pa_table(self._source, where.columns))
 
     @contextlib.contextmanager
     def _known_without_a_cache(self) -> Iterator[None]:
@@ -172,7 +179,7 @@ class _Choosing:
             if self._source.slots is not None:
                 raise
             raise ConfigError(
-                f"{err}. Of raw data these columns alone are known before it is decoded; to have all of them, run: "
+                f"{err}. These are the columns that are known without the cache; to have those of the cache, run: "
                 "forebay preprocess CONFIG"
             ) from err
 
@@ -208,11 +215,10 @@ class _Choosing:
         """Returns the number of the value that each sample has; a null is a value of its own."""
         import pyarrow as pa
 
-        names = self._source.column_names
         with self._known_without_a_cache():
-            if column not in names:
-                raise ConfigError(f"filter.quota: {column!r} {is_no_column(column, names)}")
-        values = self._source.table([column])[column]
+            if column not in self._names:
+                raise ConfigError(f"filter.quota: {column!r} {is_no_column(column, self._names)}")
+        values = self._source.column(column)
         kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
         if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise ConfigError(
@@ -237,7 +243,7 @@ class _Choosing:
         where = self._filter.where
         if where is None or not len(self._source):
             return
-        table = self._source.table(where.columns) if where.columns else _rows(len(self._source))
+        table = pa_table(self._source, where.columns)
         parts = where.parts()
         if len(parts) > 1:
             for part in parts:
@@ -279,10 +285,13 @@ def missing_of_all(choices: Sequence[Choice]) -> dict[str, pa.Array]:
     return missing
 
 
-def _rows(count: int) -> pa.Table:
+def pa_table(source: SampleSource, names: Collection[str]) -> pa.Table:
+    """Returns columns of the row table of a source; without a name, a table of as many rows."""
     import pyarrow as pa
 
-    return pa.table({"index": np.arange(count)})
+    if not names:
+        return pa.table({"index": np.arange(len(source))})
+    return pa.table({name: source.column(name) for name in names})
 
 
 def _sorted(ids: pa.Array) -> pa.ChunkedArray:
