@@ -148,7 +148,7 @@ class _Choosing:
 
     @cached_property
     def _names(self) -> list[str]:
-        """The columns that settings may name. Raw data has samples that a build leaves out, so its indices are others."""
+        """The columns that settings may name. Raw data has samples that a build leaves out, so indices differ."""
         names = self._source.column_names
         return names if self._source.slots is not None else [name for name in names if name != "index"]
 
