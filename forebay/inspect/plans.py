@@ -159,7 +159,8 @@ def read_pack(cache: Cache, plan: Mapping[str, Any], wanted: str) -> Pack:
     if not members or not all(0 <= member < count for member in members):
         raise CacheCorruptError(
             f"{folder}: pack {index} holds samples {members}, its cache has {count}; "
-            "delete that folder and run: forebay preprocess CONFIG"
+            "delete that folder and run: forebay preprocess CONFIG",
+            code="FB412",
         )
     members = members if places is None else places[members].tolist()
     return Pack(
@@ -177,7 +178,7 @@ def _pack_of(sample: int, wanted: str, folder: Path, arrays: Mapping[str, Array]
     found = np.flatnonzero(members == sample)
     if not len(found):
         why = "it is longer than one" if places is None else "it is longer than one, or the filter left it out"
-        raise CacheError(f"--sample {wanted}: sample {sample} is in no pack of {folder}: {why}")
+        raise CacheError(f"--sample {wanted}: sample {sample} is in no pack of {folder}: {why}", code="FB421")
     return int(np.searchsorted(arrays["offsets"], found[0], side="right")) - 1
 
 

@@ -74,7 +74,8 @@ def check_remote(source: SampleSource, cursor: Cursor, *, threads: int) -> None:
     enough = shards.total_bytes / 1e9 + 0.001
     raise ConfigError(
         f"{said}; set {_instead(cursor.plan)}remote.cache_size_gb = {enough:.3f} or more, or "
-        'remote.global_shuffle = "allow"'
+        'remote.global_shuffle = "allow"',
+        code="FB609",
     )
 
 

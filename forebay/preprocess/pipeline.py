@@ -102,7 +102,7 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
     if standing is not None and _usable(config, standing, options):
         require_key(config, standing.key, options.key)
         if (failures := failures_of(config, standing)) is not None:
-            raise BuildError(failures)
+            raise BuildError(failures, code="FB301")
         if not options.dry_run:  # a builder that was killed after it had sealed left its folders
             remove_prepared(config, recipe)
             Workspace(workspace_folder(config, standing.key)).remove()

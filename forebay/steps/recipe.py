@@ -18,7 +18,7 @@ from typing import Any
 
 from forebay.config.data import SOURCE_KINDS, AudioConfig, SourceColumns, SourceConfig, TextConfig, VisionConfig
 from forebay.config.digest import processor_digest, tokenizer_digest
-from forebay.config.load import read_config
+from forebay.config.load import code_of, read_config
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.steps.audio.waveform import Decode, Waveform
@@ -337,7 +337,8 @@ def _own(section: Any) -> dict[str, Any]:
 
 def _refuse(config: Config, found: Sequence[str]) -> None:
     if found:
-        raise ConfigError("\n".join([f"{config.path} is not a forebay config:", *(f"  {line}" for line in found)]))
+        lines = [f"{config.path} is not a forebay config:", *(f"  {line}" for line in found)]
+        raise ConfigError("\n".join(lines), code=code_of(found))
 
 
 def _vision_recipe(config: Config, vision: VisionConfig) -> VisionRecipe:

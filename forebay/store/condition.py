@@ -156,7 +156,8 @@ class Rows:
         if (kind := self._kind(column)) not in _PLURAL:
             raise ConfigError(
                 f"{self._setting}: column {column.name} at character {column.at} holds {kind}, which can only be asked "
-                "whether it `is None`"
+                "whether it `is None`",
+                code="FB113",
             )
         return kind
 
@@ -170,7 +171,8 @@ class Rows:
             raise ConfigError(
                 f"{self._setting}: column {column.name} holds {_PLURAL[kind]}, and {shown} at character {other.at} "
                 f"{'holds' if is_column else 'is a'} {_PLURAL.get(found, found) if is_column else found}; compare "
-                f"{column.name} with a {kind}"
+                f"{column.name} with a {kind}",
+                code="FB113",
             )
         return kind
 
@@ -222,7 +224,8 @@ class Rows:
         if kind == "truth value" and sign not in ("==", "!="):
             raise ConfigError(
                 f"{self._setting}: column {column.name} at character {column.at} holds truth values, which have no "
-                f"order; write {column.name} or not {column.name}"
+                f"order; write {column.name} or not {column.name}",
+                code="FB113",
             )
         left, is_valid = self._plain(column, kind)
         if isinstance(other, Column):

@@ -230,7 +230,8 @@ def _require_equal(first: SampleSource, other: SampleSource, *, names: tuple[str
         if shares_batches and has_audio(first) != has_audio(other):
             advice = 'one has no audio, so no batch can hold both; set mixture.batches = "per_source"'
         raise CacheMismatchError(
-            f"cannot mix {names[0]} and {names[1]}: {field} is {one} in the former and {two} in the latter; {advice}"
+            f"cannot mix {names[0]} and {names[1]}: {field} is {one} in the former and {two} in the latter; {advice}",
+            code="FB414",
         )
 
 

@@ -63,7 +63,8 @@ class Where:
         for name in self.columns:
             if name not in names:
                 raise ConfigError(
-                    f"{self._setting}: {name!r} at character {self._places[name]} {is_no_column(name, names)}"
+                    f"{self._setting}: {name!r} at character {self._places[name]} {is_no_column(name, names)}",
+                    code="FB113",
                 )
 
     def parts(self) -> list[Where]:
@@ -97,7 +98,7 @@ def parse_where(text: str, *, setting: str = "where", nulls: Nulls = "false") ->
     Raises ConfigError, with the place, for anything that is no condition.
     """
     if len(text) > MAX_CHARACTERS:
-        raise ConfigError(f"{setting} has {len(text)} characters, at most {MAX_CHARACTERS} are read")
+        raise ConfigError(f"{setting} has {len(text)} characters, at most {MAX_CHARACTERS} are read", code="FB113")
     parser = _Parser(text, setting)
     condition = parser.condition(parser.tree(), 0)
     return Where(text.strip(), tuple(parser.places), setting, nulls, condition, parser.places)
@@ -123,10 +124,10 @@ class _Parser:
                 body = ast.parse(self._parsed, mode="eval").body
         except SyntaxError as err:
             place = self._place(err.lineno or 1, self._bytes_before(err)) if self._parsed else 1
-            raise ConfigError(f"{self.setting}: {err.msg} at character {place}; {_FORMS}") from err
+            raise ConfigError(f"{self.setting}: {err.msg} at character {place}; {_FORMS}", code="FB113") from err
         except (ValueError, RecursionError, MemoryError, OverflowError) as err:
             what = str(err) or type(err).__name__
-            raise ConfigError(f"{self.setting} cannot be read ({what}); {_FORMS}") from err
+            raise ConfigError(f"{self.setting} cannot be read ({what}); {_FORMS}", code="FB113") from err
         if self._added and (body.lineno, body.col_offset) == (1, 0):  # what was added is closed by the text itself
             raise self._error(body, "a bracket is closed that is not open")
         return body
@@ -218,7 +219,7 @@ class _Parser:
     def _error(self, node: ast.expr, what: str) -> ConfigError:
         place = self._at(node)
         found = self._text[place - 1 : place - 1 + _SHOWN]
-        return ConfigError(f"{self.setting}: {what}, at character {place}: {found!r}; {_FORMS}")
+        return ConfigError(f"{self.setting}: {what}, at character {place}: {found!r}; {_FORMS}", code="FB113")
 
     def _at(self, node: ast.expr) -> int:
         return self._place(node.lineno, node.col_offset)

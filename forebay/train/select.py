@@ -21,6 +21,7 @@ from forebay.plan.mixture.from_config import mix
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.filter import Choice, Filter, missing_of_all, say_missing
+from forebay.store.last_use import note
 from forebay.store.lookup import Lookup, failures_of, find_cache, not_found_message
 from forebay.store.selection import filtered
 from forebay.store.source import SampleSource, SourceUnion, source_kind
@@ -260,7 +261,9 @@ def where_it_lies(named: Config, config: Config) -> Config:
 def open_by_config(place: str, config: Config) -> Cache:
     """Returns the cache of a folder or URL, opened as `[loader]` and `[remote]` say."""
     settings = config.loader
-    return open_cache(place, verify=settings.verify, max_open_shards=settings.max_open_shards, remote=config.remote)
+    cache = open_cache(place, verify=settings.verify, max_open_shards=settings.max_open_shards, remote=config.remote)
+    note(cache.folder)
+    return cache
 
 
 def _by_rank_0(make: Callable[[], T]) -> T:

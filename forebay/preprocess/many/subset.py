@@ -100,10 +100,11 @@ def _by_ids(cache: Cache, path: Path, missing: str) -> _Chosen:
         shown = ", ".join(map(repr, absent[:_SHOWN].to_pylist())) + (", ..." if len(absent) > _SHOWN else "")
         raise ConfigError(
             f"--ids {path}: {len(absent)} of {len(wanted)} ids are no samples of {cache.place}: {shown}; correct the "
-            "list, or leave them out: --missing ok"
+            "list, or leave them out: --missing ok",
+            code="FB114",
         )
     if not len(kept):
-        raise ConfigError(f"--ids {path}: none of its {len(wanted)} ids is a sample of {cache.place}")
+        raise ConfigError(f"--ids {path}: none of its {len(wanted)} ids is a sample of {cache.place}", code="FB114")
     return _Chosen(
         kept=kept,
         said={},

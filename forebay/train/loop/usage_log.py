@@ -168,7 +168,8 @@ class _Lines:
         except OSError as err:
             raise ForebayError(
                 f"cannot write the usage log {self._path}: {err.strerror}; make room or set train.usage_every = 0, "
-                "then go on with forebay train --resume"
+                "then go on with forebay train --resume",
+                code="FB703",
             ) from err
 
 
