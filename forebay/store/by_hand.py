@@ -90,8 +90,7 @@ class ByHand(SampleSource):
     def _ids(self) -> pa.ChunkedArray:
         if "sample_id" not in self.column_names:
             raise KeyError(f"{self.place} has no field sample_id, so no sample has an id")
-        ids: pa.ChunkedArray = self.column("sample_id")
-        return ids
+        return self.table(["sample_id"])["sample_id"]
 
     def _no_such_id(self, sample_id: str) -> str:
         near = near_ids(self._ids(), sample_id)

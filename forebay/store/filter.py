@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -156,8 +156,7 @@ class _Choosing:
     def _ids(self) -> pa.ChunkedArray:
         if "sample_id" not in self._names:
             raise ConfigError(f"[filter]: {self._name} has no sample ids, so ids, drop_ids and quota cannot be used")
-        ids: pa.ChunkedArray = self._source.column("sample_id")
-        return ids
+        return self._source.table(["sample_id"])["sample_id"]
 
     def _keep(self, name: str, said: str, mask: Array) -> None:
         """Leaves of the samples that are left those of a mask, bool [samples left]."""
@@ -168,7 +167,13 @@ class _Choosing:
     def _where(self, where: Where) -> Array:
         with self._known_without_a_cache():
             where.require_columns(self._names)
-        return where.mask(pa_table(self._source, where.columns))
+        return where.mask(self._table(where))
+
+    def _table(self, where: Where) -> pa.Table:
+        """Returns the columns of a condition; without any, a table of as many rows."""
+        import pyarrow as pa
+
+        return self._source.table(where.columns) if where.columns else pa.table({"": np.arange(len(self._source))})
 
     @contextlib.contextmanager
     def _known_without_a_cache(self) -> Iterator[None]:
@@ -218,7 +223,7 @@ class _Choosing:
         with self._known_without_a_cache():
             if column not in self._names:
                 raise ConfigError(f"filter.quota: {column!r} {is_no_column(column, self._names)}")
-        values = self._source.column(column)
+        values = self._source.table([column])[column]
         kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
         if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise ConfigError(
@@ -243,7 +248,7 @@ class _Choosing:
         where = self._filter.where
         if where is None or not len(self._source):
             return
-        table = pa_table(self._source, where.columns)
+        table = self._table(where)
         parts = where.parts()
         if len(parts) > 1:
             for part in parts:
@@ -283,15 +288,6 @@ def missing_of_all(choices: Sequence[Choice]) -> dict[str, pa.Array]:
     for choice in choices[1:]:
         missing = {name: ids.filter(pc.is_in(ids, value_set=choice.missing[name])) for name, ids in missing.items()}
     return missing
-
-
-def pa_table(source: SampleSource, names: Collection[str]) -> pa.Table:
-    """Returns columns of the row table of a source; without a name, a table of as many rows."""
-    import pyarrow as pa
-
-    if not names:
-        return pa.table({"index": np.arange(len(source))})
-    return pa.table({name: source.column(name) for name in names})
 
 
 def _sorted(ids: pa.Array) -> pa.ChunkedArray:

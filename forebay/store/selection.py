@@ -11,7 +11,7 @@ import xxhash
 
 from forebay.errors import ForebayError
 from forebay.store.by_hand import ByHand
-from forebay.store.filter import Choice, Filter, pa_table
+from forebay.store.filter import Choice, Filter
 from forebay.store.key import digest
 from forebay.store.layout import Array, Ints
 from forebay.store.source import Sample, SampleSource, SourceUnion
@@ -122,13 +122,9 @@ class Selection(ByHand):
         """See `SampleSource`."""
         return self.source.column_names
 
-    def column(self, name: str) -> pa.ChunkedArray:
-        """See `SampleSource`; `index` is a sample's index in the source."""
-        return self.source.column(name).take(self.places)
-
     def table(self, names: Collection[str] | None = None) -> pa.Table:
-        """Returns columns of the row table, as `Cache.table` does; None: all of them."""
-        return pa_table(self, self.column_names if names is None else names)
+        """See `SampleSource`; `index` is a sample's index in the source."""
+        return self.source.table(names).take(self.places)
 
     def will_need(self, indices: Iterable[int]) -> None:
         """See `SampleSource`."""

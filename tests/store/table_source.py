@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,5 +53,5 @@ class TableSource(SampleSource):
     def column_names(self) -> list[str]:
         return list(self.rows.column_names)
 
-    def column(self, name: str) -> pa.ChunkedArray:
-        return self.rows[name]
+    def table(self, names: Collection[str] | None = None) -> pa.Table:
+        return self.rows if names is None else self.rows.select(list(names))

@@ -71,7 +71,7 @@ def stored_texts(source: SampleSource) -> Sequence[str | None]:
     texts: list[str | None] = []
     for part in parts_of(source):
         if isinstance(origin(part)[0], Cache) and "text" in part.fields:
-            texts += part.column("text").to_pylist()
+            texts += part.table(["text"])["text"].to_pylist()
         else:
             texts += [None] * len(part)
     return texts

@@ -7,7 +7,8 @@ import pkgutil
 import threading
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -23,7 +24,7 @@ from forebay.steps.recipe import AnyRecipe
 from forebay.store.key import digest
 from forebay.store.layout import Array, FieldSpec, Ints
 from forebay.store.remote.raw.sources import naming_urls
-from forebay.store.row_table import sorted_categories, strings_digest
+from forebay.store.row_table import row_table, sorted_categories, strings_digest
 from forebay.store.source import SampleSource
 from forebay.store.source_files import SourceFile
 
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_SUBSTITUTES = 100
+
+_NOT_AS_LISTED = ("sample_id", "text", "num_audio_samples")
+"""Table fields of a cache that are not the columns of that name in a listing: a step may write a text anew."""
 
 _SOURCES = {
     "speech": "forebay.train.uncached.speech:UncachedSpeech",
@@ -115,6 +119,18 @@ class UncachedSource(SampleSource):
         return f"the raw data of {self._path}"
 
     @property
+    def column_names(self) -> list[str]:
+        """Columns of the row table that a cache of these samples has, as far as they are known without decoding."""
+        return list(self._row_columns())
+
+    def table(self, names: Collection[str] | None = None) -> pa.Table:
+        """See `SampleSource`."""
+        columns = self._row_columns()
+        if unknown := set(names or ()) - columns.keys():
+            raise KeyError(f"{self.place} has no columns {', '.join(sorted(unknown))}; it has {', '.join(columns)}")
+        return row_table(columns, names)
+
+    @property
     def failed(self) -> Counter[str]:
         """Bad samples met so far, by reason."""
         return self._substitutes.failed
@@ -127,49 +143,6 @@ class UncachedSource(SampleSource):
         """Returns the digest of the samples' ids in their order."""
         return strings_digest(self._rows["sample_id"])
 
-    @property
-    def column_names(self) -> list[str]:
-        """The columns that the row table of the cache would have, in its order."""
-        return list(dict.fromkeys(("index", *self._table_fields(), *self._counted())))
-
-    def column(self, name: str) -> pa.ChunkedArray:
-        """Returns a column as the row table of the cache would have it; see `SampleSource`.
-
-        Texts are made, as samples are: tokenised once more. Lengths are those of `lengths`.
-        """
-        if name == "index":
-            return pa.chunked_array([np.arange(len(self))])
-        if (found := self._counted().get(name)) is not None:
-            return pa.chunked_array([found])
-        if name not in self._table_fields():
-            raise KeyError(name)
-        if name == "sample_id":
-            return self._rows[name]
-        if (listed := self._listed(name)) is not None:
-            return listed
-        kind = pa.large_string()
-        return pa.chunked_array([pa.array([row[name] for row in self._texts()], kind)], type=kind)
-
-    def _table_fields(self) -> list[str]:
-        return [spec.name for spec in self.fields.values() if spec.role == "table"]
-
-    def _counted(self) -> Mapping[str, Array]:
-        """Returns the lengths that the row table has, by name."""
-        return self.lengths
-
-    def _listed(self, name: str) -> pa.ChunkedArray | None:  # noqa: ARG002
-        """Returns a column of texts that the listing knows as the row table has it; None: samples must be made."""
-        return None
-
-    def _file_names(self, column: str) -> pa.ChunkedArray:
-        """Returns the name of the file of every row, by a column that numbers the files."""
-        numbers = self._rows[column].combine_chunks().cast(pa.int32())
-        return pa.chunked_array([pa.array(self._names, pa.large_string()).take(numbers)])
-
-    @abstractmethod
-    def _texts(self) -> Iterator[Mapping[str, Any]]:
-        """Yields the text fields of every sample, table fields among them."""
-
     @abstractmethod
     def _make(self, index: int) -> dict[str, Any]:
         """Returns one sample, read-only. Raises SampleError where it cannot be used."""
@@ -177,6 +150,19 @@ class UncachedSource(SampleSource):
     @abstractmethod
     def _candidates(self, index: int) -> Iterator[int]:
         """Yields a sample, then those that may stand in for it."""
+
+    def _row_columns(self) -> dict[str, Callable[[], Any]]:
+        """Returns what makes each column of `table`."""
+        kept = [spec.name for spec in self.fields.values() if spec.role == "table" and spec.name not in _NOT_AS_LISTED]
+        made: dict[str, Callable[[], Any]] = {"sample_id": lambda: self._rows["sample_id"]}
+        made |= {name: partial(self._rows.column, name) for name in kept if name in self._rows.column_names}
+        return made | {name: partial(pa.array, np.asarray(values)) for name, values in self.lengths.items()}
+
+    def _file_names(self, column: str) -> pa.ChunkedArray:
+        """Returns the name of the file of every row, by a column that numbers the files."""
+        numbers = self._rows[column].combine_chunks().cast(pa.int32())
+        names = pa.array(self._names, pa.large_string())
+        return pa.chunked_array([names.take(numbers)])
 
     def _by_file(self, column: str) -> tuple[list[str], Array]:
         return sorted_categories(self._names, self._rows[column].to_numpy())

@@ -101,15 +101,8 @@ class UncachedVision(UncachedSource):
         """Returns the values of `source`, sorted, and which one each sample has; see `SampleSource`."""
         return self._by_file("group") if name == "source" else None
 
-    def _texts(self) -> Iterator[Mapping[str, Any]]:
-        return iter(self._modality.text_samples(conversation_rows(self._manifest, self._rows), self._names))
-
-    def _table_fields(self) -> list[str]:
-        # The media rows of a vision cache are images.
-        return [spec.name for spec in self.fields.values() if (spec.role, spec.group) == ("table", "text")]
-
-    def _listed(self, name: str) -> pa.ChunkedArray | None:
-        return self._file_names("group") if name == "source" else None
+    def _row_columns(self) -> dict[str, Callable[[], Any]]:
+        return super()._row_columns() | {"source": lambda: self._file_names("group")}
 
     def _candidates(self, index: int) -> Iterator[int]:
         """The sample itself, then those behind it, around the end, that need no more room."""
