@@ -346,10 +346,6 @@ class Cache(SampleSource):
             raise KeyError(f"{self.place} has no columns {', '.join(sorted(unknown))}; it has {', '.join(columns)}")
         return row_table(columns, names)
 
-    def column(self, name: str) -> pa.ChunkedArray:
-        """Returns a column of the row table, see `table`."""
-        return self.table([name])[name]
-
     @property
     def column_names(self) -> list[str]:
         """The columns of the row table, none of which is read."""

@@ -53,7 +53,7 @@ class BatchColumns:
 
 
 def _read(part: SampleSource, name: str) -> Any:
-    return part.column(name).combine_chunks() if name in part.column_names else None
+    return part.table([name])[name].combine_chunks() if name in part.column_names else None
 
 
 def _taken(column: Any, indices: Array) -> list[Any]:
@@ -73,5 +73,6 @@ def _require_names(names: Sequence[str], known: Sequence[str]) -> None:
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError(
                 f"with_columns: no column {name!r}{hint}; there are {', '.join(there)}; to have more, set "
-                "source.keep_columns and run: forebay preprocess CONFIG"
+                "source.keep_columns and run: forebay preprocess CONFIG",
+                code="FB202",
             )

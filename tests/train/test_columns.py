@@ -74,7 +74,7 @@ def test_uncached_reading_has_the_columns_of_the_cache(document: dict[str, Any])
     table = table_of(document)
     source = select(config_of(document, OFF))
     assert source.column_names == table.column_names == select(config_of(document)).column_names
-    assert {name: source.column(name).to_pylist() for name in source.column_names} == table.to_pydict()
+    assert {name: source.table([name])[name].to_pylist() for name in source.column_names} == table.to_pydict()
     for name in ("client_id", "up_votes", "snr", "language"):
         cached = select(config_of(document)).categories(name)
         uncached = source.categories(name)
@@ -84,7 +84,7 @@ def test_uncached_reading_has_the_columns_of_the_cache(document: dict[str, Any])
         np.testing.assert_array_equal(cached[1], uncached[1])
     assert source.categories("up_votes")[0] == ["0", "1", "2", "3"]  # type: ignore[index]
     with pytest.raises(KeyError, match="speakr"):
-        source.column("speakr")
+        source.table(["speakr"])
 
 
 def test_a_name_that_is_not_there_is_refused_with_those_that_are(document: dict[str, Any]) -> None:

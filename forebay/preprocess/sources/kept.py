@@ -93,7 +93,8 @@ def part_of(column: pa.ChunkedArray, name: str, *, where: str) -> pa.ChunkedArra
         return _part_of_texts(pc.cast(column, TEXT))
     raise ConfigError(
         f"{where}: column {name} of source.keep_columns is {kind}, and texts, numbers and truth values can be kept; "
-        "leave the column out, or write another one"
+        "leave the column out, or write another one",
+        code="FB203",
     )
 
 
@@ -162,7 +163,8 @@ def require_columns(wanted: Collection[str], names: Collection[str], *, where: s
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError(
-                f"{where}: no column {name} (source.keep_columns); it has {', '.join(names) or 'none'}{hint}"
+                f"{where}: no column {name} (source.keep_columns); it has {', '.join(names) or 'none'}{hint}",
+                code="FB202",
             )
 
 
@@ -174,7 +176,8 @@ def require_values(table: pa.Table, others: Collection[str], *, where: str) -> N
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError(
                 f"{where}: none of {len(table)} rows has a field {name} with a value (source.keep_columns){hint}; "
-                "correct the name, or leave it out"
+                "correct the name, or leave it out",
+                code="FB202",
             )
 
 

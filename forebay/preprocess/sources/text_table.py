@@ -101,7 +101,9 @@ def read_csv(path: Path, wanted: Wanted) -> TextTable:
     form = _form_of(path, wanted)
     repeated = [name for name in form.names if name in wanted.names and form.names.count(name) > 1]
     if repeated:
-        raise ManifestError(f"{path}: column {repeated[0]} occurs more than once, wanted it once; correct the manifest")
+        raise ManifestError(
+            f"{path}: column {repeated[0]} occurs more than once, wanted it once; correct the manifest", code="FB203"
+        )
     read = [name for name in form.names if name in wanted.names]
     table, bad = _csv_table(path, form, read)
     problems = {
@@ -138,13 +140,15 @@ def _form_of(path: Path, wanted: Wanted) -> _Form:
         with at_hand(path) as local, open(local, "rb") as file:
             head = file.read(_HEAD_BYTES).removeprefix(b"\xef\xbb\xbf")
     except OSError as err:
-        raise ManifestError(f"cannot read manifest {path}: {err.strerror}; check the path and its permissions") from err
+        raise ManifestError(
+            f"cannot read manifest {path}: {err.strerror}; check the path and its permissions", code="FB201"
+        ) from err
     try:
         text = head.decode("utf-8") if len(head) < _HEAD_BYTES else head.rpartition(b"\n")[0].decode("utf-8", "replace")
     except UnicodeDecodeError:
         text = head.decode("utf-8", "replace")
     if not text.strip():
-        raise ManifestError(f"{path} is empty, wanted a table with a header line; add it")
+        raise ManifestError(f"{path} is empty, wanted a table with a header line; add it", code="FB204")
     usual = "\t" if path.suffix.lower() == ".tsv" else ","
     forms = [_with_delimiter(text, each) for each in (usual, *(_DELIMITERS.keys() - {usual}))]
     found = next((form for form in forms if wanted.first in form.names), None)
@@ -199,11 +203,14 @@ def _csv_table(path: Path, form: _Form, names: list[str]) -> tuple[pa.Table, dic
             if form.is_quoted and num_lines != 1 + len(table) + len(bad):
                 _require_closed(path, local, form)
     except OSError as err:
-        raise ManifestError(f"cannot read manifest {path}: {err}; check the path and its permissions") from err
+        raise ManifestError(
+            f"cannot read manifest {path}: {err}; check the path and its permissions", code="FB201"
+        ) from err
     except (pa.ArrowException, UnicodeDecodeError) as err:
         raise ManifestError(
             f"{path} cannot be read as a table: {err}; look for a quotation mark that is not closed, or save the table "
-            "again"
+            "again",
+            code="FB205",
         ) from err
     return table, bad
 
@@ -232,7 +239,8 @@ def _require_closed(path: Path, local: Path, form: _Form) -> None:
         except csv.Error as err:
             raise ManifestError(
                 f"{path}, line {reader.line_num}: {err}: a quotation mark is not closed, or not doubled inside of a "
-                "quoted value; correct the line, or save the table with tabs as .tsv, where quotation marks are text"
+                "quoted value; correct the line, or save the table with tabs as .tsv, where quotation marks are text",
+                code="FB203",
             ) from err
 
 
@@ -277,7 +285,7 @@ def read_json_lines(path: Path, wanted: Wanted, *, kept: Collection[str]) -> Tex
     for number, line in manifest_lines(path):
         lines.add(number, line)
     if not lines.count:
-        raise ManifestError(f"{path} is empty, wanted an object a line; add them")
+        raise ManifestError(f"{path} is empty, wanted an object a line; add them", code="FB204")
     return lines.table()
 
 

@@ -17,7 +17,7 @@ from forebay.preprocess.modality import Read, Values
 from forebay.preprocess.sources.kept import values_of
 from forebay.preprocess.speech.decode import decode_audio
 from forebay.preprocess.worker import mark
-from forebay.spans import span
+from forebay.spans import DECODE, FEATURES, TOKENS, span
 from forebay.steps.recipe import Recipe
 from forebay.steps.text.transcript import TextEncoder
 from forebay.store.layout import Array, FieldSpec
@@ -58,7 +58,7 @@ def media_samples(recipe: Recipe, rows: pa.Table, read: Read) -> Iterator[Values
         audio = None
         try:
             data = read(row["file"], row["offset"], row["size"])
-            with span("decode"):
+            with span(DECODE):
                 audio = _clip(recipe, data, sample_id=row["sample_id"])
             values["num_audio_samples"] = np.int64(recipe.features.num_samples(audio))
             held += audio.size
@@ -89,7 +89,10 @@ def text_samples(
                     raise SampleError(
                         NO_TEXT, f"sample {row['sample_id']}: nothing gives its text; add it, or remove it"
                     )
-                tokens = encoder.encode(row["text"] or "", row["language"], row["prompt"], sample_id=row["sample_id"])
+                with span(TOKENS):
+                    tokens = encoder.encode(
+                        row["text"] or "", row["language"], row["prompt"], sample_id=row["sample_id"]
+                    )
                 values |= {**tokens, "text": encoder.row_text(values["text"], tokens["input_ids"])}
             except SampleError as err:
                 values |= {"failure": err.reason, "message": str(err)}
@@ -141,7 +144,7 @@ def _compute(recipe: Recipe, waveforms: Sequence[Array]) -> list[Mapping[str, Ar
     if not waveforms:
         return []
     try:
-        with span("features"):
+        with span(FEATURES):
             return list(_all_features(recipe, waveforms))
     except SampleError as err:
         if len(waveforms) == 1:

@@ -7,7 +7,8 @@ import pkgutil
 import threading
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -22,9 +23,9 @@ from forebay.preprocess.sources.media import MediaReader
 from forebay.preprocess.sources.sparse import sparse_files
 from forebay.steps.recipe import AnyRecipe
 from forebay.store.key import digest
-from forebay.store.layout import Array, FieldSpec
+from forebay.store.layout import Array, FieldSpec, Ints
 from forebay.store.remote.raw.sources import naming_urls
-from forebay.store.row_table import sorted_categories, strings_digest
+from forebay.store.row_table import row_table, sorted_categories, strings_digest
 from forebay.store.source import SampleSource
 from forebay.store.source_files import SourceFile
 
@@ -89,6 +90,8 @@ class UncachedSource(SampleSource):
         self.recipe_key = recipe.key
         self.key = digest({"uncached": recipe.key, "rows": rows["sample_id"].to_pylist()})
         self._substitutes = Substitutes()
+        self._may_stand_in: Array | None = None
+        self._path = config.path
         _compare_probe(modality, stored_probe)
 
     def __len__(self) -> int:
@@ -99,7 +102,31 @@ class UncachedSource(SampleSource):
 
         Raises SampleError where a hundred samples in a row are bad: then it is not the samples.
         """
-        return self._substitutes.first_good(self._make, islice(self._candidates(index), MAX_SUBSTITUTES))
+        may = self._may_stand_in
+        candidates = (place for place in self._candidates(index) if may is None or place == index or may[place])
+        return self._substitutes.first_good(self._make, islice(candidates, MAX_SUBSTITUTES))
+
+    def keep_to(self, places: Ints) -> None:
+        """See `SampleSource`."""
+        self._may_stand_in = np.zeros(len(self), bool)
+        self._may_stand_in[places] = True
+
+    @property
+    def place(self) -> str:
+        """See `SampleSource`."""
+        return f"the raw data of {self._path}"
+
+    @property
+    def column_names(self) -> list[str]:
+        """Columns of the row table that a cache of these samples has, as far as they are known without decoding."""
+        return list(self._row_columns())
+
+    def table(self, names: Collection[str] | None = None) -> pa.Table:
+        """See `SampleSource`."""
+        columns = self._row_columns()
+        if unknown := set(names or ()) - columns.keys():
+            raise KeyError(f"{self.place} has no columns {', '.join(sorted(unknown))}; it has {', '.join(columns)}")
+        return row_table(columns, names)
 
     @property
     def failed(self) -> Counter[str]:
@@ -114,39 +141,9 @@ class UncachedSource(SampleSource):
         """Returns the digest of the samples' ids in their order."""
         return strings_digest(self._rows["sample_id"])
 
-    @property
-    def column_names(self) -> list[str]:
-        """The columns that the row table of the cache would have, in its order."""
-        return list(dict.fromkeys(("index", *self._table_fields(), *self._counted())))
-
-    def column(self, name: str) -> pa.ChunkedArray:
-        """Returns a column as the row table of the cache would have it; see `SampleSource`.
-
-        Texts are made, as samples are: tokenised once more. Lengths are those of `lengths`.
-        """
-        if name == "index":
-            return pa.chunked_array([np.arange(len(self))])
-        if (found := self._counted().get(name)) is not None:
-            return pa.chunked_array([found])
-        if name not in self._table_fields():
-            raise KeyError(name)
-        if name == "sample_id":
-            return self._rows[name]
-        if name in names_of(self._rows):
-            return column_of(self._rows, name)
-        kind = pa.large_string()
-        return pa.chunked_array([pa.array([row[name] for row in self._texts()], kind)], type=kind)
-
-    def _table_fields(self) -> list[str]:
-        return [spec.name for spec in self.fields.values() if spec.role == "table"]
-
-    def _counted(self) -> Mapping[str, Array]:
-        """Returns the lengths that the row table has, by name."""
-        return self.lengths
-
     @abstractmethod
     def _texts(self) -> Iterator[Mapping[str, Any]]:
-        """Yields the text fields of every sample, table fields among them."""
+        """Yields the text fields of every sample, table fields among them: all are tokenised again."""
 
     @abstractmethod
     def _make(self, index: int) -> dict[str, Any]:
@@ -155,6 +152,34 @@ class UncachedSource(SampleSource):
     @abstractmethod
     def _candidates(self, index: int) -> Iterator[int]:
         """Yields a sample, then those that may stand in for it."""
+
+    def _row_columns(self) -> dict[str, Callable[[], Any]]:
+        """Returns what makes each column of `table`, in the order of a cache's."""
+        made: dict[str, Callable[[], Any]] = {"index": lambda: pa.array(np.arange(len(self)))}
+        kept = names_of(self._rows)
+        for name in self._table_fields():
+            if name == "sample_id":
+                made[name] = partial(self._rows.column, name)
+            else:
+                made[name] = partial(column_of, self._rows, name) if name in kept else partial(self._text_column, name)
+        return made | {name: partial(pa.array, np.asarray(values)) for name, values in self._counted().items()}
+
+    def _counted(self) -> Mapping[str, Array]:
+        """Returns what is known of the samples' lengths, by the names of its columns."""
+        return self.lengths
+
+    def _table_fields(self) -> list[str]:
+        return [spec.name for spec in self.fields.values() if spec.role == "table"]
+
+    def _text_column(self, name: str) -> pa.ChunkedArray:
+        kind = pa.large_string()
+        return pa.chunked_array([pa.array([row[name] for row in self._texts()], kind)], type=kind)
+
+    def _file_names(self, column: str) -> pa.ChunkedArray:
+        """Returns the name of the file of every row, by a column that numbers the files."""
+        numbers = self._rows[column].combine_chunks().cast(pa.int32())
+        names = pa.array(self._names, pa.large_string())
+        return pa.chunked_array([names.take(numbers)])
 
     def _by_file(self, column: str) -> tuple[list[str], Array]:
         return sorted_categories(self._names, self._rows[column].to_numpy())

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from itertools import groupby
 from typing import Any, cast
 
@@ -99,11 +100,20 @@ class UncachedSpeech(UncachedSource):
     def _texts(self) -> Iterator[Mapping[str, Any]]:
         return iter(self._modality.text_samples(self._rows, self._names))
 
+    def _row_columns(self) -> dict[str, Callable[[], Any]]:
+        made = super()._row_columns()
+        # A cache has no null here.
+        made |= {name: partial(self._filled, name) for name in ("language", "prompt")}
+        return made | {"source": lambda: self._file_names("file")}
+
     def _counted(self) -> Mapping[str, Array]:
         if not self._recipe.has_audio:
             return {"num_tokens": self.lengths["num_tokens"]}
         seconds = np.asarray(self.lengths["num_audio_samples"]) / self._recipe.decode.sample_rate_hz
         return {"duration_s": seconds, **self.lengths}
+
+    def _filled(self, name: str) -> pa.ChunkedArray:
+        return pc.fill_null(self._rows[name], "")
 
     def _candidates(self, index: int) -> Iterator[int]:
         return ((index + step) % len(self) for step in range(len(self)))

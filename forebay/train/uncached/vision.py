@@ -116,6 +116,9 @@ class UncachedVision(UncachedSource):
         # The media rows of a vision cache are images.
         return [spec.name for spec in self.fields.values() if (spec.role, spec.group) == ("table", "text")]
 
+    def _row_columns(self) -> dict[str, Callable[[], Any]]:
+        return super()._row_columns() | {"source": lambda: self._file_names("group")}
+
     def _candidates(self, index: int) -> Iterator[int]:
         """The sample itself, then those behind it, around the end, that need no more room."""
         yield index

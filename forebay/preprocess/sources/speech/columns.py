@@ -70,7 +70,7 @@ class Columns:
     def wrong(self, name: str, problem: str, *, row: int | None = None) -> ManifestError:
         """Returns the error that names file, column and, counted from 1, row."""
         where = f"{self.path}, row {row + 1}" if row is not None else f"{self.path}"
-        return ManifestError(f"{where}: column {name} {problem}; correct the manifest")
+        return ManifestError(f"{where}: column {name} {problem}; correct the manifest", code="FB203")
 
     def _column(self, name: str) -> pa.ChunkedArray | None:
         if name not in self.table.column_names:
@@ -85,7 +85,9 @@ def require_columns(path: Path, names: Sequence[str], required: Sequence[str]) -
     missing = [name for name in required if name not in names]
     if missing:
         raise ManifestError(
-            f"{path}: no column {', '.join(missing)}; it has {', '.join(names) or 'none'}; wanted {', '.join(required)}"
+            f"{path}: no column {', '.join(missing)}; it has {', '.join(names) or 'none'}; wanted "
+            f"{', '.join(required)}",
+            code="FB202",
         )
 
 

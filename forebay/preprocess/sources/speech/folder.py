@@ -114,7 +114,9 @@ def _text(path: Path) -> str:
         with at_hand(path) as local:
             return local.read_bytes().decode("utf-8-sig").strip()
     except OSError as err:
-        raise ManifestError(f"cannot read {path}: {err.strerror}; check its permissions, or remove it") from err
+        raise ManifestError(
+            f"cannot read {path}: {err.strerror}; check its permissions, or remove it", code="FB201"
+        ) from err
 
 
 def _listed_texts(lists: Sequence[SourceFile]) -> dict[str, str]:
@@ -125,7 +127,9 @@ def _listed_texts(lists: Sequence[SourceFile]) -> dict[str, str]:
             try:
                 name, _, text = line.decode("utf-8").strip().partition(" ")
             except UnicodeDecodeError as err:
-                raise ManifestError(f"{file.path}, line {number}: is not UTF-8: {err}; correct the line") from err
+                raise ManifestError(
+                    f"{file.path}, line {number}: is not UTF-8: {err}; correct the line", code="FB203"
+                ) from err
             texts[str(file.path.parent / name)] = text.strip()
     return texts
 

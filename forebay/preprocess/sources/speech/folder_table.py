@@ -77,7 +77,8 @@ class _Matched:
         if len(found) > 1:
             one, other = (self._names[number] for number in found[:2])
             raise ManifestError(
-                f"{where}: {written!r} may be {one!r} or {other!r}; write the path below source.manifest in the table"
+                f"{where}: {written!r} may be {one!r} or {other!r}; write the path below source.manifest in the table",
+                code="FB203",
             )
         if self.rows[found[0]] != _NO_ROW:
             first = int(self.rows[found[0]]) + 1

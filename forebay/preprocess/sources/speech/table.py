@@ -59,9 +59,8 @@ def open_rows(manifest: SourceFile, number: int, source: SourceConfig) -> TableR
         case ".parquet" | ".arrow":
             return TableRows(manifest, number, source, HfFile(manifest.path))
         case _:
-            raise ManifestError(
-                f"{manifest.path}: the name of a table ends in {', '.join(name[1:] for name in TABLE_FILES)}; rename it"
-            )
+            wanted = ", ".join(name[1:] for name in TABLE_FILES)
+            raise ManifestError(f"{manifest.path}: the name of a table ends in {wanted}; rename it", code="FB205")
     return TableRows(manifest, number, source, table, problems=table.problems)
 
 
@@ -71,7 +70,9 @@ def _numbers(source: SourceConfig) -> tuple[str, ...]:
 
 def _require_folder(source: SourceConfig) -> None:
     if source.audio_dir is not None and not os.path.isdir(source.audio_dir):
-        raise ManifestError(f"source.audio_dir {Path(source.audio_dir)} is no folder; correct it in the config")
+        raise ManifestError(
+            f"source.audio_dir {Path(source.audio_dir)} is no folder; correct it in the config", code="FB201"
+        )
 
 
 KIND = SpeechKind(list=list_table, locate=locate_rows)

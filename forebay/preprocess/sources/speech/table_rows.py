@@ -168,16 +168,20 @@ class TableRows:
                 near = difflib.get_close_matches(column, self._names, n=1)
                 raise ManifestError(
                     f"{self._manifest.path}: no column {column} (source.columns.{setting}); "
-                    f"it has {', '.join(self._names)}{f'; did you mean {near[0]}?' if near else ''}"
+                    f"it has {', '.join(self._names)}{f'; did you mean {near[0]}?' if near else ''}",
+                    code="FB202",
                 )
         kind = self._table.schema.field(name).type
         if is_given and not holds_numbers(kind):
             raise ManifestError(
                 f"{self._manifest.path}: column {name} is {kind}, wanted features as a matrix of floats "
-                "[n_mels, 3000] a row; of an extractor's batch of one, save input_features[0]"
+                "[n_mels, 3000] a row; of an extractor's batch of one, save input_features[0]",
+                code="FB203",
             )
         if not is_given and not holds_media(kind):
-            raise ManifestError(f"{self._manifest.path}: column {name} is {kind}, wanted audio as bytes or path")
+            raise ManifestError(
+                f"{self._manifest.path}: column {name} is {kind}, wanted audio as bytes or path", code="FB203"
+            )
         return kind
 
     def _audio(self) -> tuple[Array, Any]:

@@ -100,7 +100,9 @@ def plain_lines(path: Path, *, max_bytes: int) -> Iterator[tuple[int, bytes]]:
                 if line.strip():
                     yield number, line
     except OSError as err:
-        raise ManifestError(f"cannot read manifest {path}: {err.strerror}; check the path and its permissions") from err
+        raise ManifestError(
+            f"cannot read manifest {path}: {err.strerror}; check the path and its permissions", code="FB201"
+        ) from err
 
 
 def _skip_line(file: Any) -> None:
@@ -130,7 +132,8 @@ def _form(path: Path, rows: _Rows, source: SourceConfig) -> _Form:
     if source.keep_columns:
         raise ConfigError(
             f"{path} is plain text, whose lines have no fields, and source.keep_columns is "
-            f"{list(source.keep_columns)}; leave keep_columns out, or write JSON lines"
+            f"{list(source.keep_columns)}; leave keep_columns out, or write JSON lines",
+            code="FB205",
         )
     if source.languages is not None:
         raise ManifestError(

@@ -28,7 +28,7 @@ def table_parts(source: SourceConfig, manifests: Sequence[SourceFile], cache_roo
         ending = file.path.suffix.lower()
         if ending not in (*_TEXTS, _LINES, *_TYPED):
             wanted = ", ".join(name[1:] for name in TABLE_FILES)
-            raise ManifestError(f"{file.path}: the name of a table ends in {wanted}; rename it")
+            raise ManifestError(f"{file.path}: the name of a table ends in {wanted}; rename it", code="FB205")
         runs = line_blocks if ending == _LINES else file_runs if ending in _TYPED else _whole
         yield from part_tasks(source, [(number, file)], cache_root, runs)
 
@@ -118,7 +118,8 @@ def _require(task: PartTask, names: Sequence[str]) -> None:
     if missing:
         raise ManifestError(
             f"{task.path}: no column {missing[0]}; it has {', '.join(names)}; set image, question, answer or messages "
-            "under [source.columns]"
+            "under [source.columns]",
+            code="FB202",
         )
 
 

@@ -108,7 +108,7 @@ def test_uncached_and_cached_packs_have_the_same_columns(folder: Path, tmp_path:
         uncached = select(off)
     cache = built(config)
     assert uncached.column_names == cache.column_names
-    assert {name: uncached.column(name).to_pylist() for name in cache.column_names} == cache.samples.to_pydict()
+    assert uncached.table().to_pydict() == cache.samples.to_pydict()
     assert uncached.categories("place")[0] == cache.categories("place")[0]  # type: ignore[index]
     expected = {row["name"]: (row["grade"], row["place"]) for row in rows()}
     for each in (config, off):
