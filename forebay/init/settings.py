@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shlex
@@ -244,9 +243,7 @@ def mixture(made: Draft, parts: Sequence[Draft]) -> list[Section]:
 def next_commands(made: Draft, parts: Sequence[Draft], *, shown: str) -> list[str]:
     """Returns the commands to run next. shown: the config as a person would name it."""
     built = [os.path.join(os.path.dirname(shown), part.out.name) for part in parts] or [shown]
-    needs_library = made.found.kind == "hf" and importlib.util.find_spec("datasets") is None
-    lines = ['pip install "forebay[hf]"'] if needs_library else []
-    lines += [f"forebay preprocess {shlex.quote(path)}" for path in built]
+    lines = [f"forebay preprocess {shlex.quote(path)}" for path in built]
     lines += [f"forebay inspect {shlex.quote(path)}" for path in built[:1]]
     if made.trains:
         return [*lines, f"forebay train {shlex.quote(shown)} --steps 30"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from forebay.errors import ConfigError
+from forebay.extras import install_line
 from forebay.init.choose import Choice, Chooser
 from forebay.init.columns import columns_named, languages_of
 from forebay.init.conversation import USED, texts_of_row
@@ -101,6 +103,8 @@ def _found(
     found = found or _media(table, chooser)
     found.manifests = manifests
     found.count, found.is_exact = _rows(files)
+    if importlib.util.find_spec("datasets") is None:
+        found.notes.append(f"Reading it needs the datasets library: {install_line('hf')}.")
     if split is not None:
         found.source["split"] = split
         rest = [each for each in splits if each != split]
