@@ -15,12 +15,12 @@ from forebay.inspect.export import check_target
 from forebay.inspect.report.overview import Choice, Overview, overview_of
 from forebay.inspect.report.serve.server import Server
 from forebay.inspect.report.write import write_report
-from forebay.inspect.terminal.layout import print_json, print_lines
 from forebay.plan.disk import is_plan
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.lookup import find_cache, require
 from forebay.store.metadata import foreign_values
+from forebay.terminal import print_json, print_lines
 from forebay.visible import human_bytes
 
 

@@ -54,7 +54,7 @@
       if (!audio.paused) requestAnimationFrame(place);
     };
     button.addEventListener("click", () => toggle(card));
-    for (const event of ["play", "pause", "ended"]) audio.addEventListener(event, () => { show(); place(); });
+    for (const event of ["play", "pause", "ended", "seeked"]) audio.addEventListener(event, () => { show(); place(); });
     audio.addEventListener("error", () => { button.disabled = true; button.title = "this browser cannot play it"; });
     scale.classList.add("seeks");
     scale.addEventListener("click", (event) => {
