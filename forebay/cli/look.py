@@ -158,6 +158,7 @@ def add_export(commands: Any) -> None:
 def _export(options: argparse.Namespace) -> int:
     from forebay.export.command import ExportOptions, export
     from forebay.store.cache import open_cache
+    from forebay.store.last_use import note
 
     place, settings = _cache_of(options)
     wanted = ExportOptions(
@@ -169,6 +170,7 @@ def _export(options: argparse.Namespace) -> int:
         progress=not options.no_progress,
     )
     cache = open_cache(place, remote=settings)
+    note(cache.folder)
     if options.form == "zarr":
         from forebay.export.zarr import export_zarr
 
