@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from forebay.config.filter import FilterConfig
 from forebay.config.plan import BucketConfig, PlanConfig, WindowConfig
 from forebay.config.tree import Config
 from forebay.inspect.report import charts
@@ -16,7 +17,9 @@ from forebay.inspect.report.columns import Columns
 from forebay.inspect.report.plans import PlanView, views_of
 from forebay.plan.make import plan_of
 from forebay.store.cache import open_cache
+from forebay.store.filter import Filter
 from forebay.store.metadata import checksum
+from forebay.store.selection import filtered
 from tests.inspect.conftest import Built
 from tests.inspect.report.html import read_page
 from tests.preprocess.corpus import speech_corpus
@@ -71,6 +74,25 @@ def test_a_kept_plan_of_the_config_comes_first(tmp_path: Path, columns: Columns)
     ]
     assert found[1].drawn == ()
     assert [view.is_wanted for view in views_of(columns, None, roots=[root])] == [False, False]
+
+
+def test_the_plan_of_a_filter_is_of_the_samples_that_it_leaves(tmp_path: Path, columns: Columns) -> None:
+    config = dataclasses.replace(config_of(tmp_path / "raw", BUCKETS), filter=FilterConfig(where="duration_s < 0.9"))
+    seconds = columns.seconds
+    assert seconds is not None
+    root = columns.cache.folder.parent
+    (made,) = views_of(columns, config, roots=[root])
+    for folder in (None, root):
+        if folder is not None:
+            moved = dataclasses.replace(config, run=dataclasses.replace(config.run, cache_root=str(root)))
+            plan_of(moved, filtered(columns.cache, Filter.of(config.filter)))
+        (view,) = views_of(columns, config, roots=[root])
+        assert (view.is_wanted, view.is_kept) == (True, folder is not None)
+        assert view.padding is not None
+        assert np.array_equal(~np.isnan(view.padding), seconds < 0.9)
+        assert np.array_equal(view.padding, made.padding, equal_nan=True)  # type: ignore[arg-type]
+        shown = [segment for drawn in view.drawn for row in drawn.rows for segment in row]
+        assert all(segment.length == seconds[segment.index] < 0.9 for segment in shown)
 
 
 def test_packs_are_drawn_from_the_emptiest_with_their_images(photos: Built) -> None:
