@@ -83,7 +83,7 @@ class Samples:
         if self.durations is not None:
             return np.asarray(self.durations)
         if self.tokens is None:
-            raise PlanError("the samples have no durations and no tokens: they have no length to plan by")
+            raise PlanError("the samples have no durations and no tokens: they have no length to plan by", code="FB504")
         return np.asarray(self.tokens())
 
 
@@ -95,7 +95,9 @@ def plan_of(config: Config, source: SampleSource, *, keep: bool = True) -> Plann
     """
     settings, samples = config.plan, samples_of(source)
     if settings is None:
-        raise ConfigError(f"{config.path}: no [plan] section; add one, for example: {plan_example(config)}")
+        raise ConfigError(
+            f"{config.path}: no [plan] section; add one, for example: {plan_example(config)}", code="FB104"
+        )
     wanted, settings = settings, with_locality(settings, source, is_mixed=config.mixture.is_given)
     locality = settings.locality if isinstance(settings, BucketConfig) and settings != wanted else None
     if not keep:
@@ -222,7 +224,7 @@ def _asked(lengths: Callable[[], Array] | None) -> Array | None:
 def _tokens(samples: Samples) -> Array:
     tokens = _asked(samples.tokens)
     if tokens is None:
-        raise PlanError('plan.kind is "pack", and the samples have no tokens; add a [text] section')
+        raise PlanError('plan.kind is "pack", and the samples have no tokens; add a [text] section', code="FB504")
     return tokens
 
 
@@ -233,7 +235,8 @@ def _window_lengths(samples: Samples, settings: WindowConfig) -> Array:
     if not samples.texts.all() or settings.batch_seconds is not None:
         raise PlanError(
             f'plan.kind = "window" sorts by one length, and {int(samples.texts.sum())} of {len(samples.texts)} samples '
-            'have no audio; give plan.batch_size for text alone, or plan.kind = "bucket" with edges and batch_tokens'
+            'have no audio; give plan.batch_size for text alone, or plan.kind = "bucket" with edges and batch_tokens',
+            code="FB504",
         )
     return np.asarray(samples.tokens())
 
@@ -245,7 +248,14 @@ def _key_of(plan: AnyPlan, folder: Path | None, *, source: SampleSource, setting
     """
     content, sample_ids = (plan_content(plan, settings), None) if folder is None else sealed_content(folder)
     recipe, ids = _identity(source)
-    return state_key(settings, recipe=recipe, sample_ids=sample_ids or ids(), content=content)
+    filters = [part.filter_key for part in parts_of(source)]
+    return state_key(
+        settings,
+        recipe=recipe,
+        sample_ids=sample_ids or ids(),
+        content=content,
+        filter_key=digest(filters) if any(filters) else None,
+    )
 
 
 def _identity(source: SampleSource) -> tuple[str, Callable[[], str]]:

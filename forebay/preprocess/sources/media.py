@@ -20,6 +20,7 @@ from pathlib import Path
 from forebay.errors import DecodeError, ManifestError, SampleError, TarError
 from forebay.preprocess.sources.hf_file import HfFile, place_row
 from forebay.preprocess.sources.rows import WHOLE_FILE
+from forebay.spans import RAW_READ, span
 from forebay.store.memo import SIZE, Stat, stat_now, stat_of
 from forebay.store.remote.raw.sources import is_here, open_source, place_of, reader, shown
 from forebay.store.source_files import SourceFile
@@ -55,6 +56,10 @@ class MediaReader:
         Raises SampleError (`too_large`, `missing_file`) for what is wrong with the sample, TarError where a tar is not
         as its index says, OSError for what is wrong with the machine.
         """
+        with span(RAW_READ):
+            return self._encoded(file, offset, size)
+
+    def _encoded(self, file: int, offset: int, size: int) -> bytes:
         source = self._files[file]
         # A listed file that is media as a whole is a table of samples: manifests hold no media.
         listed = source.stat if self._as_listed else None
@@ -264,7 +269,8 @@ class MediaFiles:
     def _short(path: str, offset: int, wanted: int, got: int) -> TarError:
         return TarError(
             f"{shown(path)}: wanted {wanted} bytes at offset {offset}, got {got}; the file is shorter than its index "
-            "says, copy it again and run `forebay index` on its manifest"
+            "says, copy it again and run `forebay index` on its manifest",
+            code="FB212",
         )
 
 
@@ -279,7 +285,7 @@ def require_listed(path: str | os.PathLike[str], now: Stat | None, listed: Stat,
         f"{shown(os.fspath(path))} was changed after it was listed: {_states(listed, now)}; start the run again, so "
         "that it is listed anew"
     )
-    raise SampleError("source_changed", message) if is_whole else ManifestError(message)
+    raise SampleError("source_changed", message) if is_whole else ManifestError(message, code="FB303")
 
 
 def _too_large(path: str, wanted: int, offset: int, max_bytes: int) -> SampleError:

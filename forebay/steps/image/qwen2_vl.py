@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.errors import ConfigError
+from forebay.spans import DECODE, PATCHES, RESIZE, span
 from forebay.steps.step import Step
 from forebay.store.image.codec import FIELDS, Codec
 from forebay.store.image.pixels import Alpha, Pixels, decode_image, patchify, resized, unpatchify
@@ -109,13 +110,17 @@ class PixelSteps:
     def make(self, data: bytes, *, sample_id: str, max_pixels: int | None = None) -> MadeImage:
         """Returns what is stored of one image. max_pixels: None: of the step. Raises SampleError for one of no use."""
         limit = max_pixels or self._step.max_pixels
-        image = decode_image(data, max_pixels=limit, sample_id=sample_id, alpha=self._step.alpha)
+        with span(DECODE):
+            image = decode_image(data, max_pixels=limit, sample_id=sample_id, alpha=self._step.alpha)
         settings = self._settings
         grid = grid_thw(*image.size, settings)
         if self._step.backend == "pil":
-            pixels = resized(image, settings)
-            return MadeImage(pixels, patchify(pixels, settings), grid)
-        patches = processed_patches(self._processor, image, settings, self.table)
+            with span(RESIZE):
+                pixels = resized(image, settings)
+            with span(PATCHES):
+                return MadeImage(pixels, patchify(pixels, settings), grid)
+        with span(PATCHES):
+            patches = processed_patches(self._processor, image, settings, self.table)
         return MadeImage(unpatchify(patches, grid, settings), patches, grid)
 
 
@@ -143,13 +148,15 @@ def make_processor(path: Path, document: Mapping[str, Any], backend: Backend) ->
         if backend == "torchvision":
             raise ConfigError(
                 f'vision.backend = "torchvision": torchvision is installed but does not load ({problem}); '
-                'set vision.backend = "pil", or install the torchvision that belongs to this torch'
+                'set vision.backend = "pil", or install the torchvision that belongs to this torch',
+                code="FB107",
             )
         _hide_torchvision()
         _log.warning("torchvision is installed but does not load (%s); going on as if it were not there", problem)
     if backend == "torchvision" and importlib.util.find_spec("torchvision") is None:
         raise ConfigError(
-            'vision.backend = "torchvision": torchvision is not installed; install it, or set vision.backend = "pil"'
+            'vision.backend = "torchvision": torchvision is not installed; install it, or set vision.backend = "pil"',
+            code="FB107",
         )
     import transformers
 
@@ -157,7 +164,9 @@ def make_processor(path: Path, document: Mapping[str, Any], backend: Backend) ->
     try:
         return getattr(transformers, _CLASSES[backend]).from_dict(known)
     except (AttributeError, KeyError, ValueError, TypeError) as err:
-        raise ConfigError(f"vision.processor: {path} does not load as a {_CLASSES[backend]}: {err!r}") from err
+        raise ConfigError(
+            f"vision.processor: {path} does not load as a {_CLASSES[backend]}: {err!r}", code="FB107"
+        ) from err
 
 
 def patch_table(processor: Any, settings: ImageSettings) -> Table:
@@ -254,7 +263,8 @@ def _processed(processor: Any, image: Image, **options: Any) -> npt.NDArray[np.f
 def _unlike(processor: Any, found: str) -> ConfigError:
     return ConfigError(
         f"vision.processor: {type(processor).__name__} gives {found}; only processors that cut patches as Qwen2-VL's "
-        "can be stored: point vision.processor at one"
+        "can be stored: point vision.processor at one",
+        code="FB107",
     )
 
 
