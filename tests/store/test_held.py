@@ -174,7 +174,12 @@ def test_a_reader_waits_for_who_may_remove_it_and_not_for_ever(tmp_path: Path, m
     monkeypatch.setattr(held, "_PATIENCE_S", 0.2)
     pauses: list[float] = []
     sleep = time.sleep
-    monkeypatch.setattr(time, "sleep", lambda seconds: (pauses.append(seconds), sleep(seconds)))
+
+    def noted(seconds: float) -> None:
+        pauses.append(seconds)
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", noted)
     with open(tmp_path / "metadata.json") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         folder = HeldFolder(tmp_path)
