@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import logging
 import os
 import select
@@ -16,7 +17,10 @@ from forebay.cli.build import add_evalset, add_index, add_key, add_preprocess, a
 from forebay.cli.caches import add_cache
 from forebay.cli.completion import add_completion
 from forebay.cli.doctor import add_doctor
+from forebay.cli.explain import add_explain
 from forebay.cli.fetch import add_fetch
+from forebay.cli.init import add_init
+from forebay.cli.lint import add_lint
 from forebay.cli.look import add_export, add_inspect
 from forebay.cli.options import BAD_CONFIG, CLOSED, FAILED, INTERRUPTED, NO_CACHE, level
 from forebay.cli.training import add_calibrate, add_compare, add_eval, add_train, add_warm_start
@@ -102,17 +106,23 @@ def _guarded(action: Callable[[], int]) -> int:
         raise
     except OSError as err:
         if is_refusal(err):
-            return _fail(refusal(err), FAILED)
+            return _fail(refusal(err), FAILED, code="FB306")
         where = f": {err.filename}" if err.filename else ""
-        return _fail(f"{err.strerror or err}{where}; what was finished is kept, run the command again", FAILED)
+        code = "FB307" if err.errno in (errno.ENOSPC, errno.EDQUOT) else "FB001"
+        said = f"{err.strerror or err}{where}; what was finished is kept, run the command again"
+        return _fail(said, FAILED, code=code)
     except KeyboardInterrupt:
         return _fail("interrupted; what was finished is kept, run the command again to go on", INTERRUPTED)
 
 
-def _fail(message: object, code: int) -> int:
+def _fail(message: object, status: int, *, code: str | None = None) -> int:
+    """Prints a message with its notes, and what explains it: the reason of a sample, or the code of an error."""
     notes = getattr(message, "__notes__", [])
-    print("\n".join(map(one_message, [f"forebay: {message}", *notes])), file=sys.stderr)
-    return code
+    lines = [one_message(str(part)) for part in (f"forebay: {message}", *notes)]
+    if topic := getattr(message, "reason", None) or getattr(message, "code", code):
+        lines.append(f"  {topic}: forebay explain {topic}")
+    print("\n".join(lines), file=sys.stderr)
+    return status
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -120,10 +130,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="forebay", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--version", action="version", version=f"forebay {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    add_init(commands)
     add_preprocess(commands)
     add_status(commands)
     add_inspect(commands)
     add_export(commands)
+    add_lint(commands)
     add_train(commands)
     add_doctor(commands)
     add_calibrate(commands)
@@ -136,4 +148,5 @@ def make_parser() -> argparse.ArgumentParser:
     add_fetch(commands)
     add_evalset(commands)
     add_completion(commands, program=make_parser)
+    add_explain(commands)
     return parser

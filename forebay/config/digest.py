@@ -44,13 +44,15 @@ def tokenizer_digest(folder: Path) -> str:
     if not folder.is_dir():
         raise ConfigError(
             f"text.tokenizer: {folder} is not a folder; point it at a folder with a tokenizer.json"
-            f"{hub_advice(folder, 'tokenizer')}"
+            f"{hub_advice(folder, 'tokenizer')}",
+            code="FB105",
         )
     files = {p.relative_to(folder).as_posix(): p for pattern in _PATTERNS for p in folder.glob(pattern) if p.is_file()}
     if not any(name in _VOCABULARIES or name.endswith(_VOCABULARY_SUFFIXES) for name in files):
         raise ConfigError(
             f"text.tokenizer: {folder} holds no tokenizer (no tokenizer.json, vocabulary or *.model); "
-            "save one there with tokenizer.save_pretrained(folder)"
+            "save one there with tokenizer.save_pretrained(folder)",
+            code="FB105",
         )
     digest = hashlib.sha256()
     try:
@@ -58,7 +60,7 @@ def tokenizer_digest(folder: Path) -> str:
             _add(digest, name, files[name].read_bytes())
         _add(digest, "model_type", _model_type(folder / "config.json").encode())
     except OSError as err:
-        raise ConfigError(f"text.tokenizer: cannot read {err.filename}: {err.strerror}") from err
+        raise ConfigError(f"text.tokenizer: cannot read {err.filename}: {err.strerror}", code="FB105") from err
     return digest.hexdigest()
 
 
@@ -73,20 +75,22 @@ def processor_digest(folder: Path) -> str:
     if not folder.is_dir():
         raise ConfigError(
             f"vision.processor: {folder} is not a folder; point it at one with a preprocessor_config.json"
-            f"{hub_advice(folder, 'processor')}"
+            f"{hub_advice(folder, 'processor')}",
+            code="FB107",
         )
     digest = hashlib.sha256()
     present = [folder / name for name in _PROCESSOR_FILES if (folder / name).is_file()]
     if not present:
         raise ConfigError(
             f"vision.processor: {folder} holds no image processor (no {' or '.join(_PROCESSOR_FILES)}); "
-            "save one there with processor.save_pretrained(folder)"
+            "save one there with processor.save_pretrained(folder)",
+            code="FB107",
         )
     try:
         for path in present:
             _add(digest, path.name, path.read_bytes())
     except OSError as err:
-        raise ConfigError(f"vision.processor: cannot read {err.filename}: {err.strerror}") from err
+        raise ConfigError(f"vision.processor: cannot read {err.filename}: {err.strerror}", code="FB107") from err
     return digest.hexdigest()
 
 
@@ -103,7 +107,7 @@ def _model_type(path: Path) -> str:
     try:
         config = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as err:
-        raise ConfigError(f"text.tokenizer: {path} is not JSON: {err}") from err
+        raise ConfigError(f"text.tokenizer: {path} is not JSON: {err}", code="FB105") from err
     return str(config.get("model_type", "")) if isinstance(config, dict) else ""
 
 

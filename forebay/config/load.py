@@ -71,7 +71,8 @@ def read_config(
         place = url_or_path(path)
         if is_url(place):
             raise ConfigError(
-                f"a config is read from this machine, and {place} is a URL; copy it here and name the file"
+                f"a config is read from this machine, and {place} is a URL; copy it here and name the file",
+                code="FB103",
             )
         path = Path(place).absolute()
         document = _read(path)
@@ -97,9 +98,9 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as err:
         near = difflib.get_close_matches(path.name, [other.name for other in path.parent.glob("*.toml")], n=1)
         advice = f"did you mean {near[0]}?" if near else "name a TOML file"
-        raise ConfigError(f"cannot read config {path}: {err.strerror}; {advice}") from err
+        raise ConfigError(f"cannot read config {path}: {err.strerror}; {advice}", code="FB103") from err
     except ValueError as err:
-        raise ConfigError(f"{path} is not TOML: {err}") from err
+        raise ConfigError(f"{path} is not TOML: {err}", code="FB103") from err
 
 
 def parse_config(document: Mapping[str, Any], *, path: Path, check: Check | None = None) -> Config:
@@ -110,7 +111,7 @@ def parse_config(document: Mapping[str, Any], *, path: Path, check: Check | None
     from pydantic import TypeAdapter, ValidationError  # not at import: opening a cache must not load pydantic
 
     if "path" in document:
-        raise ConfigError(f"{path}: unknown field path")
+        raise ConfigError(f"{path}: unknown field path", code="FB101")
     _refuse_foreign(document, "", path)
     sections = {name: values for name, values in document.items() if check and isinstance(values, Mapping)}
     found = [line for name, values in sections.items() if check for line in check(name, values)]
@@ -123,10 +124,10 @@ def parse_config(document: Mapping[str, Any], *, path: Path, check: Check | None
         found = [*map(_describe, err.errors()), *found]
         cause = err
     if found:
-        raise ConfigError(_listed(path, found)) from cause
+        raise ConfigError(_listed(path, found), code=code_of(found)) from cause
     resolved: Config = _absolute(config, path.parent, found)
     if found:
-        raise ConfigError(_listed(path, found))
+        raise ConfigError(_listed(path, found), code=code_of(found))
     return resolved
 
 
@@ -141,17 +142,16 @@ def read_remote(overrides: Sequence[str] = ()) -> RemoteConfig:
     for override in overrides:
         _apply_override(document, override)
     if foreign := sorted(document.keys() - {"remote"}):
-        raise ConfigError(f"--set {foreign[0]}: without a config only remote.NAME=VALUE says something")
+        raise ConfigError(f"--set {foreign[0]}: without a config only remote.NAME=VALUE says something", code="FB110")
     found: list[str] = []
     try:
         settings = TypeAdapter(RemoteConfig).validate_json(json.dumps(document.get("remote", {})), strict=True)
     except ValidationError as err:
-        raise ConfigError(
-            _listed("--set", [_describe({**each, "loc": ("remote", *each["loc"])}) for each in err.errors()])
-        ) from err
+        found = [_describe({**each, "loc": ("remote", *each["loc"])}) for each in err.errors()]
+        raise ConfigError(_listed("--set", found), code=code_of(found)) from err
     resolved: RemoteConfig = _absolute(settings, Path.cwd(), found, section="remote.")
     if found:
-        raise ConfigError(_listed("--set", found))
+        raise ConfigError(_listed("--set", found), code=code_of(found))
     return resolved
 
 
@@ -159,6 +159,11 @@ def _listed(what: object, problems: Sequence[str]) -> str:
     lines = [f"  {line}" for line in problems[:_MAX_PROBLEMS]]
     more = [f"  and {len(problems) - _MAX_PROBLEMS} more"] if len(problems) > _MAX_PROBLEMS else []
     return "\n".join([f"{what} is not a forebay config:", *lines, *more])
+
+
+def code_of(problems: Sequence[str]) -> str:
+    """Returns the code of an error that lists problems: most often a name is wrong."""
+    return "FB101" if any(": unknown field" in line or ": now " in line for line in problems) else "FB102"
 
 
 def _with_settings(section: str, values: Any) -> Any:
@@ -175,7 +180,7 @@ def _apply_override(document: dict[str, Any], override: str) -> None:
     name, equals, text = override.partition("=")
     *sections, last = name.strip().split(".")
     if not equals or not last or not all(sections):
-        raise ConfigError(f"override {override!r} is not section.field=value")
+        raise ConfigError(f"override {override!r} is not section.field=value", code="FB110")
     try:
         parsed = parse_toml(f"value = {text}")
     except ValueError:
@@ -185,7 +190,7 @@ def _apply_override(document: dict[str, Any], override: str) -> None:
     for section in sections:
         document = document.setdefault(section, {})
         if not isinstance(document, dict):
-            raise ConfigError(f"override {override!r}: {section} is not a section")
+            raise ConfigError(f"override {override!r}: {section} is not a section", code="FB110")
     document[last] = value
 
 

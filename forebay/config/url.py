@@ -77,11 +77,15 @@ def local_path(text: str) -> str:
     if text[:7].lower() != "file://":
         if (found := _SCHEME.match(text)) is not None:
             known = ", ".join(f"{scheme}://" for scheme in (*SCHEMES, "file"))
-            raise ConfigError(f"{_shown(text)}: {found[1]}:// is of no store that forebay knows; known are {known}")
+            raise ConfigError(
+                f"{_shown(text)}: {found[1]}:// is of no store that forebay knows; known are {known}", code="FB111"
+            )
         return text
     parts = _split(text)
     if parts.netloc not in ("", "localhost"):
-        raise ConfigError(f"{text} names the host {parts.netloc!r}; file:// is of this machine: file:///folder")
+        raise ConfigError(
+            f"{text} names the host {parts.netloc!r}; file:// is of this machine: file:///folder", code="FB111"
+        )
     return unquote(parts.path)
 
 
@@ -114,10 +118,12 @@ def parse_url(text: str) -> Url:
     parts = _split(text)
     scheme = parts.scheme.lower()
     if scheme not in SCHEMES:
-        raise ConfigError(f"{_shown(text)} is no URL of a store; wanted one of {', '.join(s + '://' for s in SCHEMES)}")
+        raise ConfigError(
+            f"{_shown(text)} is no URL of a store; wanted one of {', '.join(s + '://' for s in SCHEMES)}", code="FB111"
+        )
     _check_plain(text)
     if not parts.netloc:
-        raise ConfigError(f"{_shown(text)} names no bucket; for example {scheme}://bucket/folder")
+        raise ConfigError(f"{_shown(text)} names no bucket; for example {scheme}://bucket/folder", code="FB111")
     if scheme in ("http", "https"):
         check_host(text)
     elif not _BUCKET.fullmatch(parts.netloc):
@@ -143,7 +149,8 @@ def check_host(endpoint: str) -> None:
     if endpoint[:5].lower() == "http:" and not _is_loopback(host) and os.environ.get(ALLOW_HTTP) != "1":
         raise ConfigError(
             f"{_shown(endpoint)}: plain http to {host}; anybody on the way can read and change what is sent: use "
-            f"https, or set {ALLOW_HTTP}=1 in the environment"
+            f"https, or set {ALLOW_HTTP}=1 in the environment",
+            code="FB111",
         )
 
 
@@ -195,7 +202,8 @@ def _check_plain(text: str) -> None:
     if "@" in parts.netloc or "?" in text or "#" in text:
         raise ConfigError(
             f"{_shown(text)} holds a user, a query or a fragment; a URL of a config holds no credentials: they come "
-            "from the environment or the profile"
+            "from the environment or the profile",
+            code="FB111",
         )
 
 

@@ -140,17 +140,18 @@ def _of_ids(cache: Cache, path: Path) -> Ints:
     try:
         text = path.read_bytes().decode("utf-8", "surrogateescape")
     except OSError as err:
-        raise ConfigError(f"--ids {path}: {err.strerror}; name a file with an id a line") from err
+        raise ConfigError(f"--ids {path}: {err.strerror}; name a file with an id a line", code="FB114") from err
     # Not `splitlines`: an id may hold what Unicode calls a line end.
     wanted = {line.removesuffix("\r") for line in text.split("\n")} - {""}
     if not wanted:
-        raise ConfigError(f"--ids {path} names no id; write an id a line")
+        raise ConfigError(f"--ids {path} names no id; write an id a line", code="FB114")
     found = np.array([i for i in range(len(cache)) if cache.sample_id(i) in wanted], np.int64)
     if len(found) < len(wanted):
         absent = sorted(wanted - {cache.sample_id(i) for i in found.tolist()})
         shown = ", ".join(map(repr, absent[:_SHOWN])) + (", ..." if len(absent) > _SHOWN else "")
         raise ConfigError(
             f"--ids {path}: {cache.place} has no sample with {len(absent)} of its {len(wanted)} ids ({shown}); every "
-            f"id: forebay inspect {cache.place} --export FILE.parquet"
+            f"id: forebay inspect {cache.place} --export FILE.parquet",
+            code="FB114",
         )
     return found

@@ -156,7 +156,8 @@ def read_pack(cache: Cache, plan: Mapping[str, Any], wanted: str) -> Pack:
     if not members or not all(0 <= member < len(cache) for member in members):
         raise CacheCorruptError(
             f"{folder}: pack {index} holds samples {members}, its cache has {len(cache)}; "
-            "delete that folder and run: forebay preprocess CONFIG"
+            "delete that folder and run: forebay preprocess CONFIG",
+            code="FB412",
         )
     return Pack(
         index=index,
@@ -170,7 +171,9 @@ def read_pack(cache: Cache, plan: Mapping[str, Any], wanted: str) -> Pack:
 def _pack_of(sample: int, wanted: str, folder: Path, arrays: Mapping[str, Array]) -> int:
     places = np.flatnonzero(arrays["members"] == sample)
     if not len(places):
-        raise CacheError(f"--sample {wanted}: sample {sample} is in no pack of {folder}: it is longer than one")
+        raise CacheError(
+            f"--sample {wanted}: sample {sample} is in no pack of {folder}: it is longer than one", code="FB421"
+        )
     return int(np.searchsorted(arrays["offsets"], places[0], side="right")) - 1
 
 

@@ -86,7 +86,7 @@ def check_index(index: int, count: int, *, what: str) -> None:
     """Raises CacheError where `--sample` names none of what is there; `what` says how many there are."""
     if not 0 <= index < count:
         span = f"0 to {count - 1}" if count else "none"
-        raise CacheError(f"--sample {index}: {what} ({span}); name one of them")
+        raise CacheError(f"--sample {index}: {what} ({span}); name one of them", code="FB421")
 
 
 def sample_index(cache: Cache, wanted: str) -> int:
@@ -105,7 +105,8 @@ def sample_index(cache: Cache, wanted: str) -> int:
         check_index(number, len(cache), what=f"{cache.place} has {len(cache)} samples")
     raise CacheError(
         f"--sample {wanted}: {cache.place} has no sample with that id; what was left out: "
-        f"{cache.folder / 'rejected.jsonl'}; every id: forebay inspect {cache.place} --export FILE.parquet"
+        f"{cache.folder / 'rejected.jsonl'}; every id: forebay inspect {cache.place} --export FILE.parquet",
+        code="FB421",
     )
 
 
@@ -126,7 +127,9 @@ def _index_of_id(cache: Cache, sample_id: str) -> int | None:
         slot = number << ROW_BITS | ids.index(sample_id)
         places = np.flatnonzero(cache.slots == slot)
         if not len(places):
-            raise CacheError(f"--sample {sample_id}: that row was left out; why: {cache.folder / 'rejected.jsonl'}")
+            raise CacheError(
+                f"--sample {sample_id}: that row was left out; why: {cache.folder / 'rejected.jsonl'}", code="FB421"
+            )
         return int(places[0])
     return None
 

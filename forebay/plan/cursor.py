@@ -125,13 +125,15 @@ class LoaderState:
         if version > STATE_VERSION:
             raise ResumeError(
                 f"loader state: version is {version}, this forebay reads up to {STATE_VERSION}; "
-                "resume with the forebay that wrote it, or a newer one"
+                "resume with the forebay that wrote it, or a newer one",
+                code="FB512",
             )
         stored = state.get("plan_key")
         if stored != plan_key:
             raise ResumeError(
                 f"loader state: plan_key is {_short(stored)}, the plan here has {_short(plan_key)}; "
-                f"{why_differ(stored, plan_key)}"
+                f"{why_differ(stored, plan_key)}",
+                code="FB511",
             )
         position = _integer(state, "position", low=0)
         if position > num_batches:
@@ -211,7 +213,8 @@ class Cursor:
         if not len(self):
             raise PlanError(
                 f'{plan.num_batches} micro-batches are no full step of {world} ranks and plan.tail is "{plan.tail}": '
-                'use fewer ranks, smaller batches, or plan.tail = "short"'
+                'use fewer ranks, smaller batches, or plan.tail = "short"',
+                code="FB502",
             )
 
     def __len__(self) -> int:

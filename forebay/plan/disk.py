@@ -124,13 +124,16 @@ def load_plan(folder: Path, *, cache_key: str, settings: PlanConfig, num_samples
     if num_samples is not None and metadata["num_samples"] != num_samples:
         raise CacheMismatchError(
             f"{folder}: num_samples differs ({num_samples} in the cache, {metadata['num_samples']} in the plan); "
-            f"{_AGAIN}"
+            f"{_AGAIN}",
+            code="FB413",
         )
     try:
         return _mapped(folder, metadata, settings)
     except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError) as err:
         # Its checksum is right: somebody else wrote it.
-        raise CacheCorruptError(f"{folder / METADATA} is none that forebay writes ({err!r:.80}); {_AGAIN}") from err
+        raise CacheCorruptError(
+            f"{folder / METADATA} is none that forebay writes ({err!r:.80}); {_AGAIN}", code="FB412"
+        ) from err
 
 
 def _mapped(folder: Path, metadata: dict[str, Any], settings: PlanConfig) -> AnyPlan:
@@ -181,7 +184,8 @@ def pack_settings(folder: Path) -> tuple[str, PackConfig]:
         return document["cache_keys"][0], PackConfig(**document["settings"])
     except (TypeError, ValueError) as err:
         raise CacheMismatchError(
-            f"{folder}: its settings are not those of this forebay's packs ({err}); run: forebay preprocess CONFIG"
+            f"{folder}: its settings are not those of this forebay's packs ({err}); run: forebay preprocess CONFIG",
+            code="FB413",
         ) from err
 
 
@@ -210,19 +214,22 @@ def read_metadata(folder: Path) -> dict[str, Any]:
         version, stored = metadata["format_version"], metadata["checksum"]
         computed = checksum(metadata)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
-        raise CacheCorruptError(f"{path} is not a plan's metadata ({err!r:.80}); {_AGAIN}") from err
+        raise CacheCorruptError(f"{path} is not a plan's metadata ({err!r:.80}); {_AGAIN}", code="FB412") from err
     # Before the checksum: a newer version may compute it in another way.
     if isinstance(version, int) and version > PLAN_FORMAT_VERSION:
         raise CacheMismatchError(
             f"{path}: format_version differs ({version} stored, {PLAN_FORMAT_VERSION} is the newest that this forebay "
-            f"reads); install a newer forebay, or {_AGAIN}"
+            f"reads); install a newer forebay, or {_AGAIN}",
+            code="FB406",
         )
     if stored != computed:
-        raise CacheCorruptError(f"{path}: checksum {stored} stored, {computed} computed; {_AGAIN}")
+        raise CacheCorruptError(f"{path}: checksum {stored} stored, {computed} computed; {_AGAIN}", code="FB412")
     _require(_METADATA_OF_PACKS if metadata.get("kind") == "pack" else _METADATA_OF_BATCHES, metadata, path)
     for name in metadata["arrays"]:
         if os.path.basename(name) != name or "\0" in name:
-            raise CacheCorruptError(f"{path} names an array {name!r:.80}, which is not in its folder; {_AGAIN}")
+            raise CacheCorruptError(
+                f"{path} names an array {name!r:.80}, which is not in its folder; {_AGAIN}", code="FB412"
+            )
     return metadata
 
 
@@ -235,11 +242,11 @@ def read_statistics(folder: Path, metadata: dict[str, Any]) -> dict[str, Any]:
     content = read_regular(path)
     computed = xxhash.xxh3_128_hexdigest(content)
     if computed != stored:
-        raise CacheCorruptError(f"{path}: checksum {stored} stored, {computed} computed; {_AGAIN}")
+        raise CacheCorruptError(f"{path}: checksum {stored} stored, {computed} computed; {_AGAIN}", code="FB412")
     try:
         document: dict[str, Any] = json.loads(content)
     except (ValueError, RecursionError) as err:
-        raise CacheCorruptError(f"{path} is not JSON: {err}; {_AGAIN}") from err
+        raise CacheCorruptError(f"{path} is not JSON: {err}; {_AGAIN}", code="FB412") from err
     _require(PACK_FORM if metadata["kind"] == "pack" else FORM, document, path)
     return document
 
@@ -248,7 +255,7 @@ def _require(check: Check, document: Any, path: Path) -> None:
     try:
         check(document, "it")
     except ValueError as err:
-        raise CacheCorruptError(f"{path} is none that forebay writes: {err}; {_AGAIN}") from err
+        raise CacheCorruptError(f"{path} is none that forebay writes: {err}; {_AGAIN}", code="FB412") from err
 
 
 def _arrays(plan: AnyPlan) -> dict[str, Array]:
@@ -289,20 +296,25 @@ def _map_array(path: Path, expected: dict[str, Any], *, is_checked: bool) -> Arr
         size_bytes = regular_size(path)
         found = hash_file(path) if is_checked else expected["xxh3_128"]
     except OSError as err:
-        raise CacheCorruptError(f"{path} cannot be read: {err.strerror}; {_AGAIN}") from err
+        raise CacheCorruptError(f"{path} cannot be read: {err.strerror}; {_AGAIN}", code="FB412") from err
     if size_bytes != expected["size_bytes"]:
-        raise CacheCorruptError(f"{path}: {size_bytes} bytes, {expected['size_bytes']} were written; {_AGAIN}")
+        raise CacheCorruptError(
+            f"{path}: {size_bytes} bytes, {expected['size_bytes']} were written; {_AGAIN}", code="FB412"
+        )
     if found != expected["xxh3_128"]:
-        raise CacheCorruptError(f"{path}: checksum {expected['xxh3_128']} stored, {found} computed; {_AGAIN}")
+        raise CacheCorruptError(
+            f"{path}: checksum {expected['xxh3_128']} stored, {found} computed; {_AGAIN}", code="FB412"
+        )
     try:
         # A plain view: indexing np.memmap itself costs microseconds more each time.
         array: Array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except ValueError as err:
-        raise CacheCorruptError(f"{path} is no array: {err}; {_AGAIN}") from err
+        raise CacheCorruptError(f"{path} is no array: {err}; {_AGAIN}", code="FB412") from err
     if [array.dtype.str, list(array.shape)] != [expected["dtype"], expected["shape"]]:
         raise CacheCorruptError(
             f"{path} holds {array.dtype.str} {list(array.shape)}, "
-            f"{expected['dtype']} {expected['shape']} were written; {_AGAIN}"
+            f"{expected['dtype']} {expected['shape']} were written; {_AGAIN}",
+            code="FB412",
         )
     return array
 
@@ -315,7 +327,8 @@ def _expect(folder: Path, wanted: dict[str, Any], stored: dict[str, Any], *, sec
         elif here != there:
             raise CacheMismatchError(
                 f"{folder}: {section}{name} differs ({here} wanted, {there} stored); "
-                "the plan belongs to another cache or config; run: forebay preprocess CONFIG"
+                "the plan belongs to another cache or config; run: forebay preprocess CONFIG",
+                code="FB413",
             )
 
 

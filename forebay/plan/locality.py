@@ -40,7 +40,7 @@ def with_locality(settings: PlanConfig, source: SampleSource, *, is_mixed: bool 
         locality = f"shards:{window}"
         logger.info(
             'plan.locality = "auto" is "%s": %d shards of %s in all do not fit remote.cache_size_gb, %s',
-            *(locality, len(shards), gb(shards.total_bytes), gb(shards.bound_bytes)),
+            *(locality, shards.num_used, gb(shards.total_bytes), gb(shards.bound_bytes)),
         )
     return dataclasses.replace(settings, locality=locality)
 
@@ -64,7 +64,8 @@ def locality_window(bound_bytes: int, *, shard_bytes: int, ranks: int, ahead_sha
         raise ConfigError(
             f"a bound of {bound_bytes} bytes holds {held} shards of {shard_bytes} bytes, and the smallest window needs "
             f"{BLOCKS_IN_TOUCH} ({BLOCKS_IN_TOUCH * shard_bytes} bytes): raise remote.cache_size_gb, or build the "
-            "cache with a smaller layout.rows_per_shard"
+            "cache with a smaller layout.rows_per_shard",
+            code="FB609",
         )
     reserved = min(ranks * ahead_shards, held // 4)
     return 2 * ((held - reserved) // BLOCKS_IN_TOUCH)

@@ -25,6 +25,7 @@ from forebay.plan.window import window_plan
 from forebay.progress import during
 from forebay.steps.table import audio_step
 from forebay.store.key import digest
+from forebay.store.last_use import note
 from forebay.store.layout import ROW_BITS, Array
 from forebay.store.source import SampleSource, parts_of, without_audio
 
@@ -82,7 +83,7 @@ class Samples:
         if self.durations is not None:
             return np.asarray(self.durations)
         if self.tokens is None:
-            raise PlanError("the samples have no durations and no tokens: they have no length to plan by")
+            raise PlanError("the samples have no durations and no tokens: they have no length to plan by", code="FB504")
         return np.asarray(self.tokens())
 
 
@@ -94,7 +95,9 @@ def plan_of(config: Config, source: SampleSource, *, keep: bool = True) -> Plann
     """
     settings, samples = config.plan, samples_of(source)
     if settings is None:
-        raise ConfigError(f"{config.path}: no [plan] section; add one, for example: {plan_example(config)}")
+        raise ConfigError(
+            f"{config.path}: no [plan] section; add one, for example: {plan_example(config)}", code="FB104"
+        )
     wanted, settings = settings, with_locality(settings, source, is_mixed=config.mixture.is_given)
     locality = settings.locality if isinstance(settings, BucketConfig) and settings != wanted else None
     if not keep:
@@ -103,6 +106,8 @@ def plan_of(config: Config, source: SampleSource, *, keep: bool = True) -> Plann
     where = {"dataset": config.name, "split": config.source.split, "cache_key": source.key}
     folder = plan_folder(config.cache_root, **where, settings=settings)
     plan, kept = kept_plan(folder, samples, cache_key=source.key, settings=settings, sample_ids=_identity(source)[1])
+    if kept is not None:
+        note(kept)
     key = _key_of(plan, kept, source=source, settings=settings)
     return Planned(plan=plan, key=key, folder=kept, locality=locality)
 
@@ -114,6 +119,7 @@ def opened_packs(folder: Path, source: SampleSource) -> tuple[Planned, PlanConfi
     """
     _, settings = pack_settings(folder)
     plan = load_plan(folder, cache_key=source.key, settings=settings, num_samples=len(source))
+    note(folder)
     return Planned(plan=plan, key=_key_of(plan, folder, source=source, settings=settings), folder=folder), settings
 
 
@@ -218,7 +224,7 @@ def _asked(lengths: Callable[[], Array] | None) -> Array | None:
 def _tokens(samples: Samples) -> Array:
     tokens = _asked(samples.tokens)
     if tokens is None:
-        raise PlanError('plan.kind is "pack", and the samples have no tokens; add a [text] section')
+        raise PlanError('plan.kind is "pack", and the samples have no tokens; add a [text] section', code="FB504")
     return tokens
 
 
@@ -229,7 +235,8 @@ def _window_lengths(samples: Samples, settings: WindowConfig) -> Array:
     if not samples.texts.all() or settings.batch_seconds is not None:
         raise PlanError(
             f'plan.kind = "window" sorts by one length, and {int(samples.texts.sum())} of {len(samples.texts)} samples '
-            'have no audio; give plan.batch_size for text alone, or plan.kind = "bucket" with edges and batch_tokens'
+            'have no audio; give plan.batch_size for text alone, or plan.kind = "bucket" with edges and batch_tokens',
+            code="FB504",
         )
     return np.asarray(samples.tokens())
 
@@ -241,7 +248,14 @@ def _key_of(plan: AnyPlan, folder: Path | None, *, source: SampleSource, setting
     """
     content, sample_ids = (plan_content(plan, settings), None) if folder is None else sealed_content(folder)
     recipe, ids = _identity(source)
-    return state_key(settings, recipe=recipe, sample_ids=sample_ids or ids(), content=content)
+    filters = [part.filter_key for part in parts_of(source)]
+    return state_key(
+        settings,
+        recipe=recipe,
+        sample_ids=sample_ids or ids(),
+        content=content,
+        filter_key=digest(filters) if any(filters) else None,
+    )
 
 
 def _identity(source: SampleSource) -> tuple[str, Callable[[], str]]:

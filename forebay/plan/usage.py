@@ -211,7 +211,8 @@ def read_usage(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     version = documents[0]["version"]
     if version > USAGE_VERSION:
         raise CacheMismatchError(
-            f"{path}: version is {version}, this forebay reads up to {USAGE_VERSION}; install a newer forebay"
+            f"{path}: version is {version}, this forebay reads up to {USAGE_VERSION}; install a newer forebay",
+            code="FB406",
         )
     for number, document in enumerate(documents[1:], start=2):
         if not isinstance(document.get("step"), int) or not isinstance(document.get("from_step"), int):

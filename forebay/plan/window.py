@@ -144,7 +144,8 @@ def _counted(settings: WindowConfig, num_samples: int) -> _Windows | None:
     if num_batches == 0:
         raise PlanError(
             f'plan.tail = "drop" leaves none of {num_samples} samples: they fill no batch of {size}; '
-            'set plan.tail = "short"'
+            'set plan.tail = "short"',
+            code="FB502",
         )
     # A window is whole when its samples are.
     num_windows = num_samples // (size * settings.window)

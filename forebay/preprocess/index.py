@@ -136,7 +136,9 @@ def tars_of(manifest: str | os.PathLike[str]) -> list[str]:
         named = (named_path(name, path.parent, named_in=path) for name in names)
         found = list(dict.fromkeys(str(name) if place_of(name) else os.path.normpath(name) for name in named))
     if not found:
-        raise ManifestError(f"{path} names no tar; give a parquet or TSV manifest, a tar, or a folder of tars")
+        raise ManifestError(
+            f"{path} names no tar; give a parquet or TSV manifest, a tar, or a folder of tars", code="FB205"
+        )
     return found
 
 
@@ -178,7 +180,9 @@ def _run(task: functools.partial[_Outcome], paths: Sequence[str], num_workers: i
             for _, outcome in pool.run(task, paths):
                 yield outcome
         except WorkerDied as err:
-            raise TarError(f"indexing {err.task} ended its process ({err}); run: forebay index {err.task}") from err
+            raise TarError(
+                f"indexing {err.task} ended its process ({err}); run: forebay index {err.task}", code="FB302"
+            ) from err
 
 
 def _count(report: IndexReport, outcome: _Outcome) -> None:
@@ -219,9 +223,9 @@ def _tsv_names(path: Path) -> list[str]:
                 if line.strip():
                     names[line.split("\t", 1)[0].rstrip("\n")] = None
     except OSError as err:
-        raise ManifestError(f"cannot read manifest {path}: {err.strerror}; check the path") from err
+        raise ManifestError(f"cannot read manifest {path}: {err.strerror}; check the path", code="FB201") from err
     except UnicodeDecodeError as err:
         raise ManifestError(
-            f"manifest {path} is neither a parquet file nor UTF-8 text ({err}); check the path"
+            f"manifest {path} is neither a parquet file nor UTF-8 text ({err}); check the path", code="FB205"
         ) from err
     return list(names)

@@ -63,6 +63,8 @@ PINNED = dict.fromkeys(
 class WorkerDied(BuildError):  # noqa: N818  it is caught by name where the sample is known
     """A worker died twice over one task; `task` and `position` (the row it was at) say where."""
 
+    code = "FB302"
+
     def __init__(self, task: Any, position: int, status: int) -> None:
         super().__init__(f"a worker process died twice over one task ({_status_text(status)})")
         self.task = task

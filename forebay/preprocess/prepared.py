@@ -188,7 +188,8 @@ def require_key(config: Config, key: str, wanted: str | None) -> None:
         raise ConfigError(
             f"--key {wanted}: {config.path} gives key {key[:SHORT]} now, so its settings or its raw data are not those "
             f"that the other parts were started with; put them back, or start all parts again: forebay preprocess "
-            f"{config.path} --prepare (forebay key {config.path} --explain names what differs)"
+            f"{config.path} --prepare (forebay key {config.path} --explain names what differs)",
+            code="FB311",
         )
 
 
@@ -199,7 +200,8 @@ def require_numerics(config: Config, made: Prepared, here: Mapping[Group, str]) 
             raise BuildError(
                 f"the {group} steps give other values on {socket.gethostname()} (probe {value}) than on {made.host} "
                 f"(probe {made.probe[group]}), where {config.path} was prepared: another CPU family, or other "
-                "libraries; run all parts on machines of one kind, with the same packages; what was finished is kept"
+                "libraries; run all parts on machines of one kind, with the same packages; what was finished is kept",
+                code="FB305",
             )
 
 

@@ -185,7 +185,7 @@ class Run:
                     log.made(rows=len(task.rows) if task.group == counted else 0, by_this_run=made)
                     self._note(receipt)
             except WorkerDied as err:
-                death = BuildError(self._death(err))
+                death = BuildError(self._death(err), code="FB302")
                 for note in getattr(err, "__notes__", ()):
                     death.add_note(note)
                 raise death from err
@@ -251,7 +251,8 @@ class Run:
         raise BuildError(
             f"--seal: {len(numbers)} of {len(self.cuts)} shards of {self.config.path} are not finished ({shown}); all "
             f"others are kept; run the parts that are missing (forebay status {self.config.path} names them), or make "
-            f"them here: forebay preprocess {self.config.path}"
+            f"them here: forebay preprocess {self.config.path}",
+            code="FB304",
         ) from gone
 
     def _task(self, unit: Unit) -> ShardTask:
@@ -292,7 +293,8 @@ class Run:
         raise BuildError(
             f"{count} of {rows} samples are bad so far; run.max_failed_share = {share} allows {int(share * rows)}; "
             f"finished shards are kept:{listed}{more}\nmend them, or allow more: forebay preprocess {self.config.path} "
-            f"--set run.max_failed_share={min(1.0, 2 * count / rows):.3g}"
+            f"--set run.max_failed_share={min(1.0, 2 * count / rows):.3g}",
+            code="FB301",
         )
 
     def _compare_sources(self) -> None:
@@ -303,7 +305,8 @@ class Run:
             raise BuildError(
                 f"the files that {changed[0]['field']} of {self.config.path} names changed during the build (digest "
                 f"{changed[0]['stored']}, now {changed[0]['wanted']}): nothing is sealed, finished shards are kept; "
-                f"run: forebay preprocess {self.config.path}"
+                f"run: forebay preprocess {self.config.path}",
+                code="FB303",
             )
 
     def _seal(self, standing: Sealed | None) -> BuildReport:

@@ -101,7 +101,8 @@ def _rows_of_listed_bytes(task: ShardTask) -> Made:
             return made
     raise BuildError(
         f"{task.files[0].path}, or another file of its shard, was touched each of {_ATTEMPTS} times that it was read; "
-        "finished shards are kept; wait until nothing writes to it, then run: forebay preprocess CONFIG"
+        "finished shards are kept; wait until nothing writes to it, then run: forebay preprocess CONFIG",
+        code="FB303",
     )
 
 

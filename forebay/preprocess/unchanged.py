@@ -75,5 +75,6 @@ def _require_content(file: SourceFile, now: str) -> None:
 def _changed(name: str, how: str) -> BuildError:
     return BuildError(
         f"{name} changed during the build ({how}): nothing is sealed, finished shards are kept; "
-        "wait until nothing writes to it, then run: forebay preprocess CONFIG"
+        "wait until nothing writes to it, then run: forebay preprocess CONFIG",
+        code="FB303",
     )

@@ -197,7 +197,8 @@ def require_writable(folder: Path, *, setting: str) -> None:
     except OSError as err:
         raise BuildError(
             f"cannot write to {setting} {folder} ({err.strerror}); {_standing(folder)}; name another folder: "
-            f"--cache-root DIR, or {setting}"
+            f"--cache-root DIR, or {setting}",
+            code="FB306",
         ) from err
 
 

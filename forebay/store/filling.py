@@ -123,7 +123,7 @@ class Summed(io.BufferedIOBase):
 
 def _make_folder(folder: Path, option: str) -> None:
     if os.path.lexists(folder) and not folder.is_dir():
-        raise ConfigError(f"{option} {folder} is a file; name a folder")
+        raise ConfigError(f"{option} {folder} is a file; name a folder", code="FB115")
     folder.mkdir(parents=True, exist_ok=True)
 
 
@@ -133,7 +133,8 @@ def _require_empty(folder: Path, option: str) -> None:
         raise ConfigError(
             f"{option} {folder} is not empty: it holds {names[0]!r}"
             + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-            + ", which this command did not write; name a new or empty folder"
+            + ", which this command did not write; name a new or empty folder",
+            code="FB115",
         )
 
 
@@ -143,7 +144,9 @@ def _lock(file: BinaryIO, folder: Path, option: str) -> None:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as err:
         if err.errno == errno.EWOULDBLOCK:
-            raise ConfigError(f"{option} {folder}: another process is filling it; wait for its end") from err
+            raise ConfigError(
+                f"{option} {folder}: another process is filling it; wait for its end", code="FB115"
+            ) from err
 
 
 def _begun(filled: Filling, file: BinaryIO, option: str) -> list[Entry]:
@@ -165,7 +168,9 @@ def _begun(filled: Filling, file: BinaryIO, option: str) -> list[Entry]:
         if isinstance(err, ConfigError):
             raise
         journal = journal_of(filled.folder, filled.document_name)
-        raise ConfigError(f"{journal} is none that forebay writes; name another folder, or remove that one") from err
+        raise ConfigError(
+            f"{journal} is none that forebay writes; name another folder, or remove that one", code="FB115"
+        ) from err
 
 
 def _whole(folder: Path, name: str, identity: Mapping[str, Any], option: str) -> Mapping[str, Any]:
@@ -177,9 +182,13 @@ def _whole(folder: Path, name: str, identity: Mapping[str, Any], option: str) ->
     except (ValueError, KeyError, TypeError, AttributeError) as err:
         if isinstance(err, ConfigError):
             raise
-        raise ConfigError(f"{option} {folder}: its {name} is none that forebay writes; name a new folder") from err
+        raise ConfigError(
+            f"{option} {folder}: its {name} is none that forebay writes; name a new folder", code="FB115"
+        ) from err
     if problems:
-        raise ConfigError(f"{option} {folder}: its {name} says that it is whole, and {problems[0]}; remove the folder")
+        raise ConfigError(
+            f"{option} {folder}: its {name} says that it is whole, and {problems[0]}; remove the folder", code="FB115"
+        )
     found: Mapping[str, Any] = document
     return found
 
@@ -191,7 +200,8 @@ def require_same(folder: Path, stored: Mapping[str, Any], wanted: Mapping[str, A
             was, now = (str(each.get(name))[:_SHOWN] for each in (stored, wanted))
             raise ConfigError(
                 f"{option} {folder} holds what another command wrote: {name} is {was} there, {now} is wanted; "
-                "name another folder, or remove that one"
+                "name another folder, or remove that one",
+                code="FB115",
             )
 
 

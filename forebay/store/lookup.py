@@ -181,7 +181,7 @@ def _places(config: Config, recipe: KeyedRecipe) -> Iterator[list[Sealed]]:
     if config.loader.cache_dir:
         named = _named_cache(config)
         if not _answers(named, recipe):
-            raise CacheMismatchError(_mismatch(named, recipe))
+            raise CacheMismatchError(_mismatch(named, recipe), code="FB405")
         yield [named]
         return
     yield _sealed_here(config.cache_root)
@@ -214,7 +214,7 @@ class _Search:
             if cache.is_derived:
                 logger.info("loader.cache_dir %s is %s", cache.place, described(cache.metadata["recipe"]))
             if cache.is_derived and state == "changed":
-                raise CacheMismatchError(_stale(cache, names))
+                raise CacheMismatchError(_stale(cache, names), code="FB405")
             if state == "same":
                 is_better = self.found is None or cache.metadata.get("codec") == self.config.codec
                 self.found = cache if is_better else self.found
@@ -303,7 +303,8 @@ def _require_confined(config: Config, cache: Sealed, sources: Sequence[StoredSou
     if config.source.confined and cache.is_derived and cache.metadata.get(CONFINED) is not True:
         raise CacheMismatchError(
             f"{cache.place}: it was made of caches of which some were built without source.confined, so nothing says "
-            "where their sources lay; build those with it, or set source.confined = false for caches that you trust"
+            "where their sources lay; build those with it, or set source.confined = false for caches that you trust",
+            code="FB206",
         )
     for source in sources if config.source.confined else ():
         path = path_of(config, source)
@@ -313,13 +314,15 @@ def _require_confined(config: Config, cache: Sealed, sources: Sequence[StoredSou
             raise CacheMismatchError(
                 f"{cache.place}: it was made of {source.name!r}, which is {real!r}; source.confined allows no "
                 "place outside of the manifest's folder: move the file there, or set source.confined = false for a "
-                "cache that you trust"
+                "cache that you trust",
+                code="FB206",
             )
         if not is_file(path) and cache.metadata.get(CONFINED) is not True:
             raise CacheMismatchError(
                 f"{cache.place}: {source.name!r} is not here, and the cache was built without source.confined, so "
                 "nothing says where it lay; put the raw data back, or set source.confined = false for a cache that "
-                "you trust"
+                "you trust",
+                code="FB206",
             )
 
 

@@ -76,7 +76,8 @@ def parse_metadata(folder: AnyFolder, data: bytes, *, format_version: int) -> di
     version = document.get("format_version")
     if isinstance(version, int) and version > format_version:
         raise CacheMismatchError(
-            f"{folder}: format_version is {version}, this forebay reads up to {format_version}; upgrade forebay"
+            f"{folder}: format_version is {version}, this forebay reads up to {format_version}; upgrade forebay",
+            code="FB406",
         )
     _check(path, document, data)
     return document
@@ -138,7 +139,7 @@ def load_array(folder: AnyFolder, name: str, entry: Mapping[str, Any], *, verify
         with (folder / name).open("rb", buffering=0) as file:
             return _mapped(file)
     except OSError as err:  # no handle or memory left: says nothing about the file
-        raise CacheError(f"{folder / name} cannot be mapped: {err.strerror}") from err
+        raise CacheError(f"{folder / name} cannot be mapped: {err.strerror}", code="FB422") from err
     except (ValueError, EOFError, SyntaxError, TypeError, OverflowError, TokenError) as err:
         raise CacheCorruptError(f"{folder / name} is not a .npy file: {err}") from err
 

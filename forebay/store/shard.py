@@ -166,7 +166,9 @@ class Shard:
             self._columns = [_column(mapping, entry, f, span) for f, span in zip(fields, entry.spans, strict=True)]
             self.hashes: Array = np.frombuffer(mapping, np.int64, entry.rows, entry.hash_offset)
         except (ValueError, TypeError, OverflowError) as err:  # its checksum is right, so somebody wrote it like this
-            raise CacheCorruptError(f"{path}: its entry in the shard table leads out of the file: {err}") from err
+            raise CacheCorruptError(
+                f"{path}: its entry in the shard table leads out of the file: {err}", code="FB411"
+            ) from err
         self.tensors: TensorColumns = tuple(
             (f.name, *c) for f, c in zip(fields, self._columns, strict=True) if f.role == "tensor"
         )
@@ -195,7 +197,8 @@ class Shard:
             raise CacheCorruptError(
                 f"{self.path} row {index} (bytes from {self._first_byte(index)}): stored xxh3-64 "
                 f"{stored & (2**64 - 1):016x}, computed {computed & (2**64 - 1):016x}; "
-                "run: forebay preprocess CONFIG --verify, it makes this shard again"
+                "run: forebay preprocess CONFIG --verify, it makes this shard again",
+                code="FB411",
             )
 
     def column(self, name: str) -> tuple[Array, Array]:
@@ -209,7 +212,8 @@ class Shard:
                 shown = "none" if stored is None else f"{stored:08x}"
                 raise CacheCorruptError(
                     f"{self.path} {member}: stored CRC-32 {shown}, computed {computed:08x}; "
-                    "run: forebay preprocess CONFIG --verify"
+                    "run: forebay preprocess CONFIG --verify",
+                    code="FB411",
                 )
         return values, offsets
 
@@ -236,7 +240,9 @@ class Shard:
         try:  # of the mapping and not of the path, where a rebuilt cache may stand by now
             return stored_checksums(self._mapping)
         except ValueError as err:
-            raise CacheCorruptError(f"{self.path}: {err}; run: forebay preprocess CONFIG --verify") from err
+            raise CacheCorruptError(
+                f"{self.path}: {err}; run: forebay preprocess CONFIG --verify", code="FB411"
+            ) from err
 
     def _index(self, name: str) -> int:
         return [field.name for field in self.fields].index(name)
@@ -262,23 +268,29 @@ def _map(path: AnyFile, entry: ShardEntry) -> mmap.mmap:
             size = os.fstat(file.fileno()).st_size
             if size != entry.size_bytes:
                 raise CacheCorruptError(
-                    f"{path} has {size} bytes, its cache says {entry.size_bytes}; run: forebay preprocess CONFIG"
+                    f"{path} has {size} bytes, its cache says {entry.size_bytes}; run: forebay preprocess CONFIG",
+                    code="FB411",
                 )
             mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     except ForebayError:  # some of these are an OSError or a ValueError too
         raise
     except FileNotFoundError as err:
-        raise CacheCorruptError(f"{path} is missing from its cache; run: forebay preprocess CONFIG") from err
+        raise CacheCorruptError(
+            f"{path} is missing from its cache; run: forebay preprocess CONFIG", code="FB411"
+        ) from err
     except (OSError, ValueError) as err:  # ValueError: an empty file that its entry calls empty
         if isinstance(err, OSError) and is_gone(err) and isinstance(path, HeldFile):
             path.folder.raise_gone(path.place, err)
         if isinstance(err, OSError) and err.errno in OUT_OF_HANDLES:  # says nothing about the file
             raise CacheError(
-                f"{path} cannot be mapped: {err.strerror}; lower loader.max_open_shards or raise `ulimit -n`"
+                f"{path} cannot be mapped: {err.strerror}; lower loader.max_open_shards or raise `ulimit -n`",
+                code="FB422",
             ) from err
         raise CacheCorruptError(f"{path} cannot be opened: {getattr(err, 'strerror', None) or err}") from err
     if mapping[:4] != LOCAL_SIGNATURE or mapping[-END_SIZE : 4 - END_SIZE] != END_SIGNATURE:
-        raise CacheCorruptError(f"{path} does not begin and end like a .tdz; run: forebay preprocess CONFIG")
+        raise CacheCorruptError(
+            f"{path} does not begin and end like a .tdz; run: forebay preprocess CONFIG", code="FB411"
+        )
     return mapping
 
 

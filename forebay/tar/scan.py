@@ -177,7 +177,8 @@ class _Scan:
             if head.startswith(magic):
                 raise TarError(
                     f"{self._path} is compressed ({name}): members cannot be read by offset; decompress it: "
-                    f"{name} -dk {self._path}"
+                    f"{name} -dk {self._path}",
+                    code="FB211",
                 )
 
     def _behind_bad_block(self, run: Run, row: int) -> tuple[int, Extension | None]:

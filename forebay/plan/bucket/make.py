@@ -72,7 +72,8 @@ def bucket_plan(
     if plan.num_batches == 0:
         raise PlanError(
             f'plan.tail = "drop" leaves none of {len(durations)} samples: no bucket fills a batch of '
-            f'{plan.batch_sizes.tolist()} (samples a bucket: {counts.tolist()}); set plan.tail = "short"'
+            f'{plan.batch_sizes.tolist()} (samples a bucket: {counts.tolist()}); set plan.tail = "short"',
+            code="FB502",
         )
     return plan
 
@@ -82,7 +83,7 @@ def check_lengths(durations: Array, settings: LengthsConfig) -> None:
     if durations.ndim != 1 or durations.dtype.kind not in "iu":
         raise PlanError(f"durations are {durations.dtype} {list(durations.shape)}, wanted integers [num_samples]")
     if len(durations) == 0:
-        raise PlanError("no samples to plan: the cache or the filters in [source] leave none")
+        raise PlanError("no samples to plan: the cache or the filters in [source] leave none", code="FB501")
     if durations.min() < 0:
         index = int(np.argmax(durations < 0))
         raise PlanError(f"duration of sample {index} is {int(durations[index])}, wanted 0 or more")
@@ -101,7 +102,9 @@ def _tokens_of(texts: Array | None, tokens: Array | None) -> Array:
     if texts is None or not texts.any():
         return np.zeros(0, np.int64)
     if tokens is None:
-        raise PlanError(f"{int(texts.sum())} samples have no audio and no tokens: they have no length to plan by")
+        raise PlanError(
+            f"{int(texts.sum())} samples have no audio and no tokens: they have no length to plan by", code="FB504"
+        )
     return tokens[texts]
 
 
@@ -144,7 +147,9 @@ def _by_bucket(buckets: Array, counts: Array, *, line: Array | None) -> Array:
 def _shard_line(shards: Array | None, num_samples: int) -> Array:
     """Returns the samples shard by shard, rising inside one."""
     if shards is None:
-        raise PlanError('plan.locality needs a cache, whose samples lie in shards; set plan.locality = "global"')
+        raise PlanError(
+            'plan.locality needs a cache, whose samples lie in shards; set plan.locality = "global"', code="FB504"
+        )
     if len(shards) != num_samples:
         raise PlanError(f"shards holds {len(shards)} samples, durations {num_samples}")
     return np.argsort(shards, kind="stable")

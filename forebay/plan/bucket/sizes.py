@@ -48,7 +48,8 @@ def token_edges(tokens: Array, *, settings: BucketConfig) -> list[int]:
     if settings.k is None:
         raise PlanError(
             f"{len(tokens)} samples have no audio, so edges_s cannot place them; give plan.edges in tokens (they have "
-            f"{int(tokens.min())} to {int(tokens.max())}), for example edges = [32, 64, 128], or plan.k"
+            f"{int(tokens.min())} to {int(tokens.max())}), for example edges = [32, 64, 128], or plan.k",
+            code="FB504",
         )
     return _optimal_edges(tokens, k=settings.k)
 
@@ -128,7 +129,8 @@ def batch_sizes(
         if len(settings.batch_size) != len(limits):
             raise PlanError(
                 f"plan.batch_size has {len(settings.batch_size)} entries, these lengths have {len(limits)} buckets; "
-                "lower plan.k, or give one number"
+                "lower plan.k, or give one number",
+                code="FB505",
             )
         return list(settings.batch_size)
     if settings.batch_size is not None:
@@ -161,7 +163,8 @@ def calibrated(path: str, names: Sequence[str]) -> list[dict[str, int]]:
             unknown.append(written)
         elif bucket in found:
             raise PlanError(
-                f"plan.calibration {path}: {found[bucket]} and {written} are one bucket; leave one of them out"
+                f"plan.calibration {path}: {found[bucket]} and {written} are one bucket; leave one of them out",
+                code="FB505",
             )
         else:
             found[bucket] = written
@@ -170,7 +173,8 @@ def calibrated(path: str, names: Sequence[str]) -> list[dict[str, int]]:
         raise PlanError(
             f"plan.calibration {path} is of other buckets: "
             f"missing {', '.join(missing) or 'none'}; unknown {', '.join(map(repr, unknown)) or 'none'}; wanted "
-            f"{', '.join(names)}, or their indices 0 to {len(names) - 1}: calibrate these buckets"
+            f"{', '.join(names)}, or their indices 0 to {len(names) - 1}: calibrate these buckets",
+            code="FB505",
         )
     return [table[found[bucket]] for bucket in range(len(names))]
 
@@ -190,11 +194,11 @@ def read_calibration(path: str) -> dict[str, dict[str, int]]:
     try:
         document = json.loads(Path(path).read_bytes())
     except OSError as err:
-        raise ConfigError(f"plan.calibration: cannot read {path}: {err.strerror}") from err
+        raise ConfigError(f"plan.calibration: cannot read {path}: {err.strerror}", code="FB505") from err
     except (ValueError, RecursionError) as err:
-        raise ConfigError(f"plan.calibration: {path} is not JSON: {err}") from err
+        raise ConfigError(f"plan.calibration: {path} is not JSON: {err}", code="FB505") from err
     if not isinstance(document, dict):
-        raise ConfigError(f"plan.calibration: {path} holds a {type(document).__name__}, {_WANTED}")
+        raise ConfigError(f"plan.calibration: {path} holds a {type(document).__name__}, {_WANTED}", code="FB505")
     return {bucket: _entry(path, bucket, entry) for bucket, entry in document.items()}
 
 
@@ -203,11 +207,13 @@ _WANTED = 'wanted {"b_0_3": {"batch_size": 40, "grad_acc": 1}, ...}, one entry a
 
 def _entry(path: str, bucket: str, entry: Any) -> dict[str, int]:
     if not isinstance(entry, dict):
-        raise ConfigError(f"plan.calibration: {path}: bucket {bucket} is {entry!r}, {_WANTED}")
+        raise ConfigError(f"plan.calibration: {path}: bucket {bucket} is {entry!r}, {_WANTED}", code="FB505")
     values = {"batch_size": entry.get("batch_size"), "grad_acc": entry.get("grad_acc", 1)}
     for name, value in values.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"plan.calibration: {path}: bucket {bucket}: {name} is {value!r}, wanted 1 or more")
+            raise ConfigError(
+                f"plan.calibration: {path}: bucket {bucket}: {name} is {value!r}, wanted 1 or more", code="FB505"
+            )
     return values
 
 
@@ -222,14 +228,16 @@ def _affordable(settings: BucketConfig, limit: Limit, sample_rate_hz: int) -> in
     if limit.length is None and settings.batch_tokens is None:
         raise PlanError(
             f"plan.batch_seconds = {settings.batch_seconds} is no budget for {limit.samples} samples without audio; "
-            "give plan.batch_tokens, beside it or alone"
+            "give plan.batch_tokens, beside it or alone",
+            code="FB504",
         )
     if settings.batch_seconds is not None and limit.length is not None:
         sizes.append(math.floor(Fraction(repr(settings.batch_seconds)) * sample_rate_hz / max(limit.length, 1)))
     if settings.batch_tokens is not None:
         if limit.tokens is None:
             raise PlanError(
-                "plan.batch_tokens needs a cache with tokens: add a [text] section, or use plan.batch_seconds"
+                "plan.batch_tokens needs a cache with tokens: add a [text] section, or use plan.batch_seconds",
+                code="FB504",
             )
         sizes.append(settings.batch_tokens // max(limit.tokens, 1))
     return min(sizes)

@@ -116,7 +116,9 @@ def quantise(weights: Sequence[float]) -> Array:
     exact = [Fraction(weight) for weight in weights]
     total = sum(exact)
     if total == 0:
-        raise PlanError(f"all {len(weights)} weights of the mixture are 0; give one source at least more than 0")
+        raise PlanError(
+            f"all {len(weights)} weights of the mixture are 0; give one source at least more than 0", code="FB116"
+        )
     shares = [weight * PERIOD / total for weight in exact]
     floors = [math.floor(share) for share in shares]
     by_remainder = sorted(range(len(shares)), key=lambda i: floors[i] - shares[i])  # stable: the first of equals
@@ -135,5 +137,7 @@ def tempered(hours: Sequence[float], temperature: float) -> list[float]:
         raise PlanError(f"temperature of the mixture is {temperature}, wanted a number from 0 on")
     largest = max(hours, default=0.0)
     if largest <= 0:
-        raise PlanError("no source of the mixture has any audio, so hours give no weights; give weights instead")
+        raise PlanError(
+            "no source of the mixture has any audio, so hours give no weights; give weights instead", code="FB116"
+        )
     return [(part / largest) ** temperature if part > 0 else 0.0 for part in hours]

@@ -40,7 +40,8 @@ def mix(config: Config, source: SampleSource, planned: Planned) -> Planned:
     if not isinstance(plan, BucketPlan) or plan.locality_shards is not None:
         raise ConfigError(
             f'{config.path}: a mixture needs a plan of buckets over all shards; set plan.kind = "bucket" (one edge for '
-            'batches of any lengths) and plan.locality = "global"'
+            'batches of any lengths) and plan.locality = "global"',
+            code="FB116",
         )
     names, source_of = _sources(config, source)
     weights = _weights(config, source, names, source_of)
@@ -67,7 +68,8 @@ def _sources(config: Config, source: SampleSource) -> tuple[list[str], Array]:
     if found is None:
         raise ConfigError(
             f'{config.path}: mixture.column is "{column}", and cache {source.key[:16]} has no such text column; '
-            'take "language" or "source"'
+            'take "language" or "source"',
+            code="FB116",
         )
     names = [name or (_UNKNOWN if _UNKNOWN not in found[0] else "") for name in found[0]]
     if len(names) > PERIOD:
@@ -88,7 +90,8 @@ def _weights(config: Config, source: SampleSource, names: Sequence[str], source_
     if mute and settings.source:
         raise ConfigError(
             f"{config.path}: {mute[0]} has no audio, so hours give it no weight; give every [[mixture.source]] a "
-            "weight, or mixture.asr_ratio"
+            "weight, or mixture.asr_ratio",
+            code="FB116",
         )
     return tempered(_hours(source, source_of, len(names)), settings.temperature)
 
@@ -105,8 +108,10 @@ def _asr_weights(config: Config, source: SourceUnion) -> list[float]:
     mute = [name for name, part in zip(source.names, source.sources, strict=True) if not has_audio(part)]
     if len(mute) != 1:
         raise ConfigError(
-            f"{config.path}: mixture.asr_ratio is the share of micro-batches beside one cache without audio, and "
-            f"{len(mute)} of {len(source.names)} have none{': ' if mute else ''}{', '.join(mute)}; give weights instead"
+            f"{config.path}: mixture.asr_ratio is the share of micro-batches beside one cache without audio, "
+            f"and {len(mute)} of {len(source.names)} have none{': ' if mute else ''}{', '.join(mute)}; "
+            "give weights instead",
+            code="FB116",
         )
     hours = _hours(source, source.source_of, len(source.names))
     heard = [weight if has_audio(part) else 0.0 for weight, part in zip(hours, source.sources, strict=True)]
@@ -124,13 +129,15 @@ def _named_weights(config: Config, weights: Mapping[str, float], names: Sequence
         near = difflib.get_close_matches(unknown[0], names, n=1)
         raise ConfigError(
             f'{config.path}: mixture.weights.{unknown[0]}: no sample has {column} "{unknown[0]}"'
-            + (f'; did you mean "{near[0]}"?' if near else f"; there are {', '.join(names[:_MAX_LOGGED])}")
+            + (f'; did you mean "{near[0]}"?' if near else f"; there are {', '.join(names[:_MAX_LOGGED])}"),
+            code="FB116",
         )
     missing = [name for name in names if name not in weights]
     if missing:
         raise ConfigError(
             f"{config.path}: mixture.weights has no weight for {column} {', '.join(missing[:_MAX_LOGGED])}; "
-            "give one, 0 to leave it out"
+            "give one, 0 to leave it out",
+            code="FB116",
         )
     return [weights[name] for name in names]
 

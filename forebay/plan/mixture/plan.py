@@ -138,7 +138,8 @@ def mixture_plan(
     members, sizes = _cells(plan, source_of, num_sources)
     for number in np.flatnonzero((quantised > 0) & (sizes.sum(1) == 0))[:1].tolist():
         raise PlanError(
-            f"source {names[number]!r} of the mixture has weight {weights[number]} and no samples; leave it out"
+            f"source {names[number]!r} of the mixture has weight {weights[number]} and no samples; leave it out",
+            code="FB116",
         )
     made = MixturePlan(
         names=tuple(names),
@@ -158,7 +159,8 @@ def mixture_plan(
             f'mixture_exhausted = "end" leaves no batch: a source of '
             f"{dict(zip(names, sizes.sum(1).tolist(), strict=True))} "
             f"samples is through before {plan.lockstep} batches (plan.lockstep) of {plan.batch_sizes.tolist()} samples "
-            f'of one bucket are full; lower plan.lockstep, give fewer edges, or set mixture_exhausted = "repeat"'
+            f'of one bucket are full; lower plan.lockstep, give fewer edges, or set mixture_exhausted = "repeat"',
+            code="FB116",
         )
     return made
 

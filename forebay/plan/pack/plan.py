@@ -189,7 +189,7 @@ def _checked(tokens: Array, patches: Array | None, settings: PackConfig) -> int:
             index = int(np.argmax(lengths < least))
             raise PlanError(f"sample {index} has {int(lengths[index])} {name}, wanted {least} or more")
     if len(tokens) == 0:
-        raise PlanError("no samples to plan: the cache or the filters in [source] leave none")
+        raise PlanError("no samples to plan: the cache or the filters in [source] leave none", code="FB501")
     return settings.seq_len
 
 
@@ -208,7 +208,8 @@ def _unplaced(tokens: Array, patches: Array | None, settings: PackConfig, *, seq
         raise PlanError(
             f"none of {len(tokens)} samples fits into a pack: {len(found['too_long'])} have more than plan.seq_len = "
             f"{seq_len} tokens, {len(found['too_many_patches'])} more than plan.max_patches = {settings.max_patches} "
-            "patches"
+            "patches",
+            code="FB503",
         )
     return found
 
@@ -222,7 +223,8 @@ def _refuse(found: Mapping[str, Array], tokens: Array, patches: Array | None, se
             first = int(found[reason][0])
             raise PlanError(
                 f"{len(found[reason])} samples are {reason}; the first is sample {first}: {int(lengths[first])}, "
-                f'plan.{name} is {limit}; raise it, or set plan.overlong = "drop" to leave them out, counted'
+                f'plan.{name} is {limit}; raise it, or set plan.overlong = "drop" to leave them out, counted',
+                code="FB503",
             )
 
 

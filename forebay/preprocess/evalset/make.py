@@ -182,7 +182,7 @@ def _fill(
             try:
                 short = _made(folder, pool.run(make_tar, tasks), bar)
             except WorkerDied as err:
-                raise BuildError(_death(config, err)) from err
+                raise BuildError(_death(config, err), code="FB302") from err
             waiting, number = [draw for draw in waiting if draw.language in short], 2 * number
 
 

@@ -97,7 +97,8 @@ def make_tar(task: TarTask) -> Entry | None:
                 return None if is_short else _written(task, taken)
     raise BuildError(
         f"{task.files[0].path}, or another file of {task.path.name}, was touched each of {_ATTEMPTS} times that it was "
-        "read; wait until nothing writes to it, then run the command again"
+        "read; wait until nothing writes to it, then run the command again",
+        code="FB303",
     )
 
 

@@ -50,7 +50,7 @@ def merge(
     require_one_recipe(caches)
     again = _again(caches)
     if len(again) and on_duplicate == "refuse":
-        raise CacheMismatchError(_duplicates_message(caches, again))
+        raise CacheMismatchError(_duplicates_message(caches, again), code="FB414")
     parts = _parts(caches, again)
     if not sum(len(part.kept) for part in parts):
         raise ConfigError("no cache has a sample: nothing is there to be merged")

@@ -57,7 +57,8 @@ def require_one_recipe(caches: Sequence[Cache]) -> None:
             raise CacheMismatchError(
                 f"cannot merge {first.place} and {other.place}: {field} is {_short(one)} in the first and "
                 f"{_short(two)} in the second; build both with one setting and one forebay, then merge: "
-                "forebay preprocess CONFIG"
+                "forebay preprocess CONFIG",
+                code="FB414",
             )
 
 

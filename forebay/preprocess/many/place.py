@@ -87,7 +87,8 @@ def _is_there(folder: Path, key: str) -> bool:
     found = f"the cache of key {standing[:SHORT]}" if standing else "no sealed cache"
     raise CacheMismatchError(
         f"--out {folder} is there and is {found}, wanted the cache of key {key[:SHORT]}; name another folder, or "
-        "remove that one"
+        "remove that one",
+        code="FB115",
     )
 
 

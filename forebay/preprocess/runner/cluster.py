@@ -57,7 +57,8 @@ def address_of(ray: Any, given: str | None) -> str:
         if (why := silence_of(said)) is not None:
             raise ConfigError(
                 f"{named}: no Ray cluster there ({why}); start one: ray start --head --port 6379 on its head node, or "
-                "name another: forebay preprocess CONFIG --runner ray --address HOST:6379"
+                "name another: forebay preprocess CONFIG --runner ray --address HOST:6379",
+                code="FB309",
             )
         return said
     started: str | None = ray._private.services.find_bootstrap_address(None)  # by `ray start` on this machine
@@ -101,7 +102,8 @@ def connect(ray: Any, address: str) -> None:
         raise BuildError(
             f"the Ray cluster at {address} does not take this process ({why}); a driver runs on a node of its cluster: "
             f"ray start --address {address}, with the same versions of Python and Ray, and the same token "
-            "(RAY_AUTH_TOKEN, or ~/.ray/auth_token); then run the command again"
+            "(RAY_AUTH_TOKEN, or ~/.ray/auth_token); then run the command again",
+            code="FB309",
         ) from err
     finally:
         if threading.current_thread() is threading.main_thread():  # Ray's own prints a stack, and exits with 15

@@ -40,7 +40,7 @@ def sole_driver(folder: Path, *, config: str) -> Iterator[str]:
     descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         if not _take(descriptor) or _is_living(folder):
-            raise BuildError(_two(_record(folder), config))
+            raise BuildError(_two(_record(folder), config), code="FB310")
         token = uuid.uuid4().hex
         record = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time(), "token": token}
         write_bytes(folder / _RECORD, json.dumps(record).encode("ascii"))

@@ -66,7 +66,8 @@ class OnNode:
             f"{folder} on node {socket.gethostname()} is not the folder of that name on {self.driver}, the driver: all "
             "nodes must share run.cache_root; put it on a file system that they all mount at the same path, or build "
             f"in a bucket, which needs no shared folder: forebay preprocess {self.config} --runner ray --cache-root "
-            "s3://BUCKET/caches --stage s3://BUCKET/stage"
+            "s3://BUCKET/caches --stage s3://BUCKET/stage",
+            code="FB309",
         )
 
     def _require_files(self, files: Sequence[SourceFile]) -> None:
@@ -77,7 +78,8 @@ class OnNode:
                 f"{path} is not there on node {socket.gethostname()}, and {self.driver} has listed it: mount the "
                 "raw data on all nodes at the same path, or put it into a store and name it by URL in source.manifest "
                 "(if it was removed meanwhile, put it back); finished shards are kept; then run: forebay preprocess "
-                f"{self.config} --runner ray"
+                f"{self.config} --runner ray",
+                code="FB309",
             )
 
     def _require_numerics(self, task: ShardTask) -> None:
@@ -88,7 +90,8 @@ class OnNode:
                 f"the {task.group} steps give other values on node {socket.gethostname()} (probe {here}) than on "
                 f"{self.host} (probe {wanted}): another CPU family, or other libraries; install the same packages on "
                 "all nodes, or leave that node out of the cluster; finished shards are kept; then run: forebay "
-                f"preprocess {self.config} --runner ray"
+                f"preprocess {self.config} --runner ray",
+                code="FB305",
             )
 
 

@@ -120,7 +120,8 @@ class Ray:
                 raise BuildError(
                     f"the head node of the Ray cluster has not answered at {self._head[0]}:{self._head[1]} for "
                     f"{now_s - self._answered_s:.0f} s ({err.strerror or err}); finished shards are kept; start the "
-                    "cluster again (ray start --head), then run the command again"
+                    "cluster again (ray start --head), then run the command again",
+                    code="FB309",
                 ) from err
             return False
         self._answered_s = now_s
@@ -133,7 +134,8 @@ class Ray:
             why = " ".join(str(err).split())
             raise BuildError(
                 f"Ray gave up the {task} after {_MAX_RETRIES + 1} tries ({type(err).__name__}: {why}); finished shards "
-                "are kept; see what its nodes ran out of (ray status, ray logs), then run the command again"
+                "are kept; see what its nodes ran out of (ray status, ray logs), then run the command again",
+                code="FB302",
             ) from err
         if kind == "done":
             return value
@@ -182,7 +184,9 @@ def _by_value() -> Callable[[str, bytes], bytes]:
             ) from err
         if __version__ != version:
             refused = BuildError(
-                f"node {host} has forebay {__version__}, and the driver has {version}: install one version on all nodes"
+                f"node {host} has forebay {__version__}, and the driver has {version}: install one version on "
+                "all nodes",
+                code="FB309",
             )
             return pickle.dumps((host, "raised", refused))
         return child.answer(payload)

@@ -199,7 +199,8 @@ def _submitted(job: Job, ids: dict[str, str], found: Submission) -> str:
     except FileNotFoundError as err:
         raise BuildError(
             "--submit: there is no sbatch on this machine; submit from a login node of the cluster, or print the jobs "
-            f"and hand them to bash there: forebay preprocess {config} --runner slurm --print"
+            f"and hand them to bash there: forebay preprocess {config} --runner slurm --print",
+            code="FB308",
         ) from err
     said = os.fsdecode(answer.stderr).strip() or os.fsdecode(answer.stdout).strip()
     number = os.fsdecode(answer.stdout).strip().partition(";")[0]
@@ -207,7 +208,8 @@ def _submitted(job: Job, ids: dict[str, str], found: Submission) -> str:
         raise BuildError(
             f"sbatch refused the job {job.name} (exit status {answer.returncode}): {said or 'it said nothing'}{left}; "
             f"its options are those of run.sbatch in {config}; to see the jobs: forebay preprocess {config} "
-            "--runner slurm --print"
+            "--runner slurm --print",
+            code="FB308",
         )
     return number
 

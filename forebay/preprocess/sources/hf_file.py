@@ -73,7 +73,9 @@ class HfFile:
                     self.schema, self._parts = reader.schema, list(reader)
                 counts = [len(part) for part in self._parts]
         except (OSError, UnicodeDecodeError, pa.ArrowException) as err:  # UnicodeDecodeError: of a damaged column name
-            raise ManifestError(f"{path} is neither parquet nor an arrow stream: {err}; name a data file") from err
+            raise ManifestError(
+                f"{path} is neither parquet nor an arrow stream: {err}; name a data file", code="FB205"
+            ) from err
         self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self._last: tuple[int, pa.Table | pa.RecordBatch] | None = None
         self._stream: _Stream | None = None
@@ -207,7 +209,7 @@ def data_files(source: SourceConfig, manifests: Sequence[SourceFile]) -> list[tu
     found = [(number, file) for number, file in enumerate(manifests) if _is_data(file.path)]
     if not found:
         raise ManifestError(
-            f"{', '.join(source.manifests)}: no .arrow or .parquet data file; name a save_to_disk folder"
+            f"{', '.join(source.manifests)}: no .arrow or .parquet data file; name a save_to_disk folder", code="FB205"
         )
     return found
 

@@ -146,7 +146,9 @@ def manifest_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 if line.strip():
                     yield number, line
     except OSError as err:
-        raise ManifestError(f"cannot read manifest {path}: {err.strerror}; check the path and its permissions") from err
+        raise ManifestError(
+            f"cannot read manifest {path}: {err.strerror}; check the path and its permissions", code="FB201"
+        ) from err
 
 
 def decoded(line: bytes, path: Path, number: int) -> str:
@@ -154,7 +156,7 @@ def decoded(line: bytes, path: Path, number: int) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as err:
-        raise ManifestError(f"{path}, line {number}: is not UTF-8: {err}; correct the manifest") from err
+        raise ManifestError(f"{path}, line {number}: is not UTF-8: {err}; correct the manifest", code="FB203") from err
 
 
 _HEAD_BYTES = 64 * 1024
@@ -219,10 +221,10 @@ def not_lines(path: Path, number: int, problem: str) -> ManifestError:
     """Returns the error for line `number` of a manifest; for a file that is no JSON lines at all it names the form."""
     form = _form_of(path)
     if form is None:
-        return ManifestError(f"{path}, line {number}: {problem}; correct the manifest")
+        return ManifestError(f"{path}, line {number}: {problem}; correct the manifest", code="FB203")
     lines = path.with_suffix(".jsonl" if path.suffix != ".jsonl" else ".lines.jsonl")
     advice = form.advice.format(path=shlex.quote(str(path)), lines=shlex.quote(str(lines)))
-    return ManifestError(f"{path} is {form.name}, wanted JSON lines, one object a line; {advice}")
+    return ManifestError(f"{path} is {form.name}, wanted JSON lines, one object a line; {advice}", code="FB205")
 
 
 def not_text(path: Path) -> ManifestError | None:
@@ -231,7 +233,7 @@ def not_text(path: Path) -> ManifestError | None:
     if form is None:
         return None
     advice = form.advice.format(path=shlex.quote(str(path)), lines="")
-    return ManifestError(f"{path} is {form.name}, wanted plain text in UTF-8, a text a line; {advice}")
+    return ManifestError(f"{path} is {form.name}, wanted plain text in UTF-8, a text a line; {advice}", code="FB205")
 
 
 def _form_of(path: Path) -> _Form | None:

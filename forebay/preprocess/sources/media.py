@@ -269,7 +269,8 @@ class MediaFiles:
     def _short(path: str, offset: int, wanted: int, got: int) -> TarError:
         return TarError(
             f"{shown(path)}: wanted {wanted} bytes at offset {offset}, got {got}; the file is shorter than its index "
-            "says, copy it again and run `forebay index` on its manifest"
+            "says, copy it again and run `forebay index` on its manifest",
+            code="FB212",
         )
 
 
@@ -284,7 +285,7 @@ def require_listed(path: str | os.PathLike[str], now: Stat | None, listed: Stat,
         f"{shown(os.fspath(path))} was changed after it was listed: {_states(listed, now)}; start the run again, so "
         "that it is listed anew"
     )
-    raise SampleError("source_changed", message) if is_whole else ManifestError(message)
+    raise SampleError("source_changed", message) if is_whole else ManifestError(message, code="FB303")
 
 
 def _too_large(path: str, wanted: int, offset: int, max_bytes: int) -> SampleError:

@@ -96,7 +96,8 @@ def read_sidecar(descriptor: int, index: TarIndex, row: int) -> bytes:
     data = read_fully(descriptor, size, offset)
     if len(data) < size:
         raise TarError(
-            f"{index.path}: member at offset {offset} ends after {len(data)} of {size} bytes; write the tar again"
+            f"{index.path}: member at offset {offset} ends after {len(data)} of {size} bytes; write the tar again",
+            code="FB212",
         )
     return data
 

@@ -75,7 +75,7 @@ def manifest_files(source: SourceConfig) -> list[SourceFile]:
     found = {file.entry for file in files}
     for number, entry in enumerate(source.manifests):
         if number not in found:
-            raise ManifestError(f"source.manifest {entry} {_nothing(Path(entry), source)}")
+            raise ManifestError(f"source.manifest {entry} {_nothing(Path(entry), source)}", code="FB201")
     seen: set[Path] = set()
     for file in files:
         if file.path in seen:
@@ -109,7 +109,8 @@ def require_confined(files: Iterable[SourceFile], source: SourceConfig, *, named
             raise ManifestError(
                 f"{named_in or f'source.manifest {entry}'} names {str(file.path)!r}, which is {real!r} and not "
                 f"below {identity(anchor(entry))!r}; source.confined allows no other place: move "
-                "the file there, or set source.confined = false for a manifest that you trust"
+                "the file there, or set source.confined = false for a manifest that you trust",
+                code="FB206",
             )
 
 

@@ -196,7 +196,7 @@ def require_rows(num_rows: int, manifests: Sequence[SourceFile]) -> None:
     """Raises ManifestError where the manifests name no sample at all."""
     if not num_rows:
         raise ManifestError(
-            f"{', '.join(str(m.path) for m in manifests)}: no rows; add samples or name another manifest"
+            f"{', '.join(str(m.path) for m in manifests)}: no rows; add samples or name another manifest", code="FB204"
         )
 
 

@@ -148,13 +148,15 @@ def make_processor(path: Path, document: Mapping[str, Any], backend: Backend) ->
         if backend == "torchvision":
             raise ConfigError(
                 f'vision.backend = "torchvision": torchvision is installed but does not load ({problem}); '
-                'set vision.backend = "pil", or install the torchvision that belongs to this torch'
+                'set vision.backend = "pil", or install the torchvision that belongs to this torch',
+                code="FB107",
             )
         _hide_torchvision()
         _log.warning("torchvision is installed but does not load (%s); going on as if it were not there", problem)
     if backend == "torchvision" and importlib.util.find_spec("torchvision") is None:
         raise ConfigError(
-            'vision.backend = "torchvision": torchvision is not installed; install it, or set vision.backend = "pil"'
+            'vision.backend = "torchvision": torchvision is not installed; install it, or set vision.backend = "pil"',
+            code="FB107",
         )
     import transformers
 
@@ -162,7 +164,9 @@ def make_processor(path: Path, document: Mapping[str, Any], backend: Backend) ->
     try:
         return getattr(transformers, _CLASSES[backend]).from_dict(known)
     except (AttributeError, KeyError, ValueError, TypeError) as err:
-        raise ConfigError(f"vision.processor: {path} does not load as a {_CLASSES[backend]}: {err!r}") from err
+        raise ConfigError(
+            f"vision.processor: {path} does not load as a {_CLASSES[backend]}: {err!r}", code="FB107"
+        ) from err
 
 
 def patch_table(processor: Any, settings: ImageSettings) -> Table:
@@ -259,7 +263,8 @@ def _processed(processor: Any, image: Image, **options: Any) -> npt.NDArray[np.f
 def _unlike(processor: Any, found: str) -> ConfigError:
     return ConfigError(
         f"vision.processor: {type(processor).__name__} gives {found}; only processors that cut patches as Qwen2-VL's "
-        "can be stored: point vision.processor at one"
+        "can be stored: point vision.processor at one",
+        code="FB107",
     )
 
 

@@ -84,7 +84,8 @@ class ChatEncoder:
         if self._learns_newline and not self._marks.behind.startswith(_LINE_ENDS):
             raise ConfigError(
                 f'text.learn_through = "newline": the chat template of {folder} writes {self._marks.behind[:40]!r} '
-                f'behind {self._marks.closing}, no newline; set text.learn_through = "end_of_turn"'
+                f'behind {self._marks.closing}, no newline; set text.learn_through = "end_of_turn"',
+                code="FB106",
             )
         self._reserved = _reserved(self._vocabulary, self._marks.template_ids)
         self._merge_size = merge_size
@@ -99,7 +100,8 @@ class ChatEncoder:
         if pad is None:
             raise ConfigError(
                 f"text.tokenizer: the tokenizer in {self._vocabulary.folder} names no pad_token and no eos_token; "
-                "use the model's own tokenizer"
+                "use the model's own tokenizer",
+                code="FB106",
             )
         return {
             "prompt": "chat",
@@ -317,7 +319,8 @@ def _control_ids(vocabulary: Vocabulary, text: str) -> list[int]:
 def _unusable(vocabulary: Vocabulary, why: str) -> ConfigError:
     return ConfigError(
         f"text.tokenizer: the chat template of {vocabulary.folder} {why}, so the assistant's turns cannot be found; "
-        "use the model's own template"
+        "use the model's own template",
+        code="FB106",
     )
 
 

@@ -70,7 +70,9 @@ class Qwen3AsrPrompt(Prompt):
         self._text_id = vocabulary.require(TEXT_TOKEN, prompt="qwen3_asr")
         end = vocabulary.eos_token_id
         if end is None:
-            raise ConfigError(f'text.prompt = "qwen3_asr": the tokenizer in {vocabulary.folder} names no eos_token')
+            raise ConfigError(
+                f'text.prompt = "qwen3_asr": the tokenizer in {vocabulary.folder} names no eos_token', code="FB106"
+            )
         self._end_id = end
         head, tail = _render(vocabulary)
         self._head, self._tail = vocabulary.split(head), vocabulary.split(tail)
@@ -132,13 +134,15 @@ def _render(vocabulary: Vocabulary) -> tuple[str, str]:
         chat = vocabulary.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     except (ValueError, TemplateError) as err:
         raise ConfigError(
-            f'text.prompt = "qwen3_asr" needs a chat template in {vocabulary.folder} (chat_template.jinja): {err}'
+            f'text.prompt = "qwen3_asr" needs a chat template in {vocabulary.folder} (chat_template.jinja): {err}',
+            code="FB106",
         ) from err
     if chat.count(_MARK) != 1 or chat.count(AUDIO_TOKEN) != 1:
         raise ConfigError(
             f"text.tokenizer: the chat template of {vocabulary.folder} shows the system text {chat.count(_MARK)} "
             f"times and {AUDIO_TOKEN} {chat.count(AUDIO_TOKEN)} times for one clip, wanted 1 and 1; "
-            "use the model's own template"
+            "use the model's own template",
+            code="FB106",
         )
     head, _, tail = chat.partition(_MARK)
     return head, tail

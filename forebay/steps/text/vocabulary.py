@@ -70,7 +70,8 @@ class Vocabulary:
         if found is None:
             raise ConfigError(
                 f'text.prompt = "{prompt}" needs the token {token}, which the tokenizer in {self.folder} does not '
-                "have; name another prompt or the model's own tokenizer"
+                "have; name another prompt or the model's own tokenizer",
+                code="FB106",
             )
         return found
 
@@ -121,11 +122,12 @@ def _load(folder: Path) -> Any:
     try:
         tokenizer = from_folder(AutoTokenizer, folder)
     except Exception as err:  # not our work: tokenizers raises bare Exception for a file that it cannot read
-        raise ConfigError(f"text.tokenizer: transformers cannot load {folder}: {err!r}") from err
+        raise ConfigError(f"text.tokenizer: transformers cannot load {folder}: {err!r}", code="FB105") from err
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ConfigError(
             f"text.tokenizer: {folder} has only a Python tokenizer ({type(tokenizer).__name__}); "
-            "save its fast form (tokenizer.json) there"
+            "save its fast form (tokenizer.json) there",
+            code="FB105",
         )
     return tokenizer
 

@@ -65,5 +65,5 @@ def mark_of(data: bytes, where: object) -> Mark | None:
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
     raise CacheMismatchError(
-        f"{where}: form_version is {version}, this forebay reads up to {FORM_VERSION}; upgrade forebay"
+        f"{where}: form_version is {version}, this forebay reads up to {FORM_VERSION}; upgrade forebay", code="FB406"
     )

@@ -78,7 +78,8 @@ def settings_in(path: Path, document: Mapping[str, Any]) -> ImageSettings:
     if kind not in _FAMILY:
         raise ConfigError(
             f"{path}: image_processor_type is {json.dumps(kind)}, wanted {_FAMILY[0]}: "
-            "point vision.processor at a model of the Qwen2-VL, Qwen2.5-VL or Qwen3-VL family"
+            "point vision.processor at a model of the Qwen2-VL, Qwen2.5-VL or Qwen3-VL family",
+            code="FB107",
         )
     size = document.get("size") or {}
     if not isinstance(size, dict):
@@ -148,7 +149,7 @@ def processor_document(folder: Path) -> tuple[Path, dict[str, Any]]:
         try:
             document = json.loads(path.read_bytes())
         except OSError as err:
-            raise ConfigError(f"vision.processor: cannot read {path}: {err.strerror}") from err
+            raise ConfigError(f"vision.processor: cannot read {path}: {err.strerror}", code="FB107") from err
         except (ValueError, RecursionError) as err:
             raise ConfigError(f"{path} is no JSON: {err}; save the processor again") from err
         if name == _NESTED:
@@ -156,11 +157,12 @@ def processor_document(folder: Path) -> tuple[Path, dict[str, Any]]:
             if document is None:
                 continue
         if not isinstance(document, dict):
-            raise ConfigError(f"{path} holds no JSON object; save the processor again")
+            raise ConfigError(f"{path} holds no JSON object; save the processor again", code="FB107")
         return path, document
     raise ConfigError(
         f"vision.processor: {folder} holds no image processor (no {_PLAIN}, no image_processor in {_NESTED}); "
-        "save one there with processor.save_pretrained(folder)"
+        "save one there with processor.save_pretrained(folder)",
+        code="FB107",
     )
 
 

@@ -93,7 +93,8 @@ class RemoteRoot:
                 return known
             raise type(err)(
                 f"the cache root {self.url} cannot be listed: {err}; check its name, the credentials of the "
-                "environment or the profile, and remote.endpoint, or give a folder of this machine: --cache-root DIR"
+                "environment or the profile, and remote.endpoint, or give a folder of this machine: --cache-root DIR",
+                code=err.code,
             ) from err
 
     def _kept(self, name: str) -> Path | None:

@@ -196,7 +196,7 @@ def pack_case(source: SampleSource, settings: PackConfig) -> PackCase:
     """Returns the case of a plan of packs. Raises PlanError where no sample has tokens."""
     tokens, patches = (np.asarray(source.lengths[name], np.float64) for name in ("num_tokens", "num_patches"))
     if not len(tokens):
-        raise PlanError("no samples to plan: the cache or the filters in [source] leave none")
+        raise PlanError("no samples to plan: the cache or the filters in [source] leave none", code="FB501")
     shares = patches / np.maximum(tokens, 1)
     index = int(np.argmax(shares))
     wanted = np.inf if settings.max_patches is None else settings.max_patches / settings.seq_len

@@ -73,12 +73,13 @@ class Isolated:
         except (EOFError, ConnectionResetError, BrokenPipeError) as err:
             raise ForebayError(
                 f"the server of trials ended with status {process.wait()}; what was measured is kept, run the command "
-                "again to go on"
+                "again to go on",
+                code="FB706",
             ) from err
         if status < 0:
             return Died(signal=-status)
         if answer is None:
-            raise ForebayError(f"a trial ended with exit status {status}; its traceback is above")
+            raise ForebayError(f"a trial ended with exit status {status}; its traceback is above", code="FB706")
         failed, value = answer
         if failed:
             raise value

@@ -75,7 +75,7 @@ def calibrate(config: Config, options: CalibrateOptions, *, tell: Tell) -> Calib
         bench = Bench.of(for_trials(config), facts, options, processes)
         failed = _run(bench, cases, asked=asked, entries=entries, tell=tell)
     if failed:
-        raise ForebayError(_failure(bench, failed))
+        raise ForebayError(_failure(bench, failed), code="FB706")
     return CalibrationReport(
         file=str(entries.path),
         device=bench.device.name,
@@ -91,7 +91,9 @@ def calibrate(config: Config, options: CalibrateOptions, *, tell: Tell) -> Calib
 def checked(config: Config) -> ModelFacts:
     """Returns the facts of the config's model. Raises ConfigError where there is nothing to calibrate."""
     if config.plan is None:
-        raise ConfigError(f"{config.path}: no [plan] section; add one, for example: {plan_example(config)}")
+        raise ConfigError(
+            f"{config.path}: no [plan] section; add one, for example: {plan_example(config)}", code="FB104"
+        )
     if not isinstance(config.plan, (BucketConfig, PackConfig)):
         raise ConfigError(
             f'{config.path}: plan.kind is "{config.plan.kind}", whose batches have no range of length to calibrate a '
@@ -101,7 +103,8 @@ def checked(config: Config) -> ModelFacts:
     if config.train.model is None:
         raise ConfigError(
             f"{config.path}: train.model is missing; name the folder of a model whose model_type is one of "
-            f"{', '.join(FAMILIES)}"
+            f"{', '.join(FAMILIES)}",
+            code="FB108",
         )
     facts = model_facts(Path(config.train.model))
     check_config(facts, config)

@@ -169,7 +169,9 @@ def _row(case: Case, batch: Batch, loop: Steps, steps: int, *, rank: int) -> Row
     except RuntimeError as err:
         if not is_out_of_memory(err):
             raise
-        raise ForebayError(f"rank {rank}: {case.name} does not fit: {shapes}; calibrate it again: {err}") from err
+        raise ForebayError(
+            f"rank {rank}: {case.name} does not fit: {shapes}; calibrate it again: {err}", code="FB706"
+        ) from err
     on_cuda = _on_cuda(loop)
     peak = torch.cuda.max_memory_reserved(loop.device) if on_cuda else peak_resident_bytes()
     size = fields["labels"].numel() if case.name == "pack" else len(fields["labels"])

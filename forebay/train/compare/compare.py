@@ -86,7 +86,9 @@ def tasks_of(config: Config, loader: Loader, arms: Sequence[Arm], *, steps: int,
 
 def _check(config: Config, arms: Sequence[Arm]) -> None:
     if config.train.model is None:
-        raise ConfigError(f"{config.path}: train.model is missing; name the folder of the model that all arms train")
+        raise ConfigError(
+            f"{config.path}: train.model is missing; name the folder of the model that all arms train", code="FB108"
+        )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("compare runs on one rank, and WORLD_SIZE is above 1; start it without torchrun")
     facts = model_facts(Path(config.train.model))

@@ -126,7 +126,8 @@ def places_in(source: SampleSource, ids: dict[int, str]) -> dict[int, int]:
         if key not in found:
             raise CacheMismatchError(
                 f"sample {key!r} of the cache is not in the raw data, which was changed after the build; run: "
-                "forebay preprocess CONFIG"
+                "forebay preprocess CONFIG",
+                code="FB405",
             )
     return {index: found[key] for index, key in ids.items()}
 

@@ -54,7 +54,9 @@ def evaluate_alone(config: Config, *, checkpoint: Path | None = None) -> EvalRep
     if not config.train.eval:
         raise ConfigError(f"{config.path}: there is no set to evaluate; add one: [[train.eval]] with name and config")
     if config.train.model is None:
-        raise ConfigError(f"{config.path}: train.model is missing; name the folder of the model that was trained")
+        raise ConfigError(
+            f"{config.path}: train.model is missing; name the folder of the model that was trained", code="FB108"
+        )
     facts = model_facts(Path(config.train.model))
     check_config(facts, config)
     folder = checkpoint or _of_run(run_folder(config)) or facts.folder

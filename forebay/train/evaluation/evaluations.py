@@ -135,7 +135,8 @@ class EvalLog:
         except OSError as err:
             raise ForebayError(
                 f"cannot write {err.filename or self._path}: {err.strerror}; make room, then go on with "
-                "forebay train --resume"
+                "forebay train --resume",
+                code="FB703",
             ) from err
 
     def _list_worst(self, outcome: Outcome) -> None:

@@ -118,13 +118,15 @@ class LoaderMixin:
     def _from_its_head(self, loader: Loader) -> Loader:
         if loader is self.train_dataset:
             raise ConfigError(
-                "eval_dataset is the loader of the training, which it would move; make another with make_loader"
+                "eval_dataset is the loader of the training, which it would move; make another with make_loader",
+                code="FB707",
             )
         self._check_loader(loader)
         if getattr(self.args, "predict_with_generate", False) and isinstance(loader.plan, PackPlan):
             raise ConfigError(
                 "predict_with_generate is true and the batches are packs, behind whose last sample alone a model would "
-                "write; set predict_with_generate=False"
+                "write; set predict_with_generate=False",
+                code="FB707",
             )
         loader.load_state_dict({**loader.state_dict(), "epoch": 0, "position": 0})
         return loader
@@ -132,31 +134,38 @@ class LoaderMixin:
     def _check_training(self, loader: Loader) -> None:
         self._check_loader(loader)
         if self.args.auto_find_batch_size:
-            raise ConfigError("auto_find_batch_size is true, but batches are those of the plan; leave it out")
+            raise ConfigError(
+                "auto_find_batch_size is true, but batches are those of the plan; leave it out", code="FB707"
+            )
         planned, steps = loader.plan.grad_accs, self.args.gradient_accumulation_steps
         if planned is not None and set(planned) != {steps}:
             raise ConfigError(
                 f"plan.calibration wants grad_acc {sorted(set(planned))}, the Trainer has gradient_accumulation_steps "
-                f"= {steps} for all; take a calibration without grad_acc, or forebay train"
+                f"= {steps} for all; take a calibration without grad_acc, or forebay train",
+                code="FB707",
             )
 
     def _check_loader(self, loader: Loader) -> None:
         if self.args.n_gpu > 1:
             raise ConfigError(
                 f"the Trainer would cut each batch for {self.args.n_gpu} GPUs of one process; start a process a GPU "
-                "with torchrun"
+                "with torchrun",
+                code="FB707",
             )
         shards = self.get_tp_size() * self.get_cp_size() * self.get_sp_size()  # type: ignore[attr-defined]
         rank, world = self.accelerator.process_index // shards, self.accelerator.num_processes // shards
         if (loader.dp_rank, loader.dp_world_size) != (rank, world):
             raise ConfigError(
                 f"the loader is that of rank {loader.dp_rank} of {loader.dp_world_size}, the Trainer's is rank {rank} "
-                f"of {world}; make it with make_loader(config, dp_rank={rank}, dp_world_size={world})"
+                f"of {world}; make it with make_loader(config, dp_rank={rank}, dp_world_size={world})",
+                code="FB707",
             )
         if loader.plan.tail == "short" and loader.plan.num_batches % world:
             raise ConfigError(
                 f'plan.tail is "short": the last step of an epoch of {loader.plan.num_batches} micro-batches on '
-                f'{world} ranks has fillers of weight 0, which the Trainer would count; set plan.tail = "drop" or "pad"'
+                f'{world} ranks has fillers of weight 0, which the Trainer would count; set plan.tail = "drop" '
+                'or "pad"',
+                code="FB707",
             )
         self._check_smoothing()
 
@@ -168,7 +177,8 @@ class LoaderMixin:
         if is_shifted and name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
             raise ConfigError(
                 f"label_smoothing_factor is {self.args.label_smoothing_factor}, and the Trainer would score each token "
-                f"of a {name} against itself, not the next one; set it to 0, or pass a compute_loss_func"
+                f"of a {name} against itself, not the next one; set it to 0, or pass a compute_loss_func",
+                code="FB707",
             )
 
     def _restore(self, loader: Loader, checkpoint: Path) -> None:
@@ -177,12 +187,13 @@ class LoaderMixin:
         try:
             state = TrainerState.load_from_json(os.fspath(path))
         except (OSError, ValueError, TypeError) as err:
-            raise ResumeError(f"cannot read {path}: {err}; resume from an earlier checkpoint") from err
+            raise ResumeError(f"cannot read {path}: {err}; resume from an earlier checkpoint", code="FB513") from err
         stored = (state.stateful_callbacks or {}).get(STATE_NAME)
         if stored is None:
             raise ResumeError(
                 f"{path} has no state of a forebay loader: it was written by a Trainer without LoaderMixin, or before "
-                "step 1; resume from another checkpoint, or call train() without resume_from_checkpoint"
+                "step 1; resume from another checkpoint, or call train() without resume_from_checkpoint",
+                code="FB516",
             )
         loader.load_state_dict(stored)
         world, accumulated = loader.dp_world_size, self.args.gradient_accumulation_steps
@@ -193,7 +204,8 @@ class LoaderMixin:
                 f"{path}: step {state.global_step} stands at micro-batch {place[1]} of epoch {place[0]}; with {world} "
                 f"ranks and gradient_accumulation_steps = {accumulated} the Trainer would go on at "
                 f"{updates * accumulated * world} of epoch {epoch}; resume with as many ranks times "
-                "gradient_accumulation_steps as wrote it"
+                "gradient_accumulation_steps as wrote it",
+                code="FB515",
             )
 
 

@@ -116,7 +116,8 @@ def cannot_write(target: Path, step: int, err: Exception) -> ForebayError:
     """Returns the error that says that a checkpoint was not written, and what to do."""
     return ForebayError(
         f"cannot write checkpoint {target} of step {step}: {err}; the last whole checkpoint stays in force: "
-        "make room, or lower train.save_total_limit, and go on with forebay train --resume"
+        "make room, or lower train.save_total_limit, and go on with forebay train --resume",
+        code="FB703",
     )
 
 
@@ -184,12 +185,14 @@ def find_checkpoint(folder: Path) -> Path | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as err:
         raise ResumeError(
-            f"cannot read {pointer}: {err!r}; name a checkpoint folder, or train without --resume"
+            f"cannot read {pointer}: {err!r}; name a checkpoint folder, or train without --resume", code="FB513"
         ) from err
     # Another node may have written it, and its name may show before the folder does.
     state = folder / str(name) / _STATE
     if not seen(lambda: os.path.isfile(state), folder, what=f"{name}, which {POINTER} names"):
-        raise ResumeError(f"{pointer} names {name}, which is not a checkpoint in {folder}; train without --resume")
+        raise ResumeError(
+            f"{pointer} names {name}, which is not a checkpoint in {folder}; train without --resume", code="FB513"
+        )
     return folder / str(name)
 
 
@@ -202,10 +205,14 @@ def load_state(checkpoint: Path) -> TrainState:
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as err:
-        raise ResumeError(f"{checkpoint} is not a checkpoint of forebay: {err}; train without --resume") from err
+        raise ResumeError(
+            f"{checkpoint} is not a checkpoint of forebay: {err}; train without --resume", code="FB513"
+        ) from err
     if not isinstance(document, dict) or document.get("version") != _VERSION:
         version = document.get("version") if isinstance(document, dict) else None
-        raise ResumeError(f"{path} has version {version!r}, this forebay reads {_VERSION}; train without --resume")
+        raise ResumeError(
+            f"{path} has version {version!r}, this forebay reads {_VERSION}; train without --resume", code="FB512"
+        )
     # Checkpoints of before have neither the skipped steps nor what stays beside them.
     document = {"skipped_steps": 0, "skipped_in_a_row": 0, "kept": [], "base": {}, **document}
     for name, kinds in _KINDS.items():
@@ -238,12 +245,13 @@ def _verify(checkpoint: Path, stored: Mapping[str, str]) -> None:
     try:
         computed = _hashes(checkpoint)
     except OSError as err:
-        raise ResumeError(f"cannot read {err.filename}: {err.strerror}; train without --resume") from err
+        raise ResumeError(f"cannot read {err.filename}: {err.strerror}; train without --resume", code="FB513") from err
     for name in sorted({*stored, *computed}):
         if computed.get(name) != stored.get(name):
             raise ResumeError(
                 f"{checkpoint / name} has checksum {computed.get(name)}, state.json says {stored.get(name)}; "
-                "restore the file or train without --resume"
+                "restore the file or train without --resume",
+                code="FB513",
             )
 
 
@@ -253,7 +261,9 @@ def load_optimizer(checkpoint: Path) -> dict[str, Any]:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as err:
-        raise ResumeError(f"cannot read {path}: {err}; train without --resume") from err
+        raise ResumeError(f"cannot read {path}: {err}; train without --resume", code="FB513") from err
     if not isinstance(loaded, dict):
-        raise ResumeError(f"{path} holds a {type(loaded).__name__}, wanted a dict; train without --resume")
+        raise ResumeError(
+            f"{path} holds a {type(loaded).__name__}, wanted a dict; train without --resume", code="FB513"
+        )
     return loaded

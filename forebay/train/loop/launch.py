@@ -26,7 +26,8 @@ def process_state() -> Any:
     if state.num_processes != started:
         raise ConfigError(
             f"WORLD_SIZE is {started}, but accelerate sees {state.num_processes} rank(s), and each would train alone: "
-            "make no PartialState or Accelerator before forebay's"
+            "make no PartialState or Accelerator before forebay's",
+            code="FB705",
         )
     return state
 

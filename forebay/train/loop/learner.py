@@ -144,7 +144,8 @@ class Learner:
         except (ValueError, KeyError) as err:
             raise ResumeError(
                 f"{checkpoint}/optimizer.pt does not fit the model: {err} "
-                f"({', '.join(changed) or 'settings are the same'}); train without --resume, or set them back"
+                f"({', '.join(changed) or 'settings are the same'}); train without --resume, or set them back",
+                code="FB514",
             ) from err
         if self.accelerator.scaler is not None and state.scaler is not None:
             self.accelerator.scaler.load_state_dict(state.scaler)

@@ -138,7 +138,8 @@ class Meter:
             if not math.isfinite(value):
                 raise ForebayError(
                     f"the {name} of step {self._next_step} is {value}; the last checkpoint is from before it: "
-                    "lower train.learning_rate or raise train.warmup_steps, then run: forebay train --resume"
+                    "lower train.learning_rate or raise train.warmup_steps, then run: forebay train --resume",
+                    code="FB701",
                 )
 
     def line(self, *, learning_rate: float, padding: float, remote: Traffic | None = None) -> StepLog:

@@ -85,7 +85,9 @@ def micro_batch_groups(
             while (group := read(epoch, size=size if isinstance(size, int) else size())) is not None:
                 yield group
                 num_groups += 1
-    raise PlanError('the loader gives no batch in a whole epoch; lower plan.batch_size, or set plan.tail = "short"')
+    raise PlanError(
+        'the loader gives no batch in a whole epoch; lower plan.batch_size, or set plan.tail = "short"', code="FB502"
+    )
 
 
 def _next_group(
@@ -111,7 +113,8 @@ def _next_group(
     if ready != num_ranks:
         raise PlanError(
             f"{num_ranks - ready} of {num_ranks} ranks are at the end of their epoch and the others are not; give "
-            "every rank as many batches, as forebay.train.make_loader does"
+            "every rank as many batches, as forebay.train.make_loader does",
+            code="FB704",
         )
     return Group(batches=batches, num_targets=max(num_targets, 1), num_samples=num_samples, wait_s=wait_s)
 

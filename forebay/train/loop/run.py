@@ -231,7 +231,8 @@ def _check_settings(config: Config) -> ModelFacts:
     if config.train.model is None:
         raise ConfigError(
             f"{config.path}: train.model is missing; name the folder of a model whose model_type is one of "
-            f"{', '.join(FAMILIES)}"
+            f"{', '.join(FAMILIES)}",
+            code="FB108",
         )
     check_trackers(config.train)
     facts = model_facts(Path(config.train.model))

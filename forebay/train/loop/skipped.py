@@ -27,5 +27,6 @@ class SkippedSteps:
                 f"the scaler of fp16 has skipped steps {step - self.in_a_row + 1} to {step}, which are "
                 f"train.max_skipped_steps = {self.limit} in a row: their gradients are not finite at any scale; lower "
                 "train.learning_rate or train.embed_lr_mult (new embeddings grow fastest), or set "
-                'train.mixed_precision = "bf16", then run: forebay train --resume'
+                'train.mixed_precision = "bf16", then run: forebay train --resume',
+                code="FB702",
             )

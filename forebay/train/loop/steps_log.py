@@ -42,7 +42,8 @@ class StepsLog:
         except OSError as err:
             raise ForebayError(
                 f"cannot write the log lines to {self._path}: {err.strerror}; make room, then go on with "
-                "forebay train --resume"
+                "forebay train --resume",
+                code="FB703",
             ) from err
 
 

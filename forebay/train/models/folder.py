@@ -50,20 +50,22 @@ def _transformers_config(folder: Path) -> Any:
     except OSError as err:
         raise ConfigError(
             f"train.model: cannot read {path} ({err.strerror}); name a folder with a transformers config.json"
-            f"{hub_advice(folder, 'model')}{_adapter_advice(folder)}"
+            f"{hub_advice(folder, 'model')}{_adapter_advice(folder)}",
+            code="FB108",
         ) from err
     except (ValueError, KeyError, TypeError, RecursionError) as err:
-        raise ConfigError(f"train.model: {path} is not a transformers config.json: {err!r}") from err
+        raise ConfigError(f"train.model: {path} is not a transformers config.json: {err!r}", code="FB108") from err
     if kernels:
         raise ConfigError(
             f"train.model: {path} asks for {kernels[0]!r}, code that transformers would fetch and run; "
-            "remove that entry"
+            "remove that entry",
+            code="FB108",
         )
     family_of(model_type, path=path)
     try:
         return from_folder(AutoConfig, folder)
     except (OSError, ValueError, TypeError, StrictDataclassError) as err:
-        raise ConfigError(f"train.model: transformers refuses {path}: {err}") from err
+        raise ConfigError(f"train.model: transformers refuses {path}: {err}", code="FB108") from err
 
 
 def _adapter_advice(folder: Path) -> str:
@@ -99,10 +101,13 @@ def check_weights(folder: Path, *, init: Init) -> None:
     if not found:
         raise ConfigError(
             f"train.model: {folder} has no weights, neither {' nor '.join(_WEIGHTS)}; it holds {_listed(folder)}; "
-            'name a folder that save_pretrained has written, or set train.init = "random" to begin with random ones'
+            'name a folder that save_pretrained has written, or set train.init = "random" to begin with random ones',
+            code="FB108",
         )
     if not set(found) & set(_WEIGHTS):
-        raise ConfigError(f"train.model: {folder} has pickled weights only; save them as model.safetensors first")
+        raise ConfigError(
+            f"train.model: {folder} has pickled weights only; save them as model.safetensors first", code="FB108"
+        )
 
 
 def _listed(folder: Path) -> str:
@@ -160,11 +165,12 @@ def _pretrained(model_class: Any, folder: Path, *, dtype: torch.dtype | Literal[
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as err:
-        raise ConfigError(f"train.model: cannot load the weights in {folder}: {err}") from err
+        raise ConfigError(f"train.model: cannot load the weights in {folder}: {err}", code="FB108") from err
     if lost := sorted(loading["missing_keys"]):
         raise ConfigError(
             f"train.model: the weights in {folder} lack {lost[0]} (and {len(lost) - 1} more) of its config.json; "
-            'mend the folder, or set train.init = "random" to begin with random ones'
+            'mend the folder, or set train.init = "random" to begin with random ones',
+            code="FB108",
         )
     return model
 
@@ -184,7 +190,8 @@ def check_config(facts: ModelFacts, config: Config) -> None:
         takes, has = ("packs of images and text", "no") if facts.takes_packs else ("audio", "a")
         raise ConfigError(
             f"train.model: {facts.folder} is a {facts.model_type} model and takes {takes}, but {config.path} has {has} "
-            "[vision] section; name another train.model or change the config"
+            "[vision] section; name another train.model or change the config",
+            code="FB109",
         )
     if facts.takes_packs:
         return
@@ -196,14 +203,16 @@ def check_config(facts: ModelFacts, config: Config) -> None:
     if step.form() != wanted:
         raise ConfigError(
             f'audio.features is "{config.audio.features}", but {facts.folder} is a {facts.model_type} model and takes '
-            f'"{wanted}"; set audio.features = "{wanted}" or another train.model'
+            f'"{wanted}"; set audio.features = "{wanted}" or another train.model',
+            code="FB109",
         )
     n_mels = facts.constants.get("n_mels")
     made_of = made(step, config.audio.settings).fields()[0]
     if n_mels is not None and (bins := made_of.shape[0]) != n_mels:
         raise ConfigError(
             f"audio.n_mels is {bins}, but the model in {facts.folder} takes {n_mels} mel bins; "
-            f"set audio.n_mels = {n_mels} and run: forebay preprocess {config.path}"
+            f"set audio.n_mels = {n_mels} and run: forebay preprocess {config.path}",
+            code="FB109",
         )
     _check_prompt(facts, prompt, facts.constants["prompt"])
 
@@ -211,7 +220,9 @@ def check_config(facts: ModelFacts, config: Config) -> None:
 def _check_prompt(facts: ModelFacts, prompt: str | None, wanted: str) -> None:
     if prompt is None or text_step(prompt).form() != wanted:
         raise ConfigError(
-            f'text.prompt is {prompt!r}, but {facts.folder} is a {facts.model_type} model; set text.prompt = "{wanted}"'
+            f"text.prompt is {prompt!r}, but {facts.folder} is a {facts.model_type} model; "
+            f'set text.prompt = "{wanted}"',
+            code="FB109",
         )
 
 
@@ -225,7 +236,8 @@ def check_constants(facts: ModelFacts, constants: Mapping[str, Any]) -> None:
         if stored is not None and stored != wanted:
             raise CacheMismatchError(
                 f"{name}: the model in {facts.folder} wants {wanted!r}, the cache has {stored!r}; "
-                "name another train.model, or change the config and run forebay preprocess"
+                "name another train.model, or change the config and run forebay preprocess",
+                code="FB404",
             )
 
 
@@ -233,12 +245,14 @@ def _check_text_alone(facts: ModelFacts, prompt: str | None) -> None:
     if facts.text_prompt is None:
         raise CacheMismatchError(
             f"features: the {facts.model_type} model in {facts.folder} takes no text without audio, and the cache "
-            'has "none"; leave that cache out of mixture.source, or name a model that is trained on text alone, too'
+            'has "none"; leave that cache out of mixture.source, or name a model that is trained on text alone, too',
+            code="FB404",
         )
     if prompt not in (None, facts.text_prompt):
         raise CacheMismatchError(
             f"prompt: the model in {facts.folder} wants {facts.text_prompt!r} for text without audio, the cache has "
-            f'{prompt!r}; set text.prompt = "{facts.text_prompt}" in its config and run forebay preprocess'
+            f'{prompt!r}; set text.prompt = "{facts.text_prompt}" in its config and run forebay preprocess',
+            code="FB404",
         )
 
 
@@ -254,13 +268,15 @@ def check_batch(facts: ModelFacts, batch: Mapping[str, torch.Tensor]) -> None:
     if is_mel and (has := batch["input_features"].shape[1]) != n_mels:
         raise CacheMismatchError(
             f"model in {facts.folder} wants {n_mels} mel bins, the cache has {has}; "
-            f"set audio.n_mels = {n_mels} and run forebay preprocess, or name another train.model"
+            f"set audio.n_mels = {n_mels} and run forebay preprocess, or name another train.model",
+            code="FB404",
         )
     audio_token_id = facts.constants.get("audio_token_id")
     if audio_token_id is not None and "input_features" not in batch and audio_token_id in batch[facts.ids_field]:
         raise CacheMismatchError(
             f"batch has audio tokens (id {audio_token_id}) in {facts.ids_field} and no field input_features; "
-            f'set audio.features = "{facts.constants["features"]}", then run forebay preprocess'
+            f'set audio.features = "{facts.constants["features"]}", then run forebay preprocess',
+            code="FB404",
         )
     for name in (facts.ids_field, "labels"):
         _check_ids(facts, name, batch[name])
@@ -280,7 +296,8 @@ def _check_fields(facts: ModelFacts, batch: Mapping[str, torch.Tensor]) -> None:
             )
             raise CacheMismatchError(
                 f"batch has no field {name} (it has {', '.join(sorted(batch))}), which a {facts.model_type} model "
-                f"needs; {wanted}, then run forebay preprocess"
+                f"needs; {wanted}, then run forebay preprocess",
+                code="FB404",
             )
 
 
@@ -291,10 +308,12 @@ def _check_ids(facts: ModelFacts, name: str, ids: torch.Tensor) -> None:
     if high >= facts.vocab_size or low < (IGNORED if name == "labels" else 0):
         raise CacheMismatchError(
             f"{name} holds token ids {low} to {high}, the model in {facts.folder} has ids 0 to {facts.vocab_size - 1}; "
-            "its text.tokenizer is not the model's: name the model's folder there and run forebay preprocess"
+            "its text.tokenizer is not the model's: name the model's folder there and run forebay preprocess",
+            code="FB404",
         )
     if facts.max_label_tokens is not None and ids.shape[1] > facts.max_label_tokens:
         raise CacheMismatchError(
             f"{name} has {ids.shape[1]} tokens, the model in {facts.folder} takes {facts.max_label_tokens}; "
-            f"set text.max_label_tokens = {facts.max_label_tokens} and run forebay preprocess"
+            f"set text.max_label_tokens = {facts.max_label_tokens} and run forebay preprocess",
+            code="FB404",
         )

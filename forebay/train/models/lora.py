@@ -141,7 +141,8 @@ def load_adapter(model: Any, checkpoint: Path) -> None:
         name = (lost or found.unexpected_keys)[0]
         raise ResumeError(
             f"the adapters in {checkpoint} are not those of the model in train.model: {name} is in one of them only; "
-            "train without --resume, or set train.model back"
+            "train without --resume, or set train.model back",
+            code="FB514",
         )
 
 
@@ -154,7 +155,8 @@ def check_adapter(settings: LoraConfig | None, checkpoint: Path) -> None:
     if (stored is None) != (settings is None):
         has, wants = ("no", "wants some") if stored is None else ("LoRA", "wants none")
         raise ResumeError(
-            f"{checkpoint} has {has} adapters and [train.lora] {wants}; train without --resume, or set it back"
+            f"{checkpoint} has {has} adapters and [train.lora] {wants}; train without --resume, or set it back",
+            code="FB514",
         )
     if stored is None or settings is None:
         return
@@ -164,7 +166,8 @@ def check_adapter(settings: LoraConfig | None, checkpoint: Path) -> None:
         if was[name] != value:
             raise ResumeError(
                 f"train.lora.{name} is {was[name]} in {checkpoint} and {value} in the config; "
-                "train without --resume, or set it back"
+                "train without --resume, or set it back",
+                code="FB514",
             )
 
 

@@ -71,5 +71,6 @@ def family_of(model_type: object, *, path: Path) -> Family:
     near = difflib.get_close_matches(str(model_type), FAMILIES, n=1)
     raise ConfigError(
         f"train.model: {path} has model_type {model_type!r}, wanted one of {', '.join(FAMILIES)}"
-        + (f"; the nearest is {near[0]!r}" if near else "")
+        + (f"; the nearest is {near[0]!r}" if near else ""),
+        code="FB108",
     )

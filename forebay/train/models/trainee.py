@@ -39,7 +39,8 @@ def checkpoint_model(
     if base is not None and (now := base_hashes(config, facts, checkpoint)) != base:
         raise ResumeError(
             f"the weights in {facts.folder} have checksums {now}, and the adapters in {checkpoint} were trained on "
-            f"{dict(base)}; set train.model back, or train without --resume"
+            f"{dict(base)}; set train.model back, or train without --resume",
+            code="FB514",
         )
     if config.train.lora is None:
         return _whole_model(facts, checkpoint)
@@ -77,6 +78,7 @@ def _whole_model(wanted: ModelFacts, folder: Path) -> Any:
         if was.get(name) != value:
             raise ResumeError(
                 f"{name} is {was.get(name)} in {folder} and {value} in {wanted.folder}; "
-                "train without --resume, or set train.model back"
+                "train without --resume, or set train.model back",
+                code="FB514",
             )
     return model

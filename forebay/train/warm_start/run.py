@@ -125,7 +125,9 @@ def _check_folders(model: Path, out: Path) -> None:
             "save_pretrained has written, or a checkpoint of forebay train"
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"--out {out} is there and not an empty folder; name a new folder, or remove that one")
+        raise ConfigError(
+            f"--out {out} is there and not an empty folder; name a new folder, or remove that one", code="FB115"
+        )
 
 
 def _check_finite(model: Any, when: str, advice: str) -> None:
@@ -199,7 +201,9 @@ def _save(model: Any, aside: Path, out: Path) -> None:
     try:
         model.save_pretrained(aside)
     except (OSError, RuntimeError, SafetensorError) as err:
-        raise ForebayError(f"cannot write the weights of {out}: {err}; make room and run the command again") from err
+        raise ForebayError(
+            f"cannot write the weights of {out}: {err}; make room and run the command again", code="FB703"
+        ) from err
 
 
 def _copy_files(model: Path, tokenizer: Path, target: Path, new: NewTokenizer) -> None:

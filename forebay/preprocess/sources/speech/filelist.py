@@ -146,7 +146,9 @@ def _read(manifest: SourceFile, files: NamedFiles) -> pa.Table:
         seconds = pc.if_else(pc.equal(table["d"], ""), "nan", table["d"])
         durations = pc.cast(seconds, pa.float64())
     except OSError as err:
-        raise ManifestError(f"cannot read manifest {manifest.path}: {err}; check the path and its permissions") from err
+        raise ManifestError(
+            f"cannot read manifest {manifest.path}: {err}; check the path and its permissions", code="FB201"
+        ) from err
     except pa.ArrowInvalid as err:
         raise _first_problem(manifest, err) from err
     tars = table["a"].combine_chunks().dictionary_encode()
@@ -192,8 +194,10 @@ def _first_problem(manifest: SourceFile, err: Exception | None) -> ManifestError
     for number, line in enumerate(re.split(rb"\r\n|\n|\r", data), 1):
         problem = _line_problem(decoded(line, manifest.path, number)) if line else None
         if problem:
-            return ManifestError(f"{manifest.path}, line {number}: {problem}; correct the manifest")
-    return ManifestError(f"{manifest.path}: {err or 'no rows'}; wanted tab-separated {', '.join(COLUMNS)}")
+            return ManifestError(f"{manifest.path}, line {number}: {problem}; correct the manifest", code="FB203")
+    return ManifestError(
+        f"{manifest.path}: {err or 'no rows'}; wanted tab-separated {', '.join(COLUMNS)}", code="FB203"
+    )
 
 
 def _line_problem(line: str) -> str | None:

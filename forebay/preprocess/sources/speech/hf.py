@@ -138,16 +138,20 @@ class _File:
                 near = difflib.get_close_matches(column, self._names, n=1)
                 raise ManifestError(
                     f"{self._manifest.path}: no column {column} (source.columns.{setting}); "
-                    f"it has {', '.join(self._names)}{f'; did you mean {near[0]}?' if near else ''}"
+                    f"it has {', '.join(self._names)}{f'; did you mean {near[0]}?' if near else ''}",
+                    code="FB202",
                 )
         kind = self._file.schema.field(name).type
         if is_given and not holds_numbers(kind):
             raise ManifestError(
                 f"{self._manifest.path}: column {name} is {kind}, wanted features as a matrix of floats "
-                "[n_mels, 3000] a row; of an extractor's batch of one, save input_features[0]"
+                "[n_mels, 3000] a row; of an extractor's batch of one, save input_features[0]",
+                code="FB203",
             )
         if not is_given and not holds_media(kind):
-            raise ManifestError(f"{self._manifest.path}: column {name} is {kind}, wanted audio as bytes or path")
+            raise ManifestError(
+                f"{self._manifest.path}: column {name} is {kind}, wanted audio as bytes or path", code="FB203"
+            )
         return kind
 
     def _audio(self) -> tuple[np.ndarray[Any, Any], Any]:
@@ -286,7 +290,7 @@ class Columns:
     def wrong(self, name: str, problem: str, *, row: int | None = None) -> ManifestError:
         """Returns the error that names file, column and, counted from 1, row."""
         where = f"{self.path}, row {row + 1}" if row is not None else f"{self.path}"
-        return ManifestError(f"{where}: column {name} {problem}; correct the manifest")
+        return ManifestError(f"{where}: column {name} {problem}; correct the manifest", code="FB203")
 
     def _column(self, name: str) -> pa.ChunkedArray | None:
         if name not in self.table.column_names:
@@ -301,7 +305,9 @@ def require_columns(path: Path, names: Sequence[str], required: Sequence[str]) -
     missing = [name for name in required if name not in names]
     if missing:
         raise ManifestError(
-            f"{path}: no column {', '.join(missing)}; it has {', '.join(names) or 'none'}; wanted {', '.join(required)}"
+            f"{path}: no column {', '.join(missing)}; it has {', '.join(names) or 'none'}; wanted "
+            f"{', '.join(required)}",
+            code="FB202",
         )
 
 

@@ -109,7 +109,9 @@ def read_rows(
         wave *= 2
     manifest = take_first(manifest, source.max_samples)
     if not len(manifest.rows) and not len(manifest.rejected):
-        raise ManifestError(f"{', '.join(source.manifests)}: no audio in any of its files; correct source.manifest")
+        raise ManifestError(
+            f"{', '.join(source.manifests)}: no audio in any of its files; correct source.manifest", code="FB204"
+        )
     return manifest
 
 

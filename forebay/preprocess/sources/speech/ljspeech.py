@@ -51,10 +51,14 @@ def _fields(line: str, manifest: SourceFile, number: int) -> tuple[str, str]:
     fields = line.split("|")
     where = f"{manifest.path}, line {number}"
     if len(fields) not in (2, 3):
-        raise ManifestError(f"{where}: {len(fields)} columns, wanted id|text|normalised text; correct the manifest")
+        raise ManifestError(
+            f"{where}: {len(fields)} columns, wanted id|text|normalised text; correct the manifest", code="FB203"
+        )
     sample_id, text = fields[0].strip(), fields[-1] if fields[-1].strip() else fields[1]
     if not sample_id or "\0" in sample_id:
-        raise ManifestError(f"{where}: column id is {sample_id!r}, wanted the name of a file in {AUDIO_FOLDER}/")
+        raise ManifestError(
+            f"{where}: column id is {sample_id!r}, wanted the name of a file in {AUDIO_FOLDER}/", code="FB203"
+        )
     return sample_id, text
 
 

@@ -118,7 +118,7 @@ def read_columns(path: Path, required: Sequence[str], optional: Sequence[str]) -
             wanted = {*required, *optional}
             return Columns(file.read(columns=[n for n in names if n in wanted]), path, frozenset(names) - wanted)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as err:  # UnicodeDecodeError: of a damaged column name
-        raise ManifestError(f"{path} cannot be read as parquet: {err}; name a parquet manifest") from err
+        raise ManifestError(f"{path} cannot be read as parquet: {err}; name a parquet manifest", code="FB205") from err
 
 
 def _read(manifest: SourceFile, files: NamedFiles, unused: Unused) -> pa.Table:

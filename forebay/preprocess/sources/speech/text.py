@@ -92,7 +92,9 @@ def plain_lines(path: Path, *, max_bytes: int) -> Iterator[tuple[int, bytes]]:
                 if line.strip():
                     yield number, line
     except OSError as err:
-        raise ManifestError(f"cannot read manifest {path}: {err.strerror}; check the path and its permissions") from err
+        raise ManifestError(
+            f"cannot read manifest {path}: {err.strerror}; check the path and its permissions", code="FB201"
+        ) from err
 
 
 def _skip_line(file: Any) -> None:

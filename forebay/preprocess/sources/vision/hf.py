@@ -155,7 +155,8 @@ def _text_columns(file: HfFile, task: PartTask) -> dict[str, str]:
 def _no_column(task: PartTask, what: str, names: list[str]) -> ManifestError:
     return ManifestError(
         f"{task.path}: no column {what}; it has {', '.join(names)}; set image, question, answer or messages "
-        "under [source.columns]"
+        "under [source.columns]",
+        code="FB202",
     )
 
 
@@ -171,7 +172,7 @@ class _ImageColumn:
         element = kind.value_type if self._is_list else kind
         if not holds_media(element):
             raise ManifestError(
-                f"{task.path}: column {name} is {kind}, wanted images as bytes or path, or a list of them"
+                f"{task.path}: column {name} is {kind}, wanted images as bytes or path, or a list of them", code="FB203"
             )
         children = {field.name for field in element} if pa.types.is_struct(element) else set()
         self.leaves, self._all_inside = [name], False

@@ -45,7 +45,9 @@ def line_blocks(path: Path) -> Iterator[tuple[int, int, int]]:
                 start, number = start + end, number + block.count(b"\n", 0, end)
                 file.seek(start)
     except OSError as err:
-        raise ManifestError(f"cannot read manifest {path}: {err.strerror}; check the path and its permissions") from err
+        raise ManifestError(
+            f"cannot read manifest {path}: {err.strerror}; check the path and its permissions", code="FB201"
+        ) from err
 
 
 def read_jsonl_part(task: PartTask) -> Part:
@@ -81,7 +83,7 @@ def _lines(task: PartTask) -> Iterator[tuple[int, bytes]]:
             file.seek(task.start)
             data = file.read(task.stop - task.start)
     except OSError as err:
-        raise ManifestError(f"cannot read manifest {task.path}: {err.strerror}; check the path") from err
+        raise ManifestError(f"cannot read manifest {task.path}: {err.strerror}; check the path", code="FB201") from err
     for number, line in enumerate(data.split(b"\n"), task.first):
         line = (line.removeprefix(_BOM) if number == 1 else line).removesuffix(b"\r")
         if line.strip():

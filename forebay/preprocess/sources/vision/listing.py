@@ -88,10 +88,10 @@ def _may_end_early(source: SourceConfig, selected: slice) -> bool:
 def _require(rows: pa.Table, selected: slice, source: SourceConfig) -> None:
     named = ", ".join(source.manifests)
     if not len(rows):
-        raise ManifestError(f"{named}: no rows; add samples or name another manifest")
+        raise ManifestError(f"{named}: no rows; add samples or name another manifest", code="FB204")
     if not len(range(len(rows))[selected]):
         raise ManifestError(
-            f"{named}: source.rows is {source.rows}, which selects none of {len(rows)} rows; correct it"
+            f"{named}: source.rows is {source.rows}, which selects none of {len(rows)} rows; correct it", code="FB204"
         )
 
 
@@ -106,7 +106,7 @@ def _looked_at(rows: pa.Table, images: Images, max_samples: int | None) -> Array
         try:
             images.look(first_uses(references)[0])
         except WorkerDied as err:
-            raise BuildError(_death(err, rows, images)) from err
+            raise BuildError(_death(err, rows, images), code="FB302") from err
         is_bad = images.facts()["reason"].is_valid().to_numpy()[images.fact[references]]
         owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))[is_bad]
         failed = np.full(len(offsets) - 1, -1, np.int64)

@@ -92,14 +92,19 @@ def error_of(refusal: Refusal, where: Url, access: Access, *, tries: int = 1) ->
     asked = f"asked at {access.place} as {access.identity}"
     if refusal.code in _SKEWED:
         clocks = _clocks(refusal, access)
-        return RemoteError(f"{where}: {refusal.words}: {clocks}; set the clock of this machine: {_SET_CLOCK}")
+        return RemoteError(
+            f"{where}: {refusal.words}: {clocks}; set the clock of this machine: {_SET_CLOCK}", code="FB606"
+        )
     if refusal.is_token_request:
         return RemoteError(
             f"{where}: no credentials: the environment and the profile have none, and this machine has no role "
-            f"({refusal.words}); set {_CREDENTIALS[where.scheme]}, or remote.anonymous = true for a public bucket"
+            f"({refusal.words}); set {_CREDENTIALS[where.scheme]}, or remote.anonymous = true for a public bucket",
+            code="FB605",
         )
     if refusal.code in _EXPIRED:
-        return RemoteError(f"{where}: {refusal.words}: the credentials have expired; {asked}; log in again")
+        return RemoteError(
+            f"{where}: {refusal.words}: the credentials have expired; {asked}; log in again", code="FB605"
+        )
     if refusal.status in (401, 403):
         return RemoteDeniedError(f"{where}: denied, {refusal.words}; {asked}; {_allow(access)}")
     if refusal.status == 404:
@@ -112,7 +117,7 @@ def error_of(refusal: Refusal, where: Url, access: Access, *, tries: int = 1) ->
     if not refusal.may_pass:
         return RemoteError(f"{where}: {refusal.words}; {asked}; {_CHECK}")
     times = "once" if tries == 1 else f"{tries} times"
-    return RemoteError(f"{where}: {refusal.words}; asked {times}; {asked}; {_LATER}")
+    return RemoteError(f"{where}: {refusal.words}; asked {times}; {asked}; {_LATER}", code="FB607")
 
 
 def replaced(where: Url, *, wanted: str, found: str) -> RemoteReplacedError:

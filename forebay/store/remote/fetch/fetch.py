@@ -110,7 +110,8 @@ class _Standing:
         if self.in_the_way:
             raise ConfigError(
                 f"{some(sorted(self.in_the_way))}; nothing was fetched; name another --output, or replace files by "
-                "--overwrite (links, folders and devices are never replaced)"
+                "--overwrite (links, folders and devices are never replaced)",
+                code="FB115",
             )
         places = {one.name: place for place, one in enumerate(wanted)}
         return sorted(self.to_come, key=lambda one: places[one.name])

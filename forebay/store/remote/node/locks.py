@@ -28,7 +28,8 @@ def try_lock(descriptor: int, how: int, path: object) -> bool:
             raise
         raise ConfigError(
             f"{path} cannot be locked ({err.strerror}); what a node keeps of stores needs a local disk: set "
-            "remote.shard_dir"
+            "remote.shard_dir",
+            code="FB610",
         ) from err
     return True
 
@@ -41,7 +42,8 @@ def _require_locks(path: Path) -> None:
         if try_lock(descriptor, EXCLUSIVE, path):
             raise ConfigError(
                 f"{path}: this file system grants a lock that another process holds; what a node keeps of stores needs "
-                "a local disk: set remote.shard_dir"
+                "a local disk: set remote.shard_dir",
+                code="FB610",
             )
     finally:
         os.close(descriptor)
@@ -72,7 +74,8 @@ def locked(path: Path, *, timeout_s: float) -> Iterator[int]:
                 if waited_s > timeout_s:
                     raise CacheError(
                         f"{path} is locked for {waited_s:.0f} s, longer than remote.timeout_s = {timeout_s:g}; a "
-                        f"process that was stopped holds it; find it by: fuser {path}"
+                        f"process that was stopped holds it; find it by: fuser {path}",
+                        code="FB610",
                     )
         _require_locks(path)
         yield descriptor

@@ -205,7 +205,8 @@ class NodeCache:
             raise CacheError(
                 f"{self.folder}: the disk is full: {gb(status.f_bavail * status.f_frsize)} are free, {wanted.name} "
                 f"needs {gb(wanted.size_bytes)}, and nothing of the cache can go; free the disk, or set "
-                "remote.shard_dir to another one"
+                "remote.shard_dir to another one",
+                code="FB608",
             ) from err
 
 
@@ -256,7 +257,8 @@ class _Waiting:
         if no_room is not None and now - (self._no_room_s or now) > self._node.timeout_s:
             raise CacheError(
                 f"{self._place.target}: no room after {waited_s:.0f} s: {_standing(no_room, self._wanted)}; raise "
-                "remote.cache_size_gb, or end what else reads through this folder"
+                "remote.cache_size_gb, or end what else reads through this folder",
+                code="FB608",
             )
         if no_room is None and now - self._moved_s > self._node.patience_s:
             raise RemoteError(
@@ -322,5 +324,6 @@ def check_bound(bound_bytes: int, needed: int, *, what: str) -> None:
     if bound_bytes < needed:
         raise ConfigError(
             f"remote.cache_size_gb = {bound_bytes / 1e9:g} ({gb(bound_bytes)}) is less than {what} needs at once, "
-            f"{gb(needed)}; set remote.cache_size_gb to {needed / 1e9 + 0.001:.3f} or more"
+            f"{gb(needed)}; set remote.cache_size_gb to {needed / 1e9 + 0.001:.3f} or more",
+            code="FB608",
         )

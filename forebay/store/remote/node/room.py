@@ -119,7 +119,8 @@ class Room:
             except (PermissionError, FileExistsError, NotADirectoryError) as err:
                 raise ConfigError(
                     f"{self.folder} cannot be used for what this node keeps of stores ({err.strerror}); set "
-                    "remote.shard_dir to a folder of a local disk that you may write to"
+                    "remote.shard_dir to a folder of a local disk that you may write to",
+                    code="FB610",
                 ) from err
             yield Sum(descriptor)
 

@@ -84,7 +84,8 @@ def named_path(written: str, folder: Path, *, named_in: Path) -> Path:
         if is_url(written):
             raise ManifestError(
                 f"{named_in} names {written!r}, and a manifest of this machine names files of this machine; put the "
-                "manifest into the store, beside what it names"
+                "manifest into the store, beside what it names",
+                code="FB206",
             )
         return folder / written
     if is_url(written):
@@ -92,11 +93,14 @@ def named_path(written: str, folder: Path, *, named_in: Path) -> Path:
     if written.startswith("/") or written[:7].lower() == "file://":
         raise ManifestError(
             f"{named_in} names {written!r}, a place of one machine; a manifest of a store names objects of that store: "
-            "relative to itself, or by URL"
+            "relative to itself, or by URL",
+            code="FB206",
         )
     path = folder / written
     if posixpath.normpath(f"{place.key}/{written}".lstrip("/")).startswith(".."):
-        raise ManifestError(f"{named_in} names {written!r}, which leads out of its bucket; correct the manifest")
+        raise ManifestError(
+            f"{named_in} names {written!r}, which leads out of its bucket; correct the manifest", code="FB206"
+        )
     return path
 
 
@@ -109,7 +113,8 @@ def _other_path(written: str, place: Place, *, named_in: Path) -> Path:
     home = place.origin.url
     if url.scheme != home.scheme or (url.scheme in ("http", "https") and url.bucket != home.bucket):
         raise ManifestError(
-            f"{named_in} names {written!r}, which is of another store than {home}; name objects of one store"
+            f"{named_in} names {written!r}, which is of another store than {home}; name objects of one store",
+            code="FB206",
         )
     if url.bucket == home.bucket and f"{url.key}/".startswith(f"{home.key}/" if home.key else ""):
         return place.origin.folder / url.key.removeprefix(home.key).lstrip("/")
@@ -276,7 +281,8 @@ def open_source(path: str | os.PathLike[str]) -> tuple[int, Version]:
                 return descriptor, version
     raise RemoteError(
         f"{place.url}: the node's copy was evicted {_ATTEMPTS} times before it could be opened; raise "
-        "remote.cache_size_gb"
+        "remote.cache_size_gb",
+        code="FB608",
     )
 
 
