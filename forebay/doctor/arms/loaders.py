@@ -192,8 +192,9 @@ def _totals(loader: Loader) -> tuple[float, float, float]:
 
 
 def _in_turns(rounds: dict[int, Round], seconds: float, *, own: int) -> dict[int, Rate]:
-    """Returns the rates of several loaders that take turns. own: has twice as many turns as the others."""
-    turns = [*rounds, *([own] if own in rounds else [])]
+    """Returns the rates of several loaders that take turns. own: the config's, which has every second turn."""
+    others = [number for number in rounds if number != own]
+    turns = [number for other in others for number in (own, other)] if own in rounds and others else [*rounds]
     each_s = max(min(_ROUND_S, seconds / (2 * max(len(turns), 1))), 0.05)
     found: dict[int, list[_Turn]] = {number: [] for number in rounds}
     for run in rounds.values():
