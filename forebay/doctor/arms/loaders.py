@@ -128,16 +128,21 @@ def _uncached(bench: Bench) -> tuple[SampleSource, Planned]:
     """Returns the first rows of the raw data as a source, and a plan of small batches over them."""
     bench.manifest  # noqa: B018  raises Skip where there is no raw data
     limit = min(_UNCACHED_ROWS, bench.task.limit or _UNCACHED_ROWS)
-    config = dataclasses.replace(bench.limited(limit), plan=small(bench.config.plan))
     if bench.on_the_fly is None:
-        bench.on_the_fly = uncached_source(config)
+        bench.on_the_fly = uncached_source(bench.limited(limit))
+    longest = int(bench.on_the_fly.lengths["num_tokens"].max(initial=1))
+    config = dataclasses.replace(bench.limited(limit), plan=small(bench.config.plan, longest=longest))
     return bench.on_the_fly, plan_of(config, bench.on_the_fly, keep=False)
 
 
-def small(settings: PlanConfig | None) -> PlanConfig:
-    """Returns settings of batches that are quickly made: what counts is what a frame takes."""
+def small(settings: PlanConfig | None, *, longest: int) -> PlanConfig:
+    """Returns settings of batches that are quickly made: what counts is what a sample takes, and a frame.
+
+    longest: tokens of a sample, which a pack has to hold.
+    """
     if isinstance(settings, PackConfig):
-        return dataclasses.replace(settings, buffer_size=0, overlong="drop")
+        shorter = min(settings.seq_len, max(settings.seq_len // 8, longest))
+        return dataclasses.replace(settings, seq_len=shorter, buffer_size=0, overlong="drop")
     if isinstance(settings, WindowConfig):
         return dataclasses.replace(settings, batch_seconds=None, batch_size=4, lockstep=1)
     if isinstance(settings, BucketConfig):
