@@ -39,9 +39,9 @@ _SHARES = {
     "steps of a build": 0.15,
     "cache": 0.07,
     "plan": 0.05,
-    "step": 0.15,
     "cached loader": 0.17,
     "uncached loader": 0.18,
+    "step": 0.15,
     "uncached DataLoader": 0.1,
     "codecs": 0.05,
 }
@@ -132,11 +132,10 @@ def check(config: Config, options: DoctorOptions) -> None:
 
 
 def _measured(bench: Session, config: Config, options: DoctorOptions, *, cores: int) -> Measured:
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {} if options.step_s is None else {"steps": given_step(options.step_s)}
     missing: dict[str, str] = {}
     for arm in _arms(options):
         if arm == "step" and options.step_s is not None:
-            found["steps"] = given_step(options.step_s)
             continue
         if arm == "codecs" and config.vision is None:
             continue
