@@ -5,11 +5,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PEERS := .venv-peers
 PEERS_INSTALLED := $(PEERS)/.installed
+SITE := .venv-docs
+SITE_INSTALLED := $(SITE)/.installed
 # Tests and benchmarks run beside each other on few cores, so each of them gets one thread.
 PINNED := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 BENCHMARKS := $(filter-out __init__ data here_pool picture report shard_cache,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: demo demo-remote test test-wide faults check format config-docs bench bench-tiny bench-peers images wheel clean
+.PHONY: demo demo-remote test test-wide faults check format config-docs bench bench-tiny bench-peers images docs wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/forebay preprocess configs/demo_speech.toml
@@ -68,6 +70,10 @@ images: $(INSTALLED)
 	$(BIN)/python -m benchmarks.picture
 	$(BIN)/python docs/make_rooms.py
 
+# The site of the documents in build/site: all links are checked, nothing is loaded from the network. The notebook is executed.
+docs: $(INSTALLED) $(SITE_INSTALLED)
+	$(PINNED) $(BIN)/python docs/make_site.py --zensical $(SITE)/bin/zensical
+
 # The wheel is built, installed in an environment without this folder, and imported from another folder.
 wheel: $(INSTALLED)
 	rm -rf build dist
@@ -92,5 +98,10 @@ $(PEERS_INSTALLED): constraints.txt benchmarks/requirements-peers.txt benchmarks
 	$(PEERS)/bin/pip uninstall --quiet --yes torchvision || true
 	touch $(PEERS_INSTALLED)
 
+$(SITE_INSTALLED): constraints.txt
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt zensical
+	touch $(SITE_INSTALLED)
+
 clean:
-	rm -rf $(VENV) $(PEERS) build dist caches runs *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(SITE) build dist caches runs *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any, Literal
 
 from forebay import errors
 from forebay.errors import ConfigError
+from forebay.terminal import columns
 
 PAGE = "when-things-go-wrong.md"
 
@@ -26,7 +26,6 @@ Kind = Literal["code", "reason", "symptom"]
 _CODE = re.compile(r"^### (FB\d{3}): (.+)$", re.MULTILINE)
 _ROW = re.compile(r"^\| (.+) \|$", re.MULTILINE)
 _CELLS = re.compile(r"(?<!\\) \| ")
-_LEAST, _MOST = 40, 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +53,7 @@ class Explanation:
 
     def lines(self) -> list[str]:
         """Returns the lines for a terminal, as wide as it is."""
-        width = max(_LEAST, min(_MOST, shutil.get_terminal_size().columns))
+        width = columns()
         if self.is_list:
             return [line for entry in self.entries for line in _listed(entry, width)]
         blocks = [_told(entry, width) for entry in self.entries]

@@ -279,7 +279,9 @@ def test_a_refusal_in_the_middle_says_who_may_write(
 
 def test_a_config_that_is_not_there_names_the_nearest(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "key", built.parent / "mine")
-    assert (code, err.strip()[-24:]) == (2, "; did you mean mine.toml?"[-24:])
+    message, explain = err.splitlines()
+    assert (code, message[-24:]) == (2, "; did you mean mine.toml?"[-24:])
+    assert explain == "  FB103: forebay explain FB103"
     code, _, err = run(capsys, "inspect", built.parent / "caches" / "other")
     assert code == 2
     assert "no such cache, plan or config" in err
