@@ -32,9 +32,9 @@ INTRODUCTION = """\
 A config is one TOML file, or a dict of the same for `forebay.load_config`. Paths are relative to the file; those of a
 dict are relative to the current folder. A setting of the command line wins over the file: `--set loader.seed=3`.
 
-What changes a stored value is in the cache's key, by its content. `[layout]`, `[plan]`, `[loader]`, `[mixture]`,
-`[train]` and `[run]` are not in that key; a plan has a key of its own on top. An unknown field is refused, with the
-nearest name.
+What changes a stored value is in the cache's key, by its content. `[layout]`, `[plan]`, `[filter]`, `[loader]`,
+`[mixture]`, `[train]` and `[run]` are not in that key; a plan has a key of its own on top. An unknown field is refused,
+with the nearest name.
 
 `[plan]` has a `kind`, which says what other fields there are. Left out, the kind is `"bucket"`.
 """

@@ -15,6 +15,18 @@ BACKWARD = "backward"
 ALL_REDUCE = "all-reduce"
 EVALUATION = "evaluation"
 
+# Those of a sample on its way from raw data into a batch; a profile and `forebay doctor` have rows of these names.
+RAW_READ = "raw read"
+DECODE = "decode"
+RESAMPLE = "resample"
+RESIZE = "resize"
+PATCHES = "patches"
+FEATURES = "features"
+TOKENS = "tokens"
+READ = "read"
+"""A whole sample, out of a cache or made on the fly; the others lie inside of it then."""
+COLLATE = "collate"
+
 _Make = Callable[[str], AbstractContextManager[object]]
 
 _NOTHING = contextlib.nullcontext()

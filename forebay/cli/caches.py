@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from forebay.cli.housekeeping import add_housekeeping
 from forebay.cli.options import DONE, add_config, command, load, on_disk, printed
 from forebay.config.load import read_remote
 from forebay.config.remote import RemoteConfig
@@ -16,8 +17,8 @@ from forebay.store.lookup import find_cache, require
 
 
 def add_cache(commands: Any) -> None:
-    """Adds `forebay cache push|pull|warm|merge|subset`."""
-    summary = "bring sealed caches to a store and back, and shards to this node; make caches of caches"
+    """Adds `forebay cache push|pull|warm|merge|subset|ls|du|rm|prune|diff|verify`."""
+    summary = "list, compare, verify and remove caches; bring them to a store and back; make caches of caches"
     actions = commands.add_parser("cache", help=summary, description=summary)
     actions = actions.add_subparsers(required=True, metavar="ACTION")
     _add_push(actions)
@@ -25,6 +26,7 @@ def add_cache(commands: Any) -> None:
     _add_warm(actions)
     _add_merge(actions)
     _add_subset(actions)
+    add_housekeeping(actions)
 
 
 def _add_push(actions: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from forebay.cli.options import add_config, command, load, on_disk, printed, remote
 from forebay.config.remote import RemoteConfig
+from forebay.config.tree import Config
 from forebay.config.url import is_url, url_or_path
 from forebay.errors import ConfigError
 from forebay.steps.recipe import recipe_of
@@ -42,6 +43,20 @@ def add_inspect(commands: Any) -> None:
     parser.add_argument(
         "--verify", action="store_true", help="re-hash everything; exit code 1 where something is wrong"
     )
+    parser.add_argument(
+        "--html", metavar="FILE.html", type=on_disk, help="write a page to see and hear it: one file, at most 10 MB"
+    )
+    parser.add_argument("--serve", action="store_true", help="the same page over all samples, on this machine alone")
+    parser.add_argument("--port", type=int, metavar="N", help="with --serve: the port; default: any free one")
+    parser.add_argument(
+        "--ids", metavar="IDS", help="with --html or --serve: show these samples; ids like a,b or a file, one a line"
+    )
+    parser.add_argument("--longest", action="store_true", help="with --html or --serve: show the longest samples")
+    parser.add_argument(
+        "--worst",
+        action="store_true",
+        help="with --html or --serve: show samples whose text does not fit, that clip, or that are padded most",
+    )
     parser.add_argument("--no-progress", action="store_true", help="no bars")
 
 
@@ -49,6 +64,7 @@ def _inspect(options: argparse.Namespace) -> int:
     from forebay.inspect import command
     from forebay.inspect.usage import run_usage
 
+    is_page = _is_page(options)
     if options.usage is not None:
         if options.config is not None:
             raise ConfigError(f"--usage {options.usage} is all that is looked at; leave {options.config} out")
@@ -69,10 +85,59 @@ def _inspect(options: argparse.Namespace) -> int:
 
         seed, folder = 42 if options.seed is None else options.seed, options.bucket_manifests
         return command.show_bucket_manifests(config, folder, seed=seed, places=tar_places, as_json=options.json)
+    if is_page:
+        return _page(place if config is None else config, options)
     asked = {name: getattr(options, name) for name in ("sample", "wav", "png", "export", "verify", "cache_root")}
     asked["remote"] = remote(options) if config is None else config.remote
     wanted = command.InspectOptions(**asked, as_json=options.json, progress=not options.no_progress)
     return command.show(place if config is None else config, wanted)
+
+
+_PAGES = ("html", "serve")
+_OF_PAGES = ("port", "ids", "longest", "worst")
+_CHOICES = ("ids", "longest", "worst")
+_APART = ("usage", "sample", "wav", "png", "export", "bucket_manifests", "seed", "verify")
+"""What a page has no place for."""
+
+
+def _is_page(options: argparse.Namespace) -> bool:
+    """Whether a page is asked for. Raises ConfigError for options that do not go together."""
+
+    def given(names: tuple[str, ...]) -> list[str]:
+        return [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) not in (None, False)]
+
+    pages, own = given(_PAGES), given(_OF_PAGES)
+    if not pages and own:
+        raise ConfigError(f"{own[0]} goes with --html FILE or --serve; add one of them")
+    if len(pages) > 1:
+        raise ConfigError(
+            "--html and --serve do not go together: one writes a file, one answers a browser; leave one out"
+        )
+    if pages and (others := given(_APART)):
+        raise ConfigError(f"{pages[0]} and {others[0]} do not go together; leave one out")
+    if len(chosen := given(_CHOICES)) > 1:
+        raise ConfigError(f"{chosen[0]} and {chosen[1]} do not go together: each says which samples are shown")
+    if options.port is not None and not options.serve:
+        raise ConfigError("--port goes with --serve; --html writes a file and needs none")
+    if options.port is not None and not 0 <= options.port < 65_536:
+        raise ConfigError(f"--port is {options.port}, wanted 0 to 65535; 0 is any free one")
+    return bool(pages)
+
+
+def _page(target: str | Path | Config, options: argparse.Namespace) -> int:
+    from forebay.inspect.report.command import ReportOptions, report
+    from forebay.inspect.report.overview import Choice
+
+    wanted = ReportOptions(
+        html=options.html,
+        serve=options.serve,
+        port=options.port or 0,
+        choice=Choice(ids=options.ids, longest=options.longest, worst=options.worst),
+        as_json=options.json,
+        cache_root=options.cache_root,
+        remote=target.remote if isinstance(target, Config) else remote(options),
+    )
+    return report(target, wanted)
 
 
 def add_export(commands: Any) -> None:
@@ -93,6 +158,7 @@ def add_export(commands: Any) -> None:
 def _export(options: argparse.Namespace) -> int:
     from forebay.export.command import ExportOptions, export
     from forebay.store.cache import open_cache
+    from forebay.store.last_use import note
 
     place, settings = _cache_of(options)
     wanted = ExportOptions(
@@ -104,6 +170,7 @@ def _export(options: argparse.Namespace) -> int:
         progress=not options.no_progress,
     )
     cache = open_cache(place, remote=settings)
+    note(cache.folder)
     if options.form == "zarr":
         from forebay.export.zarr import export_zarr
 

@@ -16,8 +16,11 @@ from collections.abc import Callable, Sequence
 from forebay.cli.build import add_evalset, add_index, add_key, add_preprocess, add_status
 from forebay.cli.caches import add_cache
 from forebay.cli.completion import add_completion
+from forebay.cli.doctor import add_doctor
 from forebay.cli.explain import add_explain
 from forebay.cli.fetch import add_fetch
+from forebay.cli.init import add_init
+from forebay.cli.lint import add_lint
 from forebay.cli.look import add_export, add_inspect
 from forebay.cli.options import BAD_CONFIG, CLOSED, FAILED, INTERRUPTED, NO_CACHE, level
 from forebay.cli.training import add_calibrate, add_compare, add_eval, add_train, add_warm_start
@@ -127,11 +130,14 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="forebay", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--version", action="version", version=f"forebay {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    add_init(commands)
     add_preprocess(commands)
     add_status(commands)
     add_inspect(commands)
     add_export(commands)
+    add_lint(commands)
     add_train(commands)
+    add_doctor(commands)
     add_calibrate(commands)
     add_compare(commands)
     add_eval(commands)
@@ -141,6 +147,6 @@ def make_parser() -> argparse.ArgumentParser:
     add_cache(commands)
     add_fetch(commands)
     add_evalset(commands)
-    add_explain(commands)
     add_completion(commands, program=make_parser)
+    add_explain(commands)
     return parser

@@ -6,11 +6,13 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from forebay.cli.options import DONE, FAILED, add_config, command, level, load, on_disk, printed
+from forebay.config.tree import Config
 from forebay.errors import ConfigError
 
 
@@ -20,7 +22,12 @@ def add_train(commands: Any) -> None:
     add_config(parser)
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint under train.output_dir")
     parser.add_argument("--dry-run", action="store_true", help="plan and loader alone, without a model")
-    parser.add_argument("--steps", type=int, metavar="N", help="with --dry-run: micro-batches to read; default: 200")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        metavar="N",
+        help="optimizer steps, instead of train.max_steps or epochs; with --dry-run: micro-batches, 200 by default",
+    )
     parser.add_argument(
         "--profile", type=int, nargs="?", const=20, metavar="N", help="where the time of N steps goes; default: 20"
     )
@@ -30,9 +37,9 @@ def _train(options: argparse.Namespace) -> int:
     logging.getLogger("forebay.train").setLevel(min(logging.INFO, level(options)))
     if options.dry_run:
         return _dry_run(options)
-    if options.steps is not None:
-        raise ConfigError("--steps goes with --dry-run; for training: --set train.max_steps=N")
     config = load(options)
+    if options.steps is not None:
+        config = _with_steps(config, options.steps)
     from forebay.train.loop.phases import Phases
 
     phases = Phases()
@@ -46,6 +53,12 @@ def _train(options: argparse.Namespace) -> int:
         else profile(config, num_steps=options.profile, resume=options.resume, phases=phases)
     )
     return DONE if report is None else printed(options, report)  # None: not the rank that reports
+
+
+def _with_steps(config: Config, steps: int) -> Config:
+    if steps < 1:
+        raise ConfigError(f"--steps is {steps}, wanted 1 or more")
+    return replace(config, train=replace(config.train, max_steps=steps, epochs=None))
 
 
 def _dry_run(options: argparse.Namespace) -> int:

@@ -1,6 +1,7 @@
 """The configuration: one dataclass a section, from one TOML file or dict. Imports the standard library only."""
 
 from forebay.config.data import AudioConfig, LayoutConfig, SourceColumns, SourceConfig, TextConfig, VisionConfig
+from forebay.config.filter import FilterConfig
 from forebay.config.load import parse_config
 from forebay.config.loader import LoaderConfig, MixtureConfig, MixtureSource
 from forebay.config.plan import BucketConfig, PackConfig, PlanConfig, WindowConfig
@@ -13,6 +14,7 @@ __all__ = [
     "BucketConfig",
     "Config",
     "EvalConfig",
+    "FilterConfig",
     "LayoutConfig",
     "LoaderConfig",
     "LoraConfig",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from forebay.config.data import STRICT, AudioConfig, LayoutConfig, SourceConfig, TextConfig, VisionConfig
+from forebay.config.filter import FilterConfig
 from forebay.config.loader import LoaderConfig, MixtureConfig
 from forebay.config.plan import ByKind, PlanConfig
 from forebay.config.remote import RemoteConfig
@@ -30,6 +31,7 @@ class Config:
     vision: VisionConfig | None = None
     layout: LayoutConfig = field(default_factory=LayoutConfig)
     plan: Annotated[PlanConfig, ByKind()] | None = None
+    filter: FilterConfig = field(default_factory=FilterConfig)
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     mixture: MixtureConfig = field(default_factory=MixtureConfig)
     train: TrainConfig = field(default_factory=TrainConfig)

@@ -23,6 +23,7 @@ from forebay.inspect.terminal.sample import pack_lines, sample_lines
 from forebay.plan.disk import is_plan
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
+from forebay.store.filter import Filter
 from forebay.store.lookup import find_cache, require, sealed_caches
 from forebay.store.metadata import check_description, foreign_values
 from forebay.store.remote.mirror import cache_folder
@@ -103,6 +104,8 @@ def _show_cache(place: str, config: Config | None, options: InspectOptions) -> i
     written = _write(cache, sample, options)
     is_report = options.as_json or options.verify or not (sample or written)
     facts = {**(cache_facts(cache, plan_roots=plan_roots) if is_report else {}), **verified}
+    if is_report and config is not None and config.filter.is_given:
+        facts["filter"] = Filter.of(config.filter).choose(cache, name=cache.place).to_json()
     return _print(options, facts, _cache_lines(facts, sample), sample=sample and sample.to_json(), written=written)
 
 
@@ -164,6 +167,8 @@ def _write_png(cache: Cache, sample: Sample, path: Path) -> None:
 def _cache_lines(facts: dict[str, Any], sample: Sample | None) -> Iterator[str]:
     if facts.get("sealed"):
         yield from report_lines(facts)
+        if "filter" in facts:
+            yield f"filter: {facts['filter']['line']}"
         if "verify" in facts:
             yield ""
     if sample is not None:

@@ -59,7 +59,7 @@ def _facts(
         "num_batches": head["num_batches"],
         "seed": head["seed"],
         "plan_key": head["plan_key"],
-        "caches": head["caches"],
+        "caches": [{name: cache[name] for name in ("folder", "key")} for cache in head["caches"]],
         "source_key": head["source_key"],
         "num_samples": head["num_samples"],
         "samples": samples,
@@ -137,7 +137,8 @@ def _sample_ids(head: Mapping[str, Any], indices: Array, remote: RemoteConfig | 
             cache.require_key(described["key"])
         except (CacheError, RemoteError, MissingExtraError):
             return None
-        names += cache.samples["sample_id"].to_pylist()
+        ids = cache.table(["sample_id"])["sample_id"]
+        names += (ids.take(unpack_ids(described["places"])) if "places" in described else ids).to_pylist()
     return [names[index] for index in indices] if names else None
 
 

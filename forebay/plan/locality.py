@@ -40,7 +40,7 @@ def with_locality(settings: PlanConfig, source: SampleSource, *, is_mixed: bool 
         locality = f"shards:{window}"
         logger.info(
             'plan.locality = "auto" is "%s": %d shards of %s in all do not fit remote.cache_size_gb, %s',
-            *(locality, len(shards), gb(shards.total_bytes), gb(shards.bound_bytes)),
+            *(locality, shards.num_used, gb(shards.total_bytes), gb(shards.bound_bytes)),
         )
     return dataclasses.replace(settings, locality=locality)
 

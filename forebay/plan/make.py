@@ -25,6 +25,7 @@ from forebay.plan.window import window_plan
 from forebay.progress import during
 from forebay.steps.table import audio_step
 from forebay.store.key import digest
+from forebay.store.last_use import note
 from forebay.store.layout import ROW_BITS, Array
 from forebay.store.source import SampleSource, parts_of, without_audio
 
@@ -105,6 +106,8 @@ def plan_of(config: Config, source: SampleSource, *, keep: bool = True) -> Plann
     where = {"dataset": config.name, "split": config.source.split, "cache_key": source.key}
     folder = plan_folder(config.cache_root, **where, settings=settings)
     plan, kept = kept_plan(folder, samples, cache_key=source.key, settings=settings, sample_ids=_identity(source)[1])
+    if kept is not None:
+        note(kept)
     key = _key_of(plan, kept, source=source, settings=settings)
     return Planned(plan=plan, key=key, folder=kept, locality=locality)
 
@@ -116,6 +119,7 @@ def opened_packs(folder: Path, source: SampleSource) -> tuple[Planned, PlanConfi
     """
     _, settings = pack_settings(folder)
     plan = load_plan(folder, cache_key=source.key, settings=settings, num_samples=len(source))
+    note(folder)
     return Planned(plan=plan, key=_key_of(plan, folder, source=source, settings=settings), folder=folder), settings
 
 
@@ -244,7 +248,14 @@ def _key_of(plan: AnyPlan, folder: Path | None, *, source: SampleSource, setting
     """
     content, sample_ids = (plan_content(plan, settings), None) if folder is None else sealed_content(folder)
     recipe, ids = _identity(source)
-    return state_key(settings, recipe=recipe, sample_ids=sample_ids or ids(), content=content)
+    filters = [part.filter_key for part in parts_of(source)]
+    return state_key(
+        settings,
+        recipe=recipe,
+        sample_ids=sample_ids or ids(),
+        content=content,
+        filter_key=digest(filters) if any(filters) else None,
+    )
 
 
 def _identity(source: SampleSource) -> tuple[str, Callable[[], str]]:

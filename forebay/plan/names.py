@@ -56,6 +56,11 @@ def plan_folder(root: Path, *, dataset: str, split: str, cache_key: str, setting
 
 _EARLIER = "resume with the earlier config, or start anew without the state"
 
+_FILTER_CHANGED = (
+    "[filter] is another one: its where or quota, or the ids that the files of ids and drop_ids hold, changed since, "
+    f"or one of the two was made without it: {_EARLIER}"
+)
+
 _CHANGES = (
     f"the settings of [plan] or a mixture changed since, or one of the two was made with shuffle = False: {_EARLIER}",
     f"the recipe ([source], [audio], [text], [vision]) changed since: {_EARLIER}",
@@ -71,16 +76,20 @@ _PART = 16
 """Hex digits of a state key that each part has."""
 
 
-def state_key(settings: PlanConfig, *, recipe: str, sample_ids: str, content: Mapping[str, Any]) -> str:
+def state_key(
+    settings: PlanConfig, *, recipe: str, sample_ids: str, content: Mapping[str, Any], filter_key: str | None = None
+) -> str:
     """Returns what a loader's state is checked by: 16 hex digits each of settings, recipe, samples and batches.
 
-    recipe, sample_ids: digests of how samples are made, and of which they are. content: of the plan, see
-    `plan_content`. Nothing here says whether samples are read from a cache: where their lengths put them into the same
+    With a filter it has 16 digits more. recipe, sample_ids: digests of how samples are made, and of which they are.
+    content: of the plan, see `plan_content`. filter_key: of what the samples were chosen by; None: they are all that
+    there are. Nothing here says whether samples are read from a cache: where their lengths put them into the same
     batches a state goes from one to the other.
     """
     document = plan_document("", settings)
     del document["cache_keys"]
-    return "".join(digest(part)[:_PART] for part in (document, recipe, sample_ids, content))
+    parts = [document, recipe, sample_ids, content, *([] if filter_key is None else [filter_key])]
+    return "".join(digest(part)[:_PART] for part in parts)
 
 
 def with_mixture(key: str, mixture: Mapping[str, Any]) -> str:
@@ -95,7 +104,14 @@ def without_shuffle(key: str, *, by_part: bool) -> str:
 
 def why_differ(stored: Any, wanted: str) -> str:
     """Returns for a message what it means that a state key is not the wanted one: the first part that differs."""
-    if not isinstance(stored, str) or len(stored) != len(wanted):
+    if not isinstance(stored, str):
+        stored = ""
+    whole = _PART * len(_CHANGES)
+    is_key = whole <= len(stored) <= whole + _PART
+    # Other samples, batches and shares of a mixture follow from another filter.
+    if is_key and stored[whole:] != wanted[whole:] and stored[_PART : 2 * _PART] == wanted[_PART : 2 * _PART]:
+        return _FILTER_CHANGED
+    if len(stored) != len(wanted):
         stored = ""
     starts = range(0, _PART * len(_CHANGES), _PART)
     changes = [

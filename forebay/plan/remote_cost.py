@@ -63,8 +63,8 @@ def check_remote(source: SampleSource, cursor: Cursor, *, threads: int) -> None:
         return
     cost = epoch_cost(shards, cursor, ranks=ranks)
     said = (
-        f"{shards.mirrors[0].url}: an epoch reads {gb(shards.total_bytes)} in {len(shards)} shards, all of them again "
-        f"and again in the order of a global shuffle, and this node keeps {gb(shards.bound_bytes)} of them "
+        f"{shards.mirrors[0].url}: an epoch reads {gb(shards.total_bytes)} in {shards.num_used} shards, all of them "
+        f"again and again in the order of a global shuffle, and this node keeps {gb(shards.bound_bytes)} of them "
         f"(remote.cache_size_gb): a shard is downloaded about {_times(cost.times)} times an epoch, about "
         f"{gb(int(cost.size_bytes))} in all on each node"
     )
@@ -97,7 +97,7 @@ def epoch_cost(shards: RemoteShards, cursor: Cursor, *, ranks: int) -> EpochCost
     uses = float(np.mean([len(step) for step in _needed(shards, cursor, at_once=ranks)])) * len(cursor)
     downloads = uses * (1 - min(shards.bound_bytes / shards.total_bytes, 1.0) ** 0.5) ** 1.35
     size_bytes = downloads * float(shards.sizes.mean())
-    return EpochCost(downloads=downloads, times=downloads / len(shards), size_bytes=size_bytes)
+    return EpochCost(downloads=downloads, times=downloads / shards.num_used, size_bytes=size_bytes)
 
 
 def _times(times: float) -> str:

@@ -34,11 +34,14 @@ from forebay.preprocess.workspace import Workspace, workspace_folder
 from forebay.steps.recipe import AnyRecipe, recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.files import require_writable
+from forebay.store.filter import Filter
 from forebay.store.layout import Group
 from forebay.store.lookup import Lookup, Sealed, failures_of, find_cache
 from forebay.store.memo import Memo
 from forebay.store.remote.raw.sources import localized, naming_urls
+from forebay.store.selection import filtered
 from forebay.store.shared_disk import is_gone, seen
+from forebay.store.source import SampleSource
 from forebay.store.temporary import sweep
 from forebay.store.verify import quick_problems, verify_folder
 from forebay.visible import from_here
@@ -62,6 +65,7 @@ def build(config: Config, options: Options | None = None) -> BuildReport:
     """
     options = options or Options()
     check_options(config, options)
+    Filter.of(config.filter)  # the plan needs its files, hours later
     with naming_urls():
         report = _build_cache(config, options)
     if options.dry_run or not report.sealed:
@@ -76,7 +80,10 @@ def _with_plan(config: Config, report: BuildReport) -> BuildReport:
         where, example = from_here(config.path), plan_example(config)
         line = f"plan: none, {where} has no [plan] section; training needs one, for example: {example}"
         return replace(report, plan=line)
-    planned = plan_of(config, open_cache(report.cache, remote=config.remote))
+    source: SampleSource = open_cache(report.cache, remote=config.remote)
+    if config.filter.is_given:
+        source = filtered(source, Filter.of(config.filter))
+    planned = plan_of(config, source)
     folder = None if planned.folder is None else str(planned.folder)
     return replace(report, plan=planned.summary(), plan_folder=folder)
 

@@ -124,7 +124,11 @@ class Workspace:
         if donor is None:
             return False
         path, entry = donor
-        link_or_copy(path, self.path(group, key))
+        try:
+            link_or_copy(path, self.path(group, key))
+        except FileNotFoundError:  # its cache was removed since: the shard is made instead
+            logger.info("%s is gone: its shard is made again", path)
+            return False
         self.receipts[key] = Receipt(entry=entry, failures=())
         save_receipt(self.path(group, key), self.receipts[key])
         return True

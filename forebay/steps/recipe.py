@@ -28,6 +28,7 @@ from forebay.steps.table import AUDIO, IMAGE, TEXT, Table, audio_step, made, pro
 from forebay.steps.text.chat import Chat
 from forebay.steps.text.transcript import Transcript
 from forebay.store.key import recipe_key
+from forebay.store.where import parse_where
 
 LISTING_VERSION = 2
 """Bumped when the same sources and filters give other rows."""
@@ -140,7 +141,12 @@ def recipe_of(config: Config) -> AnyRecipe:
 
 
 def section_problems(section: str, values: Mapping[str, Any]) -> list[str]:
-    """Returns what is wrong with the settings of the step that a section of a config file names, by dotted names."""
+    """Returns what is wrong with the settings of the step that a section of a config file names, by dotted names.
+
+    Of `[filter]`: what is wrong with its condition.
+    """
+    if section == "filter":
+        return _where_problems(values.get("where"))
     if section not in _SECTIONS:
         return []
     config, table, key, default = _SECTIONS[section]
@@ -149,6 +155,16 @@ def section_problems(section: str, values: Mapping[str, Any]) -> list[str]:
     rest = {str(setting): value for setting, value in values.items() if setting not in own}
     # What is no name at all, the config itself refuses.
     return problems(table, name, rest, section=section, key=key, own=own) if isinstance(name, str) else []
+
+
+def _where_problems(where: object) -> list[str]:
+    """Returns what is wrong with the condition of `[filter]`."""
+    if isinstance(where, str):
+        try:
+            parse_where(where, setting="filter.where", nulls="unknown")
+        except ConfigError as err:
+            return [str(err)]
+    return []
 
 
 _SECTIONS: dict[str, tuple[type, Table, str, str]] = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from forebay.store.chunked import CheckedArray, no_such_row
@@ -16,6 +16,8 @@ from forebay.store.open_shards import OpenShards
 from forebay.store.row_table import SampleColumns, categories, rate_of, row_columns, strings_digest
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from forebay.store.remote.transfer.columns import ToldColumns
 
 
@@ -37,7 +39,17 @@ class AllSamples:
     ) -> dict[str, Callable[[], Any]]:
         """Returns what makes each column of the row table. constants: of a cache whose lengths count audio."""
         rate_hz = None if constants is None else rate_of(self.shards.folder, constants, lengths)
-        return row_columns(self._columns(), lengths, rate_hz=rate_hz)
+        made = row_columns(self._columns(), lengths, rate_hz=rate_hz)
+        texts = [name for name, field in self.fields.items() if field.dtype == "str"]
+        return made | {name: partial(self._texts, name, made[name]) for name in texts}
+
+    def _texts(self, name: str, make: Callable[[], Any]) -> pa.ChunkedArray:
+        """Returns a column of texts: as the store tells it, else as the shards hold it."""
+        if self._told is None or name not in self._told.table.column_names:
+            return make()
+        import pyarrow as pa
+
+        return self._told.table.column(name).cast(pa.large_string())
 
     def categories(self, name: str) -> tuple[list[str], Array] | None:
         """Returns the different values of a text field, sorted, and which one each sample has; None: no such field."""

@@ -1,7 +1,6 @@
 """Conditions over the columns of a table, as a tree, and the rows for which they hold.
 
-A null is no value: every comparison with one is false, `!=` and `not in` too, and only `is None` is true of it. NaN
-compares as in Python.
+What a comparison with a null is, see `Nulls`. `is None` is true or false of every row. NaN compares as in Python.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,6 +18,10 @@ from forebay.store.layout import Array
 if TYPE_CHECKING:
     import pyarrow as pa
 
+Nulls = Literal["false", "unknown"]
+"""What a comparison with a null is. `false`: so `not` of it is true. `unknown`: neither true nor false, and `not` of it
+too, as in SQL. A condition holds for the rows for which it is true."""
+
 _FUNCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
     "!=": operator.ne,
@@ -27,6 +30,7 @@ _FUNCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+_Join = Callable[[Array, Array], Array]
 _ARROW = {"==": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal"}
 
 
@@ -96,30 +100,41 @@ class Negated:
 class Rows:
     """The rows of a table, asked for conditions."""
 
-    def __init__(self, table: pa.Table, setting: str) -> None:
-        self._table, self._setting = table, setting
+    def __init__(self, table: pa.Table, setting: str, *, nulls: Nulls) -> None:
+        self._table, self._setting, self._nulls = table, setting, nulls
 
     def holds(self, condition: Any) -> Array:
-        """Returns for which rows a condition holds, bool [rows]."""
+        """Returns for which rows a condition is true, bool [rows]."""
+        return self._truth(condition)[0]
+
+    def _truth(self, condition: Any) -> tuple[Array, Array]:
+        """Returns for which rows a condition is true, and for which it is false; it is neither where it is unknown."""
         match condition:
             case AllOf(parts=parts):
-                return self._folded(np.logical_and, parts, start=True)
+                return self._folded(parts, true=np.logical_and, false=np.logical_or, of_none=True)
             case AnyOf(parts=parts):
-                return self._folded(np.logical_or, parts, start=False)
+                return self._folded(parts, true=np.logical_or, false=np.logical_and, of_none=False)
             case Negated(part=part):
-                return np.logical_not(self.holds(part))
+                is_true, is_false = self._truth(part)
+                return is_false, is_true
             case IsNull(column=column, is_negated=is_negated):
                 is_null: Array = self._column(column).is_null().to_numpy()
-                return ~is_null if is_negated else is_null
+                return (~is_null, is_null) if is_negated else (is_null, ~is_null)
             case OneOf():
-                return self._one_of(condition)
-        return self._compared(condition)
+                found, is_valid = self._one_of(condition)
+                found = ~found if condition.is_negated else found
+            case _:
+                found, is_valid = self._compared(condition)
+        is_true = found & is_valid
+        return is_true, (~is_true if self._nulls == "false" else ~found & is_valid)
 
-    def _folded(self, function: Callable[[Array, Array], Array], parts: Sequence[Any], *, start: bool) -> Array:
-        result = np.full(self._table.num_rows, start)
+    def _folded(self, parts: Sequence[Any], *, true: _Join, false: _Join, of_none: bool) -> tuple[Array, Array]:
+        is_true = np.full(self._table.num_rows, of_none)
+        is_false = ~is_true
         for part in parts:
-            result = function(result, self.holds(part))
-        return result
+            found, missed = self._truth(part)
+            is_true, is_false = true(is_true, found), false(is_false, missed)
+        return is_true, is_false
 
     def _column(self, column: Column) -> pa.ChunkedArray:
         return self._table[column.name]
@@ -174,7 +189,8 @@ class Rows:
 
         return self._column(column).cast(pa.large_string())
 
-    def _one_of(self, condition: OneOf) -> Array:
+    def _one_of(self, condition: OneOf) -> tuple[Array, Array]:
+        """Returns which rows have one of the values, and which have a value at all."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -189,12 +205,13 @@ class Rows:
             found = np.isin(self._numbers(condition.column)[0], np.array(values, np.float64))
         else:
             found = np.isin(self._truths(condition.column), np.array(values, bool))
-        return np.asarray((~found if condition.is_negated else found) & is_valid)
+        return np.asarray(found), is_valid
 
     def _truths(self, column: Column) -> Array:
         return np.asarray(self._column(column).fill_null(fill_value=False).to_numpy())
 
-    def _compared(self, condition: Comparison) -> Array:
+    def _compared(self, condition: Comparison) -> tuple[Array, Array]:
+        """Returns for which rows a comparison is true, and which have values on both sides."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -202,9 +219,8 @@ class Rows:
         kind = self._require(column, other)
         if kind == "text":
             texts = self._texts(other) if isinstance(other, Column) else pa.scalar(other.value, pa.large_string())
-            return np.asarray(
-                getattr(pc, _ARROW[sign])(self._texts(column), texts).fill_null(fill_value=False).to_numpy()
-            )
+            found = getattr(pc, _ARROW[sign])(self._texts(column), texts)
+            return found.fill_null(fill_value=False).to_numpy(), found.is_valid().to_numpy()
         if kind == "truth value" and sign not in ("==", "!="):
             raise ConfigError(
                 f"{self._setting}: column {column.name} at character {column.at} holds truth values, which have no "
@@ -217,7 +233,7 @@ class Rows:
             is_valid = is_valid & other_is_valid
         else:
             right = np.asarray(other.value)
-        return np.asarray(_FUNCTIONS[sign](left, right) & is_valid)
+        return np.asarray(_FUNCTIONS[sign](left, right)), is_valid
 
     def _plain(self, column: Column, kind: str) -> tuple[Array, Array]:
         if kind == "number":

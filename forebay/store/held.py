@@ -7,11 +7,11 @@ for a day. The lock only keeps a reader going: files that are gone are a CacheRe
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import io
 import os
+import time
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,9 @@ ORIGIN = "origin.json"
 _LEASE = "metadata.json"
 """The file that readers lock: unlike the folder it can be opened for writing, which NFS needs for exclusive locks."""
 
+_PATIENCE_S, _PAUSE_S = 5.0, 0.001
+"""Whoever locks a cache to remove it renames it at once; a stopped process must not stop readers for good."""
+
 
 class HeldFolder:
     """An opened folder; `folder / name` is one of its files. Closed when the last reference to it is gone."""
@@ -38,9 +41,12 @@ class HeldFolder:
         self.path = path
         self.descriptor = -1
         self._is_stale = False
+        began = time.monotonic()
         while self.descriptor < 0:
-            descriptors = _opened(path)
-            if _is_at(path, descriptors[0]):
+            descriptors = _opened(path, is_patient=time.monotonic() - began < _PATIENCE_S)
+            if descriptors is None:  # somebody who may remove it looks at it
+                time.sleep(_PAUSE_S)
+            elif _is_at(path, descriptors[0]):
                 self.descriptor = descriptors[0]
                 weakref.finalize(self, _close, descriptors).atexit = False
             else:  # it was replaced in between, and may have been removed before it was locked
@@ -146,8 +152,11 @@ def readers_of(folder: Path) -> Readers:
     return "none" if has_locks(folder) else "unknown"
 
 
-def _opened(path: Path) -> tuple[int, ...]:
-    """Returns descriptors of a folder and, locked, of its metadata.json where that can be had."""
+def _opened(path: Path, *, is_patient: bool) -> tuple[int, ...] | None:
+    """Returns descriptors of a folder and, locked, of its metadata.json where that can be had.
+
+    None, if `is_patient`, while somebody has locked it to remove it: whoever opened it then would go without a lock.
+    """
     try:
         folder = os.open(path, os.O_PATH | os.O_DIRECTORY)
     except (FileNotFoundError, NotADirectoryError) as err:
@@ -158,8 +167,14 @@ def _opened(path: Path) -> tuple[int, ...]:
         lease = os.open(_LEASE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError:  # what is wrong with it is said when it is read
         return (folder,)
-    with contextlib.suppress(OSError):  # no locks: see above
+    try:
         fcntl.flock(lease, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if is_patient:
+            _close((folder, lease))
+            return None
+    except OSError:  # no locks: see above
+        pass
     return folder, lease
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import bisect
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from forebay.errors import CacheMismatchError, ForebayError
 from forebay.store.key import digest
-from forebay.store.layout import ROW_BITS, Array, FieldSpec
+from forebay.store.layout import ROW_BITS, Array, FieldSpec, Ints
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Sample = Mapping[str, Any]
 """Tensor fields of one sample, arrays [n, *shape] and read-only; `patches` of images are a tuple of arrays."""
@@ -34,6 +37,8 @@ class SampleSource(ABC):
     fields: Mapping[str, FieldSpec]
     lengths: Mapping[str, Array]
     constants: Mapping[str, Any]
+    filter_key: str | None = None
+    """Digest of what the samples were chosen by, see `Selection`; None: they are all that there are."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -60,12 +65,32 @@ class SampleSource(ABC):
         """int64 [num_samples]: where each sample lies, `shard << 32 | row`; None where samples lie in no shards."""
         return None
 
+    @property
+    def place(self) -> str:
+        """What to call it in messages."""
+        return f"the source {self.key[:16]}"
+
+    @property
+    def column_names(self) -> list[str]:
+        """The columns that `table` has, none of which is read."""
+        return []
+
+    def table(self, names: Collection[str] | None = None) -> pa.Table:
+        """Returns columns of what is known of every sample, a row a sample; None: all of them.
+
+        Raises KeyError for a name that is none of `column_names`.
+        """
+        raise KeyError(f"{self.place} has no columns, {', '.join(names or ())} among them")
+
     def categories(self, name: str) -> tuple[list[str], Array] | None:  # noqa: ARG002
         """Returns the different values of a text field, sorted, and which one each sample has, int32 [num_samples].
 
         None where there is no such field.
         """
         return None
+
+    def keep_to(self, places: Ints) -> None:  # noqa: B027  doing nothing is the default
+        """Says that these samples alone are used, int64; where one stands in for a bad one, it is of these."""
 
     def will_need(self, indices: Iterable[int]) -> None:  # noqa: B027  doing nothing is the default
         """Asks for these samples' bytes ahead, without waiting for them; a source that cannot does nothing."""

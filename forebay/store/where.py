@@ -3,8 +3,9 @@
 The text is a Python expression of few forms: `and`, `or`, `not`, comparisons (chained ones too), `in` and `not in` a
 list of literals, `is None`, names of columns, texts, numbers, True and False. It is parsed and never executed.
 
-A null is no value: every comparison with one is false, `!=` and `not in` too, and only `is None` is true of it. `not`
-turns a truth value round, so `not snr > 10` holds where there is no snr. NaN compares as in Python.
+A null is no value: no comparison with one holds, `!=` and `not in` neither, and only `is None` is true of it. What
+`not` of such a comparison is depends on `nulls`. "false": `not snr > 10` holds where there is no snr (`forebay cache
+subset`, decision 31). "unknown": it does not, as in SQL (`[filter]`). NaN compares as in Python.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ConfigError
-from forebay.store.condition import AllOf, AnyOf, Column, Comparison, IsNull, Negated, OneOf, Rows, Value
+from forebay.store.condition import AllOf, AnyOf, Column, Comparison, IsNull, Negated, Nulls, OneOf, Rows, Value
 from forebay.store.layout import Array
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Where:
     text: str
     columns: tuple[str, ...]
     _setting: str = field(repr=False)
+    _nulls: Nulls = field(repr=False)
     _condition: Any = field(repr=False)
     _places: Mapping[str, int] = field(repr=False, compare=False)
 
@@ -60,13 +62,19 @@ class Where:
         """Raises ConfigError, with the nearest name and all of them, for a column that is none of these."""
         for name in self.columns:
             if name not in names:
-                near = difflib.get_close_matches(name, names, n=1)
-                hint = f"; did you mean {near[0]}?" if near else ""
                 raise ConfigError(
-                    f"{self._setting}: {name!r} at character {self._places[name]} is no column{hint}; the columns are "
-                    f"{', '.join(names)}",
+                    f"{self._setting}: {name!r} at character {self._places[name]} {is_no_column(name, names)}",
                     code="FB113",
                 )
+
+    def parts(self) -> list[Where]:
+        """Returns the conditions that the outermost `and` joins; without one, this condition alone."""
+        parser = _Parser(self.text, self._setting)
+        tree = parser.tree()
+        if not (isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And)):
+            return [self]
+        texts = [parser.written(value) for value in tree.values]
+        return [parse_where(text, setting=self._setting, nulls=self._nulls) for text in texts]
 
     def mask(self, table: pa.Table) -> Array:
         """Returns for which rows it holds, bool [rows]. table: has its columns; others are not looked at.
@@ -74,11 +82,18 @@ class Where:
         Raises ConfigError for an unknown column, or one that is compared with a value of another kind.
         """
         self.require_columns(table.column_names)
-        return Rows(table, self._setting).holds(self._condition)
+        return Rows(table, self._setting, nulls=self._nulls).holds(self._condition)
 
 
-def parse_where(text: str, *, setting: str = "where") -> Where:
-    """Returns the condition of a text. setting: what to call the text in messages.
+def is_no_column(name: str, names: Collection[str]) -> str:
+    """Returns what to say of a name that is none of these columns: the nearest one, and all of them."""
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"is no column{hint}; the columns are {', '.join(names)}"
+
+
+def parse_where(text: str, *, setting: str = "where", nulls: Nulls = "false") -> Where:
+    """Returns the condition of a text. setting: what to call the text in messages. nulls: see `Nulls`.
 
     Raises ConfigError, with the place, for anything that is no condition.
     """
@@ -86,7 +101,7 @@ def parse_where(text: str, *, setting: str = "where") -> Where:
         raise ConfigError(f"{setting} has {len(text)} characters, at most {MAX_CHARACTERS} are read", code="FB113")
     parser = _Parser(text, setting)
     condition = parser.condition(parser.tree(), 0)
-    return Where(text.strip(), tuple(parser.places), setting, condition, parser.places)
+    return Where(text.strip(), tuple(parser.places), setting, nulls, condition, parser.places)
 
 
 class _Parser:
@@ -116,6 +131,10 @@ class _Parser:
         if self._added and (body.lineno, body.col_offset) == (1, 0):  # what was added is closed by the text itself
             raise self._error(body, "a bracket is closed that is not open")
         return body
+
+    def written(self, node: ast.expr) -> str:
+        """Returns the text of a node."""
+        return ast.get_source_segment(self._parsed, node) or self._text
 
     def condition(self, node: ast.expr, depth: int) -> Any:
         """Returns the condition of a node."""

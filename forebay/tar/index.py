@@ -93,6 +93,27 @@ def index_path(tar_path: str | os.PathLike[str], *, cache_root: str | os.PathLik
     return Path(cache_root) / "tar_index" / f"{name}.parquet"
 
 
+def indexed_tar(path: Path) -> tuple[str | None, bool]:
+    """Returns the tar that a kept index is of, None where it is not known from here; and whether that is still it.
+
+    Only what the index says of itself is read. Raises TarError where it is damaged.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        document = json.loads((pq.read_schema(path).metadata or {})[_METADATA])
+        tar, stamp = str(document["path"]), FileStamp(*document["stamp"])
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as err:
+        raise TarError(f"the index {path} is damaged ({err}); it is made again where it is needed") from err
+    if index_path(tar, cache_root=path.parents[1]).name != path.name:
+        return None, False
+    try:
+        return tar, FileStamp.of_source(source_stat(tar)) == stamp
+    except (OSError, ValueError):
+        return tar, False
+
+
 def _keep(index: TarIndex, path: Path, started_ns: int) -> None:
     """Writes an index; the time of its scan goes in, so that a tar that changed in the same tick is scanned again."""
     try:

@@ -15,7 +15,7 @@ from forebay.errors import ConfigError
 from forebay.plan.cursor import Cursor, LoaderState, Resumable, Step
 from forebay.plan.make import Planned
 from forebay.plan.remote_cost import check_remote, window_of
-from forebay.spans import DATA_WAIT, span
+from forebay.spans import COLLATE, DATA_WAIT, READ, span
 from forebay.steps.batch import IGNORED
 from forebay.steps.step import Batch, PaddingSide
 from forebay.store.layout import Ints
@@ -73,6 +73,23 @@ class LoaderSettings:
     def is_pinned(self) -> bool:
         """Whether host memory is pinned here."""
         return torch.cuda.is_available() if self.pin_memory is None else self.pin_memory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FillTimes:
+    """Seconds that all threads together took to fill the batches handed out."""
+
+    read_s: float = 0.0
+    read_cpu_s: float = 0.0
+    """Of the reads, those of the CPU; the rest waited, for a disk or for a core."""
+    collate_s: float = 0.0
+
+    def __add__(self, other: FillTimes) -> FillTimes:
+        return FillTimes(
+            read_s=self.read_s + other.read_s,
+            read_cpu_s=self.read_cpu_s + other.read_cpu_s,
+            collate_s=self.collate_s + other.collate_s,
+        )
 
 
 class Loader(Resumable):
@@ -201,6 +218,11 @@ class Loader(Resumable):
         place = self.cursor.state
         return self.plan.grad_accs[self.plan.order(place.seed, place.epoch).bucket(place.position)]
 
+    @property
+    def fill_times(self) -> FillTimes:
+        """What filling the batches took that this object has handed out."""
+        return self._totals.times
+
     def report(self) -> dict[str, Any]:
         """Returns totals of the batches handed out by this object, and the epoch of the next one.
 
@@ -237,19 +259,22 @@ class Loader(Resumable):
     def _fill(self, work: _Work) -> _Filled:
         """Returns the batch of one step; runs in a thread."""
         index, samples = None, []
+        began_s, began_cpu_s = time.perf_counter(), time.thread_time()
         try:
             with self._read_ahead.watch():
-                with span("read"):
+                with span(READ):
                     for index in work.indices:
                         sample = self.source.read(index)
                         samples.append(
                             work.draws.beside(sample, self.source.sample_id(index)) if work.draws else sample
                         )
                 index = None
+                read_s, read_cpu_s = time.perf_counter() - began_s, time.thread_time() - began_cpu_s
                 part = self.source.part(work.indices[0]) if isinstance(self.source, SourceUnion) else 0
                 collator = self._collators[part]
-                with span("collate"):
+                with span(COLLATE):
                     batch = collator.collate(samples, allocate=self._ring.take)
+                collate_s = time.perf_counter() - began_s - read_s
         except Exception as err:
             which = f"samples {work.indices}" if index is None else f"sample {index}"
             err.add_note(
@@ -262,7 +287,8 @@ class Loader(Resumable):
         frames, room = collator.count_frames(samples)
         if work.foresight is not None:
             work.foresight.done(work.number)
-        return _Filled(batch, work.step, num_samples=len(samples), frames=frames, room=room)
+        times = FillTimes(read_s=read_s, read_cpu_s=read_cpu_s, collate_s=collate_s)
+        return _Filled(batch, work.step, num_samples=len(samples), frames=frames, room=room, times=times)
 
     def _deliver(
         self, filled: Prefetch[_Work, _Filled], foresight: Foresight | None, *, num_steps: int
@@ -325,6 +351,7 @@ class _Filled:
     num_samples: int
     frames: int
     room: int
+    times: FillTimes
 
 
 @dataclass(slots=True)
@@ -336,6 +363,7 @@ class _Totals:
     frames: int = 0
     room: int = 0
     wait_s: float = 0.0
+    times: FillTimes = dataclasses.field(default_factory=FillTimes)
 
     def add(self, item: _Filled, *, wait_s: float) -> None:
         """Counts a batch as handed out."""
@@ -344,3 +372,4 @@ class _Totals:
         self.frames += item.frames
         self.room += item.room
         self.wait_s += wait_s
+        self.times += item.times

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,10 @@ from forebay.plan.make import Planned, plan_of
 from forebay.plan.mixture.from_config import mix
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import Cache, open_cache
+from forebay.store.filter import Choice, Filter, missing_of_all, say_missing
+from forebay.store.last_use import note
 from forebay.store.lookup import Lookup, failures_of, find_cache, not_found_message
+from forebay.store.selection import filtered
 from forebay.store.source import SampleSource, SourceUnion, source_kind
 from forebay.train.collate.packed import PackCollator, PackShapes
 from forebay.train.collate.patches import DeviceExpansion, pixel_dtype
@@ -172,9 +175,21 @@ def pack_collator(settings: LoaderConfig, plan: PlanConfig | None, source: Sampl
 
 
 def select(config: Config) -> SampleSource:
-    """Returns what a config's samples are read from, see `make_loader`."""
+    """Returns what a config's samples are read from, see `make_loader`; those that `[filter]` leaves.
+
+    The filter of a config with `[[mixture.source]]` is applied to each source, after the filter of that source's own
+    config, if it has one.
+    """
     if config.mixture.source:
-        return _select_mixture(config)
+        parts = [_select_entry(config, entry) for entry in config.mixture.source]
+    else:
+        parts = [(_select_one(config), config.path)]
+    if config.filter.is_given:
+        parts = _filtered(config, parts)
+    return _union(config, parts) if config.mixture.source else parts[0][0]
+
+
+def _select_one(config: Config) -> SampleSource:
     place, probe = _by_rank_0(lambda: _choose(config))
     if place is not None:
         return open_by_config(place, config)
@@ -183,9 +198,28 @@ def select(config: Config) -> SampleSource:
     return uncached_source(config, stored_probe=probe)
 
 
-def _select_mixture(config: Config) -> SourceUnion:
-    """Returns the union of the caches of `[[mixture.source]]`."""
-    parts = [_select_entry(config, entry) for entry in config.mixture.source]
+def _filtered(config: Config, parts: Sequence[tuple[SampleSource, str]]) -> list[tuple[SampleSource, str]]:
+    """Returns what `[filter]` leaves of each source; the log says how many, and which ids no source has."""
+    filter_ = Filter.of(config.filter)
+    if (told := _by_rank_0(lambda: filter_.key)) != filter_.key:
+        raise ConfigError(
+            f"{config.path}: [filter] has the key {filter_.key[:16]} here and {told[:16]} on rank 0: files of ids "
+            "differ between the nodes; put the same files on all of them"
+        )
+    found: list[tuple[SampleSource, str]] = []
+    choices: list[Choice] = []
+    for source, name in parts:
+        selection = filtered(source, filter_, name=source.place)
+        selection.source.keep_to(selection.places)
+        found.append((selection, name))
+        choices += [] if selection.choice is None else [selection.choice]
+        logger.info("filter of %s: %s", selection.name, selection.choice)
+    say_missing(missing_of_all(choices), name=" and ".join(selection.place for selection, _ in found))
+    return found
+
+
+def _union(config: Config, parts: Sequence[tuple[SampleSource, str]]) -> SourceUnion:
+    """Returns the union of the sources of `[[mixture.source]]`."""
     return SourceUnion(
         [part for part, _ in parts],
         [name for _, name in parts],
@@ -227,7 +261,9 @@ def where_it_lies(named: Config, config: Config) -> Config:
 def open_by_config(place: str, config: Config) -> Cache:
     """Returns the cache of a folder or URL, opened as `[loader]` and `[remote]` say."""
     settings = config.loader
-    return open_cache(place, verify=settings.verify, max_open_shards=settings.max_open_shards, remote=config.remote)
+    cache = open_cache(place, verify=settings.verify, max_open_shards=settings.max_open_shards, remote=config.remote)
+    note(cache.folder)
+    return cache
 
 
 def _by_rank_0(make: Callable[[], T]) -> T:

@@ -25,6 +25,7 @@ from forebay.steps.batch import IGNORED
 from forebay.steps.step import Allocate
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.codec import FIELDS
+from forebay.store.last_use import note
 from forebay.store.lookup import sealed_caches
 from forebay.store.remote.ahead.foresight import Foresight
 from forebay.store.remote.root import RemoteRoot
@@ -127,6 +128,7 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
                 "wanted natural or fixed"
             )
         self.source, self.plan_folder = cache_and_plan_folder(url_or_path(cache_dir), remote=remote)
+        note(self.source.folder)
         planned, settings = opened_packs(self.plan_folder, self.source)
         self.cursor = Cursor(planned.plan, planned.key, seed=seed, rank=rank, world=world, is_endless=infinite)
         wanted = LoaderConfig(pixels=pixels, pack_shapes=pack_shapes, patch_classes=patch_classes, varlen=varlen)

@@ -202,10 +202,10 @@ def _first_use(shards: RemoteShards, cursors: Sequence[Cursor], *, steps: int | 
             found[new] = number
             num_shards += len(new)
             num_bytes += int(shards.sizes[new].sum())
-        if num_shards == len(shards) or (steps is None and num_bytes > room_bytes):
+        if num_shards == shards.num_used or (steps is None and num_bytes > room_bytes):
             break
     if steps is None:
-        found[found >= NEVER] = NEVER - 1
+        found[shards.is_used & (found >= NEVER)] = NEVER - 1
     return found
 
 

@@ -21,6 +21,7 @@ from forebay.store.cache import Cache
 from forebay.store.derived import SUBSET
 from forebay.store.layout import Ints
 from forebay.store.row_table import strings_digest
+from forebay.store.sample_ids import read_ids
 from forebay.store.where import parse_where
 
 _SHOWN = 5
@@ -90,7 +91,7 @@ def _by_where(cache: Cache, text: str) -> _Chosen:
 
 
 def _by_ids(cache: Cache, path: Path, missing: str) -> _Chosen:
-    listed = read_ids(path)
+    listed = read_ids(path, setting="--ids")
     wanted = listed.unique()
     known = cache.table(["sample_id"])["sample_id"]
     kept = np.flatnonzero(pc.is_in(known, value_set=wanted).to_numpy())
@@ -117,32 +118,3 @@ def _rejections(cache: Cache, absent: Iterable[str]) -> dict[str, Rejection]:
     asked = set(absent)
     found = rejections_of(cache) if asked else {}
     return {line: row for line, row in found.items() if row["sample_id"] in asked}
-
-
-def read_ids(path: Path) -> pa.Array:
-    """Returns the ids of a file, one a line, as large strings. UTF-8, with or without a mark at its beginning.
-
-    Lines may end like those of Windows; empty ones are passed over. Raises ConfigError for a file that is not there, is
-    no UTF-8, or holds no id.
-    """
-    try:
-        data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
-    except OSError as err:
-        raise ConfigError(f"--ids {path} cannot be read: {err.strerror}", code="FB114") from err
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError as err:
-        line = data.count(b"\n", 0, err.start) + 1
-        raise ConfigError(
-            f"--ids {path}: line {line} is no UTF-8 (byte {data[err.start]:#04x}); save it as UTF-8", code="FB114"
-        ) from err
-    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + 1
-    offsets = np.concatenate(([0], ends, [len(data)])).astype(np.int64)
-    lines = pa.Array.from_buffers(
-        pa.large_string(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    )
-    ids = pc.utf8_rtrim(lines, characters="\r\n")
-    ids = ids.filter(pc.not_equal(ids, ""))
-    if not len(ids):
-        raise ConfigError(f"--ids {path} holds no id; write one id a line", code="FB114")
-    return ids

@@ -20,6 +20,7 @@ from pathlib import Path
 from forebay.errors import DecodeError, ManifestError, SampleError, TarError
 from forebay.preprocess.sources.hf_file import HfFile, place_row
 from forebay.preprocess.sources.rows import WHOLE_FILE
+from forebay.spans import RAW_READ, span
 from forebay.store.memo import SIZE, Stat, stat_now, stat_of
 from forebay.store.remote.raw.sources import is_here, open_source, place_of, reader, shown
 from forebay.store.source_files import SourceFile
@@ -55,6 +56,10 @@ class MediaReader:
         Raises SampleError (`too_large`, `missing_file`) for what is wrong with the sample, TarError where a tar is not
         as its index says, OSError for what is wrong with the machine.
         """
+        with span(RAW_READ):
+            return self._encoded(file, offset, size)
+
+    def _encoded(self, file: int, offset: int, size: int) -> bytes:
         source = self._files[file]
         # A listed file that is media as a whole is a table of samples: manifests hold no media.
         listed = source.stat if self._as_listed else None

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from forebay.errors import DecodeError
 from forebay.preprocess.speech.containers import PcmAudio, has_length, one_stream, plain_pcm
 from forebay.preprocess.speech.headers import AudioInfo, parsed_header
+from forebay.spans import RESAMPLE, span
 from forebay.steps.audio.waveform import Decode
 
 if TYPE_CHECKING:
@@ -207,7 +208,8 @@ def _resampled(waveform: Waveform, rate_hz: int, step: Decode, *, sample_id: str
             _refuse_size(sample_id, f"the audio at {step.sample_rate_hz} Hz", size_bytes, step)
         import soxr
 
-        waveform = soxr.resample(waveform, rate_hz, step.sample_rate_hz, quality="HQ")
+        with span(RESAMPLE):
+            waveform = soxr.resample(waveform, rate_hz, step.sample_rate_hz, quality="HQ")
     if not len(waveform):
         raise DecodeError(
             "empty_audio", f"sample {sample_id}: nothing is left of the audio at {step.sample_rate_hz} Hz; remove it"

@@ -15,7 +15,7 @@ from forebay.errors import SampleError
 from forebay.preprocess.modality import Read, Values
 from forebay.preprocess.speech.decode import decode_audio
 from forebay.preprocess.worker import mark
-from forebay.spans import span
+from forebay.spans import DECODE, FEATURES, TOKENS, span
 from forebay.steps.recipe import Recipe
 from forebay.steps.text.transcript import TextEncoder
 from forebay.store.layout import Array, FieldSpec
@@ -56,7 +56,7 @@ def media_samples(recipe: Recipe, rows: pa.Table, read: Read) -> Iterator[Values
         audio = None
         try:
             data = read(row["file"], row["offset"], row["size"])
-            with span("decode"):
+            with span(DECODE):
                 audio = _clip(recipe, data, sample_id=row["sample_id"])
             values["num_audio_samples"] = np.int64(recipe.features.num_samples(audio))
             held += audio.size
@@ -81,7 +81,10 @@ def text_samples(rows: pa.Table, names: Sequence[str], encoder: TextEncoder | No
         values["source"] = names[row["file"]]
         if encoder is not None:
             try:
-                tokens = encoder.encode(row["text"] or "", row["language"], row["prompt"], sample_id=row["sample_id"])
+                with span(TOKENS):
+                    tokens = encoder.encode(
+                        row["text"] or "", row["language"], row["prompt"], sample_id=row["sample_id"]
+                    )
                 values |= {**tokens, "text": encoder.row_text(values["text"], tokens["input_ids"])}
             except SampleError as err:
                 values |= {"failure": err.reason, "message": str(err)}
@@ -133,7 +136,7 @@ def _compute(recipe: Recipe, waveforms: Sequence[Array]) -> list[Mapping[str, Ar
     if not waveforms:
         return []
     try:
-        with span("features"):
+        with span(FEATURES):
             return list(_all_features(recipe, waveforms))
     except SampleError as err:
         if len(waveforms) == 1:

@@ -13,7 +13,7 @@ from forebay.errors import SampleError
 from forebay.preprocess.modality import Read, Values
 from forebay.preprocess.unchanged import require_processor
 from forebay.preprocess.worker import mark
-from forebay.spans import span
+from forebay.spans import FEATURES, TOKENS, span
 from forebay.steps.image.qwen2_vl import Patches, PixelSteps
 from forebay.steps.recipe import VisionRecipe
 from forebay.steps.text.chat import Chat, ChatEncoder
@@ -46,7 +46,7 @@ def image_samples(steps: PixelSteps, rows: pa.Table, read: Read, *, codec: Codec
         values: Values = {"image_hash": row["hash"]}
         try:
             data = read(row["file"], row["offset"], row["size"])
-            with span("features"):
+            with span(FEATURES):
                 image = steps.make(data, sample_id=row["sample_id"])
             if image.grid != (1, row["grid_h"], row["grid_w"]):
                 raise SampleError(
@@ -70,7 +70,8 @@ def conversation_samples(rows: pa.Table, names: Sequence[str], encoder: ChatEnco
         values["source"] = names[row["file"]]
         try:
             grids = [(1, grid["h"], grid["w"]) for grid in row["grids"]]
-            values |= encoder.encode(row["text"], grids, sample_id=row["sample_id"])
+            with span(TOKENS):
+                values |= encoder.encode(row["text"], grids, sample_id=row["sample_id"])
             values[MEDIA_ROWS] = np.array(row[MEDIA_ROWS], np.int32)
         except SampleError as err:
             values |= {"failure": err.reason, "message": str(err)}

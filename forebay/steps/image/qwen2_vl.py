@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.errors import ConfigError
+from forebay.spans import DECODE, PATCHES, RESIZE, span
 from forebay.steps.step import Step
 from forebay.store.image.codec import FIELDS, Codec
 from forebay.store.image.pixels import Alpha, Pixels, decode_image, patchify, resized, unpatchify
@@ -109,13 +110,17 @@ class PixelSteps:
     def make(self, data: bytes, *, sample_id: str, max_pixels: int | None = None) -> MadeImage:
         """Returns what is stored of one image. max_pixels: None: of the step. Raises SampleError for one of no use."""
         limit = max_pixels or self._step.max_pixels
-        image = decode_image(data, max_pixels=limit, sample_id=sample_id, alpha=self._step.alpha)
+        with span(DECODE):
+            image = decode_image(data, max_pixels=limit, sample_id=sample_id, alpha=self._step.alpha)
         settings = self._settings
         grid = grid_thw(*image.size, settings)
         if self._step.backend == "pil":
-            pixels = resized(image, settings)
-            return MadeImage(pixels, patchify(pixels, settings), grid)
-        patches = processed_patches(self._processor, image, settings, self.table)
+            with span(RESIZE):
+                pixels = resized(image, settings)
+            with span(PATCHES):
+                return MadeImage(pixels, patchify(pixels, settings), grid)
+        with span(PATCHES):
+            patches = processed_patches(self._processor, image, settings, self.table)
         return MadeImage(unpatchify(patches, grid, settings), patches, grid)
 
 

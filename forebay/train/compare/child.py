@@ -21,17 +21,20 @@ from typing import Any
 from forebay.errors import ForebayError
 
 _LAST_LINES = 12
+_PATIENCE_S = 5.0
+"""For a killed process to end: it does at once, unless it is in a call of the kernel that nothing interrupts."""
 
 
 class Child:
     """A process that runs `work(task, connection)`. `kill` ends it and the processes that it started."""
 
-    def __init__(self, name: str, work: str, *, log: Path) -> None:
+    def __init__(self, name: str, work: str, *, log: Path, advice: str = "leave it out of --against") -> None:
         """Starts the process. It imports its work, which the first `receive` tells; the first message is its task.
 
         work: `module:function`, which gets the task and the connection to its parent. log: where its output goes.
+        advice: what to do where it dies.
         """
-        self.name, self._log = name, log
+        self.name, self._log, self._advice = name, log, advice
         log.parent.mkdir(parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
         path = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -53,13 +56,15 @@ class Child:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._connection.send(message)
 
-    def receive(self) -> Any:
+    def receive(self, timeout_s: float | None = None) -> Any:
         """Returns what the process sends next.
 
         Raises what of forebay's errors ended it, with a note that names the arm; ForebayError, with the last lines of
-        its log, where it died otherwise.
+        its log, where it died otherwise; TimeoutError where it sends nothing in time.
         """
         try:
+            if timeout_s is not None and not self._connection.poll(timeout_s):
+                raise TimeoutError(f"the arm {self.name} sent nothing in {timeout_s:.0f} s")
             message = self._connection.recv()
         except (EOFError, ConnectionResetError):
             raise ForebayError(self._death()) from None
@@ -73,14 +78,15 @@ class Child:
         self._connection.close()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk that does not answer
+            self._process.wait(_PATIENCE_S)
 
     def _death(self) -> str:
         status = self._process.wait()
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
         told = "\n".join(lines) if lines else "(it printed nothing)"
-        return f"the arm {self.name} died ({how}); leave it out of --against, or see the end of {self._log}:\n{told}"
+        return f"the arm {self.name} died ({how}); {self._advice}, or see the end of {self._log}:\n{told}"
 
 
 def _first_device() -> str:

@@ -16,7 +16,7 @@ from forebay.errors import CacheMismatchError, ConfigError, ManifestError
 from forebay.plan.in_order import in_order
 from forebay.plan.make import plan_of
 from forebay.steps.recipe import load_config
-from forebay.store.first import first_samples
+from forebay.store.selection import first_samples
 from forebay.store.source import SampleSource, SourceUnion, has_audio, parts_of
 from forebay.train.evaluation.rates import jiwer_module
 from forebay.train.evaluation.texts import languages_of, stored_texts

@@ -13,7 +13,7 @@ from forebay.errors import ConfigError
 from forebay.steps.recipe import recipe_of
 from forebay.steps.text.transcript import TextEncoder, Transcript
 from forebay.store.cache import Cache
-from forebay.store.first import FirstSamples
+from forebay.store.selection import origin
 from forebay.store.source import SampleSource, parts_of
 
 _logger = logging.getLogger(__name__)
@@ -70,9 +70,8 @@ def stored_texts(source: SampleSource) -> Sequence[str | None]:
     """
     texts: list[str | None] = []
     for part in parts_of(source):
-        of = part.source if isinstance(part, FirstSamples) else part
-        if isinstance(of, Cache) and "text" in of.fields:
-            texts += of.samples["text"][: len(part)].to_pylist()
+        if isinstance(origin(part)[0], Cache) and "text" in part.fields:
+            texts += part.table(["text"])["text"].to_pylist()
         else:
             texts += [None] * len(part)
     return texts

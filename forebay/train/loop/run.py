@@ -38,6 +38,7 @@ from forebay.train.loop.micro_batches import BatchLoader
 from forebay.train.loop.phases import Phases
 from forebay.train.loop.trackers import check_trackers
 from forebay.train.loop.traffic import Traffic
+from forebay.train.loop.waiting import waiting_line
 from forebay.train.models.folder import check_config, check_constants, check_weights, model_facts
 from forebay.train.models.table import FAMILIES, ModelFacts
 from forebay.train.profile.recorder import Recorder
@@ -74,6 +75,8 @@ class TrainReport:
     buckets: dict[str, Drawn] = dataclasses.field(default_factory=dict)
     """What was drawn of each bucket in the whole run, over all ranks; empty for a loader without a plan."""
 
+    waiting: str | None = None
+    """Why the run waited for data, and the command; None where it hardly did."""
     remote: list[Traffic] | None = None
     """What each node asked of stores, a node an element; None where all caches are local."""
 
@@ -94,6 +97,7 @@ class TrainReport:
             ),
             *([f"{self.skipped_steps} steps skipped by the scaler of fp16"] if self.skipped_steps else []),
             *([f"{self.compilations} graphs compiled"] if self.compilations else []),
+            *([self.waiting] if self.waiting else []),
         ]
 
 
@@ -184,8 +188,9 @@ def train(
             after_step(step, learner.update(group, step=step), group)
             if recorder is not None:
                 recorder.step_done()
+    meter = after_step.meter
     return _report(
-        after_step.meter,
+        meter,
         steps=max(first, last),
         padding=float(loader.report()["padding"]),
         source=source_kind,
@@ -193,6 +198,9 @@ def train(
         compilations=num_compilations() - compilations,
         phases=phases.seconds,
         remote=after_step.traffic(),
+        waiting=waiting_line(
+            config, loader, share=meter.wait_s / meter.elapsed_s, is_uncached=source_kind == "uncached"
+        ),
         buckets=drawn_by(loader, config) if learner.is_main_rank else {},
     )
 

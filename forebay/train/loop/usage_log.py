@@ -21,6 +21,7 @@ from forebay.plan.usage import USAGE_VERSION, UsageCounter, expected_shares, pac
 from forebay.store.cache import Cache
 from forebay.store.files import write_bytes
 from forebay.store.layout import Array
+from forebay.store.selection import origin
 from forebay.store.source import SampleSource, parts_of
 from forebay.train.loader import Loader
 from forebay.train.loop.traffic import NodeTraffic, Traffic
@@ -118,7 +119,7 @@ class _Lines:
             "from_step": step,
             "plan_key": self._loader.plan_key,
             "seed": self._loader.state.seed,
-            "caches": [{"folder": cache.place, "key": cache.key} for cache in _caches(source)],
+            "caches": _caches(source, with_places=self._with_ids),
             "source_key": source.key,
             "num_samples": people.num_samples,
             "num_batches": self._loader.plan.num_batches,
@@ -172,11 +173,18 @@ class _Lines:
             ) from err
 
 
-def _caches(source: SampleSource) -> list[Cache]:
-    """Returns the caches whose samples are those of the source, in order; none if some samples are not of a cache."""
-    parts = parts_of(source)
-    caches = [part for part in parts if isinstance(part, Cache)]
-    return caches if len(caches) == len(parts) else []
+def _caches(source: SampleSource, *, with_places: bool) -> list[dict[str, str]]:
+    """Returns the caches whose samples are those of the source, in order; none if some samples are not of a cache.
+
+    with_places: where a filter left samples out, the places of the others are told too.
+    """
+    found = []
+    for cache, places in map(origin, parts_of(source)):
+        if not isinstance(cache, Cache):
+            return []
+        own = {"places": pack_ids(places)} if with_places and places is not None else {}
+        found.append({"folder": cache.place, "key": cache.key, **own})
+    return found
 
 
 def _nodes(found: Sequence[Traffic]) -> list[dict[str, Any]]:

@@ -7,10 +7,12 @@ import pkgutil
 import threading
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from forebay.config.tree import Config
@@ -20,9 +22,9 @@ from forebay.preprocess.sources.media import MediaReader
 from forebay.preprocess.sources.sparse import sparse_files
 from forebay.steps.recipe import AnyRecipe
 from forebay.store.key import digest
-from forebay.store.layout import Array, FieldSpec
+from forebay.store.layout import Array, FieldSpec, Ints
 from forebay.store.remote.raw.sources import naming_urls
-from forebay.store.row_table import sorted_categories, strings_digest
+from forebay.store.row_table import row_table, sorted_categories, strings_digest
 from forebay.store.source import SampleSource
 from forebay.store.source_files import SourceFile
 
@@ -31,6 +33,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_SUBSTITUTES = 100
+
+_NOT_AS_LISTED = ("sample_id", "text", "num_audio_samples")
+"""Table fields of a cache that are not the columns of that name in a listing: a step may write a text anew."""
 
 _SOURCES = {
     "speech": "forebay.train.uncached.speech:UncachedSpeech",
@@ -87,6 +92,8 @@ class UncachedSource(SampleSource):
         self.recipe_key = recipe.key
         self.key = digest({"uncached": recipe.key, "rows": rows["sample_id"].to_pylist()})
         self._substitutes = Substitutes()
+        self._may_stand_in: Array | None = None
+        self._path = config.path
         _compare_probe(modality, stored_probe)
 
     def __len__(self) -> int:
@@ -97,7 +104,31 @@ class UncachedSource(SampleSource):
 
         Raises SampleError where a hundred samples in a row are bad: then it is not the samples.
         """
-        return self._substitutes.first_good(self._make, islice(self._candidates(index), MAX_SUBSTITUTES))
+        may = self._may_stand_in
+        candidates = (place for place in self._candidates(index) if may is None or place == index or may[place])
+        return self._substitutes.first_good(self._make, islice(candidates, MAX_SUBSTITUTES))
+
+    def keep_to(self, places: Ints) -> None:
+        """See `SampleSource`."""
+        self._may_stand_in = np.zeros(len(self), bool)
+        self._may_stand_in[places] = True
+
+    @property
+    def place(self) -> str:
+        """See `SampleSource`."""
+        return f"the raw data of {self._path}"
+
+    @property
+    def column_names(self) -> list[str]:
+        """Columns of the row table that a cache of these samples has, as far as they are known without decoding."""
+        return list(self._row_columns())
+
+    def table(self, names: Collection[str] | None = None) -> pa.Table:
+        """See `SampleSource`."""
+        columns = self._row_columns()
+        if unknown := set(names or ()) - columns.keys():
+            raise KeyError(f"{self.place} has no columns {', '.join(sorted(unknown))}; it has {', '.join(columns)}")
+        return row_table(columns, names)
 
     @property
     def failed(self) -> Counter[str]:
@@ -119,6 +150,19 @@ class UncachedSource(SampleSource):
     @abstractmethod
     def _candidates(self, index: int) -> Iterator[int]:
         """Yields a sample, then those that may stand in for it."""
+
+    def _row_columns(self) -> dict[str, Callable[[], Any]]:
+        """Returns what makes each column of `table`."""
+        kept = [spec.name for spec in self.fields.values() if spec.role == "table" and spec.name not in _NOT_AS_LISTED]
+        made: dict[str, Callable[[], Any]] = {"sample_id": lambda: self._rows["sample_id"]}
+        made |= {name: partial(self._rows.column, name) for name in kept if name in self._rows.column_names}
+        return made | {name: partial(pa.array, np.asarray(values)) for name, values in self.lengths.items()}
+
+    def _file_names(self, column: str) -> pa.ChunkedArray:
+        """Returns the name of the file of every row, by a column that numbers the files."""
+        numbers = self._rows[column].combine_chunks().cast(pa.int32())
+        names = pa.array(self._names, pa.large_string())
+        return pa.chunked_array([names.take(numbers)])
 
     def _by_file(self, column: str) -> tuple[list[str], Array]:
         return sorted_categories(self._names, self._rows[column].to_numpy())

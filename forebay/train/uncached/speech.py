@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from itertools import groupby
 from typing import Any, cast
 
@@ -89,6 +90,20 @@ class UncachedSpeech(UncachedSource):
             return None
         column = pc.fill_null(self._rows[name], "").dictionary_encode().combine_chunks()
         return sorted_categories(column.dictionary.to_pylist(), column.indices.to_numpy())
+
+    def _row_columns(self) -> dict[str, Callable[[], Any]]:
+        made = super()._row_columns()
+        # A cache has no null here.
+        made |= {name: partial(self._text_column, name) for name in ("language", "prompt")}
+        made["source"] = lambda: self._file_names("file")
+        if self._recipe.has_audio:
+            rate_hz = self._recipe.decode.sample_rate_hz
+            made["duration_s"] = lambda: pa.array(np.asarray(self.lengths["num_audio_samples"]) / rate_hz)
+            return made
+        return {name: make for name, make in made.items() if name not in ("num_audio_samples", "num_frames")}
+
+    def _text_column(self, name: str) -> pa.ChunkedArray:
+        return pc.fill_null(self._rows[name], "")
 
     def _candidates(self, index: int) -> Iterator[int]:
         return ((index + step) % len(self) for step in range(len(self)))

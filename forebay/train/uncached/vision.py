@@ -101,6 +101,9 @@ class UncachedVision(UncachedSource):
         """Returns the values of `source`, sorted, and which one each sample has; see `SampleSource`."""
         return self._by_file("group") if name == "source" else None
 
+    def _row_columns(self) -> dict[str, Callable[[], Any]]:
+        return super()._row_columns() | {"source": lambda: self._file_names("group")}
+
     def _candidates(self, index: int) -> Iterator[int]:
         """The sample itself, then those behind it, around the end, that need no more room."""
         yield index

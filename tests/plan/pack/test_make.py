@@ -21,6 +21,7 @@ SOURCE: Any = SimpleNamespace(
     constants={},
     key="cd" * 32,
     recipe_key="ef" * 32,
+    filter_key=None,
     ids_digest=lambda: "01" * 32,
     lengths={"num_tokens": TOKENS, "num_patches": PATCHES, "num_images": (PATCHES > 0).astype(np.int32)},
     slots=(np.arange(300) // 50 << 32) + np.arange(300) % 50,

@@ -18,11 +18,12 @@ from forebay.errors import CacheCorruptError, CacheMismatchError, CacheNotFoundE
 from forebay.inspect.facts import cache_facts
 from forebay.inspect.terminal.report import report_lines
 from forebay.preprocess.many.report import ManyReport
-from forebay.preprocess.many.subset import read_ids, subset
+from forebay.preprocess.many.subset import subset
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.codec import FIELDS
 from forebay.store.lookup import sealed_caches
 from forebay.store.metadata import read_metadata, write_metadata
+from forebay.store.sample_ids import read_ids
 from forebay.store.shard import shard_name
 from forebay.store.verify import verify_folder
 from tests.golden import make_v1, make_v1_vision, make_v2_text
@@ -207,17 +208,17 @@ def test_ids_that_are_not_there_are_named(cache: Cache, tmp_path: Path) -> None:
 )
 def test_a_list_of_ids_is_lines_of_utf_8(tmp_path: Path, data: bytes, wanted: list[str]) -> None:
     (tmp_path / "ids").write_bytes(data)
-    assert read_ids(tmp_path / "ids").to_pylist() == wanted
+    assert read_ids(tmp_path / "ids", setting="--ids").to_pylist() == wanted
 
 
 def test_a_list_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ids"
     with pytest.raises(ConfigError, match=r"--ids .*ids cannot be read: No such file"):
-        read_ids(path)
+        read_ids(path, setting="--ids")
     for data, message in ((b"a\nb\xff\n", r"line 2 is no UTF-8 \(byte 0xff\)"), (b"\r\n\n", "holds no id")):
         path.write_bytes(data)
         with pytest.raises(ConfigError, match=message):
-            read_ids(path)
+            read_ids(path, setting="--ids")
 
 
 def test_a_damaged_shard_is_found_before_it_is_linked(cache: Cache) -> None:

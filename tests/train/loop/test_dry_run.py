@@ -101,7 +101,7 @@ def test_the_command(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--steps", "4"], "--steps goes with --dry-run"),
+        (["--steps", "0"], "--steps is 0, wanted 1 or more"),
         (["--dry-run", "--resume"], "--resume does not go with --dry-run"),
     ],
 )

@@ -143,7 +143,7 @@ class _Watch:
     def _looks_on(self) -> bool:
         """Returns whether looking further ahead would tell more."""
         uses = self._uses
-        return not self._is_through and len(uses) < MAX_USES and uses.num_known < len(self._shards)
+        return not self._is_through and len(uses) < MAX_USES and uses.num_known < self._shards.num_used
 
     def _look(self) -> None:
         """Looks at steps ahead for a while, not longer: the loader's threads want the interpreter too."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +15,10 @@ from forebay.store.layout import Ints
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.node.holdings import counted
 from forebay.store.remote.node.node import Wanted
+from forebay.store.selection import origin
 from forebay.store.source import SampleSource, parts_of
+
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class RemoteShards:
@@ -23,17 +28,20 @@ class RemoteShards:
     """
 
     def __init__(self, source: SampleSource) -> None:
-        """source: a cache, or a union; anything else has no remote shards."""
+        """source: a cache, a selection of one, or a union; anything else has no remote shards."""
         parts = parts_of(source)
         starts = itertools.accumulate((len(part) for part in parts), initial=0)
-        found = [
-            (part, part.mirror, start)
-            for part, start in zip(parts, starts, strict=False)
-            if isinstance(part, Cache) and part.mirror is not None
+        found = [(*origin(part), start, len(part)) for part, start in zip(parts, starts, strict=False)]
+        remote = [
+            (cache, cache.mirror, places, range(start, start + count))
+            for cache, places, start, count in found
+            if isinstance(cache, Cache) and cache.mirror is not None
         ]
-        self.caches: list[Cache] = [cache for cache, _, _ in found]
-        self.mirrors: list[Mirror] = [mirror for _, mirror, _ in found]
-        self._starts = [start for _, _, start in found]
+        self.caches: list[Cache] = [cache for cache, _, _, _ in remote]
+        self.mirrors: list[Mirror] = [mirror for _, mirror, _, _ in remote]
+        # Where the samples of each cache stand in the source, and which ones they are there; None: all of them.
+        self._spans = [span for _, _, _, span in remote]
+        self._places = [places for _, _, places, _ in remote]
         self.firsts = [0, *itertools.accumulate(cache.num_shards for cache in self.caches)]
 
     def __len__(self) -> int:
@@ -41,13 +49,33 @@ class RemoteShards:
 
     def of(self, indices: Ints) -> Ints:
         """Returns the shards of some samples, one a sample in their order; samples of local caches are left out."""
-        if len(self.caches) == 1 and len(indices) and not self._starts[0] and indices.max() < len(self.caches[0]):
-            return self.caches[0].shards_of(indices)
+        if len(self.caches) == 1 and len(indices) and not self._spans[0].start and indices.max() < self._spans[0].stop:
+            return self._shards_of(0, indices)
         found = []
-        for cache, start, first in zip(self.caches, self._starts, self.firsts, strict=False):
-            own = indices[(indices >= start) & (indices < start + len(cache))]
-            found.append(cache.shards_of(own - start) + first)
+        for part, (span, first) in enumerate(zip(self._spans, self.firsts, strict=False)):
+            own = indices[(indices >= span.start) & (indices < span.stop)]
+            found.append(self._shards_of(part, own - span.start) + first)
         return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+    def _shards_of(self, part: int, indices: Ints) -> Ints:
+        places = self._places[part]
+        return self.caches[part].shards_of(indices if places is None else places[indices])
+
+    @cached_property
+    def is_used(self) -> Bools:
+        """bool [num_shards]: whether a shard holds a sample of the source; one whose samples a filter left out does
+        not."""
+        found = np.ones(len(self), bool)
+        for part, (places, first) in enumerate(zip(self._places, self.firsts, strict=False)):
+            if places is not None:
+                found[first : self.firsts[part + 1]] = False
+                found[self.caches[part].shards_of(places) + first] = True
+        return found
+
+    @property
+    def num_used(self) -> int:
+        """Shards that hold a sample of the source."""
+        return int(np.count_nonzero(self.is_used))
 
     def place(self, shard: int) -> tuple[int, int]:
         """Returns which of `caches` a shard is of, and its number there."""
@@ -72,8 +100,12 @@ class RemoteShards:
 
     @cached_property
     def total_bytes(self) -> int:
-        """What all files of the caches take; a cache that stands in the source twice counts once."""
-        return self.kept_bytes + sum(int(_sizes(cache).sum()) for cache in self._own())
+        """What all files of the caches take that are used; a cache that stands in the source twice counts once."""
+        used: dict[Path, Bools] = {}
+        for cache, first in zip(self.caches, self.firsts, strict=False):
+            own = self.is_used[first : first + cache.num_shards]
+            used[cache.folder] = used.get(cache.folder, False) | own
+        return self.kept_bytes + sum(int(_sizes(cache)[used[cache.folder]].sum()) for cache in self._own())
 
     @property
     def fit(self) -> bool:
@@ -93,8 +125,8 @@ class RemoteShards:
         return all(map(self.mirrors[self.place(shard)[0]].has, self.files(shard)))
 
     def missing_bytes(self) -> int:
-        """Returns what the shards take that are not on this node."""
-        return sum(int(self.sizes[shard]) for shard in range(len(self)) if not self.is_here(shard))
+        """Returns what the shards take that are used and not on this node."""
+        return sum(int(self.sizes[shard]) for shard in np.flatnonzero(self.is_used).tolist() if not self.is_here(shard))
 
     def ahead(self, steps: Iterable[Ints]) -> Iterator[Ints]:
         """Yields the shards that each step needs, each once, rising. steps: the samples of each, by index in source."""

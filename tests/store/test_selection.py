@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forebay.store.first import FirstSamples, first_samples
+from forebay.store.selection import Selection, first_samples
 from forebay.store.source import SourceUnion
 from tests.train.fake_source import FakeSource
 
@@ -22,7 +22,7 @@ def test_the_first_samples_are_the_sources_own() -> None:
         np.testing.assert_array_equal(found.read(2)[name], value)
     assert found.slots is None
     assert found.categories("language") is None
-    with pytest.raises(IndexError, match="sample 3 of the first 3"):
+    with pytest.raises(IndexError, match="sample 3 of 3 samples chosen of"):
         found.read(3)
     assert found.ids_digest() != first_samples(source, 2).ids_digest()
 
@@ -41,7 +41,7 @@ def test_of_a_union_the_first_sources_come_first() -> None:
     assert found.names == ["a", "b"]
     assert found.lengths["num_frames"].tolist() == [30, 20, 50]
     assert found.sources[0] is sources[0]
-    assert isinstance(found.sources[1], FirstSamples)
+    assert isinstance(found.sources[1], Selection)
 
 
 def test_values_of_a_column_are_those_of_the_samples() -> None:

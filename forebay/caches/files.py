@@ -1,0 +1,118 @@
+"""The files below one folder, by descriptors: no link is followed and no other mount is entered."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from forebay.caches.root import FOLDER
+
+Inode = tuple[int, int]
+_DEEPEST = 16
+"""Folders within folders; forebay writes three."""
+
+
+class File(NamedTuple):
+    """A file. name: its path in the folder. kind: `file`, `folder`, or `other`: a link, a pipe, another mount."""
+
+    name: str
+    kind: str
+    inode: Inode
+    size_bytes: int
+    num_links: int
+    changed_ns: int
+    read_ns: int
+
+
+@dataclass(kw_only=True)
+class Contents:
+    """What lies below a folder."""
+
+    files: list[File] = field(default_factory=list)
+
+    @property
+    def names(self) -> list[str]:
+        """The paths of all that is no folder."""
+        return [file.name for file in self.files if file.kind != "folder"]
+
+    @property
+    def changed_ns(self) -> int:
+        """When a file was written last; 0 where there is none."""
+        return max((file.changed_ns for file in self.files if file.kind == "file"), default=0)
+
+
+def contents_of(descriptor: int, *, device: int) -> Contents:
+    """Returns all that lies below an opened folder. device: the disk of the root; another one is not entered."""
+    return Contents(files=list(_walk(descriptor, "", device, 0)))
+
+
+def file_of(name: str, status: os.stat_result, *, device: int) -> File:
+    """Returns what a stat, of no target of a link, says of a file."""
+    kind = "other"
+    if status.st_dev == device:
+        kind = "file" if stat.S_ISREG(status.st_mode) else "folder" if stat.S_ISDIR(status.st_mode) else "other"
+    return File(
+        name=name,
+        kind=kind,
+        inode=(status.st_dev, status.st_ino),
+        size_bytes=status.st_size if kind == "file" else 0,
+        num_links=status.st_nlink,
+        changed_ns=status.st_mtime_ns,
+        read_ns=status.st_atime_ns,
+    )
+
+
+def _walk(descriptor: int, prefix: str, device: int, depth: int) -> Iterator[File]:
+    with os.scandir(descriptor) as entries:
+        found = [
+            (entry.name, file_of(prefix + entry.name, entry.stat(follow_symlinks=False), device=device))
+            for entry in entries
+        ]
+    for name, file in found:
+        yield file
+        if file.kind == "folder" and depth < _DEEPEST:
+            below = os.open(name, FOLDER, dir_fd=descriptor)
+            try:
+                yield from _walk(below, f"{file.name}/", device, depth + 1)
+            finally:
+                os.close(below)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """What files take. exclusive_bytes: of files of which every link is among them; shared_bytes: of the others."""
+
+    exclusive_bytes: int
+    shared_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """All of them, a file of several links once."""
+        return self.exclusive_bytes + self.shared_bytes
+
+
+def sizes_of(files: Iterable[File]) -> Sizes:
+    """Returns what files take together; the exclusive bytes are what removing all of them frees."""
+    exclusive = shared = 0
+    links: dict[Inode, list[int]] = {}
+    for file in files:
+        if file.kind != "file":
+            continue
+        if file.num_links == 1:
+            exclusive += file.size_bytes
+        else:
+            links.setdefault(file.inode, [0, file.num_links, file.size_bytes])[0] += 1
+    for here, all_links, size_bytes in links.values():
+        if here >= all_links:
+            exclusive += size_bytes
+        else:
+            shared += size_bytes
+    return Sizes(exclusive_bytes=exclusive, shared_bytes=shared)
+
+
+def sizes_of_all(parts: Sequence[Contents]) -> Sizes:
+    """Returns what several folders take together, see `sizes_of`."""
+    return sizes_of(file for part in parts for file in part.files)

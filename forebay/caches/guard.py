@@ -1,0 +1,171 @@
+"""Why something under a root stays, whatever a rule says: somebody uses it, may use it, or has put files into it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from forebay.caches.busy import elsewhere, is_mount_within, processes_with, try_lock
+from forebay.caches.files import Contents, contents_of
+from forebay.caches.own import strangers
+from forebay.caches.root import FOLDER, Root
+from forebay.caches.survey import Item, Survey
+from forebay.caches.words import ago
+from forebay.preprocess.runner.parts import read_parts
+from forebay.store.metadata import FILE_NAME
+from forebay.store.temporary import abandoned, is_temporary
+
+RECENT_S = 7 * 24 * 3600.0
+"""What was used within it needs `--force`."""
+
+_LOCKS = {"cache": FILE_NAME, "plan": FILE_NAME, "leftover": FILE_NAME, "build": "lock"}
+"""The file that readers or builders hold a shared lock on."""
+
+
+@dataclass(kw_only=True)
+class Guard:
+    """Says why items of a root stay. force: also what was used lately, or may be in use on another host, goes."""
+
+    survey: Survey
+    force: bool = False
+
+    @property
+    def root(self) -> Root:
+        """The root."""
+        return self.survey.root
+
+    def reason(self, item: Item) -> str | None:
+        """Returns why an item stays, None where it may go; what is cheap is asked first, and nothing changes."""
+        return self.caution(item) or self.use(item)
+
+    def caution(self, item: Item) -> str | None:
+        """Returns why an item stays without `--force`."""
+        if self.force or (item.kind == "leftover" and is_temporary(item.name)):
+            return None
+        age_s = time.time() - item.used_ns / 1e9
+        if age_s < RECENT_S:
+            verb = "used" if item.is_used else "made" if item.kind == "cache" else "written"
+            return f"{verb} {ago(age_s)}, which is within 7 days: --force"
+        if (why := elsewhere(self.root.folder / item.name, item.uses)) is not None:
+            return f"{why}: --force"
+        if any(file.name.endswith(".submitted.json") for file in item.beside):
+            return "jobs of a cluster were submitted for it: --force"
+        return None
+
+    def use(self, item: Item) -> str | None:
+        """Returns who uses an item, or what else is in it; `--force` does not change that."""
+        with contextlib.suppress(FileNotFoundError), opened(self.root, item) as (descriptor, _):
+            if descriptor is None:
+                return self._use_of_file(item)
+            contents = contents_of(descriptor, device=self.root.device)
+            folder = self.root.folder / item.name
+            if (why := strangers(item, contents, descriptor, folder)) is not None:
+                return why
+            if is_mount_within(folder):
+                return "another disk is mounted in it"
+            if (why := self._builders(item)) is not None:
+                return why
+            with locked(self.root, item, descriptor, force=self.force) as problem:
+                return problem or in_use(folder, contents)
+        return "it is gone, or replaced"
+
+    def _use_of_file(self, item: Item) -> str | None:
+        if item.kind == "leftover" and is_temporary(item.name) and not self.is_abandoned(item):
+            return "a process writes it"
+        return in_use(self.root.folder / item.name, Contents(files=[item.file]))
+
+    def _builders(self, item: Item) -> str | None:
+        """Returns which builders work with a folder of a build, by what their runs say of themselves."""
+        if item.kind == "leftover" and is_temporary(item.name):
+            return None if self.is_abandoned(item) else "a process writes it"
+        builds = [item] if item.kind == "build" else self._builds_of(item) if item.kind == "prepared" else []
+        for build in builds:
+            for part in read_parts(self.root.folder / build.name, now=time.time()):
+                if part.state == "running":
+                    return f"process {part.pid} on {part.host} builds"
+        return None
+
+    def _builds_of(self, item: Item) -> list[Item]:
+        """Returns the unfinished builds of a prepared one."""
+        key = str(item.document.get("key"))[:16]
+        return [build for build in self.survey.of("build") if Path(build.name).name.startswith(key)]
+
+    def is_abandoned(self, item: Item) -> bool:
+        """Whether the process that wrote a leftover is gone."""
+        return item.name in self._abandoned
+
+    @cached_property
+    def _abandoned(self) -> set[str]:
+        leftovers = [item.name for item in self.survey.of("leftover")]
+        found: set[str] = set()
+        for parent in {os.path.dirname(name) for name in leftovers}:
+            with contextlib.suppress(OSError):
+                found |= {os.path.join(parent, path.name) for path in abandoned(self.root.folder / parent)}
+        return found
+
+
+def in_use(folder: Path, contents: Contents) -> str | None:
+    """Returns which process of this machine has a folder or file open, None where none is seen."""
+    found = processes_with(folder, contents.files)
+    return f"{found[0]} has it open" if found else None
+
+
+@contextlib.contextmanager
+def opened(root: Root, item: Item) -> Iterator[tuple[int | None, int]]:
+    """Yields the descriptors of an item, None for a file, and of the folder that it is in.
+
+    Raises FileNotFoundError where the item is gone, or another one has its name.
+    """
+    holder, name = os.path.split(item.name)
+    with contextlib.ExitStack() as stack:
+        parent = os.open(holder, FOLDER, dir_fd=root.descriptor) if holder else os.dup(root.descriptor)
+        stack.callback(os.close, parent)
+        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if (status.st_dev, status.st_ino) != item.file.inode:
+            raise FileNotFoundError(item.name)
+        descriptor = None
+        if item.is_folder:
+            try:
+                descriptor = os.open(name, FOLDER, dir_fd=parent)
+            except OSError as err:
+                raise FileNotFoundError(item.name) from err
+            stack.callback(os.close, descriptor)
+            status = os.fstat(descriptor)
+            if (status.st_dev, status.st_ino) != item.file.inode:
+                raise FileNotFoundError(item.name)
+        yield descriptor, parent
+
+
+@contextlib.contextmanager
+def locked(root: Root, item: Item, descriptor: int, *, force: bool) -> Iterator[str | None]:
+    """Holds the lock that readers or builders of a folder share; yields why it could not be had, None where it was.
+
+    While it is held no reader can begin: it waits, and finds the folder gone.
+    """
+    name = _LOCKS.get(item.kind)
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    beside = next((file.name for file in item.beside if file.name.endswith(".lock")), None)
+    file = -1
+    try:
+        if beside is not None:
+            file = os.open(beside, flags, dir_fd=root.descriptor)
+        elif name is not None:
+            file = os.open(name, flags, dir_fd=descriptor)
+    except FileNotFoundError:
+        pass
+    except OSError as err:
+        yield f"it is not yours to remove: {err.strerror}"
+        return
+    try:
+        state = "had" if file < 0 else try_lock(file, root.folder)
+        who = "a builder is in it" if item.kind in ("build", "prepared") else "a process has it open"
+        unknown = None if force else "no lock of this disk tells who uses it: --force"
+        yield {"had": None, "taken": who, "unknown": unknown}[state]
+    finally:
+        if file >= 0:
+            os.close(file)

@@ -1,0 +1,160 @@
+"""`forebay cache ls` and `du`: what lies under a root, as documents and as lines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.caches.files import Sizes, sizes_of
+from forebay.caches.survey import KINDS, Item, Survey
+from forebay.caches.wanted import Wanted
+from forebay.caches.words import ago, hours_of, made_of, moment
+from forebay.visible import from_here, human_bytes, printable
+
+SORTS: Mapping[str, Callable[[Item], Any]] = {
+    "name": lambda item: item.name,
+    "used": lambda item: -item.used_ns,
+    "made": lambda item: -item.made_ns,
+    "size": lambda item: -item.sizes.size_bytes,
+    "samples": lambda item: -int(item.document["num_samples"]),
+}
+_MOST_FOREIGN = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListReport:
+    """What `forebay cache ls` shows. wanted: what configs want; None where none was given."""
+
+    survey: Survey
+    wanted: Wanted | None
+    sort: str
+
+    def _caches(self) -> list[Item]:
+        # By name where they are equal otherwise.
+        return sorted(self.survey.caches, key=SORTS[self.sort])
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the document of `--json`."""
+        document: dict[str, Any] = {
+            "root": str(self.survey.root.folder),
+            "caches": [self._document(item) for item in self._caches()],
+            "foreign": [{"name": item.name, "problem": item.problem} for item in self.survey.of("foreign")],
+        }
+        problems = {} if self.wanted is None else {"problems": self.wanted.problems}
+        return {**document, **problems}
+
+    def _document(self, item: Item) -> dict[str, Any]:
+        metadata = item.document
+        configs = {} if self.wanted is None else {"configs": self.wanted.configs_of(item.name)}
+        return {
+            "name": item.name,
+            "key": metadata["key"],
+            "made_of": made_of(metadata, tokenizers=self._tokenizers),
+            "num_samples": metadata["num_samples"],
+            "hours": hours_of(metadata),
+            **_sizes(item.sizes),
+            "made": item.made_ns / 1e9,
+            "used": item.used_ns / 1e9,
+            "used_by": [{"host": use.host, "time": use.used_ns / 1e9} for use in item.uses],
+            **configs,
+        }
+
+    @property
+    def _tokenizers(self) -> Mapping[str, str]:
+        found = {} if self.wanted is None else self.wanted.tokenizers
+        return {digest: from_here(folder) for digest, folder in found.items()}
+
+    def lines(self) -> Iterator[str]:
+        """Yields what is printed: two lines a cache, a third one with its configs."""
+        caches, now = self._caches(), time.time()
+        yield f"{_count(len(caches), 'cache')} in {from_here(self.survey.root.folder)}: {_amount(_all(caches))}"
+        for item in caches:
+            yield from self._lines_of(item, now)
+        foreign = self.survey.of("foreign")
+        for item in foreign[:_MOST_FOREIGN]:
+            yield f"not a cache: {printable(item.name)}: {printable(item.problem)}"
+        if len(foreign) > _MOST_FOREIGN:
+            yield f"and {len(foreign) - _MOST_FOREIGN} more that are no caches"
+        for config, problem in ({} if self.wanted is None else self.wanted.problems).items():
+            yield f"{from_here(config)} cannot be read: {printable(problem)}"
+
+    def _lines_of(self, item: Item, now: float) -> Iterator[str]:
+        metadata = item.document
+        hours = hours_of(metadata)
+        facts = [_count(int(metadata["num_samples"]), "sample"), *([] if hours is None else [f"{hours:.3g} h"])]
+        used = f"used {ago(now - item.used_ns / 1e9)}" if item.is_used else "not used yet"
+        yield f"{printable(item.name)}  {', '.join([*facts, _amount(item.sizes), used])}"
+        yield f"  {made_of(metadata, tokenizers=self._tokenizers)}; made {moment(item.made_ns)}"
+        if self.wanted is not None:
+            configs = self.wanted.configs_of(item.name)
+            reason = self.wanted.kept.get(item.name)
+            shown = ", ".join(map(from_here, configs)) or "none that was named"
+            yield f"  config: {shown}" + (f" ({reason})" if reason and not configs else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UsageReport:
+    """What `forebay cache du` shows. node: the folder of what this node keeps of stores, and its bytes."""
+
+    survey: Survey
+    node: tuple[str, int] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the document of `--json`."""
+        items = [item for item in self.survey.items if item.kind in KINDS]
+        kinds = {
+            kind: {"number": len(found), **_sizes(_all(found))}
+            for kind in KINDS
+            if (found := [item for item in items if item.kind == kind])
+        }
+        return {
+            "root": str(self.survey.root.folder),
+            **_sizes(_all(items)),
+            "kinds": kinds,
+            "items": [{"name": item.name, "kind": item.kind, **_sizes(item.sizes)} for item in items],
+            **({} if self.node is None else {"node": {"folder": self.node[0], "size_bytes": self.node[1]}}),
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yields what is printed: a line a cache, a line a kind, and the sum."""
+        yield "own        shared     what   (own: what removing it frees; shared: other links hold it too)"
+        for item in sorted(self.survey.caches, key=SORTS["size"]):
+            yield _line(item.sizes, item.name)
+        for kind, words in KINDS.items():
+            found = self.survey.of(kind)
+            if found:
+                yield _line(_all(found), f"all {words} ({len(found)})")
+        yield _line(_all([item for item in self.survey.items if item.kind in KINDS]), "all together")
+        if self.node is not None:
+            yield (
+                f"this node keeps {human_bytes(self.node[1])} of stores in {from_here(self.node[0])}, for all roots; "
+                "remote.cache_size_gb is its bound"
+            )
+
+
+def _all(items: Sequence[Item]) -> Sizes:
+    return sizes_of(file for item in items for file in item.files)
+
+
+def _sizes(sizes: Sizes) -> dict[str, int]:
+    return {
+        "size_bytes": sizes.size_bytes,
+        "exclusive_bytes": sizes.exclusive_bytes,
+        "shared_bytes": sizes.shared_bytes,
+    }
+
+
+def _line(sizes: Sizes, name: str) -> str:
+    own, shared = human_bytes(sizes.exclusive_bytes), human_bytes(sizes.shared_bytes)
+    return f"{own:<10} {shared:<10} {printable(name)}"
+
+
+def _amount(sizes: Sizes) -> str:
+    shared = f" ({human_bytes(sizes.shared_bytes)} of it shared)" if sizes.shared_bytes else ""
+    return f"{human_bytes(sizes.size_bytes)}{shared}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,119 @@
+"""Which files of an item are forebay's: a folder that holds anything else is never removed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from forebay.caches.files import Contents
+from forebay.caches.survey import Item, Kind, read_document
+from forebay.errors import CacheCorruptError, CacheError
+from forebay.plan.disk import STATISTICS
+from forebay.store.layout import FORMAT_VERSION, GROUPS
+from forebay.store.metadata import FILE_NAME, check_found, checked_fields, groups_of, parse_metadata
+from forebay.store.shard import shard_name
+from forebay.store.shared_disk import SILLY_MARK
+from forebay.store.temporary import is_temporary
+
+_HEX = "[0-9a-f]{8,128}"
+_OF_BUILD = re.compile(rf"lock|origin|(media|text)/{_HEX}\.(tdz|json)|parts/[^/]+\.run")
+_SHOWN = 3
+
+Check = Callable[[str], bool]
+"""Whether a path in a folder is of forebay."""
+
+
+def strangers(item: Item, contents: Contents, descriptor: int, folder: Path) -> str | None:
+    """Returns what in a folder is not forebay's, in words; None where there is nothing else.
+
+    descriptor: of the opened folder, whose own document is read once more. What a build or a look left in a folder with
+    a temporary name may be anything.
+    """
+    if item.kind == "leftover" or not item.is_folder:
+        return None
+    try:
+        is_own = _checks[item.kind](descriptor, folder)
+    except (CacheError, OSError, ValueError, RecursionError) as err:
+        return str(err).partition("; run:")[0]
+    if silly := [name for name in contents.names if Path(name).name.startswith(SILLY_MARK)]:
+        return f"a process of some machine has a removed file of it open: {silly[0]}"
+    odd = [file.name for file in contents.files if file.kind == "other"]
+    odd += [name for name in contents.names if name not in odd and not is_own(name)]
+    odd += [name for name in _folders(contents) if name not in _FOLDERS[item.kind] and not _is_aside(item.kind, name)]
+    if not odd:
+        return None
+    more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
+    return f"it holds what forebay did not write: {', '.join(odd[:_SHOWN])}{more}; move that elsewhere first"
+
+
+def _folders(contents: Contents) -> list[str]:
+    return [file.name for file in contents.files if file.kind == "folder"]
+
+
+def _is_aside(kind: Kind, name: str) -> bool:
+    return kind == "build" and is_temporary(name.partition("/")[0])
+
+
+_FOLDERS: Mapping[Kind, tuple[str, ...]] = {
+    "cache": GROUPS,
+    "build": (*GROUPS, "parts"),
+    "plan": (),
+    "listing": (),
+    "prepared": (),
+}
+
+
+def _of_cache(descriptor: int, folder: Path) -> Check:
+    document, _ = read_document(descriptor, FILE_NAME)
+    # Once more, and strictly: a look compares a checksum, this all that opening a cache compares.
+    metadata = parse_metadata(folder, _bytes_of(descriptor), format_version=FORMAT_VERSION)
+    if metadata != document:
+        raise CacheCorruptError("its metadata.json is being replaced")
+    check_found(folder, metadata)
+    groups = groups_of(checked_fields(folder, metadata))
+    names = {FILE_NAME, *metadata["files"]}
+    shards = {shard_name(group, number) for group in groups for number in range(metadata["num_shards"])}
+    return lambda name: name in names or name in shards
+
+
+def _bytes_of(descriptor: int) -> bytes:
+    import os
+
+    file = os.open(FILE_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=descriptor)
+    with open(file, "rb", buffering=0) as opened:
+        return opened.readall()
+
+
+def _of_plan(descriptor: int, _: Path) -> Check:
+    arrays: Any = read_document(descriptor, FILE_NAME)[0].get("arrays")
+    if not isinstance(arrays, dict) or any("/" in name for name in arrays):
+        raise CacheCorruptError("its metadata.json names no arrays")
+    names = {FILE_NAME, STATISTICS, *(f"{name}.npy" for name in arrays)}
+    return lambda name: name in names
+
+
+def _of_listing(descriptor: int, _: Path) -> Check:
+    sums: Any = read_document(descriptor, "listing.json")[0].get("sums")
+    names = {"listing.json", *(sums if isinstance(sums, dict) else ())}
+    return lambda name: name in names
+
+
+def _of_prepared(descriptor: int, _: Path) -> Check:
+    files: Any = read_document(descriptor, "prepared.json")[0].get("files")
+    names = {"prepared.json", *(files if isinstance(files, dict) else ())}
+    return lambda name: name in names
+
+
+def _of_build(_: int, __: Path) -> Check:
+    return lambda name: _OF_BUILD.fullmatch(name) is not None or any(map(is_temporary, name.split("/")))
+
+
+_checks: Mapping[Kind, Callable[[int, Path], Check]] = {
+    "cache": _of_cache,
+    "plan": _of_plan,
+    "listing": _of_listing,
+    "prepared": _of_prepared,
+    "build": _of_build,
+}

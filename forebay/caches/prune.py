@@ -1,0 +1,276 @@
+"""`forebay cache rm` and `prune`: what goes by name or by rules, why everything else stays, and what that frees.
+
+Conditions on caches narrow each other down: a cache goes if all that are given hold for it. Rules of other kinds add to
+what goes. Without `is_wanted` nothing is removed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from forebay.caches.files import Inode, sizes_of
+from forebay.caches.guard import Guard
+from forebay.caches.remove import remove
+from forebay.caches.survey import KINDS, Item, Kind, Survey
+from forebay.caches.tars import is_of_gone_tar
+from forebay.caches.wanted import Wanted
+from forebay.caches.words import ago
+from forebay.errors import ConfigError
+from forebay.visible import from_here, human_bytes, printable
+
+_REMOVABLE: Collection[Kind] = ("cache", "plan", "tar index", "listing", "build", "prepared", "leftover")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What goes. older_than_s, unwanted, max_bytes choose caches; the others choose other kinds.
+
+    older_than_s: caches that were not used for so long. unwanted: caches that no config wants. max_bytes: the caches
+    that were used longest ago, until everything under the root takes no more. leftovers: of builds whose processes are
+    gone. plans: of caches that are gone. tar_indexes: of tars that are gone or changed. listings: all.
+    """
+
+    older_than_s: float | None = None
+    unwanted: bool = False
+    max_bytes: int | None = None
+    leftovers: bool = False
+    plans: bool = False
+    tar_indexes: bool = False
+    listings: bool = False
+
+    @property
+    def of_caches(self) -> bool:
+        """Whether a rule chooses caches."""
+        return self.older_than_s is not None or self.unwanted or self.max_bytes is not None
+
+    def require_one(self) -> None:
+        """Raises ConfigError where no rule is given: nothing goes by default."""
+        if not (self.of_caches or self.leftovers or self.plans or self.tar_indexes or self.listings):
+            raise ConfigError(
+                "prune removes nothing without a rule; for caches: --older-than 30d, --unwanted CONFIG..., --max-size "
+                "500G (several: all must hold); for the rest: --leftovers, --plans, --tar-indexes, --listings"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What becomes of an item, and why. blocked: it would go, if nobody used it."""
+
+    item: Item
+    goes: bool
+    reason: str
+    blocked: bool = False
+
+
+Did = Literal["would go", "gone", "stays"]
+
+
+@dataclass(kw_only=True)
+class RemovalReport:
+    """What went, or would go. stayed: what was to go and is still there, by name, with the reason.
+
+    over_bytes: how far all that stays is above `--max-size`.
+    """
+
+    survey: Survey
+    decisions: Sequence[Decision]
+    is_done: bool = False
+    stayed: dict[str, str] = field(default_factory=dict)
+    over_bytes: int = 0
+
+    @property
+    def going(self) -> list[Item]:
+        """What goes, or went."""
+        return [d.item for d in self.decisions if d.goes and d.item.name not in self.stayed]
+
+    @property
+    def freed_bytes(self) -> int:
+        """What that frees: a file of several links only if all of them go."""
+        return sizes_of(file for item in self.going for file in item.files).exclusive_bytes
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that was asked for is done, or would be."""
+        return not self.stayed and not self.over_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the document of `--json`."""
+        return {
+            "root": str(self.survey.root.folder),
+            "dry_run": not self.is_done,
+            "freed_bytes": self.freed_bytes,
+            "over_bytes": self.over_bytes,
+            "items": [self._document(decision) for decision in self.decisions],
+        }
+
+    def _document(self, decision: Decision) -> dict[str, Any]:
+        name = decision.item.name
+        goes = decision.goes and name not in self.stayed
+        did: Did = "stays" if not goes else "gone" if self.is_done else "would go"
+        return {
+            "name": name,
+            "kind": decision.item.kind,
+            "did": did,
+            "reason": self.stayed.get(name, decision.reason),
+            "size_bytes": decision.item.sizes.size_bytes,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yields what goes, with the reason, then what stays, then what that frees and how to do it."""
+        words = "gone" if self.is_done else "would go"
+        for decision in self.decisions:
+            if decision.goes and decision.item.name not in self.stayed:
+                yield self._line(words, decision.item, decision.reason)
+        for decision in self.decisions:
+            if not decision.goes or decision.item.name in self.stayed:
+                yield self._line("stays", decision.item, self.stayed.get(decision.item.name, decision.reason))
+        yield self._summary()
+        if self.over_bytes:
+            yield f"the bound does not hold: {human_bytes(self.over_bytes)} are too much, and nothing else may go"
+
+    @staticmethod
+    def _line(words: str, item: Item, reason: str) -> str:
+        return f"{words:<8}  {human_bytes(item.sizes.size_bytes):>8}  {printable(item.name)}: {printable(reason)}"
+
+    def _summary(self) -> str:
+        count, freed = len(self.going), human_bytes(self.freed_bytes)
+        if self.is_done:
+            return f"{count} removed from {from_here(self.survey.root.folder)}, {freed} freed"
+        if not count:
+            return f"nothing would go from {from_here(self.survey.root.folder)}"
+        return f"{count} would go, which frees {freed}; nothing was removed: add --yes"
+
+
+def decide(survey: Survey, rules: Rules, guard: Guard, wanted: Wanted | None) -> list[Decision]:
+    """Returns what becomes of every item of the kinds that the rules choose from, by kind and name."""
+    rules.require_one()
+    found: list[Decision] = []
+    if rules.of_caches:
+        found += _caches(survey, rules, guard, wanted)
+    chosen = {decision.item.name for decision in found if decision.goes}
+    if rules.plans:
+        keys = {cache.document["key"] for cache in survey.caches if cache.name not in chosen}
+        found += [_judged(item, guard, _of_plan(item, keys, survey)) for item in survey.of("plan")]
+    if rules.leftovers:
+        kinds: tuple[Kind, ...] = ("build", "prepared", "leftover")
+        found += [_judged(item, guard, (True, f"{_one(item)} of a process that is gone")) for item in survey.of(*kinds)]
+    if rules.tar_indexes:
+        indexes = survey.of("tar index")
+        found += [_judged(item, guard, is_of_gone_tar(survey.root.folder / item.name)) for item in indexes]
+    if rules.listings:
+        found += [_judged(item, guard, (True, "made again when it is needed")) for item in survey.of("listing")]
+    return found
+
+
+def _one(item: Item) -> str:
+    return {"build": "an unfinished build", "prepared": "a prepared build"}.get(item.kind, "a leftover")
+
+
+def _judged(item: Item, guard: Guard, verdict: tuple[bool, str]) -> Decision:
+    """Returns the decision of a rule, unless somebody uses the item."""
+    goes, reason = verdict
+    if goes and (why := guard.reason(item)) is not None:
+        return Decision(item=item, goes=False, reason=why, blocked=True)
+    return Decision(item=item, goes=goes, reason=reason)
+
+
+def _of_plan(item: Item, keys: Collection[str], survey: Survey) -> tuple[bool, str]:
+    if survey.origin is not None:
+        return False, f"its cache may lie in {survey.origin}"
+    plan: Any = item.document.get("plan")
+    named = plan.get("cache_keys") if isinstance(plan, dict) else None
+    if not isinstance(named, list) or any(key in keys for key in named):
+        return False, "its cache stays"
+    return True, "no cache of its key is here"
+
+
+def _caches(survey: Survey, rules: Rules, guard: Guard, wanted: Wanted | None) -> list[Decision]:
+    """Returns the decisions on caches: those that the conditions leave, of these the oldest first up to the bound."""
+    verdicts = {item.name: _verdict(item, rules, wanted) for item in survey.caches}
+    if rules.max_bytes is None:
+        return [_judged(item, guard, verdicts[item.name]) for item in survey.caches]
+    ledger = _Ledger(survey)
+    decisions = {}
+    for item in sorted(survey.caches, key=lambda item: (item.used_ns, item.name)):
+        verdict = verdicts[item.name]
+        if verdict[0] and ledger.held_bytes <= rules.max_bytes:
+            verdict = False, f"without it the bound of {human_bytes(rules.max_bytes)} holds already"
+        decisions[item.name] = decision = _judged(item, guard, verdict)
+        if decision.goes:
+            ledger.take(item)
+    return [decisions[item.name] for item in survey.caches]
+
+
+def _verdict(item: Item, rules: Rules, wanted: Wanted | None) -> tuple[bool, str]:
+    age_s = time.time() - item.used_ns / 1e9
+    reasons = []
+    if rules.unwanted:
+        if wanted is None:
+            raise ConfigError("--unwanted needs the configs to ask: --unwanted CONFIG..., or --configs DIR")
+        if (why := wanted.reason(item.name)) is not None:
+            return False, why
+        reasons.append("no config that was named wants it")
+    used = f"{'used' if item.is_used else 'made'} {ago(age_s)}"
+    if rules.older_than_s is not None and age_s < rules.older_than_s:
+        return False, used
+    return True, ", ".join([*reasons, used])
+
+
+class _Ledger:
+    """What everything under a root still takes when some of it is gone."""
+
+    def __init__(self, survey: Survey) -> None:
+        files = {file.inode: file for file in survey.files() if file.kind == "file"}
+        self.held_bytes = sum(file.size_bytes for file in files.values())
+        self._left: dict[Inode, int] = {}
+        for file in survey.files():
+            self._left[file.inode] = self._left.get(file.inode, 0) + 1
+
+    def take(self, item: Item) -> None:
+        """Takes an item away; a file stays counted as long as another item has a link to it."""
+        for file in item.files:
+            self._left[file.inode] -= 1
+            if not self._left[file.inode]:
+                self.held_bytes -= file.size_bytes
+
+
+def named(survey: Survey, names: Sequence[str], guard: Guard) -> list[Decision]:
+    """Returns the decisions on items that were named. Raises ConfigError for a name that is not there."""
+    items: Mapping[str, Item] = {item.name: item for item in survey.items}
+    found = []
+    for name in dict.fromkeys(names):
+        item = items.get(name)
+        if item is None:
+            raise ConfigError(
+                f"{printable(name)}: nothing of that name is in {survey.root.folder}; see: forebay cache ls "
+                f"{from_here(survey.root.folder)}"
+            )
+        if item.kind not in _REMOVABLE:
+            what = item.problem or KINDS[item.kind]
+            raise ConfigError(
+                f"{printable(name)} is not removed by forebay: {printable(what)}; if it is to go, remove it yourself"
+            )
+        found.append(_judged(item, guard, (True, "named")))
+    return found
+
+
+def carried_out(survey: Survey, decisions: Sequence[Decision], guard: Guard, *, is_wanted: bool) -> RemovalReport:
+    """Removes what goes, if that is wanted, and returns the report; each item is looked at once more."""
+    report = RemovalReport(survey=survey, decisions=decisions, is_done=is_wanted)
+    for decision in decisions if is_wanted else ():
+        if decision.goes and (why := remove(decision.item, guard)) is not None:
+            report.stayed[decision.item.name] = why
+    return report
+
+
+def over(report: RemovalReport, max_bytes: int | None) -> int:
+    """Returns how far what stays is above a bound."""
+    if max_bytes is None:
+        return 0
+    ledger = _Ledger(report.survey)
+    for item in report.going:
+        ledger.take(item)
+    return max(0, ledger.held_bytes - max_bytes)

@@ -1,0 +1,211 @@
+"""The commands `forebay cache ls|du|rm|prune|diff|verify`: what caches there are, what they take, what can go."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from forebay.caches.root import Root, opened_root
+from forebay.caches.survey import BUILDING, LISTINGS, PLANS, TAR_INDEX
+from forebay.cli.options import DONE, FAILED, command, printed
+from forebay.config.load import read_remote
+from forebay.config.url import is_url, url_or_path
+from forebay.errors import ConfigError
+from forebay.steps.recipe import load_config
+
+_ROOT = "a cache root, a folder or URL; default: that of the configs, else ./caches"
+_SORTS = ("name", "used", "made", "size", "samples")
+
+
+def add_housekeeping(actions: Any) -> None:
+    """Adds `forebay cache ls|du|rm|prune`."""
+    _add_ls(actions)
+    _add_du(actions)
+    _add_rm(actions)
+    _add_prune(actions)
+
+
+def _add_root(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="remote.FIELD=VALUE", help="where this node keeps what of stores"
+    )
+
+
+def _add_configs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--configs", metavar="DIR|GLOB", help="the TOML files of a folder, or of a glob")
+
+
+def _add_ls(actions: Any) -> None:
+    parser = command(actions, "ls", _ls, "list the caches of a root: what they were made of, size, last use, configs")
+    parser.add_argument("places", metavar="ROOT|CONFIG", nargs="*", help=f"{_ROOT}; and configs to match with caches")
+    _add_configs(parser)
+    parser.add_argument("--sort", choices=_SORTS, default="name", help="default: name")
+    _add_root(parser)
+
+
+def _ls(options: argparse.Namespace) -> int:
+    from forebay.caches.listing import ListReport
+    from forebay.caches.survey import survey
+    from forebay.caches.wanted import config_files, wanted_by
+
+    place, named = _divided(options)
+    files = config_files(named, below=options.configs)
+    with _root(options, place, files) as root:
+        found = survey(root)
+        wanted = wanted_by(files, found) if files else None
+        return printed(options, ListReport(survey=found, wanted=wanted, sort=options.sort))
+
+
+def _add_du(actions: Any) -> None:
+    parser = command(actions, "du", _du, "say what everything under a cache root takes, hard links once")
+    parser.add_argument("places", metavar="ROOT", nargs="*", help=_ROOT)
+    _add_root(parser)
+
+
+def _du(options: argparse.Namespace) -> int:
+    from forebay.caches.listing import UsageReport
+    from forebay.caches.node import node_usage
+    from forebay.caches.survey import survey
+
+    place, files = _divided(options)
+    with _root(options, place, files) as root:
+        return printed(options, UsageReport(survey=survey(root), node=node_usage(read_remote(options.set))))
+
+
+def _divided(options: argparse.Namespace) -> tuple[str | None, list[str]]:
+    """Returns the root and the configs that were named. Raises ConfigError."""
+    roots, files = [], []
+    for text in options.places:
+        place = url_or_path(text)
+        if is_url(place) or Path(place).is_dir():
+            roots.append(place)
+        elif Path(place).exists() or text.endswith(".toml"):
+            files.append(place)
+        else:
+            raise ConfigError(f"{text}: no such cache root or config; name a folder, a URL or a TOML file")
+    if options.cache_root is not None:
+        roots.append(options.cache_root)
+    if len(roots) > 1:
+        raise ConfigError(f"one cache root at a time, and these are {len(roots)}: {', '.join(roots)}")
+    return (roots[0] if roots else None), files
+
+
+@contextmanager
+def _root(options: argparse.Namespace, place: str | None, files: list[str]) -> Iterator[Root]:
+    """Yields the root that was named, else that of the configs, else `caches`."""
+    settings = read_remote(options.set)
+    if place is None and files:
+        configs = [load_config(file) for file in files]
+        found = sorted({config.run.cache_root for config in configs})
+        if len(found) > 1:
+            raise ConfigError(f"these configs have the cache roots {', '.join(found)}; name one of them: --cache-root")
+        place, settings = found[0], configs[0].remote
+    with opened_root(place or "caches", settings) as root:
+        yield root
+
+
+def _add_rm(actions: Any) -> None:
+    summary = "remove caches, or anything else of a root, by name; without --yes only says what would go"
+    parser = command(actions, "rm", _rm, summary)
+    what = "a folder directly under a cache root, or its name, or plans/NAME and the like as du --json lists them"
+    parser.add_argument("names", metavar="NAME|DIR", nargs="+", help=what)
+    _add_removal(parser)
+
+
+def _add_removal(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--yes", action="store_true", help="do it; without it nothing is removed")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="also what was used within 7 days, or may be in use on another host; never what a process has open",
+    )
+    _add_root(parser)
+
+
+def _rm(options: argparse.Namespace) -> int:
+    from forebay.caches.guard import Guard
+    from forebay.caches.prune import carried_out, named
+    from forebay.caches.survey import survey
+
+    place, names = _named_items(options)
+    with opened_root(place, read_remote(options.set)) as root:
+        found = survey(root)
+        guard = Guard(survey=found, force=options.force)
+        report = carried_out(found, named(found, names, guard), guard, is_wanted=options.yes)
+        printed(options, report)
+        is_all = all(decision.goes for decision in report.decisions)
+        return DONE if report.is_whole and is_all else FAILED
+
+
+def _named_items(options: argparse.Namespace) -> tuple[str, list[str]]:
+    """Returns the root of what was named, and the names there. Raises ConfigError where there are several roots."""
+    found = [_named_item(options, text) for text in options.names]
+    roots = sorted({root for root, _ in found})
+    if len(roots) > 1:
+        raise ConfigError(f"these lie in the cache roots {', '.join(roots)}; remove from one at a time")
+    return roots[0], [name for _, name in found]
+
+
+def _named_item(options: argparse.Namespace, text: str) -> tuple[str, str]:
+    if is_url(url_or_path(text)):
+        raise ConfigError(f"{text} lies in a store; forebay removes caches of this machine, a store has its own tools")
+    path = Path(os.path.abspath(text))
+    if options.cache_root is not None:
+        inside = Path(options.cache_root)
+        is_inside = not is_url(options.cache_root) and path.is_relative_to(inside) and os.path.lexists(path)
+        return options.cache_root, path.relative_to(inside).as_posix() if is_inside else text
+    if not os.path.lexists(path):
+        return os.path.abspath("caches"), text
+    holder = path.parent.name if path.parent.name in (PLANS, TAR_INDEX, BUILDING, LISTINGS) else ""
+    return str(path.parent.parent if holder else path.parent), f"{holder}/{path.name}" if holder else path.name
+
+
+def _add_prune(actions: Any) -> None:
+    summary = "remove what rules choose under a root; without --yes only says what would go, and why the rest stays"
+    parser = command(actions, "prune", _prune, summary)
+    parser.add_argument("places", metavar="ROOT", nargs="*", help=_ROOT)
+    parser.add_argument("--older-than", metavar="AGE", help="caches that were not used for so long: 30d, 12h, 8w")
+    parser.add_argument("--unwanted", metavar="CONFIG", nargs="*", help="caches that none of these configs wants")
+    _add_configs(parser)
+    parser.add_argument(
+        "--max-size", metavar="SIZE", help="caches used longest ago, until all under the root fits: 500G, 1.5T"
+    )
+    parser.add_argument("--leftovers", action="store_true", help="what builds left whose processes are gone")
+    parser.add_argument("--plans", action="store_true", help="plans of caches that are gone")
+    parser.add_argument("--tar-indexes", action="store_true", help="indexes of tars that are gone or changed")
+    parser.add_argument("--listings", action="store_true", help="lengths of conversations read without a cache")
+    _add_removal(parser)
+
+
+def _prune(options: argparse.Namespace) -> int:
+    from forebay.caches.guard import Guard
+    from forebay.caches.prune import Rules, carried_out, decide, over
+    from forebay.caches.survey import survey
+    from forebay.caches.wanted import config_files, wanted_by
+    from forebay.caches.words import parse_age, parse_size
+
+    place, named = _divided(options)
+    files = config_files([*(options.unwanted or ()), *named], below=options.configs)
+    rules = Rules(
+        older_than_s=None if options.older_than is None else parse_age(options.older_than),
+        unwanted=options.unwanted is not None,
+        max_bytes=None if options.max_size is None else parse_size(options.max_size),
+        **{name: getattr(options, name) for name in ("leftovers", "plans", "tar_indexes", "listings")},
+    )
+    rules.require_one()
+    if rules.unwanted != bool(files):
+        raise ConfigError("--unwanted and the configs to ask go together: --unwanted CONFIG..., or with --configs DIR")
+    with _root(options, place, files) as root:
+        found = survey(root)
+        guard = Guard(survey=found, force=options.force)
+        wanted = wanted_by(files, found) if rules.unwanted else None
+        for file, problem in ({} if wanted is None else wanted.problems).items():
+            raise ConfigError(f"what {file} wants is not known, so nothing is removed: {problem}")
+        report = carried_out(found, decide(found, rules, guard, wanted), guard, is_wanted=options.yes)
+        report.over_bytes = over(report, rules.max_bytes)
+        printed(options, report)
+        return DONE if report.is_whole else FAILED

@@ -1,0 +1,1 @@
+"""What `forebay doctor` measures, an arm a file."""

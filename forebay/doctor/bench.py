@@ -1,0 +1,221 @@
+"""The child's side: what several arms need is made here once, when the first of them asks."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import pkgutil
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from forebay.config.tree import Config
+from forebay.config.url import is_url
+from forebay.doctor.figures import Listed, Skip
+from forebay.errors import CacheNotFoundError, ForebayError
+from forebay.plan.make import Planned, plan_of
+from forebay.plan.names import plan_folder
+from forebay.preprocess.modality import Modality, modality_of
+from forebay.preprocess.sources.media import MediaReader
+from forebay.preprocess.sources.rows import Manifest
+from forebay.steps.recipe import AnyRecipe, recipe_of
+from forebay.store.cache import Cache, open_cache
+from forebay.store.remote.raw.sources import naming_urls
+from forebay.store.source import SampleSource
+from forebay.train.calibrate.isolated import end_with
+from forebay.train.select import select
+
+logger = logging.getLogger(__name__)
+
+SAMPLE = "sample"
+"""Folder of the temporary cache, below the temporary root."""
+_MOST_ROWS = 4096
+"""Rows that the arms draw from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What a child gets. root: where alone it writes. limit: list no more rows than this; None: all."""
+
+    config: Config
+    root: str
+    parent: int
+    cores: int
+    limit: int | None = None
+    prepare: str | None = None
+    """`module:function`, called first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an arm came to: its figures, or why there are none."""
+
+    value: Any = None
+    skipped: str | None = None
+    failed: str | None = None
+    seconds: float = 0.0
+
+
+class Bench:
+    """A config, its samples, and a place to write."""
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.config, self.root = task, task.config, Path(task.root)
+        # Whatever is written on the way from raw data (tar indexes, listings) goes to the temporary root.
+        self.raw_config = dataclasses.replace(
+            task.config,
+            run=dataclasses.replace(task.config.run, cache_root=str(self.root / "raw")),
+            loader=dataclasses.replace(task.config.loader, cache="off", cache_dir=None),
+        )
+        self.random = np.random.default_rng(0)
+        self.on_the_fly: SampleSource | None = None
+        """The first rows of the raw data, made when they are asked for; set by the first arm that does."""
+
+    @cached_property
+    def recipe(self) -> AnyRecipe:
+        """The steps of the config."""
+        return recipe_of(self.config)
+
+    @cached_property
+    def modality(self) -> Modality:
+        """What the samples are."""
+        return modality_of(self.raw_config, self.recipe)
+
+    @cached_property
+    def sealed(self) -> SampleSource | None:
+        """What training reads, where its caches are sealed."""
+        wanted = dataclasses.replace(self.config, loader=dataclasses.replace(self.config.loader, cache="require"))
+        try:
+            return select(wanted)
+        except CacheNotFoundError as err:
+            if self.config.mixture.source:
+                raise
+            logger.info("%s", err)
+            return None
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The rows of the raw data. Raises Skip where there is none that can be measured here."""
+        self._require_raw()
+        for folder in ("raw/tar_index",):
+            _linked(self.config.cache_root / "tar_index", self.root / folder)
+        with naming_urls():
+            found = self.modality.manifest(self.limited(self.task.limit))
+        if not len(found.rows):
+            raise Skip("no row of the raw data can be used")
+        return found
+
+    def limited(self, rows: int | None) -> Config:
+        """Returns the config of the raw data with so many rows at most."""
+        source, own = self.raw_config.source, self.raw_config.source.max_samples
+        most = min((number for number in (rows, own) if number is not None), default=None)
+        return dataclasses.replace(self.raw_config, source=dataclasses.replace(source, max_samples=most))
+
+    def _require_raw(self) -> None:
+        if self.config.mixture.source:
+            raise Skip("a mixture of caches has no raw data of its own: ask the doctor about each of its configs")
+        if any(map(is_url, self.config.source.manifests)):
+            raise Skip("source.manifest is a URL: what would be measured is its download")
+
+    @cached_property
+    def picked(self) -> Manifest:
+        """Some rows of the manifest, drawn at random."""
+        rows, count = self.manifest.rows, min(len(self.manifest.rows), _MOST_ROWS)
+        places = self.random.permutation(len(rows))[:count]
+        if self.config.modality == "vision":  # whose shards are cut by group, and texts name it
+            places = places[np.argsort(rows["group"].to_numpy()[places], kind="stable")]
+            return dataclasses.replace(self.manifest, rows=rows.take(pa.array(places)))
+        taken = rows.take(pa.array(places))
+        index = taken.column_names.index("group")
+        one = taken.set_column(index, taken.schema.field(index), pa.array(np.zeros(count, np.int32)))
+        return dataclasses.replace(self.manifest, rows=one)
+
+    def listed(self, seconds: float) -> Listed:
+        """Returns what is known of the raw data."""
+        rows = self.manifest.rows
+        hours = None
+        if "duration_s" in rows.column_names:
+            durations = rows["duration_s"].to_numpy()
+            known = durations[np.isfinite(durations)]
+            hours = float(known.mean()) * len(rows) / 3600 if len(known) else None
+        is_whole = self.task.limit is None or len(rows) < self.task.limit
+        return Listed(num_rows=len(rows), hours=hours, is_whole=is_whole, seconds=seconds)
+
+    def reader(self) -> MediaReader:
+        """Returns what reads the encoded bytes of the manifest's rows, as a build reads them."""
+        return MediaReader(
+            self.manifest.files,
+            max_open=self.config.run.max_open_tars,
+            max_bytes=self.modality.max_sample_bytes,
+            column=self.modality.media_column,
+        )
+
+    @property
+    def sample_folder(self) -> Path:
+        """Where the temporary cache is, once it is made."""
+        return self.root / SAMPLE / "cache"
+
+    @cached_property
+    def cached(self) -> SampleSource:
+        """What the arms of a cache read: the sealed one, else the temporary one. Raises Skip where there is neither."""
+        if self.sealed is not None:
+            return self.sealed
+        if not self.sample_folder.is_dir():
+            raise Skip("no cache is sealed, and no sample of one could be made")
+        cache: Cache = open_cache(str(self.sample_folder))
+        if not len(cache):
+            raise Skip("no cache is sealed, and no row of the sample could be used")
+        return cache
+
+    @cached_property
+    def planned(self) -> Planned:
+        """The plan of the config over what the arms of a cache read; nothing is written."""
+        source = self.cached
+        return plan_of(self.config, source, keep=self._has_plan(source))
+
+    def _has_plan(self, source: SampleSource) -> bool:
+        if source is not self.sealed or self.config.plan is None or self.config.mixture.is_given:
+            return False
+        where = {"dataset": self.config.name, "split": self.config.source.split, "cache_key": source.key}
+        return plan_folder(self.config.cache_root, **where, settings=self.config.plan).is_dir()
+
+
+def _linked(folder: Path, target: Path) -> None:
+    """Makes the files of a folder stand in another one too, as far as that costs nothing."""
+    if not folder.is_dir() or target.exists():
+        return
+    target.mkdir(parents=True)
+    for file in folder.iterdir():
+        try:
+            os.symlink(file, target / file.name)
+        except OSError as err:
+            logger.info("%s is not used: %s", file, err)
+
+
+def work(task: Task, parent: Connection) -> None:
+    """Measures the arms that the parent names, each in the seconds that the parent gives it; None ends it."""
+    end_with(task.parent)
+    from forebay.doctor.arms.table import ARMS
+
+    if task.prepare is not None:
+        pkgutil.resolve_name(task.prepare)()
+    bench = Bench(task)
+    while (asked := parent.recv()) is not None:
+        name, seconds = asked
+        began = time.perf_counter()
+        try:
+            answer = Answer(value=ARMS[name](bench, seconds))
+        except Skip as err:
+            answer = Answer(skipped=str(err))
+        except ForebayError as err:
+            answer = Answer(failed=str(err))
+        except OSError as err:
+            answer = Answer(failed=f"{err.strerror or err}{f': {err.filename}' if err.filename else ''}")
+        parent.send(dataclasses.replace(answer, seconds=time.perf_counter() - began))

@@ -1,0 +1,186 @@
+"""What the columns of a table hold, by their names and by what stands in them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forebay.init.table import Table
+from forebay.init.tree import spread
+from forebay.preprocess.sources.speech.webdataset import AUDIO
+from forebay.preprocess.sources.vision.webdataset import IMAGE_EXTENSIONS
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "text": (
+        *("text", "sentence", "transcription", "transcript", "normalized_text", "raw_text", "raw_transcription"),
+        *("target", "utterance", "words", "label_text", "normalized", "caption"),
+    ),
+    "language": ("language", "lang", "locale", "language_code", "lang_code", "lang_id", "language_id"),
+    "id": ("sample_id", "id", "clip_id", "utt_id", "utterance_id", "segment_id", "uid", "key", "audio_id", "utt"),
+    "duration": ("duration_s", "duration", "duration_seconds", "seconds", "length_s", "audio_length", "length"),
+    "question": ("question", "query", "prompt", "instruction", "input", "problem"),
+    "answer": ("answer", "response", "output", "caption", "solution", "label", "text"),
+    "messages": ("messages", "conversations", "conversation", "dialogue"),
+}
+"""Usual names of what a column holds, the likeliest first."""
+
+_FEW = 100
+_ENOUGH = 0.5
+_CODE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8}){0,2}")
+_LANGUAGES = frozenset(
+    code
+    for row in (
+        "af am ar as az ba be bg bn bo br bs ca cs cy da de el en es et eu fa fi fil fo fr ga gl gu ha haw he hi hr ht",
+        "hu hy id ig is it ja jv jw ka kk km kn ko la lb ln lo lt lv mg mi mk ml mn mr ms mt my ne nl nn no oc or pa",
+        "pl ps pt ro ru rw sa sd si sk sl sn so sq sr su sv sw ta te tg th tk tl tr tt ug uk ur uz vi wo xh yi yo yue",
+        "zh zu",
+    )
+    for code in row.split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A column that may be what is looked for. score: the likelier the more. folder: its paths are relative to."""
+
+    name: str
+    score: float
+    folder: Path | None = None
+
+
+def path_columns(table: Table, extensions: Iterable[str], *, folders: Sequence[Path]) -> list[Candidate]:
+    """Returns the columns that hold paths of files that are there, the likeliest first.
+
+    folders: where relative paths may begin, the table's own first.
+    """
+    ends = frozenset(extensions)
+    found = []
+    for name in table.names:
+        values = [path for value in table.values(name) for path in _paths(value)]
+        named = [value for value in values if os.path.splitext(value)[1].lower() in ends]
+        if len(named) < _ENOUGH * len(values) or not named:
+            continue
+        best = max(((_share_there(named, folder), -number, folder) for number, folder in enumerate(folders)))
+        if best[0] >= _ENOUGH:
+            found.append(Candidate(name, best[0], best[2]))
+    return sorted(found, key=lambda each: -each.score)
+
+
+def _paths(value: Any) -> list[str]:
+    """Returns the paths in a cell: a text, a list of texts, or the `path` of a mapping."""
+    if isinstance(value, dict):
+        value = value.get("path")
+    values = value if isinstance(value, list) else [value]
+    return [each for each in values if isinstance(each, str) and each and "\0" not in each]
+
+
+def written_paths(table: Table, name: str) -> list[str]:
+    """Returns the paths that a column holds, as they are written."""
+    return [path for value in table.values(name) for path in _paths(value)]
+
+
+def _share_there(values: Sequence[str], folder: Path) -> float:
+    looked = spread(values, 40)
+    return sum(_is_file(folder, value) for value in looked) / len(looked)
+
+
+def _is_file(folder: Path, value: str) -> bool:
+    try:
+        return (folder / value).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def text_columns(table: Table, *, taken: Iterable[str]) -> list[Candidate]:
+    """Returns the columns that may be transcripts: by their usual names, or running text that seldom repeats."""
+    return _scored(table, "text", taken, by_content=_is_prose)
+
+
+def language_columns(table: Table, *, taken: Iterable[str]) -> list[Candidate]:
+    """Returns the columns that may be languages: by their usual names, or codes of languages that repeat."""
+    found = _scored(table, "language", taken, by_content=_are_languages)
+    return [each for each in found if each.score >= 1 or len(set(map(str, table.values(each.name)))) <= _FEW]
+
+
+def id_columns(table: Table, *, taken: Iterable[str]) -> list[Candidate]:
+    """Returns the columns with a usual name of ids whose values differ from row to row."""
+    found = _scored(table, "id", taken)
+    return [each for each in found if _are_different(table.values(each.name), len(table.rows))]
+
+
+def columns_named(table: Table, role: str, *, taken: Iterable[str] = ()) -> list[Candidate]:
+    """Returns the columns with a usual name of what a role holds, the likeliest first."""
+    return _scored(table, role, taken)
+
+
+def _scored(
+    table: Table, role: str, taken: Iterable[str], *, by_content: Callable[[list[Any]], bool] | None = None
+) -> list[Candidate]:
+    """Returns candidates: 1 to 2 for a usual name, the first of them most; below 1 for the content alone."""
+    usual, left = NAMES[role], [name for name in table.names if name not in set(taken)]
+    found = []
+    for name in left:
+        values = table.values(name)
+        position = usual.index(name.lower()) if name.lower() in usual else None
+        if position is not None and (values or not table.rows) and _fits(role, values):
+            found.append(Candidate(name, 2 - position / len(usual)))
+        elif by_content is not None and len(values) >= _ENOUGH * len(table.rows) and by_content(values):
+            found.append(Candidate(name, 0.5))
+    return sorted(found, key=lambda each: -each.score)
+
+
+def _fits(role: str, values: list[Any]) -> bool:
+    if role == "messages":
+        return all(
+            isinstance(value, list) or (isinstance(value, str) and value.lstrip()[:1] == "[") for value in values
+        )
+    if role in ("text", "question", "answer"):
+        return all(isinstance(value, str) for value in values)
+    return all(isinstance(value, str | int | float) for value in values)
+
+
+def _is_prose(values: list[Any]) -> bool:
+    texts = [value for value in values if isinstance(value, str)]
+    if len(texts) < len(values) or not texts or len(set(texts)) < _ENOUGH * len(texts):
+        return False
+    spaced = sum(" " in text.strip() or _is_unspaced(text) for text in texts)
+    return spaced >= _ENOUGH * len(texts) and not any("://" in text for text in texts[:20])
+
+
+def _is_unspaced(text: str) -> bool:
+    """Whether a text is of a script that writes no spaces: Chinese, Japanese, Thai, Lao, Khmer, Burmese."""
+    return len(text) > 4 and any("\u0e00" <= c <= "\u0eff" or "\u1000" <= c <= "\u109f" or c >= "\u3040" for c in text)
+
+
+def _are_languages(values: list[Any]) -> bool:
+    different = {str(value) for value in values}
+    return len(different) < _FEW and all(map(is_language, different))
+
+
+def is_language(text: str) -> bool:
+    """Says whether a text looks like the code of a language: `hi`, `en-US`, `pt_br`."""
+    return _CODE.fullmatch(text) is not None and re.split("[-_]", text.lower())[0] in _LANGUAGES
+
+
+def _are_different(values: list[Any], count: int) -> bool:
+    return len(values) == count and all(isinstance(v, str | int) for v in values) and len(set(values)) == len(values)
+
+
+def languages_of(table: Table, name: str | None) -> Counter[str]:
+    """Returns how often each language stands in the rows that were read."""
+    return Counter(str(value) for value in table.values(name)) if name else Counter()
+
+
+def audio_columns(table: Table, folders: Sequence[Path]) -> list[Candidate]:
+    """Returns the columns that hold recordings, as paths or in themselves."""
+    return path_columns(table, AUDIO, folders=folders)
+
+
+def image_columns(table: Table, folders: Sequence[Path]) -> list[Candidate]:
+    """Returns the columns that hold images, as paths or in themselves."""
+    return path_columns(table, IMAGE_EXTENSIONS, folders=folders)

@@ -1,0 +1,198 @@
+"""`forebay init`: looks at data, writes a config that builds, and says what to run next."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forebay.config.load import parse_config, parse_toml
+from forebay.config.url import is_url, url_or_path
+from forebay.errors import ConfigError
+from forebay.init.choose import Choice, Chooser, written
+from forebay.init.describe import facts, problems
+from forebay.init.found import Found
+from forebay.init.model import Model, read_model
+from forebay.init.naming import config_name
+from forebay.init.recognise import recognise
+from forebay.init.settings import Draft, draft, mixture, next_commands, why_not_trained
+from forebay.init.toml import document_of, text_of
+from forebay.steps.recipe import contradictions, recipe_of, section_problems
+from forebay.visible import from_here
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What `forebay init` is asked. out: the config to write; None: named after the data, in this folder."""
+
+    data: tuple[str, ...]
+    model: str | None = None
+    out: Path | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What was found and written. configs: the files, the one to train with first. commands: what to run next."""
+
+    configs: tuple[str, ...]
+    name: str
+    found: tuple[dict[str, Any], ...]
+    decided: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+    why: str | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    def lines(self) -> list[str]:
+        """Returns what a person reads."""
+        lines = [f"{each['kind']}: {each['facts']}" for each in self.found]
+        lines += [f"  {note}" for note in self.notes]
+        lines += [f"wrote {', '.join(self.configs)}", "next:", *(f"  {command}" for command in self.commands)]
+        return lines if self.why is None else [*lines, f"({self.why})"]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the document of `forebay init --json`."""
+        return {
+            "configs": list(self.configs),
+            "name": self.name,
+            "found": list(self.found),
+            "decided": list(self.decided),
+            "notes": list(self.notes),
+            "next": list(self.commands),
+        }
+
+
+def init(options: Options, chooser: Chooser) -> Report:
+    """Writes the config of some data and returns what was found.
+
+    Raises ConfigError for data of no known form, a question that nobody answers, a model's folder that does not fit,
+    and a file that is there already, without `force`.
+    """
+    if options.out is not None:
+        _refuse_existing(options.out, force=options.force)
+    model = None if options.model is None else read_model(_folder(options.model))
+    found = recognise(options.data, chooser)
+    weights = _weights(model, chooser)
+    name = config_name([Path(os.path.abspath(url_or_path(text))) for text in options.data])
+    out = options.out or Path.cwd() / f"{name}.toml"
+    drafts = _drafts(found, name=name, out=out, model=model, weights=weights)
+    _refuse_unused(chooser)
+    for each in drafts:
+        each.head += [f"{said}." for said in (*chooser.said, *each.said)]
+    texts = {each.out: _checked(each) for each in drafts}
+    for path in texts:
+        _refuse_existing(path, force=options.force)
+    for path, text in texts.items():
+        _write(path, text, force=options.force)
+    return _report(drafts, chooser)
+
+
+def _folder(text: str) -> Path:
+    place = url_or_path(text)
+    if is_url(place):
+        raise ConfigError(f"--model {place} is a URL; forebay reads models of this machine: name a folder")
+    return Path(os.path.abspath(place))
+
+
+def _weights(model: Model | None, chooser: Chooser) -> str | None:
+    """Returns `train.init` where it has to be said: for a model whose folder holds no weights."""
+    if "weights" in chooser.given or (model is not None and model.trains and not model.has_weights):
+        if model is None:
+            raise ConfigError("--weights is of a model: give --model DIR too")
+        choices = [
+            Choice("random weights, from the seed", "random", "random"),
+            Choice("pretrained weights, which you put there before training", "pretrained", "pretrained"),
+        ]
+        question = f"{model.folder} holds no model.safetensors: which weights does training begin with"
+        return chooser.one(question, choices, option="weights")
+    return None
+
+
+def _drafts(found: Sequence[Found], *, name: str, out: Path, model: Model | None, weights: str | None) -> list[Draft]:
+    """Returns the config to train with, and behind it, where the data is of several kinds, one of each kind."""
+    if len(found) == 1:
+        return [draft(found[0], name=name, out=out, model=model, weights=weights)]
+    if any(each.modality == "vision" for each in found):
+        kinds = ", ".join(f"{each.modality} ({each.kind})" for each in found)
+        raise ConfigError(
+            f"the data is {kinds}, and packs of images are of one kind; run forebay init on each, "
+            "or write all conversations as JSON lines of one form"
+        )
+    parts = []
+    for number, each in enumerate(found, 1):
+        part = f"{name}-{each.kind if sum(e.kind == each.kind for e in found) == 1 else f'{each.kind}{number}'}"
+        place = out.with_name(f"{out.stem}{part.removeprefix(name)}{out.suffix}")
+        parts.append(draft(each, name=part, out=place, model=model, weights=weights))
+    first = next((each for each in found if each.modality == "speech"), found[0])
+    whole = draft(first, name=name, out=out, model=model, weights=weights)
+    whole.head = ["Several sources, each with a config and a cache of its own; this one mixes them.", whole.head[-1]]
+    if any(each.modality == "text" for each in found) and first.modality == "speech":
+        plan = next(section for section in whole.sections if section.name == "plan")
+        plan.add("batch_tokens", 4096, "padded tokens a batch of texts")
+    whole.sections += mixture(whole, parts)
+    return [whole, *parts]
+
+
+def _refuse_unused(chooser: Chooser) -> None:
+    unused = [written(option, value) for option, value in chooser.given.items() if option not in chooser.used]
+    if unused:
+        raise ConfigError(f"{unused[0]} answers no question about this data; leave it out")
+
+
+def _checked(made: Draft) -> str:
+    """Returns the text of a config after it was read as `forebay preprocess` reads it. Raises ConfigError otherwise."""
+    text = text_of(made.sections, head=made.head)
+    document = parse_toml(text)
+    if document != document_of(made.sections):
+        raise ConfigError(f"{made.out}: the settings do not survive being written; this is a fault of forebay init")
+    config = parse_config(document, path=made.out, check=section_problems)
+    if found := contradictions(config):
+        raise ConfigError("\n".join([f"{made.out} would be no forebay config:", *(f"  {line}" for line in found)]))
+    recipe_of(config)
+    return text
+
+
+def _refuse_existing(path: Path, *, force: bool) -> None:
+    if path.exists() and not force:
+        raise ConfigError(f"{from_here(path)} is there already; give --out FILE, or --force to replace it")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--out {path}: {path.parent} is no folder; make it first")
+
+
+def _write(path: Path, text: str, *, force: bool) -> None:
+    try:
+        with open(path, "w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as err:
+        raise ConfigError(f"cannot write {path}: {err.strerror}; give --out FILE in another folder") from err
+
+
+def _report(drafts: Sequence[Draft], chooser: Chooser) -> Report:
+    whole, parts = drafts[0], list(drafts[1:])
+    shown = from_here(whole.out)
+    return Report(
+        configs=tuple(from_here(each.out) for each in drafts),
+        name=whole.name,
+        found=tuple(_found_json(each) for each in parts or [whole]),
+        decided=(*chooser.said, *(said for each in drafts for said in each.said)),
+        commands=tuple(next_commands(whole, parts, shown=shown)),
+        why=why_not_trained(whole),
+        notes=tuple(note for each in parts or [whole] for note in problems(each.found)),
+    )
+
+
+def _found_json(made: Draft) -> dict[str, Any]:
+    found = made.found
+    return {
+        "kind": found.kind,
+        "modality": found.modality,
+        "manifests": [os.fspath(path) for path in found.manifests],
+        "columns": dict(found.columns),
+        "count": found.count,
+        "is_exact": found.is_exact,
+        "hours": round(found.hours, 4),
+        "languages": dict(found.languages),
+        "facts": facts(found),
+    }

@@ -1,0 +1,350 @@
+"""Tables whose rows name recordings, images or texts: CSV, TSV, JSON lines, parquet and arrow."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import ConfigError
+from forebay.init.choose import Choice, Chooser
+from forebay.init.columns import (
+    Candidate,
+    audio_columns,
+    columns_named,
+    id_columns,
+    image_columns,
+    language_columns,
+    languages_of,
+    text_columns,
+    written_paths,
+)
+from forebay.init.conversation import USED, images_of_row, texts_of_row
+from forebay.init.found import Found, Reading, counted
+from forebay.init.media import pictures_of, sounds_of
+from forebay.init.readings.tars import list_reading, manifest_reading
+from forebay.init.table import Table, read_table
+from forebay.init.tree import AUDIO_DIRS, MAX_TABLES, Tree, spread, walk
+from forebay.preprocess.sources.vision.canonical import IMAGES
+
+_SPLITS = {
+    "train": re.compile(r"(^|[^a-z])(train|training)([^a-z]|$)"),
+    "dev": re.compile(r"(^|[^a-z])(dev|valid|validation|val)([^a-z]|$)"),
+    "test": re.compile(r"(^|[^a-z])(test|eval|evaluation)([^a-z]|$)"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """Tables of the same columns. first: the head of one of them. others: names of those of other splits."""
+
+    paths: tuple[Path, ...]
+    first: Table
+    others: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """What a person calls them."""
+        name = self.first.path.name
+        return name if len(self.paths) == 1 else f"{name} and {len(self.paths) - 1} more tables"
+
+
+def table_readings(paths: Sequence[Path], tree: Tree | None, problems: list[str]) -> list[Reading]:
+    """Returns the readings of tables. tree: of the folder that they were found in; None: each was named.
+
+    problems: why a table is of no use is added, for the message where nothing is of use.
+    """
+    found: list[Reading] = []
+    for tables in _grouped(paths, problems):
+        reading = _reading(tables, tree)
+        if reading is None:
+            names = ", ".join(tables.first.names[:12])
+            problems.append(f"{tables.label} has columns {names}; none holds paths of recordings or images, or texts")
+        else:
+            found.append(reading)
+    return found
+
+
+def _grouped(paths: Sequence[Path], problems: list[str]) -> list[Tables]:
+    """Returns tables of equal columns together, those of other splits than the train split left out of each group."""
+    groups: dict[tuple[str, ...], list[Table]] = {}
+    for path in spread(paths, MAX_TABLES):
+        try:
+            table = read_table(path)
+        except ConfigError as err:
+            problems.append(str(err))
+            continue
+        groups.setdefault((path.suffix.lower(), str(path.parent), *sorted(table.names)), []).append(table)
+    return [_without_other_splits(group) for group in groups.values()]
+
+
+def _without_other_splits(group: list[Table]) -> Tables:
+    by_split: dict[str, list[Table]] = {}
+    for table in group:
+        by_split.setdefault(split_of(table.path.stem), []).append(table)
+    own = by_split.get("train") or by_split.get("") or next(iter(by_split.values()))
+    others = tuple(table.path.name for table in group if table not in own)
+    return Tables(paths=tuple(table.path for table in own), first=own[0], others=others)
+
+
+def split_of(stem: str) -> str:
+    """Returns which split the name of a file says: `train`, `dev`, `test`, or an empty text for none of them."""
+    return next((split for split, pattern in _SPLITS.items() if pattern.search(stem.lower())), "")
+
+
+def _reading(tables: Tables, tree: Tree | None) -> Reading | None:
+    table = tables.first
+    if (manifest := manifest_reading(table)) is not None:
+        return manifest
+    if table.path.suffix.lower() == ".tsv" and (listed := list_reading(table.path)) is not None:
+        return listed
+    folders = _folders(table, tree)
+    rows = counted(table.num_rows, "rows", is_exact=table.is_exact)
+    if audio := audio_columns(table, folders):
+        label = f"{tables.label}: {rows}, recordings by column {audio[0].name}"
+        return Reading(
+            kind="table",
+            label=label,
+            score=80,
+            settle=lambda chooser: _speech(tables, audio, chooser),
+            name=table.path.name,
+        )
+    images = image_columns(table, folders)
+    if images or _named_in_messages(table):
+        label = f"{tables.label}: {rows} of images and text"
+        return Reading(
+            kind="jsonl" if table.form == "jsonl" else "table",
+            label=label,
+            score=80,
+            settle=lambda chooser: _vision(tables, images, chooser),
+            modality="vision",
+            name=table.path.name,
+        )
+    if table.form == "jsonl" and text_columns(table, taken=()) and "text" in table.names:
+        label = f"{tables.label}: {rows} of text alone"
+        return Reading(
+            kind="text", label=label, score=30, settle=lambda _: _texts(tables), modality="text", name=table.path.name
+        )
+    return None
+
+
+def _named_in_messages(table: Table) -> bool:
+    return any(images_of_row(row) for row in table.rows) and any(texts_of_row(row) for row in table.rows)
+
+
+def _folders(table: Table, tree: Tree | None) -> list[Path]:
+    """Returns where paths in a table may begin: its own folder, folders beside it, folders that hold such names."""
+    own = table.path.parent
+    folders = [own, *(own / name for name in AUDIO_DIRS if (own / name).is_dir())]
+    if tree is None and own.is_dir():
+        tree = walk(own, seconds=0.7)
+    if tree is not None:
+        folders += [tree.root, *(tree.root / base for base in _bases(table, tree))]
+    return list(dict.fromkeys(folders))
+
+
+def _bases(table: Table, tree: Tree) -> list[str]:
+    """Returns the folders of a tree below which the paths of a table are there, by the ends of both."""
+    places: dict[str, list[str]] = {}
+    for name in (*tree.audio, *tree.images):
+        places.setdefault(name.rpartition("/")[2], []).append(name)
+    bases: Counter[str] = Counter()
+    for column in table.names:
+        for written in spread(written_paths(table, column), 20):
+            for place in places.get(written.rpartition("/")[2], [])[:3]:
+                if f"/{place}".endswith(f"/{written}"):
+                    bases[place.removesuffix(written).rstrip("/")] += 1
+    return [base for base, _ in bases.most_common(5)]
+
+
+def pick(
+    table: Table, role: str, candidates: Sequence[Candidate], chooser: Chooser, *, may_lack: bool = True
+) -> str | None:
+    """Returns the column that holds a role: the one that was given, the only one, or the one that is chosen."""
+    option = f"column {role}"
+    if option in chooser.given:
+        chooser.used.add(option)
+        name = chooser.given[option]
+        if name not in table.names:
+            raise ConfigError(
+                f"--column {role}={name}: {table.path} has no such column; it has {', '.join(table.names)}"
+            )
+        return name
+    if not candidates:
+        if may_lack:
+            return None
+        raise ConfigError(
+            f"{table.path}: no column looks like {role}; give --column {role}=NAME, one of {', '.join(table.names)}"
+        )
+    choices = [Choice(_label(table, each.name), each.name, each.name) for each in candidates]
+    return chooser.one(f"which column of {table.path.name} is {role}", choices, option=option)
+
+
+def _label(table: Table, name: str) -> str:
+    values = table.values(name)
+    shown = repr(str(values[0])[:50]) if values else "empty"
+    return f"{name} (for example {shown})"
+
+
+def unlike_usual(**columns: str | None) -> dict[str, str]:
+    """Returns the columns of `[source.columns]` that have another name than they have when nothing is said."""
+    usual = {"id": ("sample_id", "id"), "duration": ()}
+    return {role: name for role, name in columns.items() if name is not None and name not in usual.get(role, (role,))}
+
+
+def speech_columns(table: Table, audio: str, chooser: Chooser) -> dict[str, str | None]:
+    """Returns the columns of text, language and id beside a column of sound."""
+    language = _only(language_columns(table, taken=(audio,)), "language", table, chooser)
+    taken = {audio, language or ""}
+    text = pick(table, "text", text_columns(table, taken=taken), chooser)
+    taken.add(text or "")
+    return {
+        "audio": audio,
+        "text": text,
+        "language": language,
+        "id": _only(id_columns(table, taken=taken), "id", table, chooser, is_open=False),
+        "duration": _only(columns_named(table, "duration", taken=taken), "duration", table, chooser, is_open=False),
+    }
+
+
+def _only(
+    candidates: Sequence[Candidate], role: str, table: Table, chooser: Chooser, *, is_open: bool = True
+) -> str | None:
+    """Returns the likeliest column; asks only where several may be it and neither is the usual one."""
+    named = [each for each in candidates if each.score >= 1]
+    return pick(table, role, named[:1] or (candidates if is_open else []), chooser)
+
+
+def _speech(tables: Tables, audio: Sequence[Candidate], chooser: Chooser) -> Found:
+    table = tables.first
+    name = pick(table, "audio", audio, chooser, may_lack=False) or ""
+    folder = next((each.folder for each in audio if each.name == name), None) or table.path.parent
+    columns = speech_columns(table, name, chooser)
+    columns["duration"] = None
+    is_lines = _is_plain_jsonl(table, columns, folder)
+    paths = [folder / written for written in written_paths(table, name)]
+    source: dict[str, Any] = {} if folder == table.path.parent else {"audio_dir": folder}
+    text = columns["text"]
+    found = Found(
+        kind="jsonl" if is_lines else "table",
+        modality="speech",
+        manifests=tables.paths,
+        source=source,
+        columns={} if is_lines else unlike_usual(**columns),
+        noun="recordings",
+        count=table.num_rows * len(tables.paths),
+        is_exact=table.is_exact and len(tables.paths) == 1,
+        sounds=sounds_of(paths),
+        texts=[value for value in table.values(text) if isinstance(value, str)] if text else [],
+        languages=languages_of(table, columns["language"]),
+        others=_others(table, columns),
+        notes=_splits_note(tables),
+        has_text=text is not None,
+    )
+    _refuse_defaults_that_are_other(table, found, columns)
+    return found
+
+
+def _refuse_defaults_that_are_other(table: Table, found: Found, columns: dict[str, str | None]) -> None:
+    """A column named as a role is by default would be read as it, though another was chosen, or none."""
+    for role in ("text", "language"):
+        if columns[role] is None and role in table.names:
+            found.notes.append(f"The column {role} is read as {role} by its name.")
+
+
+def _is_plain_jsonl(table: Table, columns: dict[str, str | None], folder: Path) -> bool:
+    usual = {"audio": ("audio",), "text": ("text",), "language": ("language", None), "id": ("sample_id", "id", None)}
+    return (
+        table.form == "jsonl"
+        and folder == table.path.parent
+        and all(columns[role] in names for role, names in usual.items())
+    )
+
+
+def _vision(tables: Tables, images: Sequence[Candidate], chooser: Chooser) -> Found:
+    table = tables.first
+    image = pick(table, "image", _of_lines(table, images), chooser) if images else None
+    folder = next((each.folder for each in images if each.name == image), None) or table.path.parent
+    columns = conversation_columns(table, image, chooser)
+    if table.form != "jsonl" or unlike_usual(**_plain_images(columns)) or folder != table.path.parent:
+        raise ConfigError(_not_lines(table, columns, folder))
+    rows = [row for row in table.rows if texts_of_row(row) is not None]
+    paths = [folder / written for row in table.rows for written in images_of_row(row)]
+    return Found(
+        kind="jsonl",
+        modality="vision",
+        manifests=tables.paths,
+        noun="conversations",
+        count=table.num_rows * len(tables.paths),
+        is_exact=table.is_exact and len(tables.paths) == 1,
+        pictures=pictures_of(paths),
+        texts=[texts_of_row(row) or "" for row in rows],
+        images_a_row=[len(images_of_row(row)) for row in rows],
+        others=tuple(name for name in table.names if name not in USED),
+        notes=_splits_note(tables),
+    )
+
+
+def _of_lines(table: Table, images: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Returns one candidate where JSON lines have `image` in some rows and `images` in others: both are read."""
+    usual = [each for each in images if each.name in IMAGES]
+    both = all(sum(row.get(name) is not None for name in IMAGES) <= 1 for row in table.rows)
+    return usual[:1] if table.form == "jsonl" and usual and both else images
+
+
+def _plain_images(columns: dict[str, str | None]) -> dict[str, str | None]:
+    """Returns the columns with `images` and `conversations` under the names that are the same to forebay."""
+    same = {"images": "image", "conversations": "messages"}
+    return {role: same.get(name or "", name) for role, name in columns.items()}
+
+
+def _not_lines(table: Table, columns: dict[str, str | None], folder: Path) -> str:
+    named = ", ".join(f"{role} in {name!r}" for role, name in columns.items() if name)
+    form = table.path.suffix[1:].upper()
+    return (
+        f"{table.path}: images and conversations are read from JSON lines of id, image, question, answer (or "
+        f"messages), with images relative to that file; this is {form} with {named}, images in {folder}; "
+        "write its rows as such lines beside the images and run forebay init on them"
+    )
+
+
+def conversation_columns(table: Table, image: str | None, chooser: Chooser) -> dict[str, str | None]:
+    """Returns the columns of question and answer, or of messages, beside a column of images."""
+    messages = columns_named(table, "messages", taken=(image or "",))
+    if messages or "column messages" in chooser.given:
+        return {"image": image, "messages": pick(table, "messages", messages[:1], chooser)}
+    questions = columns_named(table, "question", taken=(image or "",))
+    question = pick(table, "question", questions[:1] or _prose(table, (image,)), chooser, may_lack=False)
+    answers = columns_named(table, "answer", taken=(image or "", question or ""))
+    answer = pick(table, "answer", answers[:1] or _prose(table, (image, question)), chooser, may_lack=False)
+    return {"image": image, "question": question, "answer": answer}
+
+
+def _prose(table: Table, taken: tuple[str | None, ...]) -> list[Candidate]:
+    return text_columns(table, taken=[name for name in taken if name])
+
+
+def _texts(tables: Tables) -> Found:
+    table = tables.first
+    return Found(
+        kind="text",
+        modality="text",
+        manifests=tables.paths,
+        noun="texts",
+        count=table.num_rows * len(tables.paths),
+        is_exact=table.is_exact and len(tables.paths) == 1,
+        texts=[value for value in table.values("text") if isinstance(value, str)],
+        languages=languages_of(table, "language" if "language" in table.names else None),
+    )
+
+
+def _others(table: Table, columns: dict[str, str | None]) -> tuple[str, ...]:
+    taken = {*columns.values(), "prompt", "sample_id", "id", "duration", "duration_s"}
+    return tuple(name for name in table.names if name not in taken)
+
+
+def _splits_note(tables: Tables) -> list[str]:
+    return [f"Other splits are left out: {', '.join(tables.others)}."] if tables.others else []

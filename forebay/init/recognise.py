@@ -1,0 +1,206 @@
+"""From what is named on the command line to what was found; where several readings fit, one is chosen."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from forebay.config.digest import hub_advice
+from forebay.config.url import is_url, url_or_path
+from forebay.errors import ConfigError
+from forebay.init.choose import Choice, Chooser
+from forebay.init.found import Found, Reading
+from forebay.init.media import Pictures, Sounds
+from forebay.init.readings.datasets import dataset_reading, parquet_reading
+from forebay.init.readings.folders import folder_readings
+from forebay.init.readings.tables import table_readings
+from forebay.init.readings.tars import tar_readings
+from forebay.init.readings.texts import text_reading
+from forebay.init.table import read_table
+from forebay.init.tree import MAX_TABLES, TABLES, Tree, walk
+from forebay.store.source_files import COMPRESSED_TARS
+from forebay.visible import from_here
+
+_NEAR = 35
+"""A reading whose score is lower by more is no second possibility."""
+_DATA = (".parquet", ".arrow")
+NEEDS = """forebay init knows:
+  recordings (wav, flac, ogg, mp3, opus) with a .txt or .lab of the same name beside each, or *.trans.txt;
+  a table (csv, tsv, jsonl, parquet, arrow) with a column of paths of recordings that are there;
+  LJSpeech (metadata.csv beside wavs/), Common Voice (train.tsv beside clips/);
+  a save_to_disk folder of the datasets library, or parquet files with recordings or images in their rows;
+  tars of recordings, or of images, each with a .json or .txt of its name;
+  JSON lines of image, question, answer (or messages) beside the images; plain texts, a text a line"""
+
+
+def recognise(data: Sequence[str], chooser: Chooser) -> list[Found]:
+    """Returns what was found in some folders and files; what one config can read is one entry.
+
+    Raises ConfigError for a path that is not there or a URL, and where nothing is recognised: with what was seen.
+    """
+    found: list[Found] = []
+    for paths in _groups(data):
+        one = _settled(paths, chooser)
+        like = next((number for number, each in enumerate(found) if each.is_like(one)), None)
+        if like is None:
+            found.append(one)
+        else:
+            found[like] = joined(found[like], one)
+    return found
+
+
+def _groups(data: Sequence[str]) -> list[list[Path]]:
+    """Returns folders each for itself, and files of one extension together: a shell writes out `train-*.tar`."""
+    groups: dict[str, list[Path]] = {}
+    for text in data:
+        path = _there(text)
+        key = str(path) if path.is_dir() else f"*{path.suffix.lower()}"
+        groups.setdefault(key, []).append(path)
+    return [list(dict.fromkeys(paths)) for paths in groups.values()]
+
+
+def _there(text: str) -> Path:
+    place = url_or_path(text)
+    if is_url(place):
+        raise ConfigError(
+            f"{place} is a URL, and forebay init looks at files of this machine; copy a few of them here, run init on "
+            "those, and write the URL into source.manifest"
+        )
+    path = Path(os.path.abspath(place))
+    if not path.exists():
+        raise ConfigError(f"{text} does not exist; name a folder or a file of data{hub_advice(path, 'dataset')}")
+    return path
+
+
+def _settled(paths: list[Path], chooser: Chooser) -> Found:
+    problems: list[str] = []
+    tree = walk(paths[0]) if paths[0].is_dir() else None
+    readings = _of_files(paths, problems) if tree is None else _of_folder(paths[0], tree, problems)
+    if not readings:
+        raise ConfigError(_nothing(paths, tree, problems))
+    readings.sort(key=lambda reading: -reading.score)
+    near = [reading for reading in readings if reading.score > readings[0].score - _NEAR]
+    names = Counter(reading.kind for reading in readings)
+    offered = readings if "kind" in chooser.given else near
+    choices = [Choice(f"{each.kind}: {each.label}", _value(each, names), each) for each in offered]
+    return chooser.one(f"what is {from_here(paths[0])}", choices, option="kind").settle(chooser)
+
+
+def _value(reading: Reading, names: Counter[str]) -> str:
+    return reading.kind if names[reading.kind] == 1 else f"{reading.kind}:{reading.name}"
+
+
+def _of_files(paths: list[Path], problems: list[str]) -> list[Reading]:
+    suffix = paths[0].suffix.lower()
+    if suffix == ".tar":
+        return tar_readings(paths, None)
+    if suffix in _DATA and (reading := parquet_reading(paths, None, problems)) is not None:
+        return [reading]
+    if suffix in TABLES or suffix == ".json":
+        return table_readings(paths, None, problems)
+    return [text_reading(paths, None)] if suffix == ".txt" else []
+
+
+def _of_folder(folder: Path, tree: Tree, problems: list[str]) -> list[Reading]:
+    if (reading := dataset_reading(folder)) is not None:
+        return [reading]
+    tars = [tree.path(name) for name in tree.by_extension.get(".tar", [])]
+    readings = [*folder_readings(tree), *tar_readings(tars, _parents(tars))]
+    data, tables = _data_files(tree, problems)
+    if data and (reading := parquet_reading(data, _parents(data), problems)) is not None:
+        readings.append(reading)
+    readings += table_readings(tables, tree, problems)
+    texts = [tree.path(name) for name in tree.by_extension.get(".txt", [])]
+    if texts and not readings and not tree.audio and not tree.images:
+        readings.append(text_reading(texts, _parents(texts)))
+    return readings
+
+
+def _parents(paths: Sequence[Path]) -> tuple[Path, ...]:
+    return tuple(sorted({path.parent for path in paths}))
+
+
+def _data_files(tree: Tree, problems: list[str]) -> tuple[list[Path], list[Path]]:
+    """Returns the parquet and arrow files that hold media in themselves, and the tables."""
+    data: list[Path] = []
+    tables = [tree.path(name) for name in tree.names(TABLES - frozenset(_DATA)) if name.count("/") <= 3]
+    by_folder: dict[Path, list[Path]] = {}
+    for name in tree.names(frozenset(_DATA)):
+        by_folder.setdefault(tree.path(name).parent, []).append(tree.path(name))
+    for paths in list(by_folder.values())[:MAX_TABLES]:
+        try:
+            head = read_table(paths[0])
+        except ConfigError as err:
+            problems.append(str(err))
+            continue
+        (data if head.blobs or head.matrices else tables).extend(paths)
+    return data, tables
+
+
+def _nothing(paths: Sequence[Path], tree: Tree | None, problems: Sequence[str]) -> str:
+    """Returns the message for data of no known form: what was seen, what stopped each table, what is known."""
+    lines = [f"{from_here(paths[0])}: nothing here is data that forebay knows"]
+    if tree is not None:
+        counts = ", ".join(f"{count:,} {extension or 'without extension'}" for extension, count in _most(tree))
+        lines.append(f"  seen: {counts or 'no files'}{'' if tree.is_whole else ' (a part of the folder)'}")
+        lines += _hints(tree)
+    lines += [f"  {problem}" for problem in problems[:8]]
+    return "\n".join([*lines, *(f"  {line}" for line in NEEDS.splitlines())])
+
+
+def _most(tree: Tree) -> list[tuple[str, int]]:
+    return tree.counts().most_common(10)
+
+
+def _hints(tree: Tree) -> list[str]:
+    hints = []
+    if tree.images:
+        hints.append("  images alone say nothing to learn: write JSON lines of image, question and answer beside them")
+    packed = [name for names in tree.by_extension.values() for name in names[:1] if name.endswith(COMPRESSED_TARS)]
+    if packed:
+        hints.append(f"  {packed[0]} is a compressed tar, whose members cannot be read by place: decompress it")
+    if tree.links:
+        hints.append(f"  {tree.links} links to folders are not followed: name those folders")
+    unknown = [extension for extension in (".m4a", ".aac", ".wma", ".mp4", ".webm") if extension in tree.by_extension]
+    if unknown:
+        hints.append(f"  {unknown[0]} is not read: convert it, for example with ffmpeg -i x{unknown[0]} x.flac")
+    return hints
+
+
+def joined(first: Found, second: Found) -> Found:
+    """Returns two findings that one config can read as one."""
+    return replace(
+        first,
+        manifests=tuple(dict.fromkeys((*first.manifests, *second.manifests))),
+        count=first.count + second.count,
+        is_exact=first.is_exact and second.is_exact,
+        sounds=_sounds(first.sounds, second.sounds),
+        pictures=_pictures(first.pictures, second.pictures),
+        texts=[*first.texts, *second.texts],
+        images_a_row=[*first.images_a_row, *second.images_a_row],
+        languages=first.languages + second.languages,
+        noun=first.noun if first.noun == second.noun else "samples",
+        notes=[*first.notes, *(note for note in second.notes if note not in first.notes)],
+        has_text=first.has_text or second.has_text,
+    )
+
+
+def _sounds(first: Sounds | None, second: Sounds | None) -> Sounds | None:
+    if first is None or second is None:
+        return first or second
+    return Sounds(
+        seconds=[*first.seconds, *second.seconds],
+        rates=first.rates + second.rates,
+        channels=first.channels + second.channels,
+        formats=first.formats + second.formats,
+        unreadable=first.unreadable + second.unreadable,
+    )
+
+
+def _pictures(first: Pictures | None, second: Pictures | None) -> Pictures | None:
+    if first is None or second is None:
+        return first or second
+    return Pictures(sizes=[*first.sizes, *second.sizes], unreadable=first.unreadable + second.unreadable)

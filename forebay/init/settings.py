@@ -1,0 +1,260 @@
+"""From what was found, and a model's folder, to the sections of a config."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import ConfigError
+from forebay.init import plan
+from forebay.init.describe import facts, problems
+from forebay.init.found import Found
+from forebay.init.model import TRAINED, Model
+from forebay.init.toml import Section, value_of
+from forebay.steps.text.normalize import whisper_code
+
+_NAMES_A_LIST = 16
+_WITH_KEPT = ("table", "hf", "jsonl", "webdataset", "tar")
+_OWN = frozenset(("index", "source", "images", "image_hash", "failure", "labels", "patches", "shard", "shard_row"))
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+
+
+@dataclass(slots=True, kw_only=True)
+class Draft:
+    """A config to be written. head: comments on top. said: what was decided and a person should hear too."""
+
+    name: str
+    out: Path
+    found: Found
+    model: Model | None = None
+    weights: str | None = None
+    sections: list[Section] = field(default_factory=list)
+    head: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+    def relative(self, path: Path) -> str:
+        """Returns a path as the config writes it: relative to the config's folder."""
+        text = os.path.relpath(path, self.out.parent)
+        return f"./{text}" if _SCHEME.match(text) else text
+
+    @property
+    def trains(self) -> bool:
+        """Whether `forebay train` can train on it."""
+        model, found = self.model, self.found
+        return model is not None and model.trains and (found.has_text or found.modality != "speech")
+
+
+def draft(found: Found, *, name: str, out: Path, model: Model | None, weights: str | None) -> Draft:
+    """Returns the config of what was found. weights: `train.init`; None: not asked for.
+
+    Raises ConfigError where the data needs a model's folder and there is none, or the model takes other data.
+    """
+    made = Draft(name=name, out=out, found=found, model=model, weights=weights)
+    _check_model(found, model)
+    made.head = [
+        f"{facts(found)}.",
+        *problems(found),
+        "Paths are relative to this file. docs/config.md explains every setting.",
+    ]
+    made.sections.append(Section("", [("name", name, "the first part of the cache folder's name")]))
+    made.sections += _source(made)
+    if found.modality == "vision":
+        made.sections += _vision(made)
+    else:
+        made.sections += _hearing(made)
+    if made.trains:
+        made.sections.append(_train(made))
+    return made
+
+
+def _check_model(found: Found, model: Model | None) -> None:
+    if model is None:
+        if found.modality == "vision":
+            raise ConfigError(
+                "images are cut into patches as a model's processor does it; give --model DIR: the folder of a "
+                "Qwen2-VL, Qwen2.5-VL or Qwen3-VL with preprocessor_config.json, tokenizer.json and a chat template"
+            )
+        if found.modality == "text":
+            raise ConfigError(
+                "texts are stored as tokens; give --model DIR: the folder of a model, or of a tokenizer alone "
+                "(tokenizer.json)"
+            )
+        return
+    kind = model.model_type or "a tokenizer"
+    if found.modality == "vision" and model.images is None:
+        raise ConfigError(f"--model {model.folder} is {kind} and sees no images; name a Qwen2-VL or Qwen3-VL folder")
+    if found.modality == "speech" and not model.audio and model.images is not None:
+        raise ConfigError(f"--model {model.folder} is {kind} and hears no sound; name a Whisper or Qwen3-ASR folder")
+    if found.modality == "text" and (model.text_prompt is None or model.images is not None):
+        raise ConfigError(f"--model {model.folder} is {kind}; texts alone need a tokenizer of a speech or text model")
+
+
+def _source(made: Draft) -> list[Section]:
+    found = made.found
+    source, columns = Section("source"), Section("source.columns")
+    source.add("kind", found.kind)
+    paths = [made.relative(path) for path in found.manifests]
+    source.add("manifest", paths[0] if len(paths) == 1 else paths)
+    for name, value in found.source.items():
+        source.add(name, made.relative(value) if isinstance(value, Path) else value)
+    if found.modality == "speech" and _is_heard_in_part(made):
+        source.add("max_duration_s", plan.HEARD_S, "Whisper hears 30 s")
+        source.add("overlong", "drop", "longer clips are left out, counted and listed")
+    source.tail = _kept(found)
+    for role, name in found.columns.items():
+        columns.add(role, name)
+    return [source, columns] if columns.lines else [source]
+
+
+def _is_heard_in_part(made: Draft) -> bool:
+    return _audio(made).get("features") == "log_mel"
+
+
+def _kept(found: Found) -> list[str]:
+    """Returns a line that keeps the columns that nothing takes, to be uncommented."""
+    names = [name for name in found.others if name.isidentifier() and name.isascii() and name not in _OWN]
+    if not names or found.kind not in _WITH_KEPT or found.modality != "speech":
+        return []
+    return [f"keep_columns = {value_of(names[:_NAMES_A_LIST])}  # for filters and inspect"]
+
+
+def _audio(made: Draft) -> dict[str, Any]:
+    if made.found.modality == "text":
+        return {"features": "none"}
+    if made.found.audio:
+        return made.found.audio
+    if made.model is not None and made.model.audio:
+        return made.model.audio
+    seconds = made.found.sounds.seconds if made.found.sounds is not None else []
+    is_long = bool(seconds) and sum(each > plan.HEARD_S for each in seconds) > len(seconds) / 4
+    return {"features": "waveform"} if is_long else {"features": "log_mel"}
+
+
+def _hearing(made: Draft) -> list[Section]:
+    audio, text = Section("audio"), _text(made)
+    for name, value in _audio(made).items():
+        audio.add(name, value)
+    if made.model is None and made.found.modality == "speech" and not made.found.audio:
+        audio.notes.append(
+            "Features for Whisper; also: qwen3_asr, w2v_bert, waveform. With forebay init --model DIR they are the "
+            "model's, and texts become tokens."
+            if audio.lines[0][1] == "log_mel"
+            else "Many recordings are longer than the 30 s that Whisper hears, so waveforms are stored as they are."
+        )
+    return [audio, *([] if text is None else [text]), _buckets(made)]
+
+
+def _text(made: Draft) -> Section | None:
+    model, found = made.model, made.found
+    if model is None or not (found.has_text or found.modality == "text"):
+        return None
+    prompt = model.text_prompt if found.modality == "text" else model.prompt
+    if prompt is None:
+        return None
+    section = Section("text")
+    section.add("tokenizer", made.relative(model.folder))
+    section.add("prompt", "given" if found.has_labels else prompt)
+    if prompt == "whisper" and not found.has_labels:
+        unknown = _untagged(model, found)
+        if unknown:
+            note = f"the tokenizer has no tag for {', '.join(sorted(unknown)[:5])}: no language is written"
+            section.add("language_tag_mode", "none", note)
+            made.said.append(f'{note} (text.language_tag_mode = "none")')
+        if model.max_label_tokens is not None:
+            section.add("max_label_tokens", model.max_label_tokens, "the model's decoder positions")
+    return section
+
+
+def _untagged(model: Model, found: Found) -> set[str]:
+    """Returns the languages of the data that a Whisper's tokenizer has no tag for."""
+    unknown = {language for language in found.languages if f"<|{_code(language)}|>" not in model.tags}
+    return {language for language in unknown if f"<|{whisper_code(language)}|>" not in model.tags}
+
+
+def _code(language: str) -> str:
+    return re.split("[-_]", language.strip().lower())[0]
+
+
+def _buckets(made: Draft) -> Section:
+    found, section = made.found, Section("plan")
+    section.add("k", plan.num_buckets(found), "buckets, with the edges that pad these durations least")
+    if found.modality == "text":
+        section.lines[0] = ("k", section.lines[0][1], "buckets of like length")
+        section.add("batch_tokens", 4096, "padded tokens a batch")
+    elif _is_heard_in_part(made) or found.audio:
+        section.add("batch_size", plan.batch_size(found), "clips a batch; Whisper pads each to 30 s")
+    else:
+        section.add("batch_seconds", plan.batch_seconds(found), "padded seconds a batch")
+    if plan.is_few(found):
+        section.add("lockstep", 1, "a small set: no groups of batches of equal shape")
+    return section
+
+
+def _vision(made: Draft) -> list[Section]:
+    model, found = made.model, made.found
+    assert model is not None
+    assert model.images is not None
+    folder = made.relative(model.folder)
+    vision, text, packs = Section("vision"), Section("text"), Section("plan")
+    vision.add("processor", folder)
+    text.add("tokenizer", folder)
+    text.add("prompt", "chat", "the folder's chat template; what the assistant says is learnt")
+    usual, longest = plan.conversation_tokens(found, model.images)
+    packs.add("kind", "pack")
+    length = plan.seq_len(found, model.images, max_positions=model.max_positions)
+    packs.add("seq_len", length, f"tokens of a pack; a conversation has about {usual}, the longest about {longest}")
+    if longest > length:
+        made.said.append(f"conversations of more than {length} tokens are left out of packs, counted and listed")
+    return [vision, text, packs]
+
+
+def _train(made: Draft) -> Section:
+    model = made.model
+    assert model is not None
+    section = Section("train")
+    section.add("model", made.relative(model.folder))
+    if made.weights == "random":
+        section.add("init", "random", "random weights from the seed: the folder's own are not used")
+        section.add("learning_rate", 1e-3)
+    else:
+        section.add("learning_rate", 1e-5, "for fine-tuning; raise it for adapters or few layers")
+    section.add("warmup_ratio", 0.05)
+    section.add("epochs", 3, "forebay train FILE --steps N runs N steps instead")
+    return section
+
+
+def mixture(made: Draft, parts: Sequence[Draft]) -> list[Section]:
+    """Returns the sections that make a config read several others by weights."""
+    notes = ["Each source is a cache of its own; weights that are left out are hours (docs/training.md)."]
+    batches = [] if len({part.found.modality for part in parts}) == 1 else [("batches", "per_source", "")]
+    entries = [Section("mixture.source", [("config", made.relative(part.out), "")], is_entry=True) for part in parts]
+    return [Section("mixture", batches, notes=notes), *entries]
+
+
+def next_commands(made: Draft, parts: Sequence[Draft], *, shown: str) -> list[str]:
+    """Returns the commands to run next. shown: the config as a person would name it."""
+    built = [os.path.join(os.path.dirname(shown), part.out.name) for part in parts] or [shown]
+    lines = [f"forebay preprocess {shlex.quote(path)}" for path in built]
+    lines += [f"forebay inspect {shlex.quote(path)}" for path in built[:1]]
+    if made.trains:
+        return [*lines, f"forebay train {shlex.quote(shown)} --steps 30"]
+    config = f"forebay.load_config({shown!r})"
+    loop = f"import forebay; print(next(iter(forebay.train.make_loader({config}))).keys())"
+    plain = not set(loop) & set('"$`\\!')
+    return [*lines, f'python -c "{loop}"' if plain else f"python -c {shlex.quote(loop)}"]
+
+
+def why_not_trained(made: Draft) -> str | None:
+    """Returns why there is no command to train, None where there is one."""
+    if made.trains:
+        return None
+    if made.model is None:
+        return "forebay train needs a model: forebay init ... --model DIR"
+    if not made.found.has_text and made.found.modality == "speech":
+        return "forebay train needs texts, and none were found; your own loop takes the batches"
+    return f"forebay train trains {', '.join(TRAINED)}; your own loop takes the batches of {made.model.model_type}"

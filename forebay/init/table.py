@@ -1,0 +1,227 @@
+"""The head of a table: its columns, some of its rows, and how many rows there are; never the whole file."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from forebay.errors import ConfigError, ManifestError
+from forebay.init.tree import SAMPLE, spread
+from forebay.preprocess.sources.hf_file import HfFile, holds_numbers, is_bytes
+from forebay.preprocess.sources.json_lines import JsonError, parse_object
+
+Form = Literal["csv", "jsonl", "data"]
+Row = Mapping[str, Any]
+
+_HEAD_BYTES = 512 * 1024
+_PIECES, _PIECE_BYTES = 8, 64 * 1024
+_COUNTED_BYTES = 256 * 1024 * 1024
+"""Lines of a file up to this size are counted, those of a larger one estimated."""
+_DELIMITERS = {".tsv": "\t", ".csv": ",;\t|"}
+_MAX_BLOB = 64 * 1024 * 1024
+_BLOBS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """What the head of a table says.
+
+    names: its columns. rows: some of the rows, spread over the file, without what is in `blobs`. num_rows: about so
+    many, exactly where `is_exact`. blobs: columns of encoded media. matrices: columns of features. delimiter: of a CSV.
+    """
+
+    path: Path
+    form: Form
+    names: tuple[str, ...]
+    rows: tuple[Row, ...]
+    num_rows: int
+    is_exact: bool = True
+    blobs: tuple[str, ...] = ()
+    matrices: tuple[str, ...] = ()
+    delimiter: str = ","
+
+    def values(self, name: str) -> list[Any]:
+        """Returns what a column holds in the rows that were read, without null and empty texts."""
+        found = (row.get(name) for row in self.rows)
+        return [value for value in found if value is not None and value != ""]
+
+    def encoded(self, name: str) -> Iterator[bytes]:
+        """Yields some of the encoded media of a column of `blobs`."""
+        file, left = HfFile(self.path), _MAX_BLOB
+        starts = file.part_starts()
+        for part in spread(range(len(starts) - 1), 4):
+            for number, batch in enumerate(file.batches(range(part, part + 1), [name], batch_rows=8)):
+                for data in _blobs(batch.column(0)):
+                    left -= len(data)
+                    yield data
+                if left < 0 or number * 8 >= _BLOBS // 4:
+                    break
+
+
+def read_table(path: Path) -> Table:
+    """Returns the head of a table; its form is that of its name. Raises ConfigError for what is no such table."""
+    suffix = path.suffix.lower()
+    try:
+        if suffix in (".parquet", ".arrow"):
+            return _data(path)
+        return _lines(path) if suffix in (".jsonl", ".json") else _delimited(path, _DELIMITERS.get(suffix, ",;\t|"))
+    except OSError as err:
+        raise ConfigError(f"cannot read {path}: {err.strerror or err}; check its permissions") from err
+
+
+def _data(path: Path) -> Table:
+    try:
+        file = HfFile(path)
+        blobs = tuple(field.name for field in file.schema if _is_blob(field.type))
+        matrices = tuple(field.name for field in file.schema if holds_numbers(field.type))
+        light = [name for name in dict.fromkeys(file.schema.names) if name not in {*blobs, *matrices}]
+        rows = tuple(_data_rows(file, light)) if light else ()
+    except (ManifestError, pa.ArrowException) as err:
+        raise ConfigError(f"{path} cannot be read: {err}") from err
+    return Table(
+        path=path,
+        form="data",
+        names=tuple(file.schema.names),
+        rows=rows,
+        num_rows=len(file),
+        blobs=blobs,
+        matrices=matrices,
+    )
+
+
+def _data_rows(file: HfFile, names: list[str]) -> Iterator[Row]:
+    starts = file.part_starts()
+    parts = spread(range(len(starts) - 1), 8)
+    for part in parts:
+        wanted = max(1, SAMPLE // len(parts))
+        for batch in file.batches(range(part, part + 1), names, batch_rows=wanted):
+            yield from batch.slice(0, wanted).to_pylist()
+            break
+
+
+def _is_blob(kind: pa.DataType) -> bool:
+    """Says whether a column holds encoded media in itself: bytes, structs of bytes, or lists of these."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _is_blob(kind.value_type)
+    if pa.types.is_struct(kind):
+        return any(field.name == "bytes" for field in kind)
+    return is_bytes(kind)
+
+
+def _blobs(column: Any) -> Iterator[bytes]:
+    for value in column.to_pylist():
+        for each in value if isinstance(value, list) else [value]:
+            data = each.get("bytes") if isinstance(each, dict) else each
+            if isinstance(data, bytes):
+                yield data
+
+
+def _lines(path: Path) -> Table:
+    names: dict[str, None] = {}
+    rows: list[Row] = []
+    size, read = os.path.getsize(path), 0
+    for line in _some_lines(path, size):
+        read += len(line) + 1
+        if not line.strip():
+            continue
+        try:
+            rows.append(parse_object(line))
+        except JsonError as err:
+            raise ConfigError(f"{path} is no table of JSON lines: a line {err}") from err
+        names.update(dict.fromkeys(rows[-1]))
+    if not rows:
+        raise ConfigError(f"{path} holds no JSON lines; name a file with an object a line")
+    num_rows, is_exact = _count(path, size, read / len(rows))
+    return Table(path=path, form="jsonl", names=tuple(names), rows=tuple(rows), num_rows=num_rows, is_exact=is_exact)
+
+
+def _delimited(path: Path, delimiters: str) -> Table:
+    size = os.path.getsize(path)
+    lines = [_text(line) for line in _some_lines(path, size)]
+    if not lines:
+        raise ConfigError(f"{path} is empty; name a table with a header line")
+    delimiter = max(delimiters, key=lambda each: (lines[0].count(each) > 0, _regularity(lines[:20], each)))
+    records = _records(lines, delimiter)
+    header, *rest = records
+    names = tuple(name.strip() for name in header)
+    width = len(names)
+    rows = tuple(dict(zip(names, row, strict=True)) for row in rest if len(row) == width)
+    read = sum(len(line.encode("utf-8", "surrogateescape")) + 1 for line in lines[1:])
+    num_rows, is_exact = _count(path, size, read / max(1, len(rest)))
+    return Table(
+        path=path,
+        form="csv",
+        names=names,
+        rows=rows,
+        num_rows=max(0, num_rows - 1),
+        is_exact=is_exact,
+        delimiter=delimiter,
+    )
+
+
+def _records(lines: list[str], delimiter: str) -> list[list[str]]:
+    try:
+        if delimiter == "\t" and not any('"' in line for line in lines):
+            return [line.split("\t") for line in lines]
+        return [row for row in csv.reader(lines, delimiter=delimiter) if row]
+    except csv.Error:
+        return [line.split(delimiter) for line in lines]
+
+
+def _regularity(lines: list[str], delimiter: str) -> float:
+    """Returns the share of lines with as many fields as the first one, a little more for more fields."""
+    counts = [len(row) for row in _records(lines, delimiter)]
+    if not counts or counts[0] < 2:
+        return 0.0
+    return counts.count(counts[0]) / len(counts) + min(counts[0], 50) / 1000
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", "replace")
+
+
+def _some_lines(path: Path, size: int) -> Iterator[bytes]:
+    """Yields the first line, and up to `SAMPLE` others from the beginning and from places further on."""
+    with open(path, "rb") as file:
+        head = file.read(_HEAD_BYTES).removeprefix(b"\xef\xbb\xbf")
+        first, *lines = _whole_lines(head, is_last=size <= _HEAD_BYTES) or [b""]
+        if first:
+            yield first
+        if size <= _HEAD_BYTES:
+            yield from spread(lines)
+            return
+        yield from lines[: SAMPLE // 2]
+        for piece in range(1, _PIECES + 1):
+            file.seek(size * piece // (_PIECES + 1))
+            yield from _whole_lines(file.read(_PIECE_BYTES), is_last=False)[1:][: SAMPLE // 2 // _PIECES]
+
+
+def _whole_lines(data: bytes, *, is_last: bool) -> list[bytes]:
+    lines = data.split(b"\n")
+    if not is_last or not lines[-1]:
+        lines.pop()
+    return [line.removesuffix(b"\r") for line in lines]
+
+
+def _count(path: Path, size: int, line_bytes: float) -> tuple[int, bool]:
+    """Returns how many lines a file has, and whether they were counted."""
+    if size > _COUNTED_BYTES:
+        return round(size / max(line_bytes, 1.0)), False
+    count, last = 0, b"\n"
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            count += block.count(b"\n")
+            last = block[-1:]
+    return count + (last != b"\n"), True
+
+
+def as_text(value: Any) -> str:
+    """Returns a value as a person would write it in a cell."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

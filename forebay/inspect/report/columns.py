@@ -1,0 +1,114 @@
+"""What the pages need of all samples at once: ids, texts, languages and lengths as columns, no sample is read for them.
+
+Times are in seconds, counts in tokens and characters, all of them arrays [num_samples].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.inspect.sample import holds_images
+from forebay.store.cache import Cache
+from forebay.store.layout import Array
+from forebay.store.source import has_audio
+
+_KNOWN = frozenset(
+    (
+        "index",
+        "sample_id",
+        "text",
+        "images",
+        "language",
+        "prompt",
+        "source",
+        "duration_s",
+        "num_audio_samples",
+        "num_frames",
+        "num_tokens",
+        "num_patches",
+        "num_images",
+    )
+)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a cache; each is read when it is first asked for."""
+
+    cache: Cache
+
+    def __len__(self) -> int:
+        return len(self.cache)
+
+    @cached_property
+    def ids(self) -> pa.ChunkedArray:
+        """The ids of all samples; their numbers as text where the cache has none."""
+        found = self._column("sample_id")
+        return pa.chunked_array([pa.array(map(str, range(len(self))), pa.large_string())]) if found is None else found
+
+    @cached_property
+    def texts(self) -> pa.ChunkedArray:
+        """The transcripts, or the conversations as JSON; empty where the cache has no texts."""
+        found = self._column("text")
+        return pa.chunked_array([pa.array([""] * len(self), pa.large_string())]) if found is None else found
+
+    @cached_property
+    def languages(self) -> tuple[list[str], Array]:
+        """The languages, and which one each sample has, int32; one without a name where none is known."""
+        found = self.cache.categories("language")
+        return ([""], np.zeros(len(self), np.int32)) if found is None else found
+
+    @cached_property
+    def sources(self) -> tuple[list[str], Array]:
+        """The files that samples came from, and which one each sample has, int32."""
+        found = self.cache.categories("source")
+        return ([""], np.zeros(len(self), np.int32)) if found is None else found
+
+    @cached_property
+    def seconds(self) -> Array | None:
+        """float64; None for a cache without audio."""
+        if holds_images(self.cache) or not has_audio(self.cache):
+            return None
+        return np.asarray(self.cache.lengths["num_audio_samples"] / self.cache.constants["sample_rate_hz"])
+
+    @cached_property
+    def tokens(self) -> Array:
+        """int64: tokens of the text of each sample."""
+        return np.asarray(self.cache.lengths["num_tokens"], np.int64)
+
+    @cached_property
+    def characters(self) -> Array:
+        """int64: characters of each text."""
+        return np.asarray(pc.utf8_length(self.texts).to_numpy(), np.int64)
+
+    @cached_property
+    def rate(self) -> Array | None:
+        """float64: characters a second, NaN where there is no text or no sound; None for a cache without audio."""
+        if self.seconds is None:
+            return None
+        known = (self.seconds > 0) & (self.characters > 0)
+        return np.where(known, self.characters / np.where(known, self.seconds, 1.0), np.nan)
+
+    @property
+    def length(self) -> Array:
+        """What a sample's length is: its seconds, or without audio its tokens."""
+        return self.tokens if self.seconds is None else self.seconds
+
+    @cached_property
+    def kept(self) -> list[str]:
+        """The names of the columns that the config asked to keep."""
+        return [name for name in self.cache.column_names if name not in _KNOWN]
+
+    @cached_property
+    def kept_table(self) -> pa.Table:
+        """The kept columns."""
+        return self.cache.table(self.kept)
+
+    def _column(self, name: str) -> Any:
+        return self.cache.table([name])[name] if name in self.cache.column_names else None

@@ -1,0 +1,182 @@
+"""What a person should look at: samples that are there twice, and transcripts that do not fit their length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.compute as pc
+import xxhash
+
+from forebay.inspect.report.columns import Columns
+from forebay.inspect.sample import holds_images
+from forebay.store.cache import Cache
+from forebay.store.layout import ROW_BITS, ROW_MASK, Array
+
+OUT_OF_RANGE = 3.5
+"""A robust z-score from which on a value is called an outlier (Iglewicz and Hoaglin 1993)."""
+
+_ENOUGH = 20
+"""Samples from which on a language has a range of its own; smaller languages share one."""
+
+_LEAST_SPREAD = 0.05
+"""Of the logarithm: equal texts of equal lengths would make any other sample an outlier."""
+
+NEAR_S = 0.02
+"""Share of their length by which two recordings with one text may differ and are called near duplicates."""
+
+_LEAST_TEXT = 12
+"""Characters that a text needs to say something: `yes` is said by many."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Groups:
+    """Samples that are alike: `shown` holds the largest groups, as indices; the counts are of all groups."""
+
+    num_groups: int
+    num_samples: int
+    shown: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Doubts:
+    """What was found. exact, near: duplicates. z: float64 [num_samples], NaN where nothing is known; None: no audio.
+
+    misfits: the indices whose `z` is out of range, the farthest ones first.
+    """
+
+    exact: Groups
+    near: Groups
+    z: Array | None
+    misfits: Array
+
+
+def doubts_of(columns: Columns) -> Doubts:
+    """Returns what is doubtful of all samples, by their columns and stored hashes alone; about 1 us a sample."""
+    codes = content_codes(columns.cache)
+    exact = _groups(codes)
+    z = fit_scores(columns)
+    misfits = np.zeros(0, np.int64) if z is None else np.flatnonzero(np.abs(np.nan_to_num(z)) > OUT_OF_RANGE)
+    if z is not None:
+        misfits = misfits[np.argsort(-np.abs(z[misfits]), kind="stable")]
+    return Doubts(exact=exact, near=_groups(_near_codes(columns, codes)), z=z, misfits=misfits)
+
+
+def content_codes(cache: Cache) -> Array:
+    """Returns int64 [num_samples], equal for samples whose stored media are equal: of texts alone whose tokens are.
+
+    By the hashes that the shards hold: of a recording that of its features and waveform, of a conversation that of its
+    images' bytes and its text's tokens.
+    """
+    slots = cache.slots
+    shards, rows = slots >> ROW_BITS, slots & ROW_MASK
+    codes = np.zeros(len(slots), np.int64)
+    order = np.argsort(shards, kind="stable")
+    bounds = np.searchsorted(shards[order], np.arange(cache.num_shards + 1))
+    codes_of = _codes_of(cache)
+    for number in range(cache.num_shards):
+        own = order[bounds[number] : bounds[number + 1]]
+        if len(own):
+            codes[own] = codes_of(number)[rows[own]]
+    return codes
+
+
+def _codes_of(cache: Cache) -> Callable[[int], Array]:
+    if holds_images(cache):
+        return lambda number: _conversations(cache, number)
+    group = cache.groups[0]
+    return lambda number: np.asarray(cache.shard(group, number).hashes)
+
+
+def _conversations(cache: Cache, number: int) -> Array:
+    """Returns int64 [rows]: the hash of each row's tokens and mask, mixed with those of its images in their order."""
+    text, media = cache.shard("text", number), cache.shard("media", number)
+    columns = {name: (values, np.asarray(offsets, np.int64)) for name, values, offsets in text.tensors}
+    images, starts = columns[cache.metadata["media_rows"]]
+    names = [name.encode("utf-8", "surrogateescape") for name in media.strings("image_hash")]
+    known = np.array([xxhash.xxh3_64_intdigest(name) for name in names] or [0], np.uint64)
+    mixed = _mixed(known[np.clip(images, 0, len(known) - 1)] + _places(starts))
+    own = _sums(mixed, starts)
+    for name in ("input_ids", "label_mask"):
+        values, offsets = columns[name]
+        own = _mixed(own + _sums(_mixed(values.astype(np.uint64) + (_places(offsets) << np.uint64(32))), offsets))
+    return own.astype(np.int64)
+
+
+def _places(offsets: Array) -> Array:
+    """Returns uint64: how far each value stands from the beginning of its row."""
+    counts = np.diff(offsets)
+    places: Array = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
+    return places.astype(np.uint64)
+
+
+def _sums(values: Array, offsets: Array) -> Array:
+    total = np.concatenate([np.zeros(1, np.uint64), np.cumsum(values, dtype=np.uint64)])
+    sums: Array = total[offsets[1:]] - total[offsets[:-1]]
+    return sums
+
+
+def _mixed(values: Array) -> Array:
+    """Returns uint64 whose bits each depend on all bits of the values (the finaliser of splitmix64)."""
+    z = np.asarray(values, np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(z ^ (z >> np.uint64(31)))
+
+
+def _near_codes(columns: Columns, exact: Array) -> Array:
+    """Returns int64 [num_samples], equal for near duplicates, different for all others: -1 less their index.
+
+    Near are samples with one text (whatever its case and the spaces around it) whose lengths differ by no more than
+    `NEAR_S`, one from the next, and whose stored values differ.
+    """
+    texts = pc.utf8_lower(pc.utf8_trim_whitespace(columns.texts)).dictionary_encode().combine_chunks()
+    codes = np.asarray(texts.indices.to_numpy(zero_copy_only=False), np.int64)
+    length = columns.length
+    order = np.lexsort((length, codes))
+    held, text = length[order], codes[order]
+    follows = (text[1:] == text[:-1]) & (held[1:] <= held[:-1] * (1 + NEAR_S))
+    runs = np.concatenate([np.zeros(1, np.int64), np.cumsum(~follows)])[: len(order)]
+    found = np.empty(len(order), np.int64)
+    found[order] = runs
+    short = columns.characters < _LEAST_TEXT
+    # A group of equal samples is no group of near ones: of each content one stands for all.
+    _, first = np.unique(np.stack([found, exact]), axis=1, return_index=True)
+    stands = np.zeros(len(order), bool)
+    stands[first] = True
+    return np.where(short | ~stands, -1 - np.arange(len(order)), found)
+
+
+_MAX_GROUPS, _MAX_MEMBERS = 40, 12
+
+
+def _groups(codes: Array) -> Groups:
+    """Returns the groups of equal codes with more than one member."""
+    _, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    many = np.flatnonzero(counts > 1)
+    largest = many[np.argsort(-counts[many], kind="stable")][:_MAX_GROUPS]
+    shown = tuple(tuple(np.flatnonzero(inverse == code)[:_MAX_MEMBERS].tolist()) for code in largest)
+    return Groups(num_groups=len(many), num_samples=int(counts[many].sum()), shown=shown)
+
+
+def fit_scores(columns: Columns) -> Array | None:
+    """Returns how far the characters a second of each sample are from those of its language, in robust deviations.
+
+    float64 [num_samples]: 0.6745 * (x - median) / MAD of the logarithm, languages with fewer than 20 samples taken
+    together; NaN where there is no text. None for a cache without audio.
+    """
+    if columns.rate is None:
+        return None
+    x = np.log(columns.rate)
+    names, codes = columns.languages
+    known = np.isfinite(x)
+    counts = np.bincount(codes[known], minlength=len(names))
+    groups = np.where(counts[codes] < _ENOUGH, -1, codes)
+    z = np.full(len(x), np.nan)
+    for group in np.unique(groups[known]):
+        own = known & (groups == group)
+        centre = np.median(x[own])
+        spread = np.median(np.abs(x[own] - centre)) / 0.6745
+        z[own] = (x[own] - centre) / max(spread, _LEAST_SPREAD)
+    return z

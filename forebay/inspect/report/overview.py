@@ -1,0 +1,121 @@
+"""What a page says of a whole cache, gathered once: facts, plans, doubts, and how its samples are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forebay.config.digest import tokenizer_digest
+from forebay.config.tree import Config
+from forebay.errors import ForebayError
+from forebay.inspect.facts import cache_facts
+from forebay.inspect.report.cards import Reader
+from forebay.inspect.report.choose import Chosen, by_ids, longest, spread, worst
+from forebay.inspect.report.columns import Columns
+from forebay.inspect.report.doubts import Doubts, doubts_of
+from forebay.inspect.report.plans import PlanView, views_of
+from forebay.inspect.report.rows import Rows
+from forebay.inspect.report.words import rejected_ids, sealed_at
+from forebay.inspect.sample import load_tokenizer
+from forebay.store.cache import Cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which samples a page shows first: a spread over the cache, or those that are asked for by one of these.
+
+    ids: a file with an id a line, or ids with commas between them.
+    """
+
+    ids: str | None = None
+    longest: bool = False
+    worst: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Overview:
+    """All that is known of a cache without reading a sample. rejected: first ids of what was left out, by reason.
+
+    token_note: why tokens are shown as numbers, empty where they are text. how: what `chosen` is.
+    """
+
+    facts: Mapping[str, Any]
+    columns: Columns
+    doubts: Doubts
+    plans: Sequence[PlanView]
+    rejected: Mapping[tuple[str, str], Sequence[str]]
+    sealed: str | None
+    reader: Reader
+    token_note: str
+    chosen: Sequence[Chosen]
+    how: str
+
+    @property
+    def rows(self) -> Rows:
+        """The rows of the table of samples."""
+        return Rows(columns=self.columns, doubts=self.doubts)
+
+    @property
+    def rate_hz(self) -> int:
+        """Of the audio; 0 without."""
+        return int(self.columns.cache.constants.get("sample_rate_hz", 0))
+
+
+def overview_of(cache: Cache, config: Config | None, *, choice: Choice, roots: Sequence[Path]) -> Overview:
+    """Returns what a page says of a cache.
+
+    config: whose plan comes first, and whose tokenizer makes tokens readable. roots: under which plans may lie.
+    Raises ConfigError for ids that are not there, CacheCorruptError where the metadata describes no cache.
+    """
+    facts = cache_facts(cache, plan_roots=[])
+    columns = Columns(cache)
+    doubts = doubts_of(columns)
+    plans = views_of(columns, config, roots=roots)
+    tokenizer, note = _tokenizer(cache, config)
+    reasons = len(facts["excluded"]) + len(facts["failed"])
+    chosen, how = _chosen(columns, doubts, plans, choice)
+    return Overview(
+        facts=facts,
+        columns=columns,
+        doubts=doubts,
+        plans=plans,
+        rejected=rejected_ids(cache.folder / "rejected.jsonl", wanted=reasons),
+        sealed=sealed_at(cache.folder),
+        reader=Reader(columns=columns, tokenizer=tokenizer),
+        token_note=note,
+        chosen=chosen,
+        how=how,
+    )
+
+
+def _chosen(columns: Columns, doubts: Doubts, plans: Sequence[PlanView], choice: Choice) -> tuple[list[Chosen], str]:
+    if choice.ids is not None:
+        return by_ids(columns, choice.ids), "those named by --ids"
+    if choice.longest:
+        return longest(columns), "the longest ones"
+    if choice.worst:
+        padding = next((plan.padding for plan in plans if plan.padding is not None), None)
+        found = worst(columns, doubts.z, padding=padding)
+        return found, (
+            "the worst ones, in turn: transcripts that do not fit their length, waveforms at full scale, "
+            "most padding in their bucket"
+        )
+    found = spread(columns)
+    return found, "all of them" if len(found) == len(columns) else "spread over languages and lengths"
+
+
+def _tokenizer(cache: Cache, config: Config | None) -> tuple[Any, str]:
+    """Returns the tokenizer that made a cache where the config names it, else None and why tokens are numbers."""
+    if cache.tokenizer is None:
+        return None, ""
+    if config is None or config.text is None:
+        return None, "Tokens are numbers here: a cache does not hold its tokenizer. Name the config to read them."
+    try:
+        folder = Path(config.text.tokenizer)
+        if tokenizer_digest(folder) != cache.tokenizer:
+            return None, "Tokens are numbers here: text.tokenizer of the config is not the one that made this cache."
+        return load_tokenizer(folder), ""
+    except (ForebayError, OSError) as err:
+        return None, f"Tokens are numbers here: the tokenizer cannot be loaded: {err}"

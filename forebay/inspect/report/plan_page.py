@@ -1,0 +1,148 @@
+"""The section of a page about plans: padding of buckets, fill of packs, some of them drawn to scale."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from forebay.inspect.report import charts
+from forebay.inspect.report.markup import Html, joined, tag
+from forebay.inspect.report.overview import Overview
+from forebay.inspect.report.plans import PlanView
+from forebay.inspect.report.words import shortened
+
+_NAME = 120
+
+
+def table(head: Sequence[str], body: Sequence[Html], *, numbers: int | None = None) -> Html:
+    """Returns a table whose first column is names; numbers: how many columns behind it are numbers."""
+    count = len(head) - 1 if numbers is None else numbers
+    cells = [tag("th", name, scope="col", class_="n" if 0 < i <= count else None) for i, name in enumerate(head)]
+    whole = tag("table", tag("thead", tag("tr", cells)), tag("tbody", body))
+    return tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=f"table of {head[0]}")
+
+
+def chart_panel(name: str, chart: Html) -> Html:
+    """Returns a chart under its name."""
+    return tag("figure", tag("figcaption", name), chart, class_="panel")
+
+
+def plans(overview: Overview) -> Html:
+    """Returns the plans: padding of buckets, fill of packs, some of them drawn to scale."""
+    if not overview.plans:
+        text = "None yet: forebay preprocess CONFIG makes the one of its [plan]."
+        return tag("section", tag("h2", "Plan"), tag("p", text, class_="about"), id="plan")
+    return tag("section", tag("h2", "Plan"), [_plan(overview, view) for view in overview.plans], id="plan")
+
+
+def _plan(overview: Overview, view: PlanView) -> Html:
+    facts = view.facts
+    names = [f"{facts[name]:,} {name.removeprefix('num_')}" for name in ("num_batches", "num_packs") if name in facts]
+    names += [f"{100 * facts[name]:.1f} % {name}" for name in ("padding", "fill") if name in facts]
+    random = facts["statistics"].get("padding_random_order")
+    names += [] if random is None else [f"{100 * random:.1f} % in random order"]
+    whose = "the plan of this config" if view.is_wanted else "a plan beside this cache"
+    kept = "" if view.is_kept else ", made for this page and not kept"
+    head = [
+        tag("h3", f"{facts['kind']}: {', '.join(names)}"),
+        tag("p", f"{whose}{kept}, key {facts['key'][:16]}", class_="note"),
+    ]
+    parts = [_packs(view), _buckets(view), _batches(overview, view), _settings(facts["settings"])]
+    return tag("div", head, parts, class_="plan")
+
+
+def _packs(view: PlanView) -> Html | None:
+    if view.fills is None:
+        return None
+    statistics = view.facts["statistics"]
+    unplaced = ", ".join(f"{reason} {count:,}" for reason, count in statistics["unplaced"].items() if count)
+    text = f"Left out of every pack: {unplaced}." if unplaced else "Every sample is in a pack."
+    held = {name: statistics[name] for name in ("samples", "tokens", "patches", "images") if name in statistics}
+    rows = [
+        tag(
+            "tr",
+            tag("th", name, scope="row"),
+            tag("td", f"{found['mean']:,.1f}", class_="n"),
+            tag("td", f"{found['min']:,}", class_="n"),
+            tag("td", f"{found['max']:,}", class_="n"),
+        )
+        for name, found in held.items()
+    ]
+    legend = tag(
+        "p",
+        tag("span", "text", class_="k text"),
+        tag("span", "image", class_="k image"),
+        tag("span", "empty", class_="k pad"),
+        class_="legend",
+    )
+    scale = tag(
+        "figure",
+        tag("figcaption", "Packs to scale, from the emptiest to the fullest"),
+        legend,
+        charts.packs(view.drawn),
+        class_="panel",
+    )
+    figures = tag("figure", tag("figcaption", "Of a pack"), table(["", "mean", "least", "most"], rows), class_="panel")
+    return joined(
+        [
+            tag("p", text, class_="about"),
+            scale,
+            tag("div", chart_panel("How full packs are", charts.fills(view.fills)), figures, class_="charts"),
+        ]
+    )
+
+
+def _buckets(view: PlanView) -> Html | None:
+    buckets = view.facts["statistics"].get("buckets") or []
+    if not buckets:
+        return None
+    top = max([bucket["samples"] for bucket in buckets] + [1])
+    body = [
+        tag(
+            "tr",
+            tag("th", shortened(str(bucket["range"]), _NAME), scope="row"),
+            tag("td", f"{bucket['samples']:,}", class_="n"),
+            tag("td", f"{bucket['batch_size']:,}", class_="n"),
+            tag("td", f"{bucket['batches']:,}", class_="n"),
+            tag("td", f"{100 * bucket['padding']:.1f} %", class_="n"),
+            tag("td", charts.bar(bucket["samples"] / top, held=1 - bucket["padding"]), class_="wide"),
+        )
+        for bucket in buckets[:64]
+    ]
+    return tag(
+        "figure",
+        tag("figcaption", "Buckets and their padding"),
+        table(["bucket", "samples", "batch size", "batches", "padding", ""], body, numbers=4),
+        class_="panel",
+    )
+
+
+def _batches(overview: Overview, view: PlanView) -> Html | None:
+    drawn = [batch for batch in view.drawn if batch.rows] if view.fills is None else []
+    if not drawn:
+        return None
+    unit = "tokens" if overview.columns.seconds is None else "s"
+    scale = max(batch.room for batch in drawn)
+    body = [
+        tag(
+            "div",
+            tag("span", batch.label, class_="label"),
+            charts.batch(batch, scale=scale, unit=unit),
+            tag("span", f"{batch.left_out} rows not drawn", class_="note") if batch.left_out else None,
+            class_="batch",
+        )
+        for batch in drawn
+    ]
+    legend = tag("p", tag("span", "sample", class_="k text"), tag("span", "padding", class_="k pad"), class_="legend")
+    return tag(
+        "figure", tag("figcaption", "A batch of each bucket to scale, drawn at random"), legend, body, class_="panel"
+    )
+
+
+def _settings(settings: Mapping[str, Any]) -> Html | None:
+    cells = [(name, json.dumps(value)) for name, value in settings.items() if value is not None]
+    if not cells:
+        return None
+    rows = [tag("div", tag("dt", shortened(name, 80)), tag("dd", shortened(value, 300))) for name, value in cells[:60]]
+    return tag("details", tag("summary", "its settings"), tag("dl", rows, class_="row"), class_="cells")

@@ -1,0 +1,91 @@
+"""What a recording looks like: its stored features over time, or the spectrum of its waveform, as a PNG."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import PIL.Image
+
+from forebay.store.layout import Array
+
+HOP_S = 0.01
+"""Between two frames of stored features."""
+
+_WINDOW_S = 0.025
+_BINS = 96
+_RAMP = ((255, 255, 255), (203, 228, 232), (110, 178, 190), (30, 118, 138), (10, 66, 88), (6, 27, 43))
+"""From silence to the loudest: paper to deep water, and inverted where the page is dark."""
+
+_LEVELS = 48
+"""Colours of a picture: more are not seen, and make the file larger."""
+
+
+def features_of(tensors: Mapping[str, Any]) -> str | None:
+    """Returns the field of a sample that holds features over time, [frames, bins]; None where there is none."""
+    for name in ("input_features", "fbanks", *tensors):
+        value = tensors.get(name)
+        if isinstance(value, np.ndarray) and value.ndim == 2 and value.shape[1] >= 8 and value.dtype.kind == "f":
+            return name
+    return None
+
+
+def picture_of(tensors: Mapping[str, Any], *, rate_hz: int, columns: int) -> tuple[bytes, str, float] | None:
+    """Returns a PNG at most `columns` wide, what it shows, and the seconds it covers; None where there is nothing.
+
+    The features where the sample has some, else log powers of its waveform (25 ms Hann windows, linear frequencies).
+    """
+    name = features_of(tensors)
+    if name is not None and len(tensors[name]):
+        values = tensors[name]
+        frames, bins = values.shape
+        return png(_reduced(values, columns)), f"{name}: {bins} bins over {frames:,} frames", frames * HOP_S
+    waveform = tensors.get("waveform")
+    if not isinstance(waveform, np.ndarray) or len(waveform) < int(_WINDOW_S * rate_hz) or waveform.ndim != 1:
+        return None
+    what = f"spectrum of the waveform, 0 to {rate_hz / 2000:g} kHz"
+    return png(_spectrum(waveform, rate_hz, columns)), what, len(waveform) / rate_hz
+
+
+def png(values: Array) -> bytes:
+    """Returns values [columns, bins] as a PNG in the ramp of colours, time to the right and high bins on top."""
+    low, high = np.percentile(values, (3.0, 99.7))
+    share = np.clip((values - low) / max(float(high - low), 1e-6), 0.0, 1.0)
+    image = PIL.Image.fromarray(np.rint(share.T[::-1] * (_LEVELS - 1)).astype(np.uint8), "P")
+    image.putpalette(_palette())
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
+
+
+def _palette() -> list[int]:
+    places = np.linspace(0, 1, len(_RAMP))
+    wanted = np.linspace(0, 1, _LEVELS)
+    channels = [np.interp(wanted, places, [colour[c] for colour in _RAMP]) for c in range(3)]
+    return [round(value) for value in np.stack(channels, axis=1).ravel().tolist()]
+
+
+def _reduced(values: Array, columns: int) -> Array:
+    """Returns float32 [at most columns, bins], the mean of frames that share a column."""
+    held = np.nan_to_num(np.asarray(values, np.float32), nan=0.0, posinf=0.0, neginf=0.0)
+    step = -(-len(held) // columns)
+    if step <= 1:
+        return held
+    starts = np.arange(0, len(held), step)
+    counts = np.diff(np.append(starts, len(held)))
+    return np.asarray(np.add.reduceat(held, starts, axis=0) / counts[:, None])
+
+
+def _spectrum(waveform: Array, rate_hz: int, columns: int) -> Array:
+    width = int(_WINDOW_S * rate_hz)
+    hop = max(int(HOP_S * rate_hz), (len(waveform) - width) // columns + 1)
+    starts = np.arange(0, len(waveform) - width + 1, hop)
+    frames = waveform[starts[:, None] + np.arange(width)].astype(np.float32)
+    power = np.abs(np.fft.rfft(np.nan_to_num(frames) * np.hanning(width), axis=1)) ** 2
+    top = min(_BINS, power.shape[1])
+    edges = np.unique(np.linspace(0, power.shape[1], top, endpoint=False).astype(np.int64))
+    banded = np.add.reduceat(power, edges, axis=1)
+    loud = float(banded.max()) or 1.0
+    return np.asarray(np.log10(np.maximum(banded, loud * 1e-7)))

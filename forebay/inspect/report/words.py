@@ -1,0 +1,130 @@
+"""A recipe, and what became of its rows, in words a person reads."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+LIMIT = 4_000
+"""Characters of one text that a page shows."""
+
+_MAX_LINES = 200_000
+_FIRST_IDS = 6
+
+
+def shortened(text: str, limit: int = LIMIT) -> str:
+    """Returns a text of at most so many characters, and says so where it was cut."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}… ({len(text):,} characters)"
+
+
+def time_text(seconds: float) -> str:
+    """Returns a length of time in the unit that fits it: `3.1 min`, `12.4 h`."""
+    if seconds < 90:
+        return f"{seconds:,.1f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:,.1f} min"
+    hours = seconds / 3600
+    return f"{hours:,.1f} h" if hours < 1000 else f"{hours:,.0f} h"
+
+
+def sealed_at(folder: Path) -> str | None:
+    """Returns when a cache's metadata was written, in UTC, by the clock of the disk; None where it cannot be told."""
+    try:
+        found = (folder / "metadata.json").stat().st_mtime
+        return datetime.datetime.fromtimestamp(found, datetime.UTC).strftime("%d %B %Y, %H:%M UTC").lstrip("0")
+    except (OSError, ValueError, OverflowError):
+        return None
+
+
+def recipe_lines(recipe: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields what each section of a recipe does, as (name, sentence)."""
+    makers = {"source": _source, "audio": _audio, "vision": _vision, "text": _text}
+    for section, settings in recipe.items():
+        if isinstance(settings, Mapping):
+            parts = [part for part in makers.get(section, _any)(settings) if part]
+            yield section, "; ".join(parts) or "as it is by default"
+
+
+def _source(settings: Mapping[str, Any]) -> Iterator[str]:
+    yield f"rows of kind {_plain(settings.get('kind', 'unknown'))}, split {_plain(settings.get('split', 'unknown'))}"
+    languages = settings.get("languages")
+    if isinstance(languages, list) and languages:
+        yield f"languages {', '.join(map(_plain, languages[:20]))}"
+    least, most = settings.get("min_duration_s"), settings.get("max_duration_s")
+    if least:
+        yield f"at least {_plain(least)} s long"
+    if most:
+        yield f"at most {_plain(most)} s long (longer: {_plain(settings.get('overlong', 'keep'))})"
+    if settings.get("max_samples"):
+        yield f"the first {_plain(settings['max_samples'])} samples"
+
+
+def _audio(settings: Mapping[str, Any]) -> Iterator[str]:
+    mels = f" of {_plain(settings['n_mels'])} bins" if settings.get("n_mels") else ""
+    yield f"{_plain(settings.get('features', 'unknown'))} features{mels}"
+    if settings.get("sample_rate_hz"):
+        yield f"at {_plain(settings['sample_rate_hz'])} Hz"
+    if settings.get("dtype"):
+        yield f"stored as {_plain(settings['dtype'])}"
+    if "keep_waveform" in settings:
+        yield "the waveform is kept beside them" if settings["keep_waveform"] else "no waveform is kept"
+
+
+def _vision(settings: Mapping[str, Any]) -> Iterator[str]:
+    yield f"images by backend {_plain(settings.get('backend', 'unknown'))}"
+    if settings.get("processor"):
+        yield f"processor {_plain(settings['processor'])[:16]}"
+
+
+def _text(settings: Mapping[str, Any]) -> Iterator[str]:
+    yield f"prompt {_plain(settings.get('prompt', 'unknown'))}"
+    if settings.get("tokenizer"):
+        yield f"tokenizer with digest {_plain(settings['tokenizer'])[:16]}"
+    if settings.get("normalize"):
+        yield f"texts normalised by {_plain(settings['normalize'])}"
+    if settings.get("max_label_tokens"):
+        yield f"at most {_plain(settings['max_label_tokens'])} label tokens"
+
+
+def _any(settings: Mapping[str, Any]) -> Iterator[str]:
+    yield from (f"{name} {_plain(value)}" for name, value in settings.items() if value not in (None, [], {}))
+
+
+def _plain(value: Any) -> str:
+    return shortened(value if isinstance(value, str) else json.dumps(value), 200)
+
+
+def rejected_ids(path: Path, *, wanted: int) -> dict[tuple[str, str], list[str]]:
+    """Returns the first ids of each (kind, reason) in a cache's list of what was left out; kinds are as in that list.
+
+    wanted: reasons that there are; reading ends when each has its ids, or after 200,000 lines. Lines that are none of
+    forebay's are passed over.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    if not wanted:
+        return found
+    try:
+        with open(path, encoding="utf-8", errors="backslashreplace") as file:
+            for number, line in enumerate(file):
+                _note(found, line)
+                if number >= _MAX_LINES or (
+                    len(found) >= wanted and all(len(ids) >= _FIRST_IDS for ids in found.values())
+                ):
+                    break
+    except OSError:
+        return found
+    return found
+
+
+def _note(found: dict[tuple[str, str], list[str]], line: str) -> None:
+    try:
+        entry = json.loads(line)
+        place, sample_id = (str(entry["kind"]), str(entry["reason"])), str(entry["sample_id"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return
+    ids = found.setdefault(place, [])
+    if len(ids) < _FIRST_IDS:
+        ids.append(sample_id)

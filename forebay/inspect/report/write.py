@@ -1,0 +1,122 @@
+"""A cache as one self-contained HTML file of at most 10 MB."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from forebay.inspect.report import sections
+from forebay.inspect.report.card_page import card_element
+from forebay.inspect.report.cards import embedded
+from forebay.inspect.report.markup import Child, Html, joined, page, tag
+from forebay.inspect.report.overview import Overview
+from forebay.inspect.report.plan_page import plans
+from forebay.inspect.report.rows import MAX_ROWS
+from forebay.store.files import write_bytes
+
+MAX_BYTES = 10_000_000
+"""Of a file, always."""
+
+_BUDGETS = (6_000_000, 3_000_000, 1_000_000, 0)
+"""For media, in turn, until the file is small enough."""
+
+
+def write_report(overview: Overview, path: Path) -> int:
+    """Makes `path` the report on a cache, whole or not at all; returns its bytes, never more than 10,000,000."""
+    readings = [overview.reader.read(chosen) for chosen in overview.chosen]
+    data = b""
+    for rows, budget in [*((MAX_ROWS, budget) for budget in _BUDGETS), (MAX_ROWS // 10, 0), (0, 0)]:
+        cards = embedded(readings, rate_hz=overview.rate_hz, budget=budget)
+        data = _document(overview, [card_element(card) for card in cards], most_rows=rows).encode("utf-8")
+        if len(data) <= MAX_BYTES:
+            break
+    write_bytes(path, data)
+    return len(data)
+
+
+def _document(overview: Overview, cards: Sequence[Html], *, most_rows: int) -> str:
+    shown = [chosen.index for chosen in overview.chosen]
+    whole, count = len(overview.columns), 0
+    listed = overview.rows.chosen(shown)[:most_rows]
+    count = len(listed)
+    note = (
+        f"All {whole:,}."
+        if count == whole
+        else (
+            f"{count:,} of {whole:,}: those above, those to look at, and others spread evenly. "
+            "forebay inspect --serve lists all."
+        )
+    )
+    names = set(shown)
+    body = body_of(overview, cards, link=lambda index: _link(overview, index, is_shown=index in names), note=note)
+    data = {
+        "columns": [{"name": name, "number": is_number} for name, is_number in overview.rows.names],
+        "languages": overview.columns.languages[0][:500],
+        "rows": overview.rows.of(listed),
+        "cards": shown,
+    }
+    return page(f"{overview.facts['name']}: forebay report", body, data=data)
+
+
+def _link(overview: Overview, index: int, *, is_shown: bool) -> Html:
+    name = tag("code", overview.columns.ids[index].as_py()[:80])
+    return tag("a", name, href=f"#s{index}") if is_shown else name
+
+
+def body_of(overview: Overview, cards: Sequence[Html], *, link: object, note: str) -> Html:
+    """Returns what a page about a cache shows."""
+    content = [
+        sections.hero(overview),
+        sections.lengths(overview),
+        sections.samples(overview, cards),
+        plans(overview),
+        sections.doubts(overview, link),
+        sections.left_out(overview),
+        sections.rows_section(overview, note=note),
+        sections.made(overview),
+    ]
+    return frame(content, home="#top", links=_LINKS)
+
+
+_LINKS = (
+    ("#shape", "Shape"),
+    ("#samples", "Samples"),
+    ("#plan", "Plan"),
+    ("#doubts", "To look at"),
+    ("#left-out", "Left out"),
+    ("#all", "All samples"),
+    ("#made", "How it was made"),
+)
+
+
+def frame(content: Sequence[Child], *, home: str, links: Sequence[tuple[str, str]]) -> Html:
+    """Returns content between what every page has: its head with links, and the keys that it knows."""
+    nav = tag("nav", [tag("a", name, href=where) for where, name in links], aria_label="sections")
+    theme = tag("button", "Theme", type="button", id="theme", aria_label="switch between dark and light")
+    keys = tag("button", "?", type="button", id="help", aria_label="keys")
+    head = tag(
+        "header",
+        tag("a", "forebay", href=home, class_="brand"),
+        nav,
+        tag("div", keys, theme, class_="tools"),
+        class_="top",
+    )
+    skip = tag("a", "Skip to the samples", href="#samples", class_="skip")
+    return joined([skip, head, tag("main", content), _keys()])
+
+
+_KEYS = (
+    ("j  k", "the next, the previous sample"),
+    ("space", "play or stop its sound"),
+    ("/", "search"),
+    ("t", "dark or light"),
+    ("g", "grids of patches on or off"),
+    ("?", "these keys"),
+    ("Esc", "close, leave"),
+)
+
+
+def _keys() -> Html:
+    rows = [tag("div", tag("dt", tag("kbd", key)), tag("dd", what)) for key, what in _KEYS]
+    close = tag("button", "Close", type="button", id="close")
+    return tag("dialog", tag("h2", "Keys"), tag("dl", rows, class_="row"), close, id="keys", aria_label="keys")

@@ -1,0 +1,1 @@
+"""`forebay lint`: what is wrong with the data of a config or a cache, before a model learns it."""

@@ -1,0 +1,257 @@
+"""A sealed cache, measured: by what it keeps. No raw data is read."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from forebay.config.remote import RemoteConfig
+from forebay.errors import CacheCorruptError
+from forebay.lint.clips import TEXT_FACTS, Clips, note_text
+from forebay.lint.limits import Limits
+from forebay.lint.measured import Images, Measured, Refused
+from forebay.lint.pictures import conversation_facts
+from forebay.lint.raw import coded, joined
+from forebay.lint.sound import band_db, measured_sound
+from forebay.lint.spans import cut, run_spans
+from forebay.lint.text import signed
+from forebay.preprocess.pool import Pool
+from forebay.preprocess.sources.rows import reduced
+from forebay.preprocess.worker import mark
+from forebay.progress import Progress
+from forebay.steps.audio.waveform import Waveform
+from forebay.store.cache import Cache, open_cache
+from forebay.store.derived import steps_of
+from forebay.store.key import digest
+from forebay.store.layout import ROW_BITS, ROW_MASK, Array, Ints
+
+_ROWS = 1024
+_INT16 = Waveform(dtype="int16")
+_SOUND_FACTS = ("loudest_dbfs", "quiet", "clipped", "band_db")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheTask:
+    """Samples of a cache from `start` on: `text` and `language` of each. heard: whether their waveforms are read."""
+
+    start: int
+    rows: pa.Table
+    place: str
+    remote: RemoteConfig
+    limits: Limits
+    is_heard: bool
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduced(self)
+
+
+def measure_cache(
+    cache: Cache,
+    limits: Limits,
+    *,
+    name: str,
+    remote: RemoteConfig,
+    workers: int | None,
+    most: int | None,
+    progress: bool,
+) -> Measured:
+    """Returns what is known of the samples of a cache. most: only so many, the first ones."""
+    count = len(cache) if most is None else min(most, len(cache))
+    if cache.metadata.get("codec") is not None:
+        return _vision(cache, name=name, count=count, progress=progress)
+    is_heard = "waveform" in cache.fields
+    names = ("sample_id", "text", "language", "source")
+    table = cache.table([each for each in names if each in cache.column_names]).slice(0, count)
+    blank = pa.chunked_array([pa.repeat(pa.scalar("", pa.large_string()), count)])
+    columns = {each: table[each] if each in table.column_names else blank for each in names}
+
+    def task(start: int, stop: int) -> CacheTask:
+        part = pa.table({each: columns[each].slice(start, stop - start) for each in ("text", "language")})
+        return CacheTask(start=start, rows=part, place=cache.place, remote=remote, limits=limits, is_heard=is_heard)
+
+    def new_pool() -> Pool:
+        return Pool(workers or os.cpu_count() or 1)
+
+    unit = "clip" if is_heard else "text"
+    with Progress(count, desc="lint", unit=unit, is_shown=progress) as bar, new_pool() as pool:
+        done = run_spans(pool, measure_stored, task, cut(count, _ROWS), new_pool=new_pool, done=bar.update)
+    found = joined(done, count)
+    languages, language_of = coded(columns["language"])
+    files, file_of = coded(columns["source"])
+    rate_hz = cache.constants.get("sample_rate_hz") if "media" in cache.groups else None
+    return Measured(
+        name=name,
+        modality="speech",
+        is_raw=False,
+        rate_hz=rate_hz,
+        ids=columns["sample_id"],
+        places=np.arange(count),
+        files=files,
+        file_of=file_of,
+        languages=languages,
+        language_of=language_of,
+        texts=columns["text"],
+        facts=found.facts
+        | {key: np.array(values, object) for key, values in found.strings.items()}
+        | ({} if rate_hz is None else {"seconds": _seconds(cache, rate_hz, count)}),
+        content=found.content | _stored_hashes(cache, count),
+        refused=_refused(cache),
+        left_out=_left_out(cache, columns["text"], is_heard=is_heard),
+        excluded=cache.metadata["excluded"],
+    )
+
+
+def measure_stored(task: CacheTask) -> Clips:
+    """Returns what is measured of some samples of a cache."""
+    count = len(task.rows)
+    names = (*_SOUND_FACTS, *TEXT_FACTS) if task.is_heard else TEXT_FACTS
+    found = Clips(
+        num_samples=np.zeros(count, np.int64),
+        facts={name: np.full(count, np.nan) for name in names},
+        strings={"script": [""] * count, "word": [""] * count},
+        content={name: np.zeros(count, np.int64) for name in (("sound", "text") if task.is_heard else ("text",))},
+        bad=[],
+    )
+    for row, each in enumerate(task.rows.to_pylist()):
+        note_text(found, row, each["text"], each["language"])
+    if not task.is_heard:
+        return found
+    cache = _opened(task.place, task.remote)
+    rate_hz = cache.constants["sample_rate_hz"]
+    for row in range(count):
+        mark(row)
+        clip = cache.read(task.start + row)["waveform"]
+        for name, value in measured_sound(clip, rate_hz, task.limits)._asdict().items():
+            found.facts[name][row] = value
+        found.facts["band_db"][row] = band_db(clip)
+        samples = _INT16.make([clip])[0]["waveform"]
+        found.content["sound"][row] = signed(xxhash.xxh3_64_intdigest(np.ascontiguousarray(samples).data))
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def _opened(place: str, remote: RemoteConfig) -> Cache:
+    return open_cache(place, remote=remote)
+
+
+def _left_out(cache: Cache, texts: pa.ChunkedArray, *, is_heard: bool) -> dict[str, str]:
+    if "media" not in cache.groups:
+        return dict.fromkeys(("media", "file", "seconds"), "the samples have no sound")
+    lacks = {"file": "a cache keeps no files: read the raw data with --raw, or lint its config"}
+    if not is_heard:
+        lacks["media"] = "the cache keeps no waveform (audio.keep_waveform)"
+    if not any(texts.to_pylist()):
+        lacks |= dict.fromkeys(("text", "seconds"), "the samples have no texts")
+    return lacks
+
+
+def _seconds(cache: Cache, rate_hz: int, count: int) -> Array:
+    """Returns how long clips are; NaN where only the first `clip_s` seconds were kept."""
+    num_samples = np.asarray(cache.lengths["num_audio_samples"][:count])
+    seconds = num_samples / rate_hz
+    clip_s = (cache.metadata["recipe"].get("audio") or {}).get("clip_s")
+    if clip_s is not None:
+        seconds[num_samples >= round(clip_s * rate_hz)] = np.nan
+    return np.asarray(seconds)
+
+
+def _stored_hashes(cache: Cache, count: int) -> dict[str, Ints]:
+    """Returns the hashes of what is stored of each recording: of two caches of the same steps they may be compared."""
+    if "media" not in cache.groups:
+        return {}
+    hashes = np.zeros(count, np.int64)
+    slots = np.asarray(cache.slots[:count])
+    for number in np.unique(slots >> ROW_BITS).tolist():
+        rows = np.flatnonzero(slots >> ROW_BITS == number)
+        hashes[rows] = cache.shard("media", number).hashes[slots[rows] & ROW_MASK]
+    return {f"stored {digest(steps_of(cache.metadata['recipe']).get('audio'))[:16]}": hashes}
+
+
+def _refused(cache: Cache) -> list[Refused]:
+    path = cache.folder / "rejected.jsonl"
+    if "rejected.jsonl" not in cache.metadata["files"] or not path.is_file():
+        return []
+    try:
+        entries: list[Mapping[str, str]] = [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
+        return [
+            Refused(
+                sample_id=each["sample_id"],
+                reason=each["reason"],
+                message="a build left it out; the raw data says why: forebay lint CONFIG --raw",
+            )
+            for each in entries
+            if each["kind"] == "failed"
+        ]
+    except (ValueError, KeyError, TypeError) as err:
+        raise CacheCorruptError(
+            f"{path} is none that forebay writes: {err}; run: forebay preprocess CONFIG --rebuild"
+        ) from err
+
+
+def _vision(cache: Cache, *, name: str, count: int, progress: bool) -> Measured:
+    table = cache.table(["sample_id", "text", "source"]).slice(0, count)
+    images = _stored_images(cache, count, progress=progress)
+    found = [conversation_facts(text) for text in table["text"].to_pylist()]
+    files, file_of = coded(table["source"])
+    return Measured(
+        name=name,
+        modality="vision",
+        is_raw=False,
+        rate_hz=None,
+        ids=table["sample_id"],
+        places=np.arange(count),
+        files=files,
+        file_of=file_of,
+        languages=[""],
+        language_of=np.zeros(count, np.int64),
+        texts=table["text"],
+        facts={"loops": np.array([each[0] for each in found], np.float64)},
+        content={"text": np.array([each[1] for each in found], np.int64)},
+        refused=_refused(cache),
+        images=images,
+        left_out={"sizes": "a cache keeps images as the processor sizes them: read the raw data with --raw"},
+        excluded=cache.metadata["excluded"],
+    )
+
+
+def _stored_images(cache: Cache, count: int, *, progress: bool) -> Images:
+    """Returns the images of a cache; each is looked at once, where the first sample uses it."""
+    rows_field = cache.metadata["media_rows"]
+    numbers: dict[str, int] = {}
+    ranges: list[float] = []
+    starts, flat = [0], []
+    names: dict[int, list[str]] = {}
+    slots = cache.slots
+    with Progress(count, desc="lint", unit="sample", is_shown=progress) as bar:
+        for index in range(count):
+            number, row = int(slots[index]) >> ROW_BITS, int(slots[index]) & ROW_MASK
+            if number not in names:
+                names = {number: cache.shard("media", number).strings("image_hash")}
+            used = [names[number][media] for media in cache.shard("text", number).row(row)[rows_field].tolist()]
+            new = [place for place, name in enumerate(used) if name not in numbers]
+            patches = cache.read(index)["patches"] if new else ()
+            for place in new:
+                if used[place] not in numbers:
+                    numbers[used[place]] = len(numbers)
+                    ranges.append(float(np.ptp(patches[place])))
+            flat += [numbers[name] for name in used]
+            starts.append(len(flat))
+            bar.update()
+    unknown = np.zeros(len(numbers), np.int64)
+    return Images(
+        names=list(numbers),
+        hashes=list(numbers),
+        width=unknown,
+        height=unknown,
+        range=np.array(ranges, np.float64),
+        starts=np.array(starts, np.int64),
+        flat=np.array(flat, np.int64),
+    )

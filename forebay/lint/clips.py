@@ -1,0 +1,147 @@
+"""One task over raw speech: some consecutive rows, read and decoded as a build does, and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from forebay.errors import SampleError
+from forebay.lint.limits import Limits
+from forebay.lint.sound import band_db, measured_sound
+from forebay.lint.text import TextFacts, signed, text_facts
+from forebay.preprocess.sources.media import MediaReader
+from forebay.preprocess.sources.rows import reduced
+from forebay.preprocess.speech.decode import decode_audio
+from forebay.preprocess.speech.headers import header_info
+from forebay.preprocess.speech.modality import Speech
+from forebay.preprocess.worker import mark
+from forebay.steps.audio.waveform import Waveform
+from forebay.store.layout import Array
+from forebay.store.source_files import SourceFile
+
+_INT16 = Waveform(dtype="int16")
+
+SOUND_FACTS = ("loudest_dbfs", "quiet", "clipped", "band_db", "file_rate_hz", "file_s")
+"""Facts of a clip, float64; NaN where they are not known."""
+
+TEXT_FACTS = tuple(name for name in TextFacts._fields if name not in ("script", "word", "hash"))
+"""Numbers of a text."""
+
+Bad = tuple[int, str, str]
+"""Position of a row, reason, message."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClipTask:
+    """Rows of a listing and the files that they use. is_heard: whether there is sound, and it is listened to."""
+
+    start: int
+    rows: pa.Table
+    files: tuple[SourceFile, ...]
+    modality: Speech
+    limits: Limits
+    max_open_tars: int
+    is_heard: bool
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduced(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clips:
+    """What was measured, a value a row. num_samples: decoded, at the config's rate; 0 where a row failed.
+
+    facts: float64 by name. strings: by name. content: int64 hashes by what they are of.
+    """
+
+    num_samples: Array
+    facts: dict[str, Array]
+    strings: dict[str, list[str]]
+    content: dict[str, Array]
+    bad: list[Bad]
+
+
+def measure_clips(task: ClipTask) -> Clips:
+    """Returns what is measured of some rows. Raises TarError or OSError where a file as a whole cannot be read."""
+    count = len(task.rows)
+    facts = {name: np.full(count, np.nan) for name in (*SOUND_FACTS, *TEXT_FACTS)}
+    strings = {"script": [""] * count, "word": [""] * count}
+    content = {name: np.zeros(count, np.int64) for name in ("file", "sound", "text")}
+    found = Clips(num_samples=np.zeros(count, np.int64), facts=facts, strings=strings, content=content, bad=[])
+    _texts(task, found)
+    if task.is_heard:
+        _sounds(task, found)
+    return found
+
+
+def note_text(found: Clips, row: int, text: str, language: str) -> None:
+    """Writes what a text is like into its row."""
+    known = text_facts(text, language)
+    for name in TEXT_FACTS:
+        found.facts[name][row] = getattr(known, name)
+    found.strings["script"][row], found.strings["word"][row] = known.script, known.word
+    found.content["text"][row] = known.hash
+
+
+def _texts(task: ClipTask, found: Clips) -> None:
+    """The build's own reasons, and what the texts are like."""
+    made = task.modality.text_samples(task.rows, [file.name for file in task.files])
+    for row, values in enumerate(made):
+        if "failure" in values:
+            found.bad.append((row, values["failure"], values["message"]))
+    columns = (task.rows[name].to_pylist() for name in ("text", "language"))
+    for row, (text, language) in enumerate(zip(*columns, strict=True)):
+        note_text(found, row, text or "", language or "")
+
+
+def _sounds(task: ClipTask, found: Clips) -> None:
+    with MediaReader(
+        task.files,
+        max_open=task.max_open_tars,
+        max_bytes=task.modality.max_sample_bytes,
+        column=task.modality.media_column,
+        as_listed=True,
+    ) as read:
+        for row, place in enumerate(_places(task.rows)):
+            mark(row)
+            try:
+                data = read(place["file"], place["offset"], place["size"])
+                _sound(task, found, row, data, sample_id=place["sample_id"])
+            except SampleError as err:
+                found.bad.append((row, err.reason, str(err)))
+
+
+def _places(rows: pa.Table) -> Iterator[dict[str, Any]]:
+    for batch in rows.select(["sample_id", "file", "offset", "size"]).to_batches(max_chunksize=1024):
+        yield from batch.to_pylist()
+
+
+def _sound(task: ClipTask, found: Clips, row: int, data: bytes, *, sample_id: str) -> None:
+    """Writes what a clip is like into its row. Raises DecodeError where a build leaves it out."""
+    recipe = task.modality.recipe
+    found.content["file"][row] = signed(xxhash.xxh3_64_intdigest(data))
+    info = header_info(lambda offset, size: data[offset : offset + size], len(data))
+    if info is not None:
+        found.facts["file_rate_hz"][row], found.facts["file_s"][row] = info.sample_rate_hz, info.duration_s
+    clip = decode_audio(data, recipe.decode, sample_id=sample_id, want="int16")
+    if clip.dtype != np.int16 or len(clip) < recipe.features.min_samples:
+        recipe.features.check(clip.astype(np.float32))
+    samples = _INT16.make([clip])[0]["waveform"]
+    rate_hz = recipe.decode.sample_rate_hz
+    own, own_hz = clip, rate_hz
+    if info is not None and info.sample_rate_hz != rate_hz:
+        # Resampling moves samples off full scale, so these are seen as the file has them.
+        own_hz = info.sample_rate_hz
+        own = decode_audio(data, replace(recipe.decode, sample_rate_hz=own_hz), sample_id=sample_id, want="int16")
+    sound = measured_sound(own, own_hz, task.limits)
+    for name, value in zip(sound._fields, sound, strict=True):
+        found.facts[name][row] = value
+    if own_hz >= rate_hz:  # a file of a lower rate has nothing above, and is told of by its rate
+        found.facts["band_db"][row] = band_db(clip)
+    found.content["sound"][row] = signed(xxhash.xxh3_64_intdigest(samples.data))
+    found.num_samples[row] = len(clip)

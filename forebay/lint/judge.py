@@ -1,0 +1,311 @@
+"""What the checks find in one set of samples; pure: facts and limits in, findings out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from forebay.lint.limits import BY_NAME, Limits, Severity
+from forebay.lint.measured import Finding, Measured, Refused
+from forebay.lint.script import scripts_of
+from forebay.preprocess.assemble import EXCLUDING
+from forebay.store.layout import Array
+
+_BY_DURATION = frozenset({"too_long", "too_short"})
+"""Reasons that only say that a filter of the config works."""
+
+_RATES_HZ = (8_000, 11_025, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
+
+
+def judged(found: Measured, limits: Limits) -> Iterator[Finding]:
+    """Yields what the checks find in a set, but for its duplicates: see `forebay.lint.same`."""
+    yield from _refused(found)
+    if found.modality == "speech":
+        if "loudest_dbfs" in found.facts:
+            yield from _sound(found, limits)
+        if "file_rate_hz" in found.facts:
+            yield from _rates(found, limits)
+        if "chars" in found.facts:
+            yield from _speed(found, limits)
+            yield from _scripts(found, limits)
+            yield from _repeats(found, limits)
+    else:
+        yield from _images(found, limits)
+    yield from _loops(found, limits)
+
+
+def finding(
+    found: Measured,
+    row: int,
+    check: str,
+    message: str,
+    *,
+    value: float | str | None = None,
+    limit: float | str | None = None,
+    other: str | None = None,
+    other_set: str | None = None,
+) -> Finding:
+    """Returns a finding of a check about a sample of a set."""
+    return Finding(
+        check=check,
+        severity=BY_NAME[check].severity,
+        set=found.name,
+        sample_id=found.sample_id(row),
+        row=int(found.places[row]),
+        source=found.file(row),
+        message=message,
+        value=round(value, 4) if isinstance(value, float) else value,
+        limit=limit,
+        other=other,
+        other_set=other_set,
+    )
+
+
+def _severity(each: Refused) -> Severity:
+    if each.reason in _BY_DURATION:
+        return "info"
+    return "warning" if each.reason in EXCLUDING else "error"
+
+
+def _refused(found: Measured) -> Iterator[Finding]:
+    for each in found.refused:
+        yield Finding(
+            check=each.reason,
+            severity=_severity(each),
+            set=found.name,
+            sample_id=each.sample_id,
+            row=each.place,
+            source=found.file(each.row) if each.row >= 0 else "",
+            message=each.message,
+        )
+
+
+def _rows(mask: Array) -> list[int]:
+    rows: list[int] = np.flatnonzero(mask).tolist()
+    return rows
+
+
+def _sound(found: Measured, limits: Limits) -> Iterator[Finding]:
+    facts, loud = found.facts, limits.quiet_dbfs
+    is_silent = facts["loudest_dbfs"] < loud
+    for row in _rows(is_silent):
+        value = float(facts["loudest_dbfs"][row])
+        yield finding(
+            found,
+            row,
+            "silent",
+            f"its loudest piece of 20 ms has {value:.1f} dBFS, the limit is {loud:g}",
+            value=value,
+            limit=loud,
+        )
+    for row in _rows((facts["quiet"] >= limits.quiet_share) & ~is_silent):
+        value = float(facts["quiet"][row])
+        yield finding(
+            found,
+            row,
+            "mostly_silent",
+            f"{value:.1%} of its pieces are below {loud:g} dBFS, the limit is {limits.quiet_share:.0%}",
+            value=value,
+            limit=limits.quiet_share,
+        )
+    bad, some = limits.badly_clipped_share, limits.clipped_share
+    for row in _rows(facts["clipped"] >= some):
+        value = float(facts["clipped"][row])
+        name, limit = ("clipping", bad) if value >= bad else ("some_clipping", some)
+        yield finding(
+            found,
+            row,
+            name,
+            f"{value:.2%} of its samples are at full scale, the limit is {limit:.2%}",
+            value=value,
+            limit=limit,
+        )
+    for row in _rows((facts["band_db"] < limits.band_db) & ~is_silent):
+        value = float(facts["band_db"][row])
+        yield finding(
+            found,
+            row,
+            "narrow_band",
+            f"above 55 % of its band it has {value:.0f} dB of its power, the limit is {limits.band_db:g}",
+            value=value,
+            limit=limits.band_db,
+        )
+
+
+def _rates(found: Measured, limits: Limits) -> Iterator[Finding]:
+    facts, wanted = found.facts, found.rate_hz or 0
+    for row in _rows(facts["file_rate_hz"] < wanted):
+        rate = int(facts["file_rate_hz"][row])
+        yield finding(
+            found,
+            row,
+            "low_rate",
+            f"the file has {rate} Hz, the config {wanted}: a build upsamples it",
+            value=rate,
+            limit=wanted,
+        )
+    assert found.longer is not None
+    seconds, stated_s = facts["seconds"], facts["stated_s"]
+    moved = np.abs(seconds - stated_s) > limits.rate_match * stated_s
+    for row in _rows(moved & np.isfinite(facts["file_rate_hz"])):
+        rate = int(facts["file_rate_hz"][row])
+        real = _other_rate(float(stated_s[row] / seconds[row]), rate, limits.rate_match)
+        if real is not None:
+            yield finding(
+                found,
+                row,
+                "wrong_rate",
+                f"{seconds[row]:.2f} s at the {rate} Hz of its header, {stated_s[row]:.2f} s by its manifest: as if "
+                f"its samples were of {real} Hz; correct the header, or the manifest",
+                value=rate,
+                limit=real,
+            )
+        elif found.longer[row]:
+            yield finding(
+                found,
+                row,
+                "longer_than_stated",
+                f"{seconds[row]:.2f} s of audio, its manifest says {stated_s[row]:.2f} s",
+                value=float(seconds[row]),
+                limit=float(stated_s[row]),
+            )
+
+
+def _other_rate(ratio: float, rate_hz: int, match: float) -> int | None:
+    """Returns the rate at which a clip would be as long as was stated, where that is one that people use."""
+    for other in _RATES_HZ:
+        if other != rate_hz and abs(ratio * other / rate_hz - 1) <= match:
+            return other
+    return None
+
+
+def _speed(found: Measured, limits: Limits) -> Iterator[Finding]:
+    facts, highest, lowest = found.facts, limits.max_chars_per_s, limits.min_chars_per_s
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rates = facts["chars"] / facts["seconds"]
+    rates[~((facts["chars"] > 0) & (facts["seconds"] > 0))] = np.nan
+    is_long = facts["seconds"] >= limits.min_rated_s
+    far = rates > highest, (rates < lowest) & is_long
+    for name, mask, limit in zip(("too_many_chars", "too_few_chars"), far, (highest, lowest), strict=True):
+        for row in _rows(mask):
+            yield finding(
+                found,
+                row,
+                name,
+                f"{_rate(found, rates, row)}, the limit is {limit:g}",
+                value=float(rates[row]),
+                limit=limit,
+            )
+    rates[far[0] | far[1] | ~is_long | ~found.usable()] = np.nan
+    yield from _outliers(found, rates, limits)
+
+
+def _outliers(found: Measured, rates: Array, limits: Limits) -> Iterator[Finding]:
+    """What is far from the median of its language, in robust deviations of the logarithm."""
+    for number, language in enumerate(found.languages):
+        rows = np.flatnonzero((found.language_of == number) & np.isfinite(rates))
+        if len(rows) < limits.outlier_min_clips:
+            continue
+        logs = np.log(rates[rows])
+        middle = float(np.median(logs))
+        # At least a tenth: of clips that are all alike a small step is no outlier.
+        spread = max(1.4826 * float(np.median(np.abs(logs - middle))), 0.1)
+        for place in np.flatnonzero(np.abs(logs - middle) > limits.outlier_deviations * spread).tolist():
+            row = int(rows[place])
+            low, high = (float(np.exp(middle + s * limits.outlier_deviations * spread)) for s in (-1, 1))
+            yield finding(
+                found,
+                row,
+                "chars_outlier",
+                f"{_rate(found, rates, row)}, the median of {language or 'all'} is {np.exp(middle):.1f} and the limits "
+                f"are {low:.1f} and {high:.1f}",
+                value=float(rates[row]),
+                limit=round(high if rates[row] > high else low, 4),
+            )
+
+
+def _rate(found: Measured, rates: Array, row: int) -> str:
+    chars, seconds = int(found.facts["chars"][row]), float(found.facts["seconds"][row])
+    return f"{chars} characters in {seconds:.2f} s, {rates[row]:.2f} a second"
+
+
+def _scripts(found: Measured, limits: Limits) -> Iterator[Finding]:
+    facts = found.facts
+    judged_ = facts["letters"] >= limits.min_letters
+    is_wrong = judged_ & (facts["foreign"] >= limits.wrong_script_share) & (facts["is_known"] > 0)
+    is_mixed = judged_ & (facts["foreign"] >= limits.mixed_script_share) & ~is_wrong
+    named = (
+        ("wrong_script", is_wrong, limits.wrong_script_share),
+        ("mixed_scripts", is_mixed, limits.mixed_script_share),
+    )
+    for name, mask, limit in named:
+        for row in _rows(mask):
+            yield finding(
+                found, row, name, _script_message(found, row, limit), value=float(facts["foreign"][row]), limit=limit
+            )
+    for row in _rows(facts["word"] != ""):
+        word = str(facts["word"][row])
+        yield finding(found, row, "mixed_word", f"the word {word!r} mixes scripts whose letters look alike", value=word)
+
+
+def _script_message(found: Measured, row: int, limit: float) -> str:
+    share, script, language = float(found.facts["foreign"][row]), found.facts["script"][row], found.language(row)
+    scripts = scripts_of(language) if language else None
+    written = f"{language} is written in {', '.join(sorted(scripts))}" if scripts else "its language is not known"
+    return f"{share:.0%} of its letters are not, most of them {script}: {written}; the limit is {limit:.0%}"
+
+
+def _repeats(found: Measured, limits: Limits) -> Iterator[Finding]:
+    chars, usable = found.facts["chars"], found.usable()
+    refused = {each.row for each in found.refused if each.reason == "empty_text"}
+    has_texts = bool((chars > 0).any())
+    for row in _rows((chars == 0) & has_texts):
+        if row not in refused:
+            yield finding(found, row, "empty_text", "its text is empty", value=0, limit=1)
+    hashes = np.where(usable & (chars >= limits.repeated_min_chars), found.content["text"], 0)
+    values, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+    times = np.where(values == 0, 0, counts)[inverse.reshape(-1)]
+    for row in _rows(times >= limits.repeated_texts):
+        yield finding(
+            found,
+            row,
+            "repeated_text",
+            f"{times[row]} samples have its text, the limit is {limits.repeated_texts:g}",
+            value=int(times[row]),
+            limit=limits.repeated_texts,
+        )
+
+
+def _loops(found: Measured, limits: Limits) -> Iterator[Finding]:
+    for row in _rows(found.facts["loops"] >= limits.loops) if "loops" in found.facts else ():
+        times = int(found.facts["loops"][row])
+        yield finding(
+            found,
+            row,
+            "looping_text",
+            f"the same words stand {times} times in a row, the limit is {limits.loops:g}",
+            value=times,
+            limit=limits.loops,
+        )
+
+
+def _images(found: Measured, limits: Limits) -> Iterator[Finding]:
+    images = found.images
+    if images is None:
+        return
+    side = np.minimum(images.width, images.height)
+    is_tiny = (side > 0) & (side < limits.min_image_side)
+    is_blank = images.range < limits.blank_range
+    owners = np.repeat(np.arange(len(found)), np.diff(images.starts))
+    for name, mask in (("tiny_image", is_tiny), ("blank_image", is_blank)):
+        for use in _rows(mask[images.flat]):
+            image = int(images.flat[use])
+            if name == "tiny_image":
+                size = f"{images.width[image]} x {images.height[image]} pixels"
+                value, limit, said = int(side[image]), limits.min_image_side, f"has {size}"
+            else:
+                value, limit = int(images.range[image]), limits.blank_range
+                said = f"has values that differ by {value} of 255"
+            message = f"image {images.names[image]} {said}, the limit is {limit:g}"
+            yield finding(found, int(owners[use]), name, message, value=value, limit=limit)

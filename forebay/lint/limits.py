@@ -1,0 +1,258 @@
+"""Every limit of the checks, in one dataclass; and the checks by name, with what each of them says."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+from forebay.errors import ConfigError
+
+Severity = Literal["error", "warning", "info"]
+
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
+"""The worst first."""
+
+
+def _limit(default: float, says: str) -> Any:
+    return field(default=default, metadata={"says": says})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What the checks compare with. `--limit NAME=VALUE` sets one; `--explain-checks` prints all."""
+
+    quiet_dbfs: float = _limit(-55.0, "level of a piece of 20 ms, without its mean, below which the piece is quiet")
+    quiet_share: float = _limit(0.9, "share of quiet pieces from which a clip is mostly silent")
+    full_scale: float = _limit(0.9999, "magnitude from which a sample is at full scale")
+    clipped_share: float = _limit(0.001, "share of samples at full scale from which some of a clip is clipped")
+    badly_clipped_share: float = _limit(0.05, "share of samples at full scale from which a clip is spoiled")
+    band_db: float = _limit(-60.0, "power above 55 % of the band, over all power, below which the band is narrow")
+    rate_match: float = _limit(0.005, "share by which stated over real seconds may miss the ratio of two sample rates")
+    max_chars_per_s: float = _limit(40.0, "characters a second, spaces left out, that nobody speaks")
+    min_chars_per_s: float = _limit(0.5, "characters a second below which most of a clip is not in its text")
+    min_rated_s: float = _limit(1.0, "seconds of a clip from which its characters a second are compared")
+    outlier_deviations: float = _limit(6.0, "robust deviations from its language's median that make an outlier")
+    outlier_min_clips: float = _limit(30, "clips of a language from which outliers are looked for")
+    wrong_script_share: float = _limit(0.5, "share of letters of foreign scripts from which a text is of another")
+    mixed_script_share: float = _limit(0.25, "share of letters of foreign scripts from which a text mixes scripts")
+    min_letters: float = _limit(3, "letters that a text needs before its script is judged")
+    repeated_texts: float = _limit(20, "samples with the same text from which the text repeats too often")
+    repeated_min_chars: float = _limit(12, "characters that such a text has at least: short commands do repeat")
+    loops: float = _limit(4, "times that the same words stand in a row from which a text loops")
+    min_image_side: float = _limit(28, "pixels of an image's shorter side below which it is tiny")
+    blank_range: float = _limit(8, "values of 255 between the darkest and the brightest pixel, below which it is blank")
+
+    def described(self, names: Sequence[str]) -> list[str]:
+        """Returns a line for each of some limits: its name, its value, what it means."""
+        said = {each.name: each.metadata["says"] for each in fields(self)}
+        return [f"{name} = {getattr(self, name):g}: {said[name]}" for name in names]
+
+    def changed(self, settings: Sequence[str]) -> Limits:
+        """Returns the limits with each `NAME=VALUE` set. Raises ConfigError for what is no limit or no number."""
+        known = [each.name for each in fields(self)]
+        values: dict[str, float] = {}
+        for setting in settings:
+            name, _, text = setting.partition("=")
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                raise ConfigError(
+                    f"--limit {setting}: no limit is called {name!r}"
+                    + (f"; did you mean {near[0]}?" if near else "; all of them: forebay lint --explain-checks")
+                )
+            try:
+                values[name] = float(text)
+            except ValueError as err:
+                raise ConfigError(f"--limit {setting}: {text!r} is no number, wanted for example {name}=1") from err
+        return replace(self, **values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """A check. says: what a finding of it means. limits: those it compares with. needs: what it cannot do without."""
+
+    name: str
+    severity: Severity
+    says: str
+    needs: Literal["media", "file", "seconds", "text", "listing", "content", "sizes"]
+    limits: tuple[str, ...] = ()
+    modality: Literal["speech", "vision", "both"] = "speech"
+
+
+CHECKS = (
+    Check(
+        name="silent", severity="error", says="no piece of the clip is louder", needs="media", limits=("quiet_dbfs",)
+    ),
+    Check(
+        name="mostly_silent",
+        severity="warning",
+        says="most pieces of the clip are quiet",
+        needs="media",
+        limits=("quiet_dbfs", "quiet_share"),
+    ),
+    Check(
+        name="clipping",
+        severity="error",
+        says="much of the clip is at full scale",
+        needs="media",
+        limits=("full_scale", "badly_clipped_share"),
+    ),
+    Check(
+        name="some_clipping",
+        severity="warning",
+        says="some of the clip is at full scale",
+        needs="media",
+        limits=("full_scale", "clipped_share", "badly_clipped_share"),
+    ),
+    Check(
+        name="low_rate",
+        severity="warning",
+        says="the file has fewer samples a second than the config: the build upsamples it",
+        needs="file",
+    ),
+    Check(
+        name="narrow_band",
+        severity="info",
+        says="nothing is in the upper half of the band: the clip was upsampled, or is of a telephone",
+        needs="media",
+        limits=("band_db",),
+    ),
+    Check(
+        name="wrong_rate",
+        severity="error",
+        says="stated over real seconds is the ratio of two sample rates: one of the two is of another rate",
+        needs="file",
+        limits=("rate_match",),
+    ),
+    Check(
+        name="longer_than_stated",
+        severity="warning",
+        says="the clip has more audio than its manifest says, by more than source.duration_tolerance; a build keeps it",
+        needs="file",
+    ),
+    Check(
+        name="duplicate",
+        severity="warning",
+        says="the same content and text as another sample",
+        needs="content",
+        modality="both",
+    ),
+    Check(
+        name="contradiction",
+        severity="error",
+        says="the same recording as another sample, under another text: one of the texts is wrong",
+        needs="content",
+    ),
+    Check(
+        name="leak",
+        severity="error",
+        says="the same content as a sample of a set that is evaluated on, or of --against",
+        needs="content",
+        modality="both",
+    ),
+    Check(
+        name="shared_image",
+        severity="warning",
+        says="an image of a set that is evaluated on, or of --against, under another conversation",
+        needs="content",
+        modality="vision",
+    ),
+    Check(
+        name="too_many_chars",
+        severity="error",
+        says="more characters a second than anybody speaks: the text is of another clip, or the clip is cut",
+        needs="seconds",
+        limits=("max_chars_per_s",),
+    ),
+    Check(
+        name="too_few_chars",
+        severity="warning",
+        says="few characters a second: the text is of a part of the clip",
+        needs="seconds",
+        limits=("min_chars_per_s", "min_rated_s"),
+    ),
+    Check(
+        name="chars_outlier",
+        severity="warning",
+        says="characters a second far from those of the language",
+        needs="seconds",
+        limits=("outlier_deviations", "outlier_min_clips", "min_rated_s"),
+    ),
+    Check(
+        name="wrong_script",
+        severity="error",
+        says="the letters are of a script that the language is not written in",
+        needs="text",
+        limits=("wrong_script_share", "min_letters"),
+    ),
+    Check(
+        name="mixed_scripts",
+        severity="warning",
+        says="some letters are of a script that the language is not written in; without a language, of a second script",
+        needs="text",
+        limits=("mixed_script_share", "wrong_script_share", "min_letters"),
+    ),
+    Check(
+        name="mixed_word",
+        severity="warning",
+        says="a word mixes Latin, Cyrillic or Greek letters, which look alike",
+        needs="text",
+    ),
+    Check(name="empty_text", severity="warning", says="the text is empty", needs="text", modality="both"),
+    Check(
+        name="repeated_text",
+        severity="warning",
+        says="many samples have this same text",
+        needs="text",
+        limits=("repeated_texts", "repeated_min_chars"),
+    ),
+    Check(
+        name="looping_text",
+        severity="warning",
+        says="the same words stand in a row again and again",
+        needs="text",
+        limits=("loops",),
+        modality="both",
+    ),
+    Check(
+        name="tiny_image",
+        severity="warning",
+        says="an image of few pixels, which the processor makes larger",
+        needs="sizes",
+        limits=("min_image_side",),
+        modality="vision",
+    ),
+    Check(
+        name="blank_image",
+        severity="warning",
+        says="an image of one colour",
+        needs="media",
+        limits=("blank_range",),
+        modality="vision",
+    ),
+    Check(
+        name="kills_decoder",
+        severity="error",
+        says="decoding it ends the process",
+        needs="media",
+        modality="both",
+    ),
+)
+"""What a build itself refuses comes beside them, under the build's own reasons: `truncated_audio`, `header_mismatch`,
+`duration_mismatch`, `corrupt_audio`, `unreadable_image`, `no_assistant_turn`, ... (errors); `empty_text`,
+`label_too_long` (warnings)."""
+
+BY_NAME = {check.name: check for check in CHECKS}
+
+
+def check_lines(limits: Limits) -> Iterator[str]:
+    """Yields what `forebay lint --explain-checks` prints."""
+    for check in CHECKS:
+        yield f"{check.name} ({check.severity}): {check.says}"
+        yield from (f"    {line}" for line in limits.described(check.limits))
+    yield (
+        "What a build leaves out as bad is an error under the build's own reason, for example truncated_audio, "
+        "header_mismatch, duration_mismatch, corrupt_audio, unreadable_image, no_assistant_turn; label_too_long is a "
+        "warning."
+    )

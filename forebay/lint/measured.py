@@ -1,0 +1,125 @@
+"""What is known of a set of samples, a column a fact; and what a check found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from forebay.lint.limits import SEVERITIES, Severity
+from forebay.store.layout import Array, Ints
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refused:
+    """A sample that a build leaves out. row: of `Measured`, -1 where the listing left it out already."""
+
+    sample_id: str
+    reason: str
+    message: str
+    row: int = -1
+    place: int = -1
+    """Where the sample stands in the listing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images:
+    """The different images of a set. starts, flat: those of sample i are `flat[starts[i] : starts[i + 1]]`.
+
+    width, height: int [images], 0 where they are not known. range: float [images], between the darkest and the
+    brightest value; NaN where it was not measured. hashes: the xxh3-128 of the encoded bytes, 32 hex digits.
+    """
+
+    names: Sequence[str]
+    hashes: Sequence[str]
+    width: Ints
+    height: Ints
+    range: Array
+    starts: Ints
+    flat: Ints
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A set of samples. Columns are [samples]; a fact that is not known is NaN, of a hash 0.
+
+    name: of the set, in messages. is_raw: whether it was read from raw data. ids: large_string. places: where a sample
+    stands in its listing or cache. files: the source file of each. languages: "" where none is known. texts: as given.
+    facts: fields of `TextFacts` and `Sound`, `band_db`, `seconds`, `stated_s`, `file_rate_hz`. content: hashes by what
+    they are of; those of one name may be compared between sets. rate_hz: of the config; None where there is no sound.
+    longer: which samples have more audio than was stated. left_out: why checks were not made, by what these need.
+    excluded: how many samples the settings of the config leave out, by reason. notes: what else to say.
+    """
+
+    name: str
+    modality: str
+    is_raw: bool
+    rate_hz: int | None
+    ids: pa.ChunkedArray
+    places: Ints
+    files: Sequence[str]
+    file_of: Ints
+    languages: Sequence[str]
+    language_of: Ints
+    texts: pa.ChunkedArray
+    facts: Mapping[str, Array] = field(default_factory=dict)
+    content: Mapping[str, Ints] = field(default_factory=dict)
+    refused: Sequence[Refused] = ()
+    images: Images | None = None
+    longer: Array | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    excluded: Mapping[str, int] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def sample_id(self, row: int) -> str:
+        """Returns the id of a sample."""
+        return str(self.ids[row].as_py())
+
+    def file(self, row: int) -> str:
+        """Returns the name of a sample's source file."""
+        return self.files[int(self.file_of[row])]
+
+    def language(self, row: int) -> str:
+        """Returns the language of a sample, "" where none is known."""
+        return self.languages[int(self.language_of[row])]
+
+    def usable(self) -> Array:
+        """Returns which samples a build would take, bool [samples]."""
+        found = np.ones(len(self), bool)
+        found[[each.row for each in self.refused if each.row >= 0]] = False
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One thing that a check found. value: what was measured. limit: what it was compared with.
+
+    other: the sample that this one is the same as, and `other_set` where that is in another set.
+    """
+
+    check: str
+    severity: Severity
+    set: str
+    sample_id: str
+    row: int
+    source: str
+    message: str
+    value: float | str | None = None
+    limit: float | str | None = None
+    other: str | None = None
+    other_set: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the JSON form."""
+        return asdict(self)
+
+    def order(self) -> tuple[int, str, str, int, str, str, str]:
+        """Returns what findings are sorted by: the worst first, then by check, set and place."""
+        rank = SEVERITIES.index(self.severity)
+        return (rank, self.check, self.set, self.row, self.sample_id, self.other_set or "", self.message)
