@@ -158,7 +158,7 @@ def loop(task: dict[str, Any]) -> float:
         for _ in loader:
             time.sleep(task["step_s"])
     total = time.perf_counter() - began
-    return (loader.report()["wait_s"] - waited) / total
+    return float((loader.report()["wait_s"] - waited) / total)
 
 
 def idle_row(

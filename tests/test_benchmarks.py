@@ -157,6 +157,17 @@ def test_opening_reports_its_three_parts(bench_data: Path, capsys: pytest.Captur
     assert document["a random sample"][0]["p50 x"] == 1
 
 
+def test_the_list_of_many_caches_is_timed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache_ls = importlib.import_module("benchmarks.cache_ls")
+    monkeypatch.setattr(cache_ls, "BENCH_DATA", tmp_path)
+    assert cache_ls.main(["--tiny", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert {row["caches"] for row in document["own work"]} == {20}
+    assert [row["note"] for row in document["notes"]] == ["first", "again"]
+
+
 def test_the_tars_of_scale_are_what_tarfile_reads(tmp_path: Path) -> None:
     scale = importlib.import_module("benchmarks.scale")
     config = scale.write_source(tmp_path / "source", num_rows=2 * scale.CLIPS_PER_TAR)

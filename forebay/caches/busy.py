@@ -31,29 +31,37 @@ class Process:
         return f"process {self.pid} ({self.name})"
 
 
-def processes_with(folder: Path, files: Iterable[File]) -> list[Process]:
-    """Returns the processes that have a folder, or a file of it, open, mapped or as their own folder.
+class Processes:
+    """What all processes of this machine have open, as it is now. Of other users' processes only root sees it."""
 
-    Files are known by their numbers, whatever the process calls them, unless another folder has a link to them: then
-    by their path. Of other users' processes only root sees what they have open.
-    """
-    own = {file.inode for file in files if file.num_links == 1 or file.kind == "folder"}
-    with contextlib.suppress(OSError):
-        status = os.stat(folder, follow_symlinks=False)
-        own.add((status.st_dev, status.st_ino))
-    found = []
-    for entry in os.scandir(_PROC):
-        if entry.name.isdigit() and any(_is_in(what, folder, own) for what in _opened_by(int(entry.name))):
-            found.append(Process(pid=int(entry.name), name=_name_of(int(entry.name))))
-    return found
+    def __init__(self, root: Path) -> None:
+        """root: below which files are also known by their paths."""
+        self._by_inode: dict[Inode, int] = {}
+        self._below: list[tuple[str, int]] = []
+        for entry in os.scandir(_PROC):
+            for path, inode in _opened_by(int(entry.name)) if entry.name.isdigit() else ():
+                self._by_inode.setdefault(inode, int(entry.name))
+                if path.startswith(f"{root}{os.sep}"):
+                    self._below.append((path, int(entry.name)))
+
+    def with_any_of(self, folder: Path, files: Iterable[File]) -> Process | None:
+        """Returns a process that has a folder, or a file of it, open, mapped or as the folder that it is in.
+
+        Files are known by their numbers, whatever the process calls them; by their path where another folder has a link
+        to the same file.
+        """
+        own = [file.inode for file in files if file.num_links == 1 or file.kind == "folder"]
+        with contextlib.suppress(OSError):
+            status = os.stat(folder, follow_symlinks=False)
+            own.append((status.st_dev, status.st_ino))
+        found = next((self._by_inode[inode] for inode in own if inode in self._by_inode), None)
+        if found is None:
+            inside = f"{folder}{os.sep}"
+            found = next((pid for path, pid in self._below if path == str(folder) or path.startswith(inside)), None)
+        return None if found is None else Process(pid=found, name=_name_of(found))
 
 
-def _is_in(what: tuple[str, Inode | None], folder: Path, own: set[Inode]) -> bool:
-    path, inode = what
-    return inode in own or path == str(folder) or path.startswith(f"{folder}{os.sep}")
-
-
-def _opened_by(pid: int) -> Iterator[tuple[str, Inode | None]]:
+def _opened_by(pid: int) -> Iterator[tuple[str, Inode]]:
     """Yields path and number of what a process has open; this process' own descriptors are left out."""
     place = _PROC / str(pid)
     with contextlib.suppress(OSError):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from forebay.caches.busy import elsewhere, is_mount_within, processes_with, try_lock
+from forebay.caches.busy import Processes, elsewhere, is_mount_within, try_lock
 from forebay.caches.files import Contents, contents_of
 from forebay.caches.own import strangers
 from forebay.caches.root import FOLDER, Root
@@ -43,11 +43,16 @@ class Guard:
         """Returns why an item stays, None where it may go; what is cheap is asked first, and nothing changes."""
         return self.caution(item) or self.use(item)
 
+    def used_ns(self, item: Item) -> int:
+        """Returns when an item was used last; a prepared build is used by its builds."""
+        builds = self._builds_of(item) if item.kind == "prepared" else []
+        return max(each.used_ns for each in (item, *builds))
+
     def caution(self, item: Item) -> str | None:
         """Returns why an item stays without `--force`."""
         if self.force or (item.kind == "leftover" and is_temporary(item.name)):
             return None
-        age_s = time.time() - item.used_ns / 1e9
+        age_s = time.time() - self.used_ns(item) / 1e9
         if age_s < RECENT_S:
             verb = "used" if item.is_used else "made" if item.kind == "cache" else "written"
             return f"{verb} {ago(age_s)}, which is within 7 days: --force"
@@ -71,13 +76,13 @@ class Guard:
             if (why := self._builders(item)) is not None:
                 return why
             with locked(self.root, item, descriptor, force=self.force) as problem:
-                return problem or in_use(folder, contents)
+                return problem or in_use(folder, contents, self._processes)
         return "it is gone, or replaced"
 
     def _use_of_file(self, item: Item) -> str | None:
         if item.kind == "leftover" and is_temporary(item.name) and not self.is_abandoned(item):
             return "a process writes it"
-        return in_use(self.root.folder / item.name, Contents(files=[item.file]))
+        return in_use(self.root.folder / item.name, Contents(files=[item.file]), self._processes)
 
     def _builders(self, item: Item) -> str | None:
         """Returns which builders work with a folder of a build, by what their runs say of themselves."""
@@ -85,6 +90,8 @@ class Guard:
             return None if self.is_abandoned(item) else "a process writes it"
         builds = [item] if item.kind == "build" else self._builds_of(item) if item.kind == "prepared" else []
         for build in builds:
+            if item.kind == "prepared" and (why := self.use(build)) is not None:
+                return f"of its build {build.name}: {why}"
             for part in read_parts(self.root.folder / build.name, now=time.time()):
                 if part.state == "running":
                     return f"process {part.pid} on {part.host} builds"
@@ -100,6 +107,11 @@ class Guard:
         return item.name in self._abandoned
 
     @cached_property
+    def _processes(self) -> Processes:
+        """What was open when it was first asked; whoever removes something looks anew."""
+        return Processes(self.root.folder)
+
+    @cached_property
     def _abandoned(self) -> set[str]:
         leftovers = [item.name for item in self.survey.of("leftover")]
         found: set[str] = set()
@@ -109,10 +121,10 @@ class Guard:
         return found
 
 
-def in_use(folder: Path, contents: Contents) -> str | None:
+def in_use(folder: Path, contents: Contents, processes: Processes) -> str | None:
     """Returns which process of this machine has a folder or file open, None where none is seen."""
-    found = processes_with(folder, contents.files)
-    return f"{found[0]} has it open" if found else None
+    found = processes.with_any_of(folder, contents.files)
+    return f"{found} has it open" if found else None
 
 
 @contextlib.contextmanager

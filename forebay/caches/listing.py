@@ -11,6 +11,7 @@ from forebay.caches.files import Sizes, sizes_of
 from forebay.caches.survey import KINDS, Item, Survey
 from forebay.caches.wanted import Wanted
 from forebay.caches.words import ago, hours_of, made_of, moment
+from forebay.terminal import columns, table, wrapped
 from forebay.visible import from_here, human_bytes, printable
 
 SORTS: Mapping[str, Callable[[Item], Any]] = {
@@ -67,11 +68,11 @@ class ListReport:
         return {digest: from_here(folder) for digest, folder in found.items()}
 
     def lines(self) -> Iterator[str]:
-        """Yields what is printed: two lines a cache, a third one with its configs."""
-        caches, now = self._caches(), time.time()
+        """Yields what is printed: its name, what it is, what it was made of, and its configs, for every cache."""
+        caches, now, width = self._caches(), time.time(), columns()
         yield f"{_count(len(caches), 'cache')} in {from_here(self.survey.root.folder)}: {_amount(_all(caches))}"
         for item in caches:
-            yield from self._lines_of(item, now)
+            yield from self._lines_of(item, now, width)
         foreign = self.survey.of("foreign")
         for item in foreign[:_MOST_FOREIGN]:
             yield f"not a cache: {printable(item.name)}: {printable(item.problem)}"
@@ -80,18 +81,20 @@ class ListReport:
         for config, problem in ({} if self.wanted is None else self.wanted.problems).items():
             yield f"{from_here(config)} cannot be read: {printable(problem)}"
 
-    def _lines_of(self, item: Item, now: float) -> Iterator[str]:
+    def _lines_of(self, item: Item, now: float, width: int) -> Iterator[str]:
         metadata = item.document
         hours = hours_of(metadata)
         facts = [_count(int(metadata["num_samples"]), "sample"), *([] if hours is None else [f"{hours:.3g} h"])]
         used = f"used {ago(now - item.used_ns / 1e9)}" if item.is_used else "not used yet"
-        yield f"{printable(item.name)}  {', '.join([*facts, _amount(item.sizes), used])}"
-        yield f"  {made_of(metadata, tokenizers=self._tokenizers)}; made {moment(item.made_ns)}"
+        yield printable(item.name)
+        words = f"{made_of(metadata, tokenizers=self._tokenizers)}; made {moment(item.made_ns)}"
+        for text in (", ".join([*facts, _amount(item.sizes), used]), words):
+            yield from [f"  {text}"] if len(text) < width - 2 else wrapped("  ", text)
         if self.wanted is not None:
             configs = self.wanted.configs_of(item.name)
             reason = self.wanted.kept.get(item.name)
             shown = ", ".join(map(from_here, configs)) or "none that was named"
-            yield f"  config: {shown}" + (f" ({reason})" if reason and not configs else "")
+            yield from wrapped("  config: ", shown + (f" ({reason})" if reason and not configs else ""))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,14 +122,13 @@ class UsageReport:
 
     def lines(self) -> Iterator[str]:
         """Yields what is printed: a line a cache, a line a kind, and the sum."""
-        yield "own        shared     what   (own: what removing it frees; shared: other links hold it too)"
-        for item in sorted(self.survey.caches, key=SORTS["size"]):
-            yield _line(item.sizes, item.name)
-        for kind, words in KINDS.items():
-            found = self.survey.of(kind)
-            if found:
-                yield _line(_all(found), f"all {words} ({len(found)})")
-        yield _line(_all([item for item in self.survey.items if item.kind in KINDS]), "all together")
+        caches = sorted(self.survey.caches, key=SORTS["size"])
+        yield from table(["caches", "own", "shared"], [_row(item.sizes, item.name) for item in caches], left=1)
+        by_kind = [(words, found) for kind, words in KINDS.items() if (found := self.survey.of(kind))]
+        rows = [_row(_all(found), f"{words}, {len(found)}") for words, found in by_kind]
+        rows.append(_row(_all([item for item in self.survey.items if item.kind in KINDS]), "together"))
+        yield from table([from_here(self.survey.root.folder), "own", "shared"], rows, left=1)
+        yield "own: what removing it frees; shared: files that something else has links to"
         if self.node is not None:
             yield (
                 f"this node keeps {human_bytes(self.node[1])} of stores in {from_here(self.node[0])}, for all roots; "
@@ -146,9 +148,8 @@ def _sizes(sizes: Sizes) -> dict[str, int]:
     }
 
 
-def _line(sizes: Sizes, name: str) -> str:
-    own, shared = human_bytes(sizes.exclusive_bytes), human_bytes(sizes.shared_bytes)
-    return f"{own:<10} {shared:<10} {printable(name)}"
+def _row(sizes: Sizes, name: str) -> list[str]:
+    return [printable(name), human_bytes(sizes.exclusive_bytes), human_bytes(sizes.shared_bytes)]
 
 
 def _amount(sizes: Sizes) -> str:

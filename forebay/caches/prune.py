@@ -19,6 +19,7 @@ from forebay.caches.tars import is_of_gone_tar
 from forebay.caches.wanted import Wanted
 from forebay.caches.words import ago
 from forebay.errors import ConfigError
+from forebay.terminal import wrapped
 from forebay.visible import from_here, human_bytes, printable
 
 _REMOVABLE: Collection[Kind] = ("cache", "plan", "tar index", "listing", "build", "prepared", "leftover")
@@ -120,20 +121,21 @@ class RemovalReport:
 
     def lines(self) -> Iterator[str]:
         """Yields what goes, with the reason, then what stays, then what that frees and how to do it."""
-        words = "gone" if self.is_done else "would go"
-        for decision in self.decisions:
-            if decision.goes and decision.item.name not in self.stayed:
-                yield self._line(words, decision.item, decision.reason)
-        for decision in self.decisions:
-            if not decision.goes or decision.item.name in self.stayed:
-                yield self._line("stays", decision.item, self.stayed.get(decision.item.name, decision.reason))
+        going = [d for d in self.decisions if d.goes and d.item.name not in self.stayed]
+        staying = [d for d in self.decisions if not d.goes or d.item.name in self.stayed]
+        yield from self._part("gone" if self.is_done else "would go", going)
+        yield from self._part("stays", staying)
         yield self._summary()
         if self.over_bytes:
             yield f"the bound does not hold: {human_bytes(self.over_bytes)} are too much, and nothing else may go"
 
-    @staticmethod
-    def _line(words: str, item: Item, reason: str) -> str:
-        return f"{words:<8}  {human_bytes(item.sizes.size_bytes):>8}  {printable(item.name)}: {printable(reason)}"
+    def _part(self, head: str, decisions: Sequence[Decision]) -> Iterator[str]:
+        for number, decision in enumerate(decisions):
+            if not number:
+                yield f"{head}:"
+            item, reason = decision.item, self.stayed.get(decision.item.name, decision.reason)
+            yield f"  {printable(item.name)}, {human_bytes(item.sizes.size_bytes)}"
+            yield from wrapped("    ", printable(reason))
 
     def _summary(self) -> str:
         count, freed = len(self.going), human_bytes(self.freed_bytes)
@@ -182,7 +184,7 @@ def _of_plan(item: Item, keys: Collection[str], survey: Survey) -> tuple[bool, s
         return False, f"its cache may lie in {survey.origin}"
     plan: Any = item.document.get("plan")
     named = plan.get("cache_keys") if isinstance(plan, dict) else None
-    if not isinstance(named, list) or any(key in keys for key in named):
+    if not isinstance(named, list) or any(str(key) in keys for key in named):
         return False, "its cache stays"
     return True, "no cache of its key is here"
 

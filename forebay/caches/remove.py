@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from forebay.caches.busy import is_mount_within
+from forebay.caches.busy import Processes, is_mount_within
 from forebay.caches.files import Contents, File, contents_of
 from forebay.caches.guard import Guard, in_use, locked, opened
 from forebay.caches.own import strangers
@@ -60,7 +60,7 @@ def _remove_folder(guard: Guard, item: Item, descriptor: int, parent: int) -> st
     why = _changed(guard, item, parent, aside) or strangers(item, contents, descriptor, place)
     if why is None and is_mount_within(place):
         why = "another disk is mounted in it"
-    if (why := why or in_use(place, contents)) is not None:
+    if (why := why or in_use(place, contents, Processes(guard.root.folder))) is not None:
         return _put_back(aside, name, parent, why)
     _delete(descriptor, contents)
     os.rmdir(aside, dir_fd=parent)

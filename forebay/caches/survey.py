@@ -16,6 +16,7 @@ from typing import Any, Literal
 from forebay.caches.files import Contents, File, Sizes, contents_of, file_of, sizes_of
 from forebay.caches.root import FOLDER, Root
 from forebay.errors import CacheCorruptError, CacheError
+from forebay.store.cold.mark import ROOT as COLD
 from forebay.store.held import ORIGIN
 from forebay.store.last_use import NOTES, Use, uses_of
 from forebay.store.layout import FORMAT_VERSION
@@ -265,21 +266,38 @@ def _what(file: File, status: os.stat_result) -> str:
 
 def _document_of_cache(folder: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
     """Returns the metadata of a cache as a look needs them: their checksum is compared, not how they are spelled."""
+    if (what := _other_form(descriptor)) is not None:
+        raise CacheCorruptError(what)
     document, made_ns = read_document(descriptor, FILE_NAME)
     if "plan_key" in document:
         raise CacheCorruptError("a plan, which belongs into the folder plans")
     version = document.get("format_version")
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise CacheCorruptError(f"format_version is {version}, this forebay reads up to {FORMAT_VERSION}")
-    if "recipe" not in document or document.get("checksum") != checksum(document):
+    if "recipe" not in document or document.get("checksum") != checksum(document, is_parsed=True):
         raise CacheCorruptError(f"its {FILE_NAME} is damaged, or none that forebay writes")
     check_found(folder, document)
+    if type(document.get("num_samples")) is not int:
+        raise CacheCorruptError(f"its {FILE_NAME} does not say how many samples there are")
     return document, made_ns
+
+
+def _other_form(descriptor: int) -> str | None:
+    """Returns what a folder is that holds a cache in another form, None where it does not."""
+    forms = {
+        COLD: "the cold form of a cache (zarr), which forebay does not remove",
+        ORIGIN: "what this node keeps of a store, which remote.cache_size_gb bounds",
+    }
+    for name, what in forms.items():
+        with contextlib.suppress(OSError):
+            os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            return what
+    return None
 
 
 def _document_of_plan(folder: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
     document, made_ns = read_document(descriptor, FILE_NAME)
-    if "plan_key" not in document or document.get("checksum") != checksum(document):
+    if "plan_key" not in document or document.get("checksum") != checksum(document, is_parsed=True):
         raise CacheCorruptError(f"{folder.name} is damaged, or no plan")
     return document, made_ns
 

@@ -126,7 +126,7 @@ def _state(config: Config, item: Item, survey: Survey) -> SourceState:
     try:
         with naming_urls():
             return compare_sources(config, sealed.sources(), memo, may_hash=False)[0]
-    except (CacheError, ManifestError, RemoteError, OSError):
+    except (CacheError, ManifestError, RemoteError, OSError, LookupError, TypeError, ValueError):
         return "unknown"
 
 

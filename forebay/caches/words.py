@@ -14,13 +14,20 @@ from forebay.visible import printable
 _UNITS = {"": 1, "B": 1, **{f"{unit}B": 1000**power for power, unit in enumerate("kMGTP", 1)}}
 _AGES = {"h": 3600.0, "d": 24 * 3600.0, "w": 7 * 24 * 3600.0}
 _SHOWN = 80
+_MOST_HOURS = 1e12
 _DIGITS = 8
 """Of a digest, where it is shown beside words."""
 
 
 def made_of(document: Mapping[str, Any], *, tokenizers: Mapping[str, str]) -> str:
     """Returns what a cache was made of: features, texts, source. tokenizers: folders by the digest of a tokenizer."""
-    recipe = document.get("recipe", {})
+    try:
+        return _made_of(document.get("recipe", {}), tokenizers)
+    except (TypeError, ValueError, AttributeError, ArithmeticError):  # signed by somebody who is not forebay
+        return "settings that forebay does not write"
+
+
+def _made_of(recipe: Mapping[str, Any], tokenizers: Mapping[str, str]) -> str:
     if is_derived(recipe):
         return _short(f"{described(recipe)}; {'; '.join(_steps(recipe, tokenizers))}")
     return "; ".join([*_steps(recipe, tokenizers), _source(recipe)])
@@ -63,7 +70,7 @@ def _source(recipe: Mapping[str, Any]) -> str:
 def hours_of(document: Mapping[str, Any]) -> float | None:
     """Returns the hours of audio of a cache, None where it has none."""
     found = [entry.get("hours") for entry in _section(document, "languages").values() if isinstance(entry, dict)]
-    numbers = [hours for hours in found if isinstance(hours, (int, float))]
+    numbers = [hours for hours in found if isinstance(hours, (int, float)) and 0 <= hours < _MOST_HOURS]
     return float(sum(numbers)) if numbers else None
 
 

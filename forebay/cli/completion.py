@@ -8,6 +8,7 @@ from typing import Any
 
 from forebay.cli.options import DONE
 from forebay.errors import MissingExtraError
+from forebay.extras import install_line
 
 SHELLS = ("bash", "zsh", "tcsh")
 
@@ -27,8 +28,6 @@ def _completion(parser: argparse.ArgumentParser, shell: str) -> int:
     try:
         import shtab
     except ImportError as err:
-        raise MissingExtraError(
-            "forebay completion needs shtab; install the extra: pip install 'forebay[completion]'"
-        ) from err
+        raise MissingExtraError(f"forebay completion needs shtab; run: {install_line('completion')}") from err
     print(shtab.complete(parser, shell))
     return DONE

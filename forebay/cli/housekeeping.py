@@ -7,26 +7,35 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forebay.caches.root import Root, opened_root
 from forebay.caches.survey import BUILDING, LISTINGS, PLANS, TAR_INDEX
-from forebay.cli.options import DONE, FAILED, command, printed
+from forebay.cli.options import DONE, FAILED, command, load, printed
 from forebay.config.load import read_remote
+from forebay.config.tree import Config
 from forebay.config.url import is_url, url_or_path
-from forebay.errors import ConfigError
-from forebay.steps.recipe import load_config
+from forebay.errors import CacheNotFoundError, ConfigError
+from forebay.steps.recipe import load_config, recipe_of
+from forebay.store.cache import open_cache
+from forebay.store.lookup import find_cache, mirrored, require
+from forebay.store.remote.mirror import cache_folder
+
+if TYPE_CHECKING:
+    from forebay.caches.compare import Side
 
 _ROOT = "a cache root, a folder or URL; default: that of the configs, else ./caches"
 _SORTS = ("name", "used", "made", "size", "samples")
 
 
 def add_housekeeping(actions: Any) -> None:
-    """Adds `forebay cache ls|du|rm|prune`."""
+    """Adds `forebay cache ls|du|rm|prune|diff|verify`."""
     _add_ls(actions)
     _add_du(actions)
     _add_rm(actions)
     _add_prune(actions)
+    _add_diff(actions)
+    _add_verify(actions)
 
 
 def _add_root(parser: argparse.ArgumentParser) -> None:
@@ -189,6 +198,11 @@ def _prune(options: argparse.Namespace) -> int:
     from forebay.caches.words import parse_age, parse_size
 
     place, named = _divided(options)
+    for text in options.unwanted or ():
+        if Path(text).is_dir():
+            raise ConfigError(
+                f"--unwanted {text} is a folder: name the root before it, or a folder of configs by --configs"
+            )
     files = config_files([*(options.unwanted or ()), *named], below=options.configs)
     rules = Rules(
         older_than_s=None if options.older_than is None else parse_age(options.older_than),
@@ -209,3 +223,85 @@ def _prune(options: argparse.Namespace) -> int:
         report.over_bytes = over(report, rules.max_bytes)
         printed(options, report)
         return DONE if report.is_whole else FAILED
+
+
+_CACHE = "the folder of a cache, its URL, or the TOML file that made it"
+
+
+def _add_diff(actions: Any) -> None:
+    parser = command(actions, "diff", _diff, "say how two caches differ: settings, source files, samples, sizes")
+    parser.add_argument("a", metavar="A", help=_CACHE)
+    parser.add_argument("b", metavar="B", help=_CACHE)
+    _add_root(parser)
+    parser.add_argument("--no-progress", action="store_true", help="no bars")
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from forebay.caches.compare import compare
+
+    sides = [_side(options, text) for text in (options.a, options.b)]
+    return printed(options, compare(*sides, progress=not options.no_progress))
+
+
+def _side(options: argparse.Namespace, text: str) -> Side:
+    """Returns what a cache, a URL or a config is compared by; a config may have no cache yet."""
+    from forebay.caches.compare import Side
+
+    place = url_or_path(text)
+    if is_url(place) or Path(place).is_dir():
+        cache = open_cache(place, remote=read_remote(options.set))
+        return Side(name=text, recipe=cache.metadata["recipe"], cache=cache)
+    config = _config(options, text)
+    recipe = recipe_of(config)
+    found = find_cache(config, recipe).found
+    if found is None:
+        return Side(name=text, recipe=recipe.document)
+    opened = open_cache(found.place, remote=config.remote)
+    return Side(name=text, recipe=opened.metadata["recipe"], cache=opened)
+
+
+def _config(options: argparse.Namespace, text: str) -> Config:
+    if not Path(text).is_file():
+        raise ConfigError(f"{text}: no such cache or config; name a folder, a URL or a TOML file")
+    return load(argparse.Namespace(config=text, cache_root=options.cache_root))
+
+
+def _add_verify(actions: Any) -> None:
+    summary = "re-hash every byte of caches; ends with 1 where something is wrong, and says what and how to mend it"
+    parser = command(actions, "verify", _verify, summary)
+    parser.add_argument("places", metavar="CACHE|CONFIG", nargs="*", help=_CACHE)
+    parser.add_argument("--all", action="store_true", help="every cache of the root: --cache-root, else ./caches")
+    _add_root(parser)
+    parser.add_argument("--no-progress", action="store_true", help="no bars")
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from forebay.caches.check import CheckReport, check
+
+    if options.all == bool(options.places):
+        raise ConfigError("verify what? Name caches or configs, or all of a root: forebay cache verify --all")
+    report = CheckReport()
+    for folder, place, config in _to_verify(options):
+        report.checked.append(check(folder, place=place, config=config, progress=not options.no_progress))
+    printed(options, report)
+    return DONE if report.ok else FAILED
+
+
+def _to_verify(options: argparse.Namespace) -> Iterator[tuple[Path, str, str | None]]:
+    """Yields folder, name and config of every cache that is to be verified."""
+    from forebay.caches.survey import survey
+
+    if options.all:
+        with opened_root(options.cache_root or "caches", read_remote(options.set)) as root:
+            caches = survey(root).caches
+        if not caches:
+            raise CacheNotFoundError(f"no cache is in {root.folder}; name a cache root: --cache-root DIR")
+        yield from ((root.folder / item.name, str(root.folder / item.name), None) for item in caches)
+    for text in options.places:
+        place = url_or_path(text)
+        if is_url(place) or Path(place).is_dir():
+            yield cache_folder(place, read_remote(options.set)), place, None
+        else:
+            config = _config(options, text)
+            found = require(config, find_cache(config, recipe_of(config)))
+            yield mirrored(found, config.remote).folder, found.place, text

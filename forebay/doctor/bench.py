@@ -5,13 +5,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import pkgutil
-import time
 from dataclasses import dataclass
 from functools import cached_property
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +15,7 @@ import pyarrow as pa
 from forebay.config.tree import Config
 from forebay.config.url import is_url
 from forebay.doctor.figures import Listed, Skip
-from forebay.errors import CacheNotFoundError, ForebayError
+from forebay.errors import CacheNotFoundError
 from forebay.plan.make import Planned, plan_of
 from forebay.plan.names import plan_folder
 from forebay.preprocess.modality import Modality, modality_of
@@ -29,7 +25,6 @@ from forebay.steps.recipe import AnyRecipe, recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.remote.raw.sources import naming_urls
 from forebay.store.source import SampleSource
-from forebay.train.calibrate.isolated import end_with
 from forebay.train.select import select
 
 logger = logging.getLogger(__name__)
@@ -51,16 +46,6 @@ class Task:
     limit: int | None = None
     prepare: str | None = None
     """`module:function`, called first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What an arm came to: its figures, or why there are none."""
-
-    value: Any = None
-    skipped: str | None = None
-    failed: str | None = None
-    seconds: float = 0.0
 
 
 class Bench:
@@ -197,25 +182,3 @@ def _linked(folder: Path, target: Path) -> None:
             os.symlink(file, target / file.name)
         except OSError as err:
             logger.info("%s is not used: %s", file, err)
-
-
-def work(task: Task, parent: Connection) -> None:
-    """Measures the arms that the parent names, each in the seconds that the parent gives it; None ends it."""
-    end_with(task.parent)
-    from forebay.doctor.arms.table import ARMS
-
-    if task.prepare is not None:
-        pkgutil.resolve_name(task.prepare)()
-    bench = Bench(task)
-    while (asked := parent.recv()) is not None:
-        name, seconds = asked
-        began = time.perf_counter()
-        try:
-            answer = Answer(value=ARMS[name](bench, seconds))
-        except Skip as err:
-            answer = Answer(skipped=str(err))
-        except ForebayError as err:
-            answer = Answer(failed=str(err))
-        except OSError as err:
-            answer = Answer(failed=f"{err.strerror or err}{f': {err.filename}' if err.filename else ''}")
-        parent.send(dataclasses.replace(answer, seconds=time.perf_counter() - began))

@@ -15,7 +15,8 @@ from typing import Any
 from forebay.config.tree import Config
 from forebay.config.url import is_url
 from forebay.doctor.advice import advice
-from forebay.doctor.bench import Answer, Task
+from forebay.doctor.bench import Task
+from forebay.doctor.child import Answer
 from forebay.doctor.diagnosis import Measured
 from forebay.doctor.figures import Steps, StepTime
 from forebay.doctor.report import DoctorReport

@@ -88,9 +88,14 @@ class Rate:
 
     workers: int
     samples_per_s: float
+    seconds_per_sample: float
     seconds_per_frame: float
-    """Of a batch that one worker makes while all work, over the frames that its samples hold."""
+    """What one worker takes for a batch, while all work, is the sum over its samples and over their frames."""
     batches: int
+
+    def fill_s(self, batch: PlannedBatch) -> float:
+        """Returns what one worker takes for a batch."""
+        return self.seconds_per_sample * batch.samples + self.seconds_per_frame * batch.frames
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -56,9 +56,9 @@ class Training:
         busy = [time.cpu_s / time.seconds for time in self.steps.times if time.seconds > 0]
         return Shared(cores=self.cores, step_cores=float(np.mean(busy)) if busy else 0.0)
 
-    def timeline(self, rate: Rate, *, prefetch: int | None = None, frames: float = 1.0) -> Timeline:
-        """Returns how these batches go where a loader gives them. frames: factor on the time of a frame."""
-        fills = [frames * rate.seconds_per_frame * batch.frames for batch in self.batches]
+    def timeline(self, rate: Rate, *, prefetch: int | None = None) -> Timeline:
+        """Returns how these batches go where a loader gives them. prefetch: None: that of the config."""
+        fills = [rate.fill_s(batch) for batch in self.batches]
         ahead = self.prefetch if prefetch is None else prefetch
         return run(fills, self.steps_s, hands=rate.workers, ahead=ahead, shared=self.shared)
 
@@ -115,6 +115,7 @@ def more_workers(rates: Sequence[Rate], workers: int, *, cores: int) -> Rate | N
     return Rate(
         workers=workers,
         samples_per_s=base.samples_per_s * speed,
+        seconds_per_sample=base.seconds_per_sample * slower,
         seconds_per_frame=base.seconds_per_frame * slower,
         batches=0,
     )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +10,10 @@ from typing import Any
 from forebay.doctor.advice import Advice, duration, ms_text, percent
 from forebay.doctor.diagnosis import Measured
 from forebay.doctor.figures import Stage
+from forebay.terminal import human_number, paragraph, table
 from forebay.visible import from_here, human_bytes
 
 _TITLES = {"raw": "from raw data", "build": "a build, beside that", "cache": "from a cache", "step": "training"}
-_NARROW, _WIDEST = 60, 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +50,12 @@ class DoctorReport:
             "measured": measured,
         }
 
-    def lines(self, width: int | None = None) -> list[str]:
-        """Returns what is printed, in lines of at most so many columns; None: those of the terminal."""
-        columns = min(width or shutil.get_terminal_size((80, 24)).columns, _WIDEST)
+    def lines(self) -> list[str]:
+        """Returns what is printed, no line wider than the terminal."""
         parts = (self._head, self._stages, self._not_measured, self._predictions, self._advice)
-        return [line for part in parts for line in part(columns)]
+        return [line for part in parts for line in part()]
 
-    def _head(self, width: int) -> Iterator[str]:
+    def _head(self) -> Iterator[str]:
         found = self.found
         where = "no cache is sealed"
         if found.opened is not None and found.opened.place is not None:
@@ -68,29 +65,24 @@ class DoctorReport:
             few = "" if found.listed.is_whole else "the first "
             where += f"; {few}{found.listed.num_rows:,} rows"
             where += "" if found.listed.hours is None else f", {found.listed.hours:.3g} h"
-        yield from _wrapped(f"{from_here(self.config)}, {found.cores} cores: {where}", width)
+        yield from paragraph("", f"{from_here(self.config)}, {found.cores} cores: {where}")
         if (worst := found.bottleneck) is not None:
-            yield from _wrapped(f"bottleneck: {worst.name}, {ms_text(worst.ms)} a sample", width)
+            yield from paragraph("bottleneck: ", f"{worst.name}, {ms_text(worst.ms)} a sample")
 
-    def _stages(self, width: int) -> Iterator[str]:
-        yield ""
-        is_narrow = width < _NARROW
-        name_width = 16 if is_narrow else 22
-        head = f"{'stage':<{name_width}} {'ms/sample':>9} {'share':>7}"
-        yield head if is_narrow else f"{head} {'samples/s':>10}"
+    def _stages(self) -> Iterator[str]:
         for kind, title in _TITLES.items():
             own = [stage for stage in self.found.stages if stage.kind == kind]
             total = sum(stage.ms for stage in own)
-            if not own:
-                continue
-            yield title
-            for stage in own:
-                share = percent(stage.ms / total if total else 0.0)
-                line = f"  {stage.name:<{name_width - 2}} {_number(stage.ms):>9} {share:>7}"
-                yield line if is_narrow else f"{line} {_rate(stage):>10}"
-        yield from self._cold(width)
+            rows = [
+                [stage.name, _number(stage.ms), percent(stage.ms / total if total else 0.0), _rate(stage)]
+                for stage in own
+            ]
+            if rows:
+                yield ""
+                yield from table([title, "ms a sample", "share", "samples/s"], rows, left=1)
+        yield from self._cold()
 
-    def _cold(self, width: int) -> Iterator[str]:
+    def _cold(self) -> Iterator[str]:
         reads, pieces = self.found.reads, self.found.pieces
         told: list[tuple[str, float | None, str]] = []
         if reads is not None:
@@ -99,48 +91,45 @@ class DoctorReport:
             told.append(("cached read", pieces.cold_ms, pieces.why_not_cold))
         for what, cold, why in told:
             found = f"not measured, {why}" if cold is None else f"{ms_text(cold)} a sample"
-            yield from _wrapped(f"{what} from the disk: {found}", width)
+            yield from paragraph("  ", f"{what} from the disk: {found}")
 
-    def _not_measured(self, width: int) -> Iterator[str]:
-        for name, why in self.found.not_measured.items():
-            yield from _wrapped(f"not measured: {name}: {why}", width)
-
-    def _predictions(self, width: int) -> Iterator[str]:
-        found = self.found
-        if found.predictions:
+    def _not_measured(self) -> Iterator[str]:
+        if self.found.not_measured:
             yield ""
-            is_narrow = width < _NARROW
-            name_width = 20 if is_narrow else 38
-            head = f"{'a run':<{name_width}} {'idle':>6} {'epoch':>8}"
-            yield head if is_narrow else f"{head} {'samples/s':>10}  {'how sure':<12}"
-            for each in found.predictions:
-                idle = "?" if each.idle is None else percent(each.idle)
-                name = each.name.replace(" workers", "").replace(" threads", "") if is_narrow else each.name
-                name = name.replace("DataLoader", "DL") if is_narrow else name
-                line = f"{name:<{name_width}} {idle:>6} {duration(each.epoch_s):>8}"
-                yield line if is_narrow else f"{line} {each.samples_per_s:>10.4g}  {each.sure}"
-        if found.steps is None and found.predictions:
-            yield from _wrapped("idle needs a step: a [train] model in the config, or --step-s", width)
-        if found.build_s is not None and found.size_bytes is not None:
-            yield from _wrapped(f"a build: {duration(found.build_s)}, {human_bytes(found.size_bytes)}", width)
+        for name, why in self.found.not_measured.items():
+            yield from paragraph("not measured: ", f"{name}: {why}")
 
-    def _advice(self, width: int) -> Iterator[str]:
+    def _predictions(self) -> Iterator[str]:
+        found = self.found
+        yield ""
+        if found.predictions:
+            rows = [
+                [
+                    each.name,
+                    "?" if each.idle is None else percent(each.idle),
+                    duration(each.epoch_s),
+                    human_number(each.samples_per_s),
+                    each.sure,
+                ]
+                for each in found.predictions
+            ]
+            yield from table(["a run", "idle", "an epoch", "samples/s", "how sure"], rows, left=1, last_left=True)
+            if found.steps is None:
+                yield from paragraph("  ", "idle needs a step: a [train] model in the config, or --step-s")
+        if found.build_s is not None and found.size_bytes is not None:
+            yield from paragraph("a build: ", f"{duration(found.build_s)}, {human_bytes(found.size_bytes)}")
+
+    def _advice(self) -> Iterator[str]:
         yield ""
         if not self.advice:
-            yield "nothing to change was found"
+            yield from paragraph("", "nothing to change was found")
         for number, each in enumerate(self.advice, 1):
-            yield from _wrapped(f"{number}. {each.text}: {each.gain} ({each.sure})", width, indent=3)
-            yield from _wrapped(f"   {each.line}", width, indent=3)
+            yield from paragraph(f"{number}. ", f"{each.text}: {each.gain} ({each.sure})")
+            yield from paragraph("   ", each.line)
         if self.applied is not None:
-            yield from _wrapped(f"written: {from_here(self.applied)}", width)
+            yield from paragraph("written: ", from_here(self.applied))
         elif self.wants_file:
-            yield from _wrapped("nothing is written: no setting that --apply may change would be better", width)
-
-
-def _wrapped(text: str, width: int, *, indent: int = 2) -> list[str]:
-    return textwrap.wrap(
-        text, max(width, 20), subsequent_indent=" " * indent, break_long_words=True, break_on_hyphens=False
-    )
+            yield from paragraph("", "nothing is written: no setting that --apply may change would be better")
 
 
 def _number(ms: float) -> str:
@@ -148,4 +137,4 @@ def _number(ms: float) -> str:
 
 
 def _rate(stage: Stage) -> str:
-    return f"{1e3 / stage.ms:.4g}" if stage.ms else ""
+    return human_number(1e3 / stage.ms) if stage.ms else ""

@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from forebay.doctor.bench import Answer, Task
+from forebay.doctor.bench import Task
+from forebay.doctor.child import Answer
 from forebay.errors import ForebayError
 from forebay.train.compare.child import Child
 
@@ -19,7 +20,7 @@ _SET_UP_S = 6.0
 """What an arm may take beside the seconds that it measures for: lists and plans are made in it."""
 _SET_UPS_S = {"step": 18.0}
 """Of arms that need more: transformers is imported there, and the model loaded."""
-_WORK = "forebay.doctor.bench:work"
+_WORK = "forebay.doctor.child:work"
 
 
 class Session:

@@ -30,7 +30,8 @@ from forebay.store.remote.mirror import cache_folder
 from forebay.store.remote.root import RemoteRoot
 from forebay.store.source import has_audio
 from forebay.store.verify import VerifyReport, verify_folder
-from forebay.terminal import print_json, print_lines
+from forebay.terminal import print_json, print_lines, wrapped
+from forebay.visible import printable
 
 DONE, FAILED = 0, 1
 
@@ -168,7 +169,7 @@ def _cache_lines(facts: dict[str, Any], sample: Sample | None) -> Iterator[str]:
     if facts.get("sealed"):
         yield from report_lines(facts)
         if "filter" in facts:
-            yield f"filter: {facts['filter']['line']}"
+            yield from wrapped("filter: ", printable(facts["filter"]["line"]))
         if "verify" in facts:
             yield ""
     if sample is not None:

@@ -19,8 +19,10 @@ from forebay.plan.make import plan_of
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.files import write_aside, write_bytes
+from forebay.store.filter import Filter
 from forebay.store.layout import Array
 from forebay.store.lookup import find_cache, require
+from forebay.store.selection import Selection, filtered, origin
 from forebay.tar.json_index import json_path, load_json
 
 if TYPE_CHECKING:
@@ -100,18 +102,19 @@ def bucket_manifests(config: Config, folder: Path, *, seed: int, places: Places)
     if config.modality == "vision":
         raise ConfigError(f"--bucket-manifests: buckets are ranges of seconds, and {config.path} is of images")
     cache = open_cache(require(config, find_cache(config, recipe_of(config))).folder)
-    plan = plan_of(config, cache).plan
+    source = filtered(cache, Filter.of(config.filter)) if config.filter.is_given else cache
+    plan = plan_of(config, source).plan
     if not isinstance(plan, BucketPlan):
         raise ConfigError('--bucket-manifests: plan.kind = "window" has no buckets; use --set plan.kind="bucket"')
     if plan.edges:
         raise ConfigError(f"--bucket-manifests: buckets are ranges of seconds, and {cache.place} has no audio")
     parts = zip((0.0, *plan.edges_s[:-1]), plan.edges_s, shuffled_buckets(plan, seed=seed), strict=True)
     rows = [BucketRows(low_s=low, high_s=high, samples=samples) for low, high, samples in parts]
-    return write_bucket_manifests(cache, folder, rows, places=places(config), seed=seed)
+    return write_bucket_manifests(source, folder, rows, places=places(config), seed=seed)
 
 
 def write_bucket_manifests(
-    cache: Cache, folder: Path, buckets: Sequence[BucketRows], *, places: pa.Table | None, seed: int
+    source: Cache | Selection, folder: Path, buckets: Sequence[BucketRows], *, places: pa.Table | None, seed: int
 ) -> list[Path]:
     """Makes `folder` hold bucket_config.json and a parquet file for each bucket; returns their paths.
 
@@ -125,12 +128,13 @@ def write_bucket_manifests(
     Raises ConfigError where the folder lies inside the cache or holds tables of other buckets, or a sample has no
     place.
     """
-    _check_folder(folder, buckets, cache_folder=cache.folder)
+    if isinstance(cache := origin(source)[0], Cache):
+        _check_folder(folder, buckets, cache_folder=cache.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    table = _with_tars(cache, places)
+    table = _with_tars(source, places)
     for bucket in buckets:
         _write(folder / bucket.file_name, _rows(table, bucket))
-    durations_s = np.asarray(cache.lengths["num_audio_samples"]) / cache.constants["sample_rate_hz"]
+    durations_s = np.asarray(source.lengths["num_audio_samples"]) / source.constants["sample_rate_hz"]
     document = bucket_config(durations_s, buckets, seed=seed)
     write_bytes(folder / CONFIG_NAME, json.dumps(document, indent=1, allow_nan=False).encode("ascii"))
     return [*(folder / bucket.file_name for bucket in buckets), folder / CONFIG_NAME]
@@ -180,12 +184,13 @@ def _check_folder(folder: Path, buckets: Sequence[BucketRows], *, cache_folder: 
         )
 
 
-def _with_tars(cache: Cache, places: pa.Table | None) -> pa.Table:
+def _with_tars(source: Cache | Selection, places: pa.Table | None) -> pa.Table:
     """Returns the row table with the columns that a manifest over tars has more."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    table = cache.samples.append_column("transcript", cache.samples["text"])
+    table = source.table()
+    table = table.append_column("transcript", table["text"])
     if places is None:
         nothing = pa.nulls(len(table), pa.large_string())
         return table.append_column("tar_path", nothing).append_column("tar_member_name", nothing)
@@ -193,7 +198,7 @@ def _with_tars(cache: Cache, places: pa.Table | None) -> pa.Table:
     if found.null_count:
         missing = table["sample_id"].filter(pc.is_null(found))[0].as_py()
         raise ConfigError(
-            f"the manifest lists no sample {missing!r} of {cache.place}; make the cache of what it lists: "
+            f"the manifest lists no sample {missing!r} of {source.place}; make the cache of what it lists: "
             "forebay preprocess CONFIG"
         )
     places = places.take(found)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from forebay.errors import MissingExtraError
+from forebay.extras import install_line
 from forebay.inspect.plans import Pack
 from forebay.inspect.sample import ImageSample, spoken
 from forebay.store.files import write_bytes
@@ -70,7 +71,7 @@ def _new_figure(height_in: float, *, layout: Literal["constrained"] | None = Non
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as err:
-        raise MissingExtraError(f"--png needs matplotlib ({err}); run: pip install 'forebay[report]'") from err
+        raise MissingExtraError(f"--png needs matplotlib ({err}); run: {install_line('report')}") from err
     figure = Figure(figsize=(_WIDTH_IN, height_in), layout=layout)
     FigureCanvasAgg(figure)
     return figure

@@ -21,11 +21,12 @@ from forebay.inspect.sample import (
     read_image_sample,
     sample_index,
 )
-from forebay.plan.disk import METADATA, read_metadata, read_statistics
+from forebay.plan.disk import METADATA, cache_key_of, planned_samples, read_metadata, read_statistics
 from forebay.plan.names import PLANS
 from forebay.store.cache import Cache
 from forebay.store.layout import Array
 from forebay.store.metadata import load_array
+from forebay.store.selection import origin
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ def plans_of(key: str, roots: Iterable[Path]) -> list[dict[str, Any]]:
     for folder in (path.parent for root in roots for path in sorted((root / PLANS).glob(f"*/{METADATA}"))):
         try:
             metadata = read_metadata(folder)
-            if key in metadata["plan"]["cache_keys"]:
+            if key in (*metadata["plan"]["cache_keys"], cache_key_of(metadata)):
                 found.setdefault(metadata["plan_key"], _described(folder, metadata))
         except (CacheError, OSError) as err:
             logger.warning("leaving out a plan: %s", err)
@@ -58,8 +59,8 @@ def read_plan(folder: Path) -> dict[str, Any]:
     return {
         **_described(folder, metadata),
         "num_samples": metadata["num_samples"],
-        "cache_keys": metadata["plan"]["cache_keys"],
-        "arrays": metadata["arrays"],
+        "cache_keys": metadata["plan"]["cache_keys"] if "filter" not in metadata else [cache_key_of(metadata)],
+        "arrays": metadata["arrays"] | {n: e for n, e in metadata.get("filter", {}).items() if n == "selected"},
     }
 
 
@@ -71,6 +72,7 @@ def _described(folder: Path, metadata: dict[str, Any]) -> dict[str, Any]:
         **{name: metadata[name] for name in figures if name in metadata},
         "folder": str(folder),
         "settings": metadata["plan"]["settings"],
+        **({"filter": metadata["filter"]["said"]} if "filter" in metadata else {}),
         "statistics": read_statistics(folder, metadata),
     }
 
@@ -147,18 +149,20 @@ def read_pack(cache: Cache, plan: Mapping[str, Any], wanted: str) -> Pack:
         )
     entries = plan["arrays"]
     arrays = {n: load_array(folder, f"{n}.npy", entries[n], verify=True) for n in ("members", "offsets")}
+    places = origin(planned_samples(folder, cache))[1]
     index = number_of(wanted)
     if index is None:
-        index = _pack_of(sample_index(cache, wanted), wanted, folder, arrays)
+        index = _pack_of(sample_index(cache, wanted), wanted, folder, arrays, places)
     check_index(index, plan["num_packs"], what=f"{folder} has {plan['num_packs']} packs")
     start, end = arrays["offsets"][index : index + 2].tolist()
-    members = arrays["members"][start:end].tolist()
-    if not members or not all(0 <= member < len(cache) for member in members):
+    members, count = arrays["members"][start:end].tolist(), len(cache if places is None else places)
+    if not members or not all(0 <= member < count for member in members):
         raise CacheCorruptError(
-            f"{folder}: pack {index} holds samples {members}, its cache has {len(cache)}; "
+            f"{folder}: pack {index} holds samples {members}, its cache has {count}; "
             "delete that folder and run: forebay preprocess CONFIG",
             code="FB412",
         )
+    members = members if places is None else places[members].tolist()
     return Pack(
         index=index,
         num_packs=plan["num_packs"],
@@ -168,13 +172,14 @@ def read_pack(cache: Cache, plan: Mapping[str, Any], wanted: str) -> Pack:
     )
 
 
-def _pack_of(sample: int, wanted: str, folder: Path, arrays: Mapping[str, Array]) -> int:
-    places = np.flatnonzero(arrays["members"] == sample)
-    if not len(places):
-        raise CacheError(
-            f"--sample {wanted}: sample {sample} is in no pack of {folder}: it is longer than one", code="FB421"
-        )
-    return int(np.searchsorted(arrays["offsets"], places[0], side="right")) - 1
+def _pack_of(sample: int, wanted: str, folder: Path, arrays: Mapping[str, Array], places: Array | None) -> int:
+    """Returns the pack that holds a sample of the cache. places: of the plan's samples in the cache; None: all."""
+    members = arrays["members"] if places is None else places[arrays["members"]]
+    found = np.flatnonzero(members == sample)
+    if not len(found):
+        why = "it is longer than one" if places is None else "it is longer than one, or the filter left it out"
+        raise CacheError(f"--sample {wanted}: sample {sample} is in no pack of {folder}: {why}", code="FB421")
+    return int(np.searchsorted(arrays["offsets"], found[0], side="right")) - 1
 
 
 def _tokens(sample: ImageSample) -> int:

@@ -112,7 +112,7 @@ def _measured(target: Target, options: LintOptions) -> Measured:
     config, recipe = target.config, recipe_of(target.config)
     if not options.is_raw:
         with naming_urls():
-            lookup = find_cache(config, recipe, may_hash=False)
+            lookup = find_cache(config, recipe)
         if lookup.found is not None:
             cache = open_cache(lookup.found.place, remote=config.remote)
             if lookup.state == "absent" or _keeps_enough(cache):

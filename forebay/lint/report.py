@@ -9,6 +9,7 @@ from typing import Any
 
 from forebay.lint.limits import SEVERITIES, Limits, Severity
 from forebay.lint.measured import Finding, Measured
+from forebay.terminal import paragraph, table, wrapped
 from forebay.visible import from_here, printable
 
 
@@ -92,20 +93,23 @@ class LintReport:
         yield from _table(self._by_check())
         for (_, check), _count in self._by_check().items():
             yield from self._check_lines(check)
-        yield from (f"note: {note}" for note in self.notes)
+        for note in self.notes:
+            yield from wrapped("note: ", printable(note))
         counts = ", ".join(f"{count} of {severity}" for severity, count in self.counts().items() if count)
-        yield f"{len(self.findings)} findings{f': {counts}' if counts else ''}; {self.seconds:.1f} s"
+        yield from wrapped("", f"{len(self.findings)} findings{f': {counts}' if counts else ''}; {self.seconds:.1f} s")
         if self.drop_ids is not None:
             yield from self._drop_lines(self.drop_ids)
 
     def _drop_lines(self, path: str) -> Iterator[str]:
-        yield (
+        yield from wrapped(
+            "",
             f"wrote {len(self.dropped())} ids of {self.severity} or worse to {from_here(path)}: "
-            f'[filter] drop_ids = "{from_here(path)}" leaves them out'
+            f'[filter] drop_ids = "{from_here(path)}" leaves them out',
         )
         lost = {each.sample_id for each in self.at_least(self.severity) if not _fits_a_line(each.sample_id)}
         if lost:
-            yield f"{len(lost)} ids hold a line end and stand in no list of lines; leave them out by source.exclude"
+            text = f"{len(lost)} ids hold a line end and stand in no list of lines; leave them out by source.exclude"
+            yield from wrapped("", text)
 
     def _by_check(self) -> dict[tuple[Severity, str], int]:
         found = Counter((each.severity, each.check) for each in self.findings)
@@ -120,7 +124,7 @@ class LintReport:
             of_set = f"{from_here(each.set)}, " if len(self.sets) > 1 else ""
             place = f"row {each.row}" if each.row >= 0 else ""
             where = ", ".join(part for part in (place, each.source) if part)
-            yield printable(f"  {each.sample_id} ({of_set}{where}): {_without_id(each)}")
+            yield from paragraph("  ", printable(f"{each.sample_id} ({of_set}{where}): {_without_id(each)}"))
         if len(found) > self.shown:
             yield f"  and {len(found) - self.shown} more: --show {len(found)}, or --json"
 
@@ -130,20 +134,19 @@ def _set_lines(each: Linted) -> Iterator[str]:
     yield printable(f"{from_here(each.name)}: {each.num_samples} samples, by {read}")
     if each.excluded:
         counts = ", ".join(f"{reason} {count}" for reason, count in each.excluded.items())
-        yield f"  excluded by its settings: {counts}"
+        yield from wrapped("  excluded by its settings: ", counts)
     for why in dict.fromkeys(each.left_out.values()):
         names = ", ".join(name for name, said in each.left_out.items() if said == why)
-        yield f"  not checked: {names}: {why}"
-    yield from (printable(f"  {note}") for note in each.notes)
+        yield from wrapped("  not checked: ", printable(f"{names}: {why}"))
+    for note in each.notes:
+        yield from wrapped("  ", printable(note))
 
 
 def _table(counts: Mapping[tuple[Severity, str], int]) -> Iterator[str]:
     if not counts:
         return
-    width = max(len(check) for _, check in counts)
-    yield f"{'severity':<10}{'check':<{width}}  findings"
-    for (severity, check), count in counts.items():
-        yield f"{severity:<10}{check:<{width}}  {count:8}"
+    rows = [(check, severity, str(count)) for (severity, check), count in counts.items()]
+    yield from table(("check", "severity", "findings"), rows, left=2)
 
 
 def _without_id(each: Finding) -> str:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 _SCRIPTS: Mapping[str, str] = {
     "latin": """aa af ast az bm br bs ca ceb cs cy da de en eo es et eu fi fil fj fo fr fy ga gd gl gn gsw gv ha haw hr
         ht hu hsb ia id ig is it jv kea kl kab kam ku kw la lb lg ln lt luo lv mg mi ms mt nb nl nn no nso nv ny oc om
-        pap pl pt qu rm rn ro rw sc scn sco se sk sl sm sn so sq ss st su sv sw tk tl tn to tpi tr ts umb uz ve vi vot
-        wo xh yo zu""",
+        pap pl pt qu rm rn ro rw sc scn sco se sk sl sm sn so sq sr ss st su sv sw tk tl tn to tpi tr ts umb uz ve vi
+        vot wo xh yo zu""",
     "cyrillic": "ab ba be bg ce cv kk ky mhr mk mn myv os ru rue sah sr tg tk tt udm uk uz sr bs az mo ku",
     "greek": "el grc",
     "armenian": "hy hyw",

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ from forebay.plan.names import PLANS, plan_document
 from forebay.plan.pack.plan import PackPlan
 from forebay.plan.statistics import FORM, PACK_FORM
 from forebay.plan.window import WindowPlan
+from forebay.store.cache import Cache
 from forebay.store.chunked import MEMBERS_A_CHUNK, CheckedArray, chunk_sums
 from forebay.store.files import fsync_folder, hash_file, write_all, write_aside, write_bytes
 from forebay.store.key import digest
 from forebay.store.layout import Array
 from forebay.store.metadata import checksum, read_regular, regular_size
 from forebay.store.schema import COUNT, NUMBER, OBJECT, POSITIVE, TEXT, Check, all_of, list_of, map_of, or_null, record
+from forebay.store.selection import Selection
 from forebay.store.shared_disk import move, seen
 from forebay.store.temporary import remove_aside, sweep, temporary_name
 
@@ -49,7 +52,11 @@ SUMS = "members_sums"
 LAZY_BYTES = 2**25
 """A `members` of so many bytes has `SUMS`; hashing less at once takes 3 ms."""
 
+SELECTED = "selected.npy"
+"""Beside packs of what a filter left of a cache: the places of these samples in the cache, int64."""
+
 _ARRAY = record({"size_bytes": COUNT, "xxh3_128": TEXT})
+_FILTER = record({"of": TEXT, "key": TEXT, "said": TEXT}, {"selected": _ARRAY})
 _PACKS = all_of(map_of(_ARRAY), record({"members": _ARRAY, "offsets": _ARRAY}))
 _PACK_SETTINGS = record({"seq_len": POSITIVE, "max_patches": or_null(COUNT)})
 
@@ -58,7 +65,8 @@ def _form(counted: str, share: str, *, arrays: Check, settings: Check) -> Check:
     """Returns the check of a plan's metadata."""
     plan = record({"cache_keys": list_of(TEXT, may_be_empty=False), "settings": settings})
     texts = dict.fromkeys(("plan_key", "kind", "statistics_xxh3_128"), TEXT)
-    return record({**texts, "num_samples": COUNT, counted: COUNT, share: NUMBER, "arrays": arrays, "plan": plan})
+    counts = {"num_samples": COUNT, counted: COUNT, share: NUMBER}
+    return record({**texts, **counts, "arrays": arrays, "plan": plan}, {"filter": _FILTER})
 
 
 _METADATA_OF_PACKS = _form("num_packs", "fill", arrays=_PACKS, settings=_PACK_SETTINGS)
@@ -75,11 +83,13 @@ def save_plan(
     settings: PlanConfig,
     statistics: dict[str, Any],
     sample_ids: str | None = None,
+    selection: Selection | None = None,
 ) -> None:
     """Makes `folder` (of `plan_folder`) hold the plan, complete or not at all; a damaged one that is there is replaced.
 
     Two savers at once are fine: the first one's folder stays, the bytes are the same. Arrays that are mapped from a
-    replaced folder stay valid. sample_ids: the digest of which samples are planned.
+    replaced folder stay valid. sample_ids: the digest of which samples are planned. selection: these samples, where a
+    filter chose them.
     Raises OSError where the root cannot be written, with nothing left behind, and CacheMismatchError where another plan
     (eight equal hex digits, or a newer format) has the folder.
     """
@@ -101,6 +111,7 @@ def save_plan(
             **plan.counts(),
             share: statistics[share],
             **({} if sample_ids is None else {"sample_ids": sample_ids}),
+            **({} if selection is None else {"filter": _write_selection(aside, selection, settings)}),
             "statistics_xxh3_128": xxhash.xxh3_128_hexdigest(stats),
             "arrays": arrays,
             **plan.figures(settings),
@@ -134,6 +145,44 @@ def load_plan(folder: Path, *, cache_key: str, settings: PlanConfig, num_samples
         raise CacheCorruptError(
             f"{folder / METADATA} is none that forebay writes ({err!r:.80}); {_AGAIN}", code="FB412"
         ) from err
+
+
+def _write_selection(folder: Path, selection: Selection, settings: PlanConfig) -> dict[str, Any]:
+    """Returns what the metadata say of a filter. Packs alone are read without the config that has it."""
+    note: dict[str, Any] = {
+        "of": selection.source.key,
+        "key": selection.filter_key,
+        "said": str(selection.choice),
+    }
+    if isinstance(settings, PackConfig):
+        note["selected"] = _write_array(folder / SELECTED, selection.places)
+    return note
+
+
+def cache_key_of(metadata: Mapping[str, Any]) -> str:
+    """Returns the key of the cache whose samples, or some of them, a plan is of. metadata: of `read_metadata`."""
+    note = metadata.get("filter")
+    return str(metadata["plan"]["cache_keys"][0] if note is None else note["of"])
+
+
+def planned_samples(folder: Path, cache: Cache) -> Cache | Selection:
+    """Returns the samples of a cache that a plan of packs is of: all of them, or those that a filter left.
+
+    cache: of the key that `cache_key_of` gives. Raises CacheCorruptError where the plan's list of them is damaged.
+    """
+    metadata = read_metadata(folder)
+    if (note := metadata.get("filter")) is None:
+        return cache
+    path = folder / SELECTED
+    try:
+        places = _map_array(path, note["selected"], is_checked=True)
+    except KeyError as err:
+        raise CacheCorruptError(f"{folder / METADATA} has a filter and no {SELECTED}; {_AGAIN}") from err
+    count = metadata["num_samples"]
+    is_right = places.dtype == np.int64 and places.shape == (count,) and bool((np.diff(places) > 0).all())
+    if not is_right or (count and not 0 <= places[0] <= places[-1] < len(cache)):
+        raise CacheCorruptError(f"{path} is no list of {count} samples among {len(cache)}; {_AGAIN}")
+    return Selection(cache, places, key=metadata["plan"]["cache_keys"][0], filter_key=note["key"])
 
 
 def _mapped(folder: Path, metadata: dict[str, Any], settings: PlanConfig) -> AnyPlan:

@@ -27,6 +27,7 @@ from forebay.steps.table import audio_step
 from forebay.store.key import digest
 from forebay.store.last_use import note
 from forebay.store.layout import ROW_BITS, Array
+from forebay.store.selection import Selection
 from forebay.store.source import SampleSource, parts_of, without_audio
 
 logger = logging.getLogger(__name__)
@@ -105,7 +106,14 @@ def plan_of(config: Config, source: SampleSource, *, keep: bool = True) -> Plann
         return Planned(plan=plan, key=_key_of(plan, None, source=source, settings=settings), locality=locality)
     where = {"dataset": config.name, "split": config.source.split, "cache_key": source.key}
     folder = plan_folder(config.cache_root, **where, settings=settings)
-    plan, kept = kept_plan(folder, samples, cache_key=source.key, settings=settings, sample_ids=_identity(source)[1])
+    plan, kept = kept_plan(
+        folder,
+        samples,
+        cache_key=source.key,
+        settings=settings,
+        sample_ids=_identity(source)[1],
+        selection=source if isinstance(source, Selection) else None,
+    )
     if kept is not None:
         note(kept)
     key = _key_of(plan, kept, source=source, settings=settings)
@@ -139,10 +147,12 @@ def kept_plan(
     cache_key: str,
     settings: PlanConfig,
     sample_ids: Callable[[], str] | None = None,
+    selection: Selection | None = None,
 ) -> tuple[AnyPlan, Path | None]:
     """Returns the plan of a folder (of `plan_folder`), made and saved where it is not there, and the folder.
 
-    sample_ids: gives the digest of which samples these are, for the plan's metadata. Where the folder cannot be written
+    sample_ids: gives the digest of which samples these are, for the plan's metadata. selection: they themselves, where
+    a filter chose them. Where the folder cannot be written
     the plan stays in memory, the folder is None and one log line says why. A damaged plan is made again: unlike a cache
     it costs seconds. Raises as `plan_of`.
     """
@@ -157,7 +167,7 @@ def kept_plan(
         plan = make_plan(samples, settings)
         figures, ids = plan_statistics(plan, samples), sample_ids() if sample_ids is not None else None
     try:
-        save_plan(plan, folder, **name, statistics=figures, sample_ids=ids)
+        save_plan(plan, folder, **name, statistics=figures, sample_ids=ids, selection=selection)
     except OSError as err:
         logger.warning("the plan stays in memory: %s cannot be written: %s", folder, err)
         return plan, None

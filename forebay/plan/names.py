@@ -57,8 +57,8 @@ def plan_folder(root: Path, *, dataset: str, split: str, cache_key: str, setting
 _EARLIER = "resume with the earlier config, or start anew without the state"
 
 _FILTER_CHANGED = (
-    "[filter] is another one: its where or quota, or the ids that the files of ids and drop_ids hold, changed since, "
-    f"or one of the two was made without it: {_EARLIER}"
+    "[filter] is another one (key {stored} in the state, {wanted} here): its where or quota, or the ids that the files "
+    f"of ids and drop_ids hold, changed since, or one of the two was made without it: {_EARLIER}"
 )
 
 _CHANGES = (
@@ -110,7 +110,7 @@ def why_differ(stored: Any, wanted: str) -> str:
     is_key = whole <= len(stored) <= whole + _PART
     # Other samples, batches and shares of a mixture follow from another filter.
     if is_key and stored[whole:] != wanted[whole:] and stored[_PART : 2 * _PART] == wanted[_PART : 2 * _PART]:
-        return _FILTER_CHANGED
+        return _FILTER_CHANGED.format(stored=stored[whole:] or "none", wanted=wanted[whole:] or "none")
     if len(stored) != len(wanted):
         stored = ""
     starts = range(0, _PART * len(_CHANGES), _PART)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheReplacedError, ConfigError
+from forebay.store.by_hand import ByHand
 from forebay.store.chunked import SLOTS, no_such_row, open_slots
 from forebay.store.held import ORIGIN, HeldFile, HeldFolder
 from forebay.store.image.codec import StoredImages
@@ -21,11 +21,10 @@ from forebay.store.metadata import check_file, checked_fields, groups_of, load_a
 from forebay.store.open_shards import OpenShards, ShardFiles
 from forebay.store.shard import Shard, ShardEntry, row_of, shard_fields, shard_name, table_dtype
 from forebay.store.shared_disk import look_anew
-from forebay.store.source import SampleSource, has_audio
+from forebay.store.source import has_audio
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import torch
 
     from forebay.config.remote import RemoteConfig
     from forebay.store.all_samples import AllSamples
@@ -86,7 +85,7 @@ def _mirror_of(folder: Path) -> Mirror | None:
     return Mirror.of(folder)
 
 
-class Cache(SampleSource):
+class Cache(ByHand):
     """Samples of a sealed cache, by index. Threads and forked children may share it; a pickle opens it anew.
 
     fields: specification by field name. groups: of fields, without "media" where the samples are texts alone. lengths:
@@ -272,31 +271,12 @@ class Cache(SampleSource):
         except IndexError as err:
             raise no_such_row(self.folder, index, slot) from err
 
-    @overload
-    def __getitem__(self, index: SupportsIndex) -> dict[str, torch.Tensor]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[dict[str, torch.Tensor]]: ...
-    def __getitem__(self, index: SupportsIndex | slice) -> dict[str, torch.Tensor] | list[dict[str, torch.Tensor]]:
-        """Returns the tensor fields of one sample as torch tensors that are copies, never aliases of the mapping.
-
-        index: any integer, numpy's too, negative from the end; of a slice a list of samples.
-        Raises IndexError outside the cache, TypeError for anything else, `read`'s errors for damage.
-        """
-        import torch
-
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self._length))]
-        try:
-            position = operator.index(index)
-        except TypeError as err:
-            raise TypeError(
-                f"an index of a cache is an integer or a slice, not {type(index).__name__}; the index of an id: "
-                "cache.samples['sample_id'].index(id).as_py()"
-            ) from err
-        sample = self.read(position)
+    def arrays(self, index: int) -> dict[str, Any]:
+        """Returns the tensor fields of one sample as `read` does, the patches of several images as one array."""
+        sample = self.read(index)
         if self._images is not None:
             sample["patches"] = np.concatenate([self._images.no_patches, *sample["patches"]])
-        return {name: torch.from_numpy(value.copy()) for name, value in sample.items()}
+        return sample
 
     def shard(self, group: Group, index: int) -> Shard:
         """Returns an opened shard of a field group."""

@@ -100,7 +100,7 @@ class Filter:
     @cached_property
     def key(self) -> str:
         """Digest of what decides which samples are left, 64 hex digits; of files only which ids they hold."""
-        from forebay.store.row_table import strings_digest
+        from forebay.store.row_table import strings_digest  # loads pyarrow
 
         document: dict[str, Any] = {"version": FILTER_VERSION, "quota": dict(sorted(self.quota.items()))}
         if self.where is not None:

@@ -45,8 +45,9 @@ def note(folder: Path) -> None:
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         held = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         stack.callback(os.close, held)
-        *_, holder, name = Path(os.readlink(f"/proc/self/fd/{held}")).parts
-        if holder == _MIRRORS:  # what this node keeps of stores goes by its own order
+        path = Path(os.readlink(f"/proc/self/fd/{held}"))
+        holder, name = path.parent.name, path.name
+        if not name or holder == _MIRRORS:  # what this node keeps of stores goes by its own order
             return
         is_plan = holder == PLANS
         notes = os.open("../.." if is_plan else "..", _FOLDER, dir_fd=held)

@@ -41,9 +41,10 @@ FILE_NAME = "metadata.json"
 _MAX_BYTES = 64 * 1024 * 1024
 
 
-def checksum(document: Mapping[str, Any]) -> str:
-    """Returns the xxh3-128 of a document's canonical JSON without its `checksum` entry."""
-    return xxhash.xxh3_128_hexdigest(canonical_json({k: v for k, v in document.items() if k != "checksum"}))
+def checksum(document: Mapping[str, Any], *, is_parsed: bool = False) -> str:
+    """Returns the xxh3-128 of a document's canonical JSON without its `checksum` entry; is_parsed: as there."""
+    unsigned = {name: value for name, value in document.items() if name != "checksum"}
+    return xxhash.xxh3_128_hexdigest(canonical_json(unsigned, is_parsed=is_parsed))
 
 
 def write_metadata(folder: Path, document: dict[str, Any]) -> None:
@@ -107,7 +108,7 @@ def _cold_hint(folder: Path) -> str | None:
 
 def _check(path: AnyFile, document: dict[str, Any], data: bytes) -> None:
     try:
-        computed = checksum(document)
+        computed = checksum(document, is_parsed=True)
     except (ValueError, TypeError, RecursionError) as err:
         raise CacheCorruptError(f"{path} holds values that a cache never has: {err}") from err
     if document.get("checksum") != computed:

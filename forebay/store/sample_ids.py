@@ -109,4 +109,5 @@ def near_ids(ids: pa.ChunkedArray, wanted: str) -> list[str]:
         if len(piece) > 1 and len(found) < _LOOKED_AT:
             holding = ids.filter(pc.match_substring(ids, piece, ignore_case=True))
             found |= dict.fromkeys(holding[: _LOOKED_AT - len(found)].to_pylist())
-    return difflib.get_close_matches(wanted, found, n=_NEAR)
+    holding = [each for each in itertools.islice(found, _LOOKED_AT) if len(wanted) > 1 and wanted in each]
+    return holding[:_NEAR] or difflib.get_close_matches(wanted, found, n=_NEAR)

@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 
 from forebay.errors import ForebayError
+from forebay.store.by_hand import ByHand
 from forebay.store.filter import Choice, Filter
 from forebay.store.key import digest
 from forebay.store.layout import Array, Ints
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Selection(SampleSource):
+class Selection(ByHand):
     """Some samples of one source, no union, in the source's order. Threads share it as far as they share the source.
 
     source: what samples are read from, itself no selection. places: int64 [num_samples], where each sample stands in
@@ -93,6 +94,11 @@ class Selection(SampleSource):
         except ForebayError as err:
             err.add_note(f"sample {place} of {self.name}")
             raise
+
+    def arrays(self, index: int) -> dict[str, Any]:
+        """See `ByHand`."""
+        place = self._place(index)
+        return self.source.arrays(place) if isinstance(self.source, ByHand) else dict(self.source.read(place))
 
     def sample_id(self, index: int) -> str:
         """See `SampleSource`."""

@@ -19,6 +19,7 @@ from forebay.spans import COLLATE, DATA_WAIT, READ, span
 from forebay.steps.batch import IGNORED
 from forebay.steps.step import Batch, PaddingSide
 from forebay.store.layout import Ints
+from forebay.store.notebook import source_facts, table_html
 from forebay.store.remote.ahead.foresight import Foresight
 from forebay.store.source import SampleSource, SourceUnion, parts_of
 from forebay.train.collate.collator import BatchMaker, Collator
@@ -146,6 +147,18 @@ class Loader(Resumable):
         self._totals = _Totals()
         self._weight = 1
         self._indices: list[int] = []
+
+    def __repr__(self) -> str:
+        return f"Loader({self._said()}, of {self.source!r})"
+
+    def _repr_html_(self) -> str:
+        return table_html("Loader", [("loader", self._said()), *source_facts(self.source)])
+
+    def _said(self) -> str:
+        """What is handed out, and where it stands."""
+        state = self.cursor.state
+        rank = f", rank {self.dp_rank} of {self.dp_world_size}" if self.dp_world_size > 1 else ""
+        return f"{self.plan.described()}{rank}, seed {state.seed}, epoch {state.epoch}, position {state.position}"
 
     @property
     def dp_rank(self) -> int:

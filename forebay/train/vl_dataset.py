@@ -18,7 +18,7 @@ from forebay.config.tree import Config, stand_in
 from forebay.config.url import is_url, url_or_path
 from forebay.errors import CacheError, CacheNotFoundError, ConfigError
 from forebay.plan.cursor import Cursor, Resumable, Step
-from forebay.plan.disk import METADATA, STATISTICS, pack_settings
+from forebay.plan.disk import METADATA, STATISTICS, cache_key_of, pack_settings, planned_samples, read_metadata
 from forebay.plan.make import opened_packs
 from forebay.plan.names import PLANS
 from forebay.steps.batch import IGNORED
@@ -109,7 +109,8 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
         """Opens cache and plan; no config is needed.
 
         cache_dir: a cache's folder, whose one plan of packs under `../plans` is taken, or a plan's folder, whose cache
-        beside `plans` is taken: of several codecs the one that is read the fastest. A cache may be a URL; its plan is
+        beside `plans` is taken: of several codecs the one that is read the fastest. A plan of what a `[filter]` left
+        is named by its own folder, and gives these samples. A cache may be a URL; its plan is
         then the one that `forebay preprocess`, or a run, has made on this node.
         dp_rank, dp_world_size, device_mesh: see `resolve_ranks`; left out, they are found, here and not in a
         DataLoader's workers.
@@ -127,8 +128,9 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
                 f'pixels is "{pixels}", wanted uint8, float32, float16 or bfloat16; pack_shapes is "{pack_shapes}", '
                 "wanted natural or fixed"
             )
-        self.source, self.plan_folder = cache_and_plan_folder(url_or_path(cache_dir), remote=remote)
-        note(self.source.folder)
+        cache, self.plan_folder = cache_and_plan_folder(url_or_path(cache_dir), remote=remote)
+        note(cache.folder)
+        self.source = planned_samples(self.plan_folder, cache)
         planned, settings = opened_packs(self.plan_folder, self.source)
         self.cursor = Cursor(planned.plan, planned.key, seed=seed, rank=rank, world=world, is_endless=infinite)
         wanted = LoaderConfig(pixels=pixels, pack_shapes=pack_shapes, patch_classes=patch_classes, varlen=varlen)
@@ -217,7 +219,8 @@ def cache_and_plan_folder(place: str, *, remote: RemoteConfig | None = None) -> 
 
 
 def _cache_of(plan: Path) -> Cache:
-    key, root = pack_settings(plan)[0], plan.parent.parent
+    pack_settings(plan)  # it is one of packs
+    key, root = cache_key_of(read_metadata(plan)), plan.parent.parent
     found = [sealed for sealed in sealed_caches(root) if sealed.key == key]
     stands_for = RemoteRoot.of(root)
     if not found:
@@ -229,15 +232,24 @@ def _cache_of(plan: Path) -> Cache:
 
 
 def _plan_of(cache: Cache) -> Path:
-    found, root = [], cache.folder.parent
+    found, chosen, root = [], [], cache.folder.parent
     if cache.mirror is not None:
         root = stand_in(str(cache.mirror.url.parent), cache.mirror.settings)
     for path in sorted((root / PLANS).glob(f"*/{METADATA}")):
         try:
-            if TEMPORARY_MARK not in path.parent.name and pack_settings(path.parent)[0] == cache.key:
+            if TEMPORARY_MARK in path.parent.name:
+                continue
+            if pack_settings(path.parent)[0] == cache.key:
                 found.append(path.parent)
+            elif cache_key_of(read_metadata(path.parent)) == cache.key:
+                chosen.append(path.parent.name)
         except CacheError as err:  # of buckets, or damaged
             logger.info("leaving out a plan: %s", err)
+    if not found and chosen:
+        raise CacheNotFoundError(
+            f"no plan of packs for all samples of {cache.place} in {root / PLANS}; plans of what a [filter] left are "
+            f"there: {', '.join(chosen)}; name one: {root / PLANS}/..."
+        )
     if not found:
         raise CacheNotFoundError(
             f"no plan of packs for {cache.place} in {root / PLANS}; run: forebay preprocess CONFIG, "

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def test_lines_are_plain_and_no_name_speaks_to_the_terminal(tmp_path: Path, caps
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert "not a cache: evil\\x1b[31m\\nforebay: gone: it has no metadata.json" in out
-    assert f"{made.caches['a'].name}  5 samples" in out
+    assert f"{made.caches['a'].name}\n  5 samples" in out
     assert "not used yet" in out
     assert f"config: {made.toml('a')}" in out
 
@@ -67,6 +68,9 @@ def test_what_is_no_cache_is_listed_with_its_reason_and_never_followed(
     (made.root / "signed" / "metadata.json").write_text('{"recipe": {}, "checksum": "00"}')
     (made.root / "fifo").mkdir()
     os.mkfifo(made.root / "fifo" / "metadata.json")
+    for name, inside in (("cold", "zarr.json"), ("mirror", "origin.json")):
+        shutil.copytree(made.caches["a"], made.root / name)
+        (made.root / name / inside).write_text("{}")
     document = ls(capsys, made.root)
     assert [row["name"] for row in document["caches"]] == [made.caches["a"].name]  # type: ignore[attr-defined]
     problems = {row["name"]: row["problem"] for row in document["foreign"]}  # type: ignore[attr-defined]
@@ -75,6 +79,8 @@ def test_what_is_no_cache_is_listed_with_its_reason_and_never_followed(
     assert "maximum recursion" in problems["deep"]
     assert "damaged, or none that forebay writes" in problems["signed"]
     assert "no regular file" in problems["fifo"]
+    assert "cold form" in problems["cold"]
+    assert "keeps of a store" in problems["mirror"]
 
 
 def test_sorting_is_by_what_was_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,7 +130,7 @@ def test_du_counts_a_file_of_several_links_once(tmp_path: Path, capsys: pytest.C
     inodes = {path.stat().st_ino: path.stat().st_size for path in made.root.rglob("*") if path.is_file()}
     assert document["size_bytes"] == document["exclusive_bytes"] == sum(inodes.values())
     assert cli.main(["cache", "du", str(made.root)]) == cli.DONE
-    assert "all caches (2)" in capsys.readouterr().out
+    assert "  caches, 2 " in capsys.readouterr().out
 
 
 def test_a_link_from_outside_of_the_root_is_never_freed(tmp_path: Path) -> None:

@@ -89,6 +89,11 @@ def test_a_cache_of_changed_data_stays_while_its_config_has_no_other(
     assert "a build links its shards" in reason(document, made.caches["a"].name)
 
 
+def test_a_folder_among_the_configs_is_named(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["cache", "prune", "--unwanted", str(made.toml("a")), str(made.root)]) == cli.BAD_CONFIG
+    assert f"--unwanted {made.root} is a folder" in capsys.readouterr().err
+
+
 def test_a_config_that_cannot_be_read_stops_the_rule(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
     (made.root.parent / "d.toml").write_text("name = 3")
     before = shape(made.root)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import contextlib
 import math
+import operator
 import subprocess
 import sys
 from typing import Any
@@ -294,3 +296,72 @@ def test_a_condition_is_what_python_says_row_by_row(table: list[dict[str, Any]],
     columns = {name: pa.array([row[name] for row in table], kind) for name, kind in types.items()}
     wanted = [bool(eval(said, {"C": _as_compared}, {"r": row})) for row in table]  # noqa: S307  the oracle
     assert parse_where(text).mask(pa.table(columns)).tolist() == wanted, (text, table)
+
+
+# With `nulls="unknown"`: SQL's three truth values, beside an oracle that has None for "unknown".
+
+_OPERATORS: dict[type[ast.cmpop], Any] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+
+def _truth(node: ast.expr, row: dict[str, Any]) -> bool | None:
+    """What SQL says of a condition for one row."""
+    match node:
+        case ast.BoolOp(op=kind, values=values):
+            found = [_truth(value, row) for value in values]
+            decisive = isinstance(kind, ast.Or)
+            return decisive if decisive in found else None if None in found else not decisive
+        case ast.UnaryOp(operand=operand):
+            inner = _truth(operand, row)
+            return None if inner is None else not inner
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            lefts = [left, *others[:-1]]
+            pairs = [_pair_truth(*pair, row=row) for pair in zip(lefts, ops, others, strict=True)]
+            return False if False in pairs else None if None in pairs else True
+    raise AssertionError(ast.dump(node))
+
+
+def _pair_truth(left: ast.expr, sign: ast.cmpop, right: ast.expr, *, row: dict[str, Any]) -> bool | None:
+    def value(node: ast.expr) -> Any:
+        return row[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node)
+
+    one, two = value(left), value(right)
+    if isinstance(sign, (ast.Is, ast.IsNot)):
+        return (one is None) == isinstance(sign, ast.Is)
+    if isinstance(sign, (ast.In, ast.NotIn)):
+        return None if one is None else (one in two) == isinstance(sign, ast.In)
+    if one is None or two is None:
+        return None
+    if isinstance(left, ast.Name) and isinstance(right, ast.Name):
+        one, two = _as_compared(one), _as_compared(two)
+    return bool(_OPERATORS[type(sign)](one, two))
+
+
+@settings(max_examples=250)
+@given(tables(), conditions())
+def test_a_condition_of_a_filter_is_what_sql_says_row_by_row(
+    table: list[dict[str, Any]], condition: tuple[str, str]
+) -> None:
+    text, _ = condition
+    types = {"t": pa.large_string(), "u": pa.string(), "i": pa.int64(), "f": pa.float64(), "b": pa.bool_()}
+    columns = {name: pa.array([row[name] for row in table], kind) for name, kind in types.items()}
+    tree = ast.parse(text, mode="eval").body
+    wanted = [_truth(tree, row) is True for row in table]
+    where = parse_where(text, nulls="unknown")
+    assert where.mask(pa.table(columns)).tolist() == wanted, (text, table)
+    parts = [part.mask(pa.table(columns)) for part in where.parts()]
+    assert np.logical_and.reduce(parts).tolist() == wanted, "its parts, joined by and"
+
+
+def test_the_parts_of_a_condition_are_those_of_its_outermost_and() -> None:
+    where = parse_where("a < 1 and (b == 'é' or\n c > 3) and not (d and e)", setting="filter.where", nulls="unknown")
+    assert [part.text for part in where.parts()] == ["a < 1", "b == 'é' or\n c > 3", "not (d and e)"]
+    assert [part.columns for part in where.parts()] == [("a",), ("b", "c"), ("d", "e")]
+    for text in ("a < 1", "a < 1 or b > 2", "1 < a < 3"):
+        assert [part.text for part in parse_where(text).parts()] == [text]

@@ -27,7 +27,7 @@ from forebay.errors import (
     ResumeError,
 )
 from forebay.plan.cursor import num_steps
-from forebay.store.cache import open_cache
+from forebay.store.cache import Cache, open_cache
 from forebay.train import CachedVLDataset
 from forebay.train.collate.packed import PackCollator
 from forebay.train.collate.patches import PatchBatch, to_model_inputs
@@ -317,9 +317,11 @@ def test_a_plan_s_folder_finds_the_cache_whose_codec_is_read_fastest(tmp_path: P
     packed = make_vl_cache(tmp_path, SAMPLES, codec="zstd")
     plan = make_packs(tmp_path, open_cache(packed).key, SAMPLES, seq_len=SEQ_LEN)
     first = CachedVLDataset(plan, seed=5)
+    assert isinstance(first.source, Cache)
     assert first.source.folder == packed
     raw = make_vl_cache(tmp_path, SAMPLES)
     second = CachedVLDataset(str(plan), seed=5)
+    assert isinstance(second.source, Cache)
     assert second.source.folder == raw
     assert all(itertools.starmap(same, zip(first, second, strict=True)))
 

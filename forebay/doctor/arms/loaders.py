@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from forebay.config.plan import BucketConfig, PackConfig, PlanConfig, WindowConfig
 from forebay.doctor.bench import Bench
+from forebay.doctor.costs import Timed, costs
 from forebay.doctor.figures import Rate, Rates, Skip
 from forebay.plan.make import Planned, plan_of
 from forebay.steps.batch import fresh
@@ -31,28 +31,34 @@ _UNCACHED_ROWS = 512
 
 
 @dataclass(slots=True)
-class _Counted:
-    batches: int = 0
-    samples: int = 0
-    frames: int = 0
-    seconds: float = 0.0
+class _Turn:
+    """What a loader gave while nobody did anything with its batches."""
+
+    batches: list[Timed]
+    seconds: float
 
 
 def cached(bench: Bench, seconds: float) -> Rates:
     """Returns the loader over the cache with 0, 1, 2 and 4 threads, and with those of the config."""
-    numbers = sorted({*CACHED_THREADS, bench.config.loader.num_threads})
+    own = bench.config.loader.num_threads
+    numbers = sorted({*CACHED_THREADS, own})
     fit, skipped = _fit(numbers, bench.task.cores, "threads")
     loaders = {number: loader_over(bench, bench.cached, bench.planned, num_threads=number) for number in fit}
-    return Rates(rates=_in_turns({n: _loader_round(loader) for n, loader in loaders.items()}, seconds), skipped=skipped)
+    return Rates(
+        rates=_in_turns({n: _loader_round(loader) for n, loader in loaders.items()}, seconds, own=own), skipped=skipped
+    )
 
 
 def uncached(bench: Bench, seconds: float) -> Rates:
     """Returns the loader without a cache, with 0 threads and with those of the config."""
     source, planned = _uncached(bench)
-    numbers = sorted({0, bench.config.loader.num_threads})
+    own = bench.config.loader.num_threads
+    numbers = sorted({0, own})
     fit, skipped = _fit(numbers, bench.task.cores, "threads")
     loaders = {number: loader_over(bench, source, planned, num_threads=number) for number in fit}
-    return Rates(rates=_in_turns({n: _loader_round(loader) for n, loader in loaders.items()}, seconds), skipped=skipped)
+    return Rates(
+        rates=_in_turns({n: _loader_round(loader) for n, loader in loaders.items()}, seconds, own=own), skipped=skipped
+    )
 
 
 def workers(bench: Bench, seconds: float) -> Rates:
@@ -100,13 +106,14 @@ class Batches(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __getitem__(self, number: int) -> tuple[Any, int, int]:
-        """Returns a batch, its samples, and the frames that they hold."""
-        indices = self.indices[number]
+    def __getitem__(self, number: int) -> tuple[Any, int, int, float]:
+        """Returns a batch, its samples, the frames that they hold, and the seconds in which it was filled."""
+        indices, began = self.indices[number], time.perf_counter()
         samples = [self._source.read(index) for index in indices]
         part = self._source.part(indices[0]) if isinstance(self._source, SourceUnion) else 0
         maker = self._makers[part]
-        return maker.collate(samples, allocate=fresh), len(indices), maker.count_frames(samples)[0]
+        batch = maker.collate(samples, allocate=fresh)
+        return batch, len(indices), maker.count_frames(samples)[0], time.perf_counter() - began
 
 
 def _uncached(bench: Bench) -> tuple[SampleSource, Planned]:
@@ -138,75 +145,99 @@ def small(settings: PlanConfig | None) -> PlanConfig:
     raise Skip("the config has no [plan]")
 
 
-Round = Callable[[float], _Counted]
+Round = Callable[[float], _Turn]
 
 
 def _loader_round(loader: Loader) -> Round:
-    """Returns what runs a loader for some seconds, from where its epoch begins."""
+    """Returns what runs a loader for some seconds, and goes on at its next call with the batches that come next.
 
-    def run(seconds: float) -> _Counted:
-        before, began = loader.report(), time.perf_counter()
+    All parts of an epoch are to count: a plan has batches of one bucket in a row.
+    """
+
+    def run(seconds: float) -> _Turn:
+        batches: list[Timed] = []
+        before, began = _totals(loader), time.perf_counter()
         while (now := time.perf_counter()) - began < seconds:
             for _ in loader:
+                after = _totals(loader)
+                # A batch handed out adds its own samples, frames and seconds.
+                samples, frames, filled_s = (new - old for new, old in zip(after, before, strict=True))
+                batches.append(Timed(int(samples), int(frames), filled_s))
+                before = after
                 if (now := time.perf_counter()) - began > seconds:
                     break
-        after = loader.report()
-        found = {name: int(after[name] - before[name]) for name in ("batches", "samples", "frames")}
-        return _Counted(**found, seconds=now - began)
+        loader.load_state_dict(loader.state_dict())
+        return _Turn(batches, now - began)
 
     return run
 
 
-def _in_turns(rounds: dict[int, Round], seconds: float) -> dict[int, Rate]:
-    """Returns the rates of several loaders that take turns, the median of each one's turns."""
-    each_s = max(min(_ROUND_S, seconds / (3 * max(len(rounds), 1))), 0.05)
-    found: dict[int, list[_Counted]] = {number: [] for number in rounds}
+def _totals(loader: Loader) -> tuple[float, float, float]:
+    report, times = loader.report(), loader.fill_times
+    return report["samples"], report["frames"], times.read_s + times.collate_s
+
+
+def _in_turns(rounds: dict[int, Round], seconds: float, *, own: int) -> dict[int, Rate]:
+    """Returns the rates of several loaders that take turns. own: has twice as many turns as the others."""
+    turns = [*rounds, *([own] if own in rounds else [])]
+    each_s = max(min(_ROUND_S, seconds / (2 * max(len(turns), 1))), 0.05)
+    found: dict[int, list[_Turn]] = {number: [] for number in rounds}
     for run in rounds.values():
         run(0.01)  # what is loaded at the first batch is loaded
     ends = time.perf_counter() + seconds
     while True:
-        for number, run in rounds.items():
-            found[number].append(run(each_s))
-        if time.perf_counter() + len(rounds) * each_s > ends:
+        for number in turns:
+            found[number].append(rounds[number](each_s))
+        if time.perf_counter() + len(turns) * each_s > ends:
             break
-    return {number: _rate(number, counted) for number, counted in found.items() if counted}
+    return _rates(found)
 
 
-def _rate(workers: int, counted: Sequence[_Counted]) -> Rate:
-    """Returns the median rate of some turns. Batches that were half made when a turn ended count as halves."""
-    hands = max(workers, 1)
-    seconds_per_frame, samples_per_s = [], []
-    for each in counted:
-        if not each.batches:
-            continue
-        whole = 1 + (hands - 1) / 2 / each.batches
-        seconds_per_frame.append(hands * each.seconds / whole / max(each.frames, 1))
-        samples_per_s.append(each.samples * whole / each.seconds)
+def _rates(found: dict[int, list[_Turn]]) -> dict[int, Rate]:
+    """Returns the rate of each loader, all its turns together: a median would leave the long batches out.
+
+    How samples and frames share a batch's seconds is the same for all loaders, and that with the most batches says it.
+    """
+    batches = {number: [batch for turn in turns for batch in turn.batches] for number, turns in found.items()}
+    shape = costs(max(batches.values(), key=len))
+    return {number: _rate(number, turns, shape=shape) for number, turns in found.items() if batches[number]}
+
+
+def _rate(workers: int, turns: Sequence[_Turn], *, shape: tuple[float, float]) -> Rate:
+    """Returns the rate of some turns. shape: what a sample and a frame take, but for a factor.
+
+    What a batch takes is what a worker was busy with it: a turn's beginning and its end, at which some workers have
+    nothing to do, do not count.
+    """
+    batches = [batch for turn in turns for batch in turn.batches]
+    expected = sum(shape[0] * batch.samples + shape[1] * batch.frames for batch in batches)
+    factor = sum(batch.seconds for batch in batches) / max(expected, 1e-12)
+    of_sample, of_frame = factor * shape[0], factor * shape[1]
     return Rate(
         workers=workers,
-        samples_per_s=statistics.median(samples_per_s),
-        seconds_per_frame=statistics.median(seconds_per_frame),
-        batches=sum(each.batches for each in counted),
+        samples_per_s=sum(batch.samples for batch in batches) / max(sum(turn.seconds for turn in turns), 1e-9),
+        seconds_per_sample=of_sample,
+        seconds_per_frame=of_frame,
+        batches=len(batches),
     )
 
 
 def _of_workers(data: Batches, number: int, seconds: float) -> Rate:
     """Returns the rate of a DataLoader behind its first batches, which wait for its processes to start."""
-    loader: Any = DataLoader(data, batch_size=None, sampler=_endless(len(data)), num_workers=number)
+    loader: Any = DataLoader(data, batch_size=None, sampler=_Endless(len(data)), num_workers=number)
     batches = iter(loader)
     for _ in range(number):
         next(batches)
-    counted, began = _Counted(), time.perf_counter()
-    while counted.batches < 2 or counted.seconds < seconds:
-        _, samples, frames = next(batches)
-        counted.batches, counted.samples, counted.frames = (
-            counted.batches + 1,
-            counted.samples + samples,
-            counted.frames + frames,
-        )
-        counted.seconds = time.perf_counter() - began
-    rate = _rate(1, [counted])
-    return dataclasses.replace(rate, workers=number, seconds_per_frame=rate.seconds_per_frame * number)
+    found, began = _Turn([], 0.0), time.perf_counter()
+    while len(found.batches) < 2 or found.seconds < seconds:
+        _, samples, frames, filled_s = next(batches)
+        found.batches.append(Timed(samples, frames, filled_s))
+        found.seconds = time.perf_counter() - began
+    # Nobody waits for these batches, so all workers are busy; what is not filling is sending to this process.
+    filled_s = sum(batch.seconds for batch in found.batches)
+    factor = max(number * found.seconds / max(filled_s, 1e-9), 1.0)
+    found.batches = [dataclasses.replace(batch, seconds=factor * batch.seconds) for batch in found.batches]
+    return _rates({number: [found]})[number]
 
 
 class _Endless(torch.utils.data.Sampler[int]):
@@ -218,7 +249,3 @@ class _Endless(torch.utils.data.Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         while True:
             yield from range(self._count)
-
-
-def _endless(count: int) -> _Endless:
-    return _Endless(count)

@@ -9,11 +9,12 @@ from forebay.inspect.report.cards import Card, Seen, Sound
 from forebay.inspect.report.markup import Html, tag
 from forebay.inspect.report.photos import grid_lines
 from forebay.inspect.report.tokens import MAX_TOKENS, Piece
-from forebay.inspect.report.words import shortened
+from forebay.inspect.report.words import LIMIT, shortened
 
 _LANGUAGE = re.compile(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8}){0,3}")
 _ID = 240
-_MAX_TURNS = 40
+_MAX_TURNS = 20
+_MAX_CELLS = 40
 
 
 def card_element(card: Card, *, link: str | None = None) -> Html:
@@ -100,12 +101,17 @@ def _image(place: int, seen: Seen) -> Html:
 
 
 def _spoken(card: Card) -> Html | None:
-    turns = [(role, text) for role, text in card.spoken if role or text]
+    turns = [(shortened(role, _ID), text) for role, text in card.spoken if role or text]
     if not turns:
         return tag("p", "no text", class_="said none")
     lang = card.language if _LANGUAGE.fullmatch(card.language) else None
+    limit = LIMIT // min(max(len(turns), 1), 4)
     parts = [
-        tag("div", tag("span", role, class_="role") if role else None, tag("p", shortened(text), dir="auto", lang=lang))
+        tag(
+            "div",
+            tag("span", role, class_="role") if role else None,
+            tag("p", shortened(text, limit), dir="auto", lang=lang),
+        )
         for role, text in turns[:_MAX_TURNS]
     ]
     more = tag("p", f"and {len(turns) - _MAX_TURNS} more turns", class_="note") if len(turns) > _MAX_TURNS else None
@@ -139,7 +145,7 @@ def _row(card: Card) -> Html | None:
         return None
     cells = [
         tag("div", tag("dt", shortened(name, 80)), tag("dd", shortened(_cell(value), 600)))
-        for name, value in card.row.items()
+        for name, value in list(card.row.items())[:_MAX_CELLS]
     ]
     return tag("details", tag("summary", "its row"), tag("dl", cells, class_="row"), class_="cells")
 

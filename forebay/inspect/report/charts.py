@@ -10,7 +10,7 @@ from forebay.inspect.report.markup import Html, tag
 from forebay.inspect.report.plans import Drawn, Segment
 from forebay.store.layout import Array
 
-_HEIGHT, _AXIS = 132, 20
+_HEIGHT, _AXIS = 164, 20
 _MAX_TICKS = 6
 _ROW, _GAP = 20, 6
 _THIN, _THIN_GAP = 7, 2

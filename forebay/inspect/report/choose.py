@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,13 +162,13 @@ def by_ids(columns: Columns, text: str) -> list[Chosen]:
 
 
 def _named(text: str) -> Iterable[str]:
-    path = Path(text)
+    if not os.path.isfile(text):  # also of a list that is too long for a path
+        return [name for part in text.split(",") if (name := part.strip())]
     try:
-        if not path.is_file():
-            return [name for part in text.split(",") if (name := part.strip())]
-        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = Path(text).read_bytes().decode("utf-8").split("\n")
     except (OSError, ValueError) as err:
         raise ConfigError(f"--ids {text}: cannot be read as UTF-8 text: {err}; name a file with an id a line") from err
+    return [name for line in lines if (name := line.removesuffix("\r")).strip()]
 
 
 def _places(ids: pa.ChunkedArray, wanted: list[str]) -> Mapping[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from forebay.config.url import is_url, parse_url, url_or_path
 from forebay.errors import ConfigError
 from forebay.inspect.export import check_target
 from forebay.inspect.report.overview import Choice, Overview, overview_of
+from forebay.inspect.report.serve.server import Server
 from forebay.inspect.report.write import write_report
 from forebay.plan.disk import is_plan
 from forebay.steps.recipe import recipe_of
@@ -62,7 +64,7 @@ def report(target: str | Path | Config, options: ReportOptions) -> int:
         overview = overview_of(cache, config, choice=options.choice, roots=roots)
         if options.html is not None:
             return _written(overview, options.html, as_json=options.as_json)
-    raise ConfigError("a report needs --html FILE or --serve")
+        return _served(overview, port=options.port, as_json=options.as_json)
 
 
 def _written(overview: Overview, path: Path, *, as_json: bool) -> int:
@@ -71,4 +73,19 @@ def _written(overview: Overview, path: Path, *, as_json: bool) -> int:
         print_json({"written": [str(path)], "size_bytes": size_bytes, "samples": [c.index for c in overview.chosen]})
     else:
         print_lines([f"wrote {path} ({human_bytes(size_bytes)}, {len(overview.chosen)} samples to see and hear)"])
+    return 0
+
+
+def _served(overview: Overview, *, port: int, as_json: bool) -> int:
+    """Answers until it is interrupted, which is how it ends well."""
+    with Server(overview, port=port) as server:
+        if as_json:
+            print_json({"url": server.url, "samples": len(overview.columns)})
+        else:
+            print_lines([f"{server.url} (on this machine alone; Ctrl-C ends it)"])
+        sys.stdout.flush()
+        try:
+            server.serve_forever(poll_interval=0.25)
+        except KeyboardInterrupt:
+            print_lines([] if as_json else ["stopped"])
     return 0

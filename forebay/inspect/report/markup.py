@@ -22,6 +22,12 @@ class Html(str):
 Child: TypeAlias = "str | int | float | Iterable[Child] | None"
 Attribute: TypeAlias = "str | int | float | bool | None"
 
+_DROP = (
+    b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">'
+    b'<path fill="#0b7285" d="M8 1c3 4 5 6 5 9a5 5 0 0 1-10 0c0-3 2-5 5-9z"/></svg>'
+)
+"""The icon of a page: without one a browser would ask for it."""
+
 _VOID = frozenset({"br", "img", "input", "link", "meta"})
 
 
@@ -115,6 +121,7 @@ def page(title: str, body: Html, *, data: Any, origin: str = "") -> str:
             tag("meta", name="color-scheme", content="light dark"),
             tag("meta", name="referrer", content="no-referrer"),
             tag("title", title),
+            tag("link", rel="icon", href=data_url(_DROP, "image/svg+xml")),
             Html(f"<style>{asset('report.css')}</style>"),
         ]
     )

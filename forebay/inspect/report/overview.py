@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ class Overview:
     chosen: Sequence[Chosen]
     how: str
 
-    @property
+    @cached_property
     def rows(self) -> Rows:
         """The rows of the table of samples."""
         return Rows(columns=self.columns, doubts=self.doubts)
@@ -98,10 +99,8 @@ def _chosen(columns: Columns, doubts: Doubts, plans: Sequence[PlanView], choice:
     if choice.worst:
         padding = next((plan.padding for plan in plans if plan.padding is not None), None)
         found = worst(columns, doubts.z, padding=padding)
-        return found, (
-            "the worst ones, in turn: transcripts that do not fit their length, waveforms at full scale, "
-            "most padding in their bucket"
-        )
+        about = "transcripts that do not fit their length, waveforms at full scale, most padding in their bucket"
+        return found, f"the worst ones, in turn: {about}" if found else f"no sample is out of range: {about}"
     found = spread(columns)
     return found, "all of them" if len(found) == len(columns) else "spread over languages and lengths"
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from forebay.inspect.report.columns import Columns
-from forebay.inspect.report.doubts import OUT_OF_RANGE, Doubts
+from forebay.inspect.report.doubts import Doubts
 from forebay.inspect.report.words import shortened
 from forebay.inspect.sample import holds_images, spoken
 from forebay.store.layout import Array
@@ -25,72 +27,85 @@ _TEXT, _ID, _CELL = 160, 96, 60
 _MAX_KEPT = 12
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """One column of the table. cells: gives what a page shows of samples by their indices.
+
+    key: gives float64 [num_samples], by which rows are sorted; NaN stands last. places: of numbers behind the point.
+    """
+
+    name: str
+    is_number: bool
+    cells: Callable[[Array], list[Any]]
+    key: Callable[[], Array]
+    places: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Makes rows of samples by their indices.
-
-    names: of the columns with whether they are numbers, the first one is the index, then the id.
-    """
+    """Makes rows of samples by their indices: the index first, then the id, the text last."""
 
     columns: Columns
     doubts: Doubts
 
     @cached_property
-    def names(self) -> list[tuple[str, bool]]:
-        """The columns: the name that a page shows, and whether it holds numbers."""
+    def shown(self) -> list[Column]:
+        """The columns of the table."""
         columns = self.columns
-        found = [("#", True), ("id", False)]
-        if any(columns.languages[0]):
-            found.append(("language", False))
+        count = len(columns)
+        numbers: list[tuple[str, Array, int]] = [("tokens", columns.tokens, 0)]
         if columns.seconds is not None:
-            found.append(("seconds", True))
-        found.append(("tokens", True))
+            numbers.insert(0, ("seconds", columns.seconds, 2))
         if holds_images(columns.cache):
-            found += [("patches", True), ("images", True)]
-        if columns.rate is not None:
-            found += [("characters/s", True), ("fit", True)]
-        found += [(shortened(name, _CELL), self._is_number(name)) for name in self.kept]
-        return [*found, ("text", False)]
-
-    @property
-    def kept(self) -> list[str]:
-        """The kept columns that are shown."""
-        return self.columns.kept[:_MAX_KEPT]
-
-    def _is_number(self, name: str) -> bool:
-        spec = self.columns.cache.fields.get(name)
-        return spec is not None and spec.dtype != "str"
+            numbers += [(name, columns.cache.lengths[f"num_{name}"], 0) for name in ("patches", "images")]
+        if columns.rate is not None and self.doubts.z is not None:
+            numbers += [("characters/s", columns.rate, 1), ("fit", self.doubts.z, 1)]
+        return [
+            _number("#", np.arange(count), places=0),
+            Column(name="id", is_number=False, cells=partial(_texts, columns.ids, limit=_ID), key=self._ids_key),
+            *self._language(),
+            *(_number(name, values, places=places) for name, values, places in numbers),
+            *(self._kept(name) for name in columns.kept[:_MAX_KEPT]),
+            Column(name="text", is_number=False, cells=self._said, key=partial(_rank, columns.texts)),
+        ]
 
     def of(self, indices: Array | Sequence[int]) -> list[list[Any]]:
         """Returns a row for each index: numbers and text that may be shown as it is, None where nothing is known."""
         where = np.asarray(indices, np.int64)
-        columns, cache = self.columns, self.columns.cache
-        found: list[list[Any]] = [where.tolist(), [_said(text, _ID) for text in columns.ids.take(where).to_pylist()]]
-        if any(columns.languages[0]):
-            names, codes = columns.languages
-            found.append([_said(names[code], _CELL) for code in codes[where].tolist()])
-        if columns.seconds is not None:
-            found.append(_numbers(columns.seconds[where], places=2))
-        found.append(columns.tokens[where].tolist())
-        if holds_images(cache):
-            found += [cache.lengths[name][where].tolist() for name in ("num_patches", "num_images")]
-        if columns.rate is not None:
-            found += [_numbers(columns.rate[where], places=1), _numbers(self._fit[where], places=1)]
-        found += [[_cell(value) for value in columns.kept_table[name].take(where).to_pylist()] for name in self.kept]
-        texts = columns.texts.take(where).to_pylist()
-        found.append([self._text(text) for text in texts])
-        return [list(row) for row in zip(*found, strict=True)]
+        return [list(row) for row in zip(*(column.cells(where) for column in self.shown), strict=True)]
 
-    @cached_property
-    def _fit(self) -> Array:
-        return np.full(len(self.columns), np.nan) if self.doubts.z is None else self.doubts.z
+    def _ids_key(self) -> Array:
+        return _rank(self.columns.ids)
 
-    def _text(self, text: str) -> str:
-        if holds_images(self.columns.cache):
-            # What is no conversation is shown as it is stored.
-            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
-                text = " / ".join(said for _, said in spoken(json.loads(text)))
-        return _said(text, _TEXT)
+    def _language(self) -> Iterator[Column]:
+        names, codes = self.columns.languages
+        if any(names):
+            shown = [_safe(name, _CELL) for name in names]
+            yield Column(
+                name="language",
+                is_number=False,
+                cells=lambda where: [shown[code] for code in codes[where].tolist()],
+                key=lambda: codes.astype(np.float64),
+            )
+
+    def _kept(self, name: str) -> Column:
+        spec = self.columns.cache.fields.get(name)
+
+        def cells(where: Array) -> list[Any]:
+            return [_cell(value) for value in self.columns.kept_table[name].take(where).to_pylist()]
+
+        return Column(
+            name=shortened(name, _CELL),
+            is_number=spec is not None and spec.dtype != "str",
+            cells=cells,
+            key=lambda: _rank(self.columns.kept_table[name]),
+        )
+
+    def _said(self, where: Array) -> list[str]:
+        texts = self.columns.texts.take(where).to_pylist()
+        if not holds_images(self.columns.cache):
+            return [_safe(text, _TEXT) for text in texts]
+        return [_safe(_conversation(text), _TEXT) for text in texts]
 
     def chosen(self, shown: Sequence[int]) -> Array:
         """Returns the indices that a file lists: all of up to 3,000 samples, else those shown and doubtful, and others.
@@ -107,17 +122,42 @@ class Rows:
         return np.union1d(first, others)
 
 
-def is_doubtful(z: Array | None, index: int) -> bool:
-    """Whether the transcript of a sample does not fit its length."""
-    return z is not None and bool(abs(np.nan_to_num(z[index])) > OUT_OF_RANGE)
+def _number(name: str, values: Array, *, places: int) -> Column:
+    def cells(where: Array) -> list[Any]:
+        found = values[where].tolist()
+        return found if not places else [round(value, places) if np.isfinite(value) else None for value in found]
+
+    return Column(name=name, is_number=True, cells=cells, key=lambda: values.astype(np.float64), places=places)
 
 
-def _said(text: str | None, limit: int) -> str:
+def _texts(column: pa.ChunkedArray, where: Array, *, limit: int) -> list[str]:
+    return [_safe(text, limit) for text in column.take(where).to_pylist()]
+
+
+def _rank(column: pa.ChunkedArray) -> Array:
+    """Returns float64: the values of numbers, the place of each text among all texts; NaN for null."""
+    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+        return np.asarray(column.cast(pa.float64()).to_numpy(), np.float64)
+    encoded = column.dictionary_encode().combine_chunks()
+    order = pc.sort_indices(encoded.dictionary).to_numpy()
+    places = np.empty(len(order), np.float64)
+    places[order] = np.arange(len(order))
+    codes = encoded.indices
+    known = np.asarray(codes.is_valid())
+    ranks = np.full(len(codes), np.nan)
+    ranks[known] = places[np.asarray(codes.fill_null(0))[known]]
+    return ranks
+
+
+def _conversation(text: str) -> str:
+    # What is no conversation is shown as it is stored.
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return " / ".join(said for _, said in spoken(json.loads(text)))
+    return text
+
+
+def _safe(text: str | None, limit: int) -> str:
     return printable(shortened(text or "", limit))
-
-
-def _numbers(values: Array, *, places: int) -> list[float | None]:
-    return [round(value, places) if np.isfinite(value) else None for value in values.tolist()]
 
 
 def _cell(value: Any) -> Any:
@@ -125,4 +165,4 @@ def _cell(value: Any) -> Any:
         return None if value is None else str(value)
     if isinstance(value, int | float):
         return value if np.isfinite(value) and abs(value) < 2**53 else str(value)
-    return _said(str(value), _CELL)
+    return _safe(str(value), _CELL)

@@ -36,10 +36,22 @@ def hero(overview: Overview) -> Html:
             f" sealed {overview.sealed}" if overview.sealed else None,
             class_="key",
         ),
+        tag("p", _lead(overview), class_="lead"),
         tag("dl", [_figure(*figure) for figure in _figures(overview)], class_="figures"),
         class_="hero",
         id="top",
     )
+
+
+def _lead(overview: Overview) -> str:
+    """Returns what a sample holds, in a sentence."""
+    recipe = overview.facts["recipe"]
+    lines = dict(recipe_lines(recipe))
+    parts = [lines[section].replace("; ", ", ") for section in ("audio", "vision") if section in lines]
+    text = recipe.get("text")
+    if text is not None:
+        parts.append(f"texts under the prompt {text.get('prompt', 'unknown')}")
+    return shortened("; ".join(parts), 400)
 
 
 def _figure(name: str, value: str) -> Html:
@@ -185,8 +197,9 @@ def _misfits(overview: Overview, link: Any) -> Html:
     )
     count = f"{len(misfits):,} samples." if len(misfits) else "None found."
     more = len(misfits) - len(rows)
-    rest = tag("p", f"and {more:,} more, farther inside", class_="note") if more > 0 else None
+    rest = tag("p", f"and {more:,} more, nearer to the rest", class_="note") if more > 0 else None
     shown = table(["sample", "characters/s", "deviations"], rows) if rows else None
+    hint = tag("p", tag("code", "--worst"), " shows them above.", class_="note") if rows else None
     return tag(
         "div",
         tag("h3", "Transcripts that do not fit"),
@@ -194,6 +207,7 @@ def _misfits(overview: Overview, link: Any) -> Html:
         tag("p", about, class_="note"),
         shown,
         rest,
+        hint,
         class_="panel",
     )
 
@@ -311,12 +325,12 @@ def rows_section(overview: Overview, *, note: str) -> Html:
     heads = [
         tag(
             "th",
-            tag("button", name, type="button", data_column=i),
+            tag("button", column.name, type="button", data_column=i),
             scope="col",
-            class_="n" if is_number else None,
+            class_="n" if column.is_number else None,
             aria_sort="none",
         )
-        for i, (name, is_number) in enumerate(overview.rows.names)
+        for i, column in enumerate(overview.rows.shown)
     ]
     search = tag(
         "input",

@@ -66,7 +66,7 @@ def _audio(settings: Mapping[str, Any]) -> Iterator[str]:
     mels = f" of {_plain(settings['n_mels'])} bins" if settings.get("n_mels") else ""
     yield f"{_plain(settings.get('features', 'unknown'))} features{mels}"
     if settings.get("sample_rate_hz"):
-        yield f"at {_plain(settings['sample_rate_hz'])} Hz"
+        yield f"at {settings['sample_rate_hz']:,} Hz" if isinstance(settings["sample_rate_hz"], int) else "at some rate"
     if settings.get("dtype"):
         yield f"stored as {_plain(settings['dtype'])}"
     if "keep_waveform" in settings:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from forebay.inspect.report import sections
 from forebay.inspect.report.card_page import card_element
 from forebay.inspect.report.cards import embedded
+from forebay.inspect.report.choose import SHOWN
 from forebay.inspect.report.markup import Child, Html, joined, page, tag
 from forebay.inspect.report.overview import Overview
 from forebay.inspect.report.plan_page import plans
@@ -17,17 +20,36 @@ from forebay.store.files import write_bytes
 MAX_BYTES = 10_000_000
 """Of a file, always."""
 
-_BUDGETS = (6_000_000, 3_000_000, 1_000_000, 0)
-"""For media, in turn, until the file is small enough."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Bounds:
+    """How much a file holds. media: bytes of sound and pictures; is_whole: tokens and rows of the samples shown."""
+
+    media: int
+    rows: int = MAX_ROWS
+    cards: int = 200
+    is_whole: bool = True
+
+
+_TRIED = (
+    _Bounds(media=6_000_000),
+    _Bounds(media=3_000_000),
+    _Bounds(media=1_000_000),
+    _Bounds(media=0),
+    _Bounds(media=0, rows=300, is_whole=False),
+    _Bounds(media=0, rows=0, cards=SHOWN, is_whole=False),
+)
+"""In turn, until the file is small enough; texts, ids and lists have bounds of their own."""
 
 
 def write_report(overview: Overview, path: Path) -> int:
     """Makes `path` the report on a cache, whole or not at all; returns its bytes, never more than 10,000,000."""
     readings = [overview.reader.read(chosen) for chosen in overview.chosen]
     data = b""
-    for rows, budget in [*((MAX_ROWS, budget) for budget in _BUDGETS), (MAX_ROWS // 10, 0), (0, 0)]:
-        cards = embedded(readings, rate_hz=overview.rate_hz, budget=budget)
-        data = _document(overview, [card_element(card) for card in cards], most_rows=rows).encode("utf-8")
+    for bounds in _TRIED:
+        cards = embedded(readings[: bounds.cards], rate_hz=overview.rate_hz, budget=bounds.media)
+        kept = cards if bounds.is_whole else [replace(card, pieces=(), row={}) for card in cards]
+        data = _document(overview, [card_element(card) for card in kept], most_rows=bounds.rows).encode("utf-8")
         if len(data) <= MAX_BYTES:
             break
     write_bytes(path, data)
@@ -35,8 +57,8 @@ def write_report(overview: Overview, path: Path) -> int:
 
 
 def _document(overview: Overview, cards: Sequence[Html], *, most_rows: int) -> str:
-    shown = [chosen.index for chosen in overview.chosen]
-    whole, count = len(overview.columns), 0
+    shown = [chosen.index for chosen in overview.chosen[: len(cards)]]
+    whole = len(overview.columns)
     listed = overview.rows.chosen(shown)[:most_rows]
     count = len(listed)
     note = (
@@ -50,12 +72,19 @@ def _document(overview: Overview, cards: Sequence[Html], *, most_rows: int) -> s
     names = set(shown)
     body = body_of(overview, cards, link=lambda index: _link(overview, index, is_shown=index in names), note=note)
     data = {
-        "columns": [{"name": name, "number": is_number} for name, is_number in overview.rows.names],
+        "columns": columns_json(overview),
         "languages": overview.columns.languages[0][:500],
         "rows": overview.rows.of(listed),
         "cards": shown,
     }
     return page(f"{overview.facts['name']}: forebay report", body, data=data)
+
+
+def columns_json(overview: Overview) -> list[dict[str, Any]]:
+    """Returns the columns of the table as the script reads them."""
+    return [
+        {"name": column.name, "number": column.is_number, "places": column.places} for column in overview.rows.shown
+    ]
 
 
 def _link(overview: Overview, index: int, *, is_shown: bool) -> Html:

@@ -19,6 +19,8 @@ def plan_report_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     yield entry("folder", printable(facts["folder"]))
     yield entry("key", facts["key"])
     yield entry("cache", printable(facts["cache"] or f"not found here: key {facts['cache_keys'][0]}"))
+    if "filter" in facts:
+        yield from wrapped(entry("filter", ""), printable(facts["filter"]))
     if facts["kind"] == "pack":
         yield from _packs(facts)
     else:

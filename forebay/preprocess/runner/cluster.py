@@ -14,6 +14,7 @@ import threading
 from typing import Any
 
 from forebay.errors import BuildError, ConfigError, MissingExtraError
+from forebay.extras import install_line
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ def imported() -> Any:
         importlib.import_module("ray.exceptions")
         importlib.import_module("ray._private.services")
     except ImportError as err:
-        raise MissingExtraError(f"--runner ray needs ray ({err}); run: pip install 'forebay[ray]'") from err
+        raise MissingExtraError(f"--runner ray needs ray ({err}); run: {install_line('ray')}") from err
     return ray
 
 

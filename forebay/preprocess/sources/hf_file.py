@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from forebay.config.data import SourceColumns, SourceConfig
 from forebay.errors import DecodeError, ManifestError, MissingExtraError
+from forebay.extras import install_line
 from forebay.store.layout import Array
 from forebay.store.remote.raw.sources import at_hand, exists
 from forebay.store.source_files import SourceFile
@@ -204,7 +205,7 @@ def data_files(source: SourceConfig, manifests: Sequence[SourceFile]) -> list[tu
     try:
         import datasets  # noqa: F401
     except ImportError as err:
-        message = 'source.kind = "hf" needs the datasets library; run: pip install "forebay[hf]"'
+        message = f'source.kind = "hf" needs the datasets library; run: {install_line("hf")}'
         raise MissingExtraError(message) from err
     found = [(number, file) for number, file in enumerate(manifests) if _is_data(file.path)]
     if not found:

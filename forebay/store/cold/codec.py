@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from forebay.errors import MissingExtraError
+from forebay.extras import install_line
 from forebay.store.cold.arrays import ColdArray
 from forebay.store.layout import Array
 
@@ -31,7 +32,7 @@ def zarr() -> Any:
         import zarr
     except ImportError as err:
         raise MissingExtraError(
-            "the zarr form of a cache needs zarr, which is not installed; run: pip install 'forebay[zarr]'"
+            f"the zarr form of a cache needs zarr, which is not installed; run: {install_line('zarr')}"
         ) from err
     return zarr
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from forebay.config.tree import Config
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError, MissingExtraError
+from forebay.extras import install_line
 from forebay.steps.recipe import recipe_of
 from forebay.store.lookup import find_cache, not_found_message
 from forebay.store.source import without_audio
@@ -97,7 +98,7 @@ def _check(config: Config, arms: Sequence[Arm]) -> None:
     try:
         import accelerate  # noqa: F401
     except ImportError as err:
-        raise MissingExtraError("forebay compare needs accelerate; run: pip install 'forebay[train]'") from err
+        raise MissingExtraError(f"forebay compare needs accelerate; run: {install_line('train')}") from err
     if config.mixture.source:
         return  # each source is looked for when the loader is made
     lookup = find_cache(config, recipe_of(config))

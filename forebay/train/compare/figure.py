@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import MissingExtraError
+from forebay.extras import install_line
 from forebay.store.files import write_bytes
 from forebay.visible import from_here, printable
 
@@ -50,7 +51,7 @@ def _new_figure(width_in: float, height_in: float) -> Figure:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as err:
-        raise MissingExtraError(f"the picture needs matplotlib ({err}); run: pip install 'forebay[report]'") from err
+        raise MissingExtraError(f"the picture needs matplotlib ({err}); run: {install_line('report')}") from err
     figure = Figure(figsize=(width_in, height_in), layout="constrained")
     FigureCanvasAgg(figure)
     return figure

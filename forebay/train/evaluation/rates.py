@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.errors import MissingExtraError
+from forebay.extras import install_line
 from forebay.visible import printable
 
 
@@ -59,7 +60,7 @@ def jiwer_module() -> Any:
     try:
         import jiwer
     except ImportError as err:
-        raise MissingExtraError("evaluation by WER needs jiwer; run: pip install 'forebay[train]'") from err
+        raise MissingExtraError(f"evaluation by WER needs jiwer; run: {install_line('train')}") from err
     return jiwer
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from forebay.errors import ConfigError, MissingExtraError, ResumeError
+from forebay.extras import install_line
 from forebay.plan.pack.plan import PackPlan
 from forebay.train.device import Batch
 from forebay.train.loader import Loader
@@ -22,7 +23,7 @@ try:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     from transformers.trainer_utils import get_last_checkpoint
 except ImportError as err:
-    raise MissingExtraError("transformers' Trainer needs accelerate; run: pip install 'forebay[train]'") from err
+    raise MissingExtraError(f"transformers' Trainer needs accelerate; run: {install_line('train')}") from err
 
 __all__ = ["STATE_NAME", "LoaderMixin"]
 

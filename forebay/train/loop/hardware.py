@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from forebay.extras import install_line
+
 _logger = logging.getLogger(__name__)
 
 
@@ -57,6 +59,6 @@ def _has_nvml() -> bool:
         import pynvml  # noqa: F401
     except ImportError:
         if int(os.environ.get("RANK", "0")) == 0:
-            _logger.info("log lines go without the device's utilisation; for it run: pip install 'forebay[gpu]'")
+            _logger.info("log lines go without the device's utilisation; for it run: %s", install_line("gpu"))
         return False
     return True

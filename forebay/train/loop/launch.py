@@ -10,6 +10,7 @@ import torch
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, MissingExtraError
+from forebay.extras import install_line
 from forebay.train.loop.trackers import tracker_settings
 
 _logger = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ def process_state() -> Any:
     try:
         from accelerate import PartialState
     except ImportError as err:
-        raise MissingExtraError("forebay train needs accelerate; run: pip install 'forebay[train]'") from err
+        raise MissingExtraError(f"forebay train needs accelerate; run: {install_line('train')}") from err
     state = PartialState(cpu=_is_on_cpu())
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if state.num_processes != started:

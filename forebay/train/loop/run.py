@@ -198,11 +198,15 @@ def train(
         compilations=num_compilations() - compilations,
         phases=phases.seconds,
         remote=after_step.traffic(),
-        waiting=waiting_line(
-            config, loader, share=meter.wait_s / meter.elapsed_s, is_uncached=source_kind == "uncached"
-        ),
+        waiting=waiting_line(config, loader, share=_wait_share(meter, phases), is_uncached=source_kind == "uncached"),
         buckets=drawn_by(loader, config) if learner.is_main_rank else {},
     )
+
+
+def _wait_share(meter: Meter, phases: Phases) -> float:
+    """Returns the share of the time in which the run waited behind its first batch, for which every run waits."""
+    first_s = phases.seconds.get("first batch", 0.0)
+    return max(meter.wait_s - first_s, 0.0) / max(meter.elapsed_s - first_s, 1e-9)
 
 
 def _report(meter: Meter, *, checkpoint: Path | None, **facts: Any) -> TrainReport:

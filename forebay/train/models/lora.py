@@ -14,6 +14,7 @@ import torch
 
 from forebay.config.train import LoraConfig
 from forebay.errors import ConfigError, MissingExtraError, ResumeError
+from forebay.extras import install_line
 
 ADAPTER_CONFIG = "adapter_config.json"
 """Its presence tells that a folder holds an adapter and not a whole model."""
@@ -54,7 +55,7 @@ def _peft() -> Any:
     try:
         import peft
     except ImportError as err:
-        raise MissingExtraError("[train.lora] needs peft; run: pip install 'forebay[lora]'") from err
+        raise MissingExtraError(f"[train.lora] needs peft; run: {install_line('lora')}") from err
     return peft
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import MissingExtraError
+from forebay.extras import install_line
 from forebay.store.files import write_bytes
 from forebay.train.profile.shares import UNCLAIMED, Shares
 from forebay.visible import from_here, json_text
@@ -93,7 +94,7 @@ def draw(report: ProfileReport, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as err:
         raise MissingExtraError(
-            f"the profile goes without its picture, which needs matplotlib ({err}); run: pip install 'forebay[report]'"
+            f"the profile goes without its picture, which needs matplotlib ({err}); run: {install_line('report')}"
         ) from err
     shares = report.shares
     bars = {"main thread": shares.main, "device": shares.device}

@@ -73,7 +73,8 @@ def test_without_nvidia_ml_py_one_line_names_the_extra(
         look = hardware.look()
         assert (look["device_utilization"], look["device_memory_bytes"]) == (None, 12 * 10**9)
     assert [record.getMessage() for record in caplog.records] == [
-        "log lines go without the device's utilisation; for it run: pip install 'forebay[gpu]'"
+        "log lines go without the device's utilisation; for it run: pip install 'forebay[gpu]' "
+        "(from a clone: pip install -e '.[gpu]')"
     ]
 
 

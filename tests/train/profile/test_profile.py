@@ -57,7 +57,7 @@ def test_the_demo_s_profile_adds_up_and_shows_what_ran_beside(
     parts = {"copy to device", "forward: encoder", "forward: decoder", "forward: rest", "backward", "optimizer"}
     assert parts | {"idle: waiting for data", "bookkeeping", "log", "evaluation", "unclaimed"} == set(main)
     # Uncached, so that a sample is decoded and its features are made, in the loader's threads.
-    assert set(document["threads"]) == {"read", "decode", "features", "collate"}
+    assert set(document["threads"]) == {"read", "raw read", "decode", "features", "tokens", "collate"}
     assert 1 <= document["num_threads"] <= 4  # two of the run's loader, two of the evaluation's
     assert "encoder.layers.self_attn" in document["modules"]
     assert (folder / "profile.png").read_bytes().startswith(b"\x89PNG")

@@ -18,6 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url
 from forebay.errors import ForebayError, MissingExtraError, RemoteError, RemoteMissingError
+from forebay.extras import install_line
 from forebay.store.remote.bucket import beside
 from forebay.store.remote.bucket.access import check_resolved, client_options, decide, secrets, store_options
 from forebay.store.remote.bucket.refusal import EndedEarlyError, Refusal, error_of, exists, read_refusal, replaced
@@ -392,7 +393,7 @@ def _obstore() -> Any:
         import obstore.store
     except ImportError as err:
         raise MissingExtraError(
-            "a URL of a store needs obstore, which is not installed; run: pip install 'forebay[remote]'"
+            f"a URL of a store needs obstore, which is not installed; run: {install_line('remote')}"
         ) from err
     return obstore
 

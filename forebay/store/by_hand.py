@@ -1,0 +1,102 @@
+"""What a source offers to somebody at a prompt or in a notebook: samples by index and slice, ids, tensordicts, HTML."""
+
+from __future__ import annotations
+
+import operator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
+
+from forebay.store.sample_ids import IdIndex, near_ids
+from forebay.store.source import SampleSource
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import torch
+
+    from forebay.store.lazy_tensordict import SamplesTensorDict
+
+_SHOWN = 5
+"""Indices of one id that a message lists."""
+
+
+class ByHand(SampleSource):
+    """A source whose samples are taken one by one."""
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> dict[str, torch.Tensor]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, torch.Tensor]]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> dict[str, torch.Tensor] | list[dict[str, torch.Tensor]]:
+        """Returns the tensor fields of one sample as torch tensors that are copies, never aliases of the mapping.
+
+        index: any integer, numpy's too, negative from the end; of a slice a list of samples.
+        Raises IndexError outside the source, TypeError for anything else, `read`'s errors for damage.
+        """
+        import torch
+
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        try:
+            position = operator.index(index)
+        except TypeError as err:
+            raise TypeError(
+                f"an index of samples is an integer or a slice, not {type(index).__name__}; the index of an id: "
+                ".find(id)"
+            ) from err
+        return {name: torch.from_numpy(value.copy()) for name, value in self.arrays(position).items()}
+
+    def find(self, sample_id: str) -> int:
+        """Returns the index of the sample that has an id.
+
+        The first call reads all ids and keeps a hash of each, 16 bytes a sample; a later one takes microseconds.
+        Raises KeyError, with ids that are written alike, where no sample has the id, and LookupError where several
+        have it.
+        """
+        found = self.find_all(sample_id)
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise KeyError(self._no_such_id(sample_id))
+        shown = ", ".join(map(str, found[:_SHOWN])) + (", ..." if len(found) > _SHOWN else "")
+        raise LookupError(
+            f"{len(found)} samples of {self.place} have the id {sample_id!r}: {shown}; all of them: .find_all(id)"
+        )
+
+    def find_all(self, sample_id: str) -> list[int]:
+        """Returns the indices of the samples that have an id, rising; none where no sample has it."""
+        if not isinstance(sample_id, str):
+            raise TypeError(f"an id is a text, not {type(sample_id).__name__}")
+        return self._id_index.places(sample_id)
+
+    def as_tensordict(self) -> SamplesTensorDict:
+        """Returns the samples as a LazyStackedTensorDict that reads a sample when it is asked for, as a copy.
+
+        It can be read and not written; see `SamplesTensorDict`.
+        """
+        from forebay.store.lazy_tensordict import SamplesTensorDict
+
+        return SamplesTensorDict(self, range(len(self)))
+
+    def _repr_html_(self) -> str:
+        from forebay.store.notebook import source_html
+
+        return source_html(self)
+
+    # Two threads that ask together for the first time both make it: no lock, which a fork could leave locked.
+    @cached_property
+    def _id_index(self) -> IdIndex:
+        return IdIndex(self._ids(), self.sample_id)
+
+    def _ids(self) -> pa.ChunkedArray:
+        if "sample_id" not in self.column_names:
+            raise KeyError(f"{self.place} has no field sample_id, so no sample has an id")
+        return self.table(["sample_id"])["sample_id"]
+
+    def _no_such_id(self, sample_id: str) -> str:
+        near = near_ids(self._ids(), sample_id)
+        hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
+        return f"no sample of {self.place} has the id {sample_id!r}{hint}"
+
+    def arrays(self, index: int) -> dict[str, Any]:
+        """Returns the tensor fields of one sample as arrays, the patches of several images as one."""
+        return dict(self.read(index))

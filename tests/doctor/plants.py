@@ -1,0 +1,32 @@
+"""What is planted in the code path of a process that measures."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from forebay.doctor import bench
+from forebay.doctor.arms import table
+
+
+def hang() -> None:
+    """The first arm starts a process, says which, and never ends."""
+
+    def stuck(own: bench.Bench, _seconds: float) -> NoReturn:
+        sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        (Path(own.task.root) / "pids").write_text(f"{os.getpid()} {sleeper.pid}")
+        time.sleep(600)
+        raise AssertionError
+
+    arms: dict[str, Any] = table.ARMS
+    arms["find"] = stuck
+
+
+def die() -> None:
+    """The first arm ends its process."""
+    arms: dict[str, Any] = table.ARMS
+    arms["find"] = lambda *_: os._exit(7)

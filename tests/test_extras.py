@@ -1,0 +1,107 @@
+"""Optional dependencies: each message about a missing one names the extra, by a line for an index and for a clone."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import pkgutil
+import re
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forebay.errors import MissingExtraError
+from forebay.extras import install_line
+from tests.processes import ROOT
+
+NOT_OF_USERS = {"dev"}
+
+MISSING = {
+    "obstore": ("remote", "forebay.store.remote.bucket.bucket:_obstore", ()),
+    "zarr": ("zarr", "forebay.store.cold.codec:zarr", ()),
+    "matplotlib.figure": ("report", "forebay.inspect.picture:_new_figure", (1.0,)),
+    "matplotlib.backends.backend_agg": ("report", "forebay.train.compare.figure:_new_figure", (1.0, 1.0)),
+    "matplotlib": ("report", "forebay.train.profile.report:draw", (None, None)),
+    "ray": ("ray", "forebay.preprocess.runner.cluster:imported", ()),
+    "datasets": ("hf", "forebay.preprocess.sources.hf_file:data_files", (None, ())),
+    "peft": ("lora", "forebay.train.models.lora:_peft", ()),
+    "jiwer": ("train", "forebay.train.evaluation.rates:jiwer_module", ()),
+    "accelerate": ("train", "forebay.train.loop.launch:process_state", ()),
+    "shtab": ("completion", "forebay.cli.completion:_completion", (SimpleNamespace(), "bash")),
+}
+"""What asks for a module and raises where it is missing."""
+
+
+def extras() -> dict[str, str]:
+    """The extras of setup.cfg and what they ask for."""
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    return dict(parser["options.extras_require"])
+
+
+def calls() -> dict[str, list[str]]:
+    """The extras that `install_line` is asked for in the product, and in which files."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "forebay").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "install_line":
+                (name,) = node.args
+                assert isinstance(name, ast.Constant), f"{path}: the extra is no literal"
+                found.setdefault(str(name.value), []).append(path.relative_to(ROOT).as_posix())
+    return found
+
+
+def test_every_extra_of_users_is_named_by_a_message_and_every_message_names_an_extra() -> None:
+    assert sorted(calls()) == sorted(set(extras()) - NOT_OF_USERS)
+
+
+def test_a_line_is_for_an_index_and_for_a_clone() -> None:
+    assert install_line("hf") == "pip install 'forebay[hf]' (from a clone: pip install -e '.[hf]')"
+
+
+def test_no_other_message_says_how_an_extra_is_installed() -> None:
+    for path in sorted((ROOT / "forebay").rglob("*.py")):
+        if path.name != "extras.py":
+            assert not re.search(r"pip install ['\"]?(forebay|-e|\.\[)", path.read_text(encoding="utf-8")), path
+
+
+def test_every_place_that_misses_an_extra_ends_with_the_line() -> None:
+    for path in sorted((ROOT / "forebay").rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)):
+            is_error = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "MissingExtraError"
+            if is_error and path.name != "trackers.py":  # a tracker is a package of its own, no extra
+                assert "install_line(" in text, path
+
+
+@pytest.mark.parametrize("module", sorted(MISSING))
+def test_without_a_module_its_extra_is_named(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    extra, place, arguments = MISSING[module]
+    ask: Any = pkgutil.resolve_name(place)
+    for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError, match=re.escape(install_line(extra))):
+        ask(*arguments)
+
+
+def test_every_extra_s_line_is_tried() -> None:
+    # `gpu` is a line of the log: tests/train/loop/test_hardware.py
+    assert {extra for extra, _, _ in MISSING.values()} == set(extras()) - NOT_OF_USERS - {"gpu"}
+
+
+def test_versions_of_the_tested_set_are_those_that_the_extras_allow() -> None:
+    from packaging.requirements import Requirement
+
+    pins = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line and line[0] != "#"
+    )
+    for text in extras().values():
+        for line in filter(None, (part.partition("#")[0].strip() for part in text.splitlines())):
+            wanted = Requirement(line)
+            if wanted.name in pins:
+                assert wanted.specifier.contains(pins[wanted.name]), (line, pins[wanted.name])

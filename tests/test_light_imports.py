@@ -1,0 +1,122 @@
+"""Looking into caches takes none of the packages that training takes: commands run where these cannot be imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.lint.planted import Planted
+from tests.preprocess.here_pool import build_here
+from tests.processes import ROOT
+
+TRAINING = (
+    *("accelerate", "datasets", "jiwer", "matplotlib", "obstore", "peft", "pynvml", "ray", "shtab", "zarr", "pandas"),
+    *("lightning", "tensorboard", "torchdata", "numcodecs"),
+)
+"""Packages of extras, and of what others train with."""
+
+HEAVY = ("torch", "tensordict", "transformers", "tokenizers", "soundfile", "soxr", "scipy")
+"""What comes with forebay, and is for making features, batches and tokens."""
+
+BLOCKER = """
+import sys
+BLOCKED = frozenset(%r)
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BLOCKED:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose sitecustomize.py makes both kinds of packages missing, in workers too."""
+    folder = tmp_path_factory.mktemp("blocked")
+    (folder / "sitecustomize.py").write_text(BLOCKER % ((*TRAINING, *HEAVY),))
+    return folder
+
+
+def forebay(without: Path, *arguments: object, is_code: bool = False) -> subprocess.CompletedProcess[str]:
+    """Runs `forebay ARGUMENTS`, or code, where the packages are missing."""
+    how = ["-c"] if is_code else ["-m", "forebay"]
+    return subprocess.run(
+        [sys.executable, *how, *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{without}{os.pathsep}{ROOT}", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+def test_the_packages_are_missing_there(without: Path) -> None:
+    for name in ("torch", "accelerate"):
+        result = forebay(without, f"import {name}", is_code=True)
+        assert f"No module named '{name}'" in result.stderr
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of three of the demo's recordings with features and tokens, and its config beside its folder."""
+    planted = Planted.of_demo(tmp_path_factory.mktemp("light") / "raw")
+    planted.keep("en_demo-thanks", "es_demo-thanks", "ru_digits_16")
+    return Path(build_here(planted.config('audio.features="log_mel"', text=True)).cache)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--version",), "forebay "),
+        (("--help",), "COMMAND"),
+        (("cache", "--help"), "ACTION"),
+        (("inspect", "CACHE"), "planted"),
+        (("inspect", "CACHE", "--sample", "0"), "not decoded: a cache does not hold its tokenizer"),
+        (("inspect", "CACHE", "--verify", "--no-progress"), "verify: ok"),
+        (("inspect", "CACHE", "--json"), '"key"'),
+        (("inspect", "CONFIG", "--set", "audio.features=log_mel"), "planted"),
+        (("key", "CONFIG", "--set", "audio.features=log_mel"), "(sealed)"),
+        (("key", "configs/demo_speech.toml", "--cache-root", "NOWHERE", "--no-hash"), "recipe key: "),
+        (("key", "configs/demo_vision.toml", "--cache-root", "NOWHERE", "--no-hash"), "recipe key: "),
+        (("lint", "--explain-checks"), "silent (error)"),
+    ],
+)
+def test_a_command_needs_no_training_packages(
+    without: Path, cache: Path, tmp_path: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    places = {"CACHE": cache, "CONFIG": cache.parents[1] / "config.toml", "NOWHERE": tmp_path / "caches"}
+    result = forebay(without, *(places.get(part, part) for part in arguments))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert says in result.stdout
+
+
+def test_the_key_of_raw_data_needs_no_training_packages(without: Path, cache: Path, tmp_path: Path) -> None:
+    result = forebay(without, "key", cache.parents[1] / "config.toml", "--cache-root", tmp_path, "--json")
+    assert result.returncode == 0, result.stderr
+    assert len(json.loads(result.stdout)["key"]) == 64
+
+
+def test_a_cache_is_subset_and_its_table_written_without_training_packages(
+    without: Path, cache: Path, tmp_path: Path
+) -> None:
+    where = ("--where", "duration_s > 1", "--out", tmp_path / "part", "--no-progress")
+    result = forebay(without, "cache", "subset", cache, *where)
+    assert result.returncode == 0, result.stderr
+    result = forebay(without, "inspect", tmp_path / "part", "--export", tmp_path / "rows.parquet")
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "rows.parquet").stat().st_size
+
+
+def test_the_package_reads_a_cache_without_torch(without: Path, cache: Path) -> None:
+    code = (
+        f"import forebay; cache = forebay.open_cache({str(cache)!r}); cache.samples; print(len(cache), *cache.read(0))"
+    )
+    result = forebay(without, code, is_code=True)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.split()[0] == "3"

@@ -1,0 +1,156 @@
+"""The wheel, installed on each Python of this machine with each extra, by pip: it runs, and the extra is there."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from forebay.version import __version__
+from tests.lint.planted import Planted
+from tests.test_extras import MISSING, NOT_OF_USERS, extras
+from tests.wide_install.environments import (
+    VERSIONS,
+    Environment,
+    base_requirements,
+    built_wheel,
+    extra_requirements,
+    has_small_torch,
+    is_without_torch,
+    made,
+    over,
+    pythons,
+)
+
+USED = {
+    "train": "import accelerate, jiwer; from forebay.train.loop.launch import process_state",
+    "lora": "from forebay.train.models.lora import _peft; _peft()",
+    "gpu": "import pynvml",
+    "report": "from forebay.train.compare.figure import _new_figure; _new_figure(2.0, 2.0)",
+    "hf": "import datasets",
+    "remote": "from forebay.store.remote.bucket.bucket import _obstore; _obstore()",
+    "ray": "from forebay.preprocess.runner.cluster import imported; imported()",
+    "zarr": "from forebay.store.cold.codec import zarr; zarr()",
+    "completion": "import shtab",
+}
+"""What needs each extra."""
+
+CHECKED = """
+import importlib.metadata as metadata
+from packaging.requirements import Requirement
+for line in metadata.requires("forebay"):
+    wanted = Requirement(line)
+    if wanted.marker is None or wanted.marker.evaluate({"extra": %r}):
+        if wanted.name in %r:
+            continue
+        have = metadata.version(wanted.name)
+        assert wanted.specifier.contains(have), (line, have)
+"""
+"""Raises where a package that the wheel asks for is missing, or of another version."""
+
+
+def test_every_extra_of_users_has_something_that_needs_it() -> None:
+    assert sorted(USED) == sorted(set(extras()) - NOT_OF_USERS)
+    assert {extra for extra, _, _ in MISSING.values()} <= set(USED)
+
+
+@pytest.mark.parametrize("extra", ["", *USED])
+def test_the_packages_of_this_environment_are_what_setup_cfg_asks_for(extra: str) -> None:
+    for line in extra_requirements(extra) if extra else base_requirements():
+        wanted = Requirement(line)
+        try:
+            have = version(wanted.name)
+        except PackageNotFoundError:
+            pytest.fail(f"{line} is not installed")
+        assert wanted.specifier.contains(have), (line, have)
+
+
+def test_a_python_is_found() -> None:
+    assert set(pythons()) <= set(VERSIONS)
+    assert pythons()
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout."""
+    return built_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Callable[[str], Environment]:
+    """Makes the environment of a Python that has forebay without an extra; once a Python."""
+
+    @functools.cache
+    def environment(python: str) -> Environment:
+        is_whole = has_small_torch(python)
+        made_ = made(tmp_path_factory.mktemp(f"base{python}") / "venv", python, is_whole=is_whole)
+        if is_whole:
+            made_.install(wheel)
+        else:
+            made_.install(wheel, has_dependencies=False)
+            made_.install(*filter(is_without_torch, base_requirements()))
+        made_.install("packaging")
+        return made_
+
+    return environment
+
+
+@pytest.fixture(scope="session")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The config of three of the demo's recordings."""
+    planted = Planted.of_demo(tmp_path_factory.mktemp("install") / "raw")
+    planted.keep("en_demo-thanks", "es_demo-thanks", "ru_digits_16")
+    return Path(planted.config().path)
+
+
+def _skipped(python: str) -> None:
+    if python not in pythons():
+        pytest.skip(f"there is no Python {python} on this machine")
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize("python", VERSIONS)
+def test_forebay_runs_where_it_is_installed_without_an_extra(
+    python: str, base: Callable[[str], Environment], config: Path, tmp_path: Path
+) -> None:
+    _skipped(python)
+    environment = base(python)
+    where = environment.run("import forebay; print(forebay.__file__)").strip()
+    assert Path(where).is_relative_to(environment.packages)
+    assert environment.forebay("--version").strip() == f"forebay {__version__}"
+    environment.run(CHECKED % ("", set() if environment.is_whole else {"torch", "tensordict", "transformers"}))
+    root = ("--cache-root", tmp_path / "caches")
+    built = json.loads(environment.forebay("preprocess", config, *root, "--no-progress", "--json"))
+    assert (built["sealed"], built["num_samples"]) == (True, 3)
+    key = json.loads(environment.forebay("key", config, *root, "--json"))
+    assert key["key"] == built["key"]
+    assert "3 samples" in environment.forebay("lint", config, *root, "--no-progress")
+    assert built["key"][:16] in environment.forebay("inspect", built["cache"])
+    if environment.is_whole:
+        code = f"import forebay; print(forebay.open_cache({built['cache']!r})[0]['waveform'].dtype)"
+        assert environment.run(code).strip() == "torch.int16"
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize("extra", USED)
+@pytest.mark.parametrize("python", VERSIONS)
+def test_an_extra_is_what_its_part_of_forebay_needs(
+    python: str, extra: str, base: Callable[[str], Environment], wheel: Path, tmp_path: Path
+) -> None:
+    _skipped(python)
+    if not has_small_torch(python) and not all(map(is_without_torch, extra_requirements(extra))):
+        pytest.skip(f"{extra} brings torch, and none without CUDA is at hand for Python {python}")
+    environment = over(base(python), tmp_path / "venv")
+    if environment.is_whole:
+        environment.install(f"{wheel}[{extra}]")
+    else:
+        environment.install(*extra_requirements(extra))
+    environment.run(CHECKED % (extra, set() if environment.is_whole else {"torch", "tensordict", "transformers"}))
+    environment.run(USED[extra])
