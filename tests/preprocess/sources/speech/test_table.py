@@ -17,6 +17,7 @@ from forebay import load_config
 from forebay.config import SourceColumns
 from forebay.errors import ConfigError, ManifestError
 from forebay.preprocess.sources.rows import Manifest
+from forebay.preprocess.sources.text_table import Wanted, read_csv
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lookup import find_cache
@@ -275,8 +276,6 @@ def test_bytes_in_parquet_and_arrow_are_read_without_the_datasets_library(
 def test_a_csv_is_read_as_the_csv_module_reads_it(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], mark: str
 ) -> None:
-    from forebay.preprocess.sources.text_table import Wanted, read_csv
-
     folder = tmp_path_factory.mktemp("csv")
     text = io.StringIO()
     writer = csv.writer(text, delimiter=mark, lineterminator="\n", quoting=csv.QUOTE_ALL)
@@ -309,3 +308,41 @@ def test_no_bytes_break_the_reader(tmp_path_factory: pytest.TempPathFactory, dat
         *("missing_file", "bad_row", "bad_text", "repeated_field", "duplicate_id", "empty_file"),
         *("unknown_duration", "bad_metadata"),
     }
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.lists(
+            st.text(st.characters(codec="utf-8", exclude_characters="\0\r\n\t\ufeff"), min_size=1, max_size=8),
+            min_size=1,
+            max_size=3,
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_a_tsv_is_read_as_it_stands(tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]]) -> None:
+    """The oracle is a split by tabs: no quotation mark means anything, and a row of another length is bad."""
+    folder = tmp_path_factory.mktemp("tsv")
+    text = "".join("\t".join(row) + "\n" for row in [["audio", "text"], *rows])
+    (folder / "t.tsv").write_text(text, encoding="utf-8", newline="")
+    table = read_csv(folder / "t.tsv", Wanted(frozenset(("audio", "text")), "audio"))
+    found = [(row["audio"], row["text"]) for row in table.columns(["audio", "text"]).to_pylist()]
+    assert found == [tuple(row) if len(row) == 2 else (None, None) for row in rows]
+    assert [*table.problems] == [number for number, row in enumerate(rows) if len(row) != 2]
+
+
+def test_confined_holds_for_the_table_and_for_audio_dir_each(tmp_path: Path) -> None:
+    clips(tmp_path / "elsewhere", "a.flac")
+    table = tmp_path / "data" / "t.csv"
+    with pytest.raises(ManifestError, match=r"source.confined allows no other place"):
+        listed(table, "audio,text\n../elsewhere/a.flac,one\n", confined=True)
+    clips(tmp_path / "data" / "clips", "b.flac")
+    (tmp_path / "data" / "clips" / "a.flac").symlink_to(tmp_path / "elsewhere" / "a.flac")
+    audio_dir = {"audio_dir": str(tmp_path / "data" / "clips"), "confined": True}
+    assert ids(listed(table, "audio,text\nb.flac,one\n", **audio_dir)) == ["b"]
+    with pytest.raises(ManifestError, match=r"source.confined allows no other place"):
+        listed(table, "audio,text\na.flac,one\n", **audio_dir)
+    with pytest.raises(ManifestError, match=r"source.audio_dir .*gone is no folder"):
+        listed(table, "audio,text\nb.flac,one\n", audio_dir=str(tmp_path / "gone"))
