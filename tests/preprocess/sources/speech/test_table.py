@@ -149,9 +149,9 @@ def test_quotes_of_a_csv_quote_and_those_of_a_tsv_are_text(tmp_path: Path) -> No
     )
     assert manifest.rows["text"].to_pylist() == ['He said "hi",\nand left', '5" of it', None]
     manifest = listed(
-        tmp_path / "t.tsv", 'audio\ttext\na.flac\t"Ich bin da", sagt er.\nb.flac\t"offen\nc.flac\tendet"\n'
+        tmp_path / "t.tsv", 'audio\ttext\na.flac\t"Ich bin da", sagt er.\nb.flac\t"auf\nc.flac\tzu"\n'
     )
-    assert manifest.rows["text"].to_pylist() == ['"Ich bin da", sagt er.', '"offen', 'endet"']
+    assert manifest.rows["text"].to_pylist() == ['"Ich bin da", sagt er.', '"auf', 'zu"']
     manifest = listed(tmp_path / "q.tsv", '"audio"\t"text"\n"a.flac"\t"one\ttwo"\n')
     assert manifest.rows["text"].to_pylist() == ["one\ttwo"]
 
@@ -211,8 +211,8 @@ def test_a_missing_column_is_named_with_the_nearest(tmp_path: Path, form: str) -
     table = write_table(tmp_path / f"t.{form}", rows)
     with pytest.raises(ManifestError, match=r"no column audio .source.columns.audio.; it has path, sentence"):
         read("table", table, root=tmp_path)
-    near = SourceColumns(audio="path", text="sentense")
-    with pytest.raises(ManifestError, match=r"no column sentense .*did you mean sentence"):
+    near = SourceColumns(audio="path", text="sentences")
+    with pytest.raises(ManifestError, match=r"no column sentences .*did you mean sentence"):
         read("table", table, root=tmp_path, columns=near)
     with pytest.raises(ConfigError, match=r"no column client .source.keep_columns.; it has .*did you mean client_id"):
         read("table", table, root=tmp_path, columns=SourceColumns(**COLUMNS), keep_columns=("client",))
