@@ -17,6 +17,7 @@ from forebay import load_config
 from forebay.config import SourceColumns
 from forebay.errors import ConfigError, ManifestError
 from forebay.preprocess.sources.rows import Manifest
+from forebay.preprocess.sources.text_table import Wanted, read_csv
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lookup import find_cache
@@ -148,9 +149,9 @@ def test_quotes_of_a_csv_quote_and_those_of_a_tsv_are_text(tmp_path: Path) -> No
     )
     assert manifest.rows["text"].to_pylist() == ['He said "hi",\nand left', '5" of it', None]
     manifest = listed(
-        tmp_path / "t.tsv", 'audio\ttext\na.flac\t"Ich bin da", sagt er.\nb.flac\t"offen\nc.flac\tendet"\n'
+        tmp_path / "t.tsv", 'audio\ttext\na.flac\t"Ich bin da", sagt er.\nb.flac\t"auf\nc.flac\tzu"\n'
     )
-    assert manifest.rows["text"].to_pylist() == ['"Ich bin da", sagt er.', '"offen', 'endet"']
+    assert manifest.rows["text"].to_pylist() == ['"Ich bin da", sagt er.', '"auf', 'zu"']
     manifest = listed(tmp_path / "q.tsv", '"audio"\t"text"\n"a.flac"\t"one\ttwo"\n')
     assert manifest.rows["text"].to_pylist() == ["one\ttwo"]
 
@@ -210,8 +211,8 @@ def test_a_missing_column_is_named_with_the_nearest(tmp_path: Path, form: str) -
     table = write_table(tmp_path / f"t.{form}", rows)
     with pytest.raises(ManifestError, match=r"no column audio .source.columns.audio.; it has path, sentence"):
         read("table", table, root=tmp_path)
-    near = SourceColumns(audio="path", text="sentense")
-    with pytest.raises(ManifestError, match=r"no column sentense .*did you mean sentence"):
+    near = SourceColumns(audio="path", text="sentences")
+    with pytest.raises(ManifestError, match=r"no column sentences .*did you mean sentence"):
         read("table", table, root=tmp_path, columns=near)
     with pytest.raises(ConfigError, match=r"no column client .source.keep_columns.; it has .*did you mean client_id"):
         read("table", table, root=tmp_path, columns=SourceColumns(**COLUMNS), keep_columns=("client",))
@@ -275,8 +276,6 @@ def test_bytes_in_parquet_and_arrow_are_read_without_the_datasets_library(
 def test_a_csv_is_read_as_the_csv_module_reads_it(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], mark: str
 ) -> None:
-    from forebay.preprocess.sources.text_table import Wanted, read_csv
-
     folder = tmp_path_factory.mktemp("csv")
     text = io.StringIO()
     writer = csv.writer(text, delimiter=mark, lineterminator="\n", quoting=csv.QUOTE_ALL)
@@ -309,3 +308,41 @@ def test_no_bytes_break_the_reader(tmp_path_factory: pytest.TempPathFactory, dat
         *("missing_file", "bad_row", "bad_text", "repeated_field", "duplicate_id", "empty_file"),
         *("unknown_duration", "bad_metadata"),
     }
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.lists(
+            st.text(st.characters(codec="utf-8", exclude_characters="\0\r\n\t\ufeff"), min_size=1, max_size=8),
+            min_size=1,
+            max_size=3,
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_a_tsv_is_read_as_it_stands(tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]]) -> None:
+    """The oracle is a split by tabs: no quotation mark means anything, and a row of another length is bad."""
+    folder = tmp_path_factory.mktemp("tsv")
+    text = "".join("\t".join(row) + "\n" for row in [["audio", "text"], *rows])
+    (folder / "t.tsv").write_text(text, encoding="utf-8", newline="")
+    table = read_csv(folder / "t.tsv", Wanted(frozenset(("audio", "text")), "audio"))
+    found = [(row["audio"], row["text"]) for row in table.columns(["audio", "text"]).to_pylist()]
+    assert found == [tuple(row) if len(row) == 2 else (None, None) for row in rows]
+    assert [*table.problems] == [number for number, row in enumerate(rows) if len(row) != 2]
+
+
+def test_confined_holds_for_the_table_and_for_audio_dir_each(tmp_path: Path) -> None:
+    clips(tmp_path / "elsewhere", "a.flac")
+    table = tmp_path / "data" / "t.csv"
+    with pytest.raises(ManifestError, match=r"source.confined allows no other place"):
+        listed(table, "audio,text\n../elsewhere/a.flac,one\n", confined=True)
+    clips(tmp_path / "data" / "clips", "b.flac")
+    (tmp_path / "data" / "clips" / "a.flac").symlink_to(tmp_path / "elsewhere" / "a.flac")
+    audio_dir = {"audio_dir": str(tmp_path / "data" / "clips"), "confined": True}
+    assert ids(listed(table, "audio,text\nb.flac,one\n", **audio_dir)) == ["b"]
+    with pytest.raises(ManifestError, match=r"source.confined allows no other place"):
+        listed(table, "audio,text\na.flac,one\n", **audio_dir)
+    with pytest.raises(ManifestError, match=r"source.audio_dir .*gone is no folder"):
+        listed(table, "audio,text\nb.flac,one\n", audio_dir=str(tmp_path / "gone"))
