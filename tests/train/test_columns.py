@@ -120,3 +120,18 @@ def test_a_mixture_weighs_the_values_of_a_kept_column(document: dict[str, Any]) 
     assert {*drawn} == {"speaker 0", "speaker 1"}
     assert drawn.count("speaker 0") > drawn.count("speaker 1")
     assert json.loads(json.dumps(loader.state_dict()))["position"] == 0
+
+
+@pytest.mark.parametrize("overrides", [(), (OFF,)])
+def test_a_filter_by_a_kept_column_leaves_its_columns(document: dict[str, Any], overrides: tuple[str, ...]) -> None:
+    where = "snr > 1 and client_id in ('speaker 0', 'speaker 1')"
+    config = load_config({**document, "filter": {"where": where}}, overrides=overrides)
+    loader: Any = make_loader(config, with_columns=("sample_id", "snr", "client_id"))
+    seen = {row for _, columns in loader for row in zip(*columns.values(), strict=True)}
+    expected = {
+        (row["sample_id"], row["snr"], row["client_id"])
+        for row in table_of(document).to_pylist()
+        if (row["snr"] or 0) > 1 and row["client_id"] in ("speaker 0", "speaker 1")
+    }
+    assert seen == expected
+    assert len(seen) == 4

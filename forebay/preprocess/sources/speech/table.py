@@ -16,7 +16,11 @@ from forebay.preprocess.sources.rows import Manifest, Unused, require_rows
 from forebay.preprocess.sources.speech.locate import SpeechKind
 from forebay.preprocess.sources.speech.table_rows import TableRows, locate_rows, taken_columns
 from forebay.preprocess.sources.text_table import TextTable, Wanted, read_csv, read_json_lines
+from forebay.store.remote.raw.sources import folders_in, place_of
 from forebay.store.source_files import SourceFile
+
+_LOOKED_AT = 8
+"""Recordings that are looked for where none is where the table says."""
 
 
 def list_table(source: SourceConfig) -> Manifest:
@@ -27,7 +31,8 @@ def list_table(source: SourceConfig) -> Manifest:
     default may be missing. Without an id the path without extension is it, else `<file>/<row>`. Durations are those of
     the column that is named, or of the headers. Other columns are counted by name. Rows that cannot be used:
     `missing_file`, `bad_row` (another number of columns, no object), `bad_text` (no UTF-8), `repeated_field`.
-    Raises ManifestError for a file that is no such table, and for missing columns; ConfigError for a missing column of
+    Raises ManifestError for a file that is no such table, for missing columns, and where all recordings lie in a folder
+    that nothing names; ConfigError for a missing column of
     `source.keep_columns`.
     """
     manifests = manifest_files(source)
@@ -42,9 +47,27 @@ def list_table(source: SourceConfig) -> Manifest:
         tables.append(rows)
         rejected.append(failed)
     require_rows(start, manifests)
+    _require_place(source, files)
     return Manifest(
         files=tuple(files.files), rows=concatenated(tables), rejected=pa.concat_tables(rejected), unused=unused.counts
     )
+
+
+def _require_place(source: SourceConfig, files: NamedFiles) -> None:
+    """Raises ManifestError where the recordings lie in one of the folders beside the table, which no setting names."""
+    named = [file for file in files.files if not file.listed][:_LOOKED_AT]
+    if source.audio_dir is not None or not named or place_of(named[0].path) is not None:
+        return
+    if any(file.path.exists() for file in named):
+        return
+    folder = files.files[0].path.parent
+    for beside in folders_in(folder):
+        if all((beside / os.path.relpath(file.path, folder)).exists() for file in named):
+            raise ManifestError(
+                f"{files.files[0].path} names {named[0].name!r}, which is not beside it but in {beside}; set "
+                f'source.audio_dir = "{beside}"',
+                code="FB201",
+            )
 
 
 def open_rows(manifest: SourceFile, number: int, source: SourceConfig) -> TableRows:
@@ -59,8 +82,8 @@ def open_rows(manifest: SourceFile, number: int, source: SourceConfig) -> TableR
         case ".parquet" | ".arrow":
             return TableRows(manifest, number, source, HfFile(manifest.path))
         case _:
-            wanted = ", ".join(name[1:] for name in TABLE_FILES)
-            raise ManifestError(f"{manifest.path}: the name of a table ends in {wanted}; rename it", code="FB205")
+            endings = ", ".join(name[1:] for name in TABLE_FILES)
+            raise ManifestError(f"{manifest.path}: the name of a table ends in {endings}; rename it", code="FB205")
     return TableRows(manifest, number, source, table, problems=table.problems)
 
 

@@ -129,6 +129,17 @@ def test_paths_are_relative_to_the_table(tmp_path: Path) -> None:
     assert manifest.rows["duration_s"].to_pylist() == [0.1, 0.1]
 
 
+def test_recordings_in_a_folder_beside_the_table_are_pointed_at(tmp_path: Path) -> None:
+    clips(tmp_path / "cv" / "clips", "a.flac", "b.flac")
+    (tmp_path / "cv" / "other").mkdir()
+    with pytest.raises(
+        ManifestError, match=r"'a.flac', which is not beside it but in .*set source.audio_dir = .*/clips"
+    ):
+        listed(tmp_path / "cv" / "t.csv", "audio,text\na.flac,one\nb.flac,two\n")
+    clips(tmp_path / "cv", "b.flac")
+    assert ids(listed(tmp_path / "cv" / "t.csv", "audio,text\na.flac,one\nb.flac,two\n")) == ["b"]
+
+
 def test_quotes_of_a_csv_quote_and_those_of_a_tsv_are_text(tmp_path: Path) -> None:
     clips(tmp_path, "a.flac", "b.flac", "c.flac")
     manifest = listed(
