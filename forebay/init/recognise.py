@@ -19,7 +19,7 @@ from forebay.init.readings.folders import folder_readings
 from forebay.init.readings.tables import table_readings
 from forebay.init.readings.tars import tar_readings
 from forebay.init.readings.texts import text_reading
-from forebay.init.table import read_table
+from forebay.init.table import array_advice, read_table
 from forebay.init.tree import MAX_TABLES, TABLES, Tree, walk
 from forebay.store.source_files import COMPRESSED_TARS
 from forebay.visible import from_here
@@ -165,6 +165,9 @@ def _hints(tree: Tree) -> list[str]:
     hints = []
     if tree.images:
         hints.append("  images alone say nothing to learn: write JSON lines of image, question and answer beside them")
+    arrays = tree.by_extension.get(".json", [])
+    if 0 < len(arrays) <= _MOST_PROBLEMS:
+        hints.append(f"  {arrays[0]}: {array_advice(tree.path(arrays[0]))}")
     packed = [name for names in tree.by_extension.values() for name in names[:1] if name.endswith(COMPRESSED_TARS)]
     if packed:
         hints.append(f"  {packed[0]} is a compressed tar, whose members cannot be read by place: decompress it")

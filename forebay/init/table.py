@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,7 +144,7 @@ def _lines(path: Path) -> Table:
         try:
             rows.append(parse_object(line))
         except JsonError as err:
-            raise ConfigError(f"{path} is no table of JSON lines: a line {err}") from err
+            raise ConfigError(f"{path} is no table of JSON lines: a line {err}; {array_advice(path)}") from err
         names.update(dict.fromkeys(rows[-1]))
     if not rows:
         raise ConfigError(f"{path} holds no JSON lines; name a file with an object a line")
@@ -233,6 +233,11 @@ def _count(path: Path, size: int, line_bytes: float) -> tuple[int, bool]:
     return count + (last != b"\n"), True
 
 
-def as_text(value: Any) -> str:
-    """Returns a value as a person would write it in a cell."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+def array_advice(path: Path) -> str:
+    """Returns the command that writes an array of objects as JSON lines."""
+    code = "import json, sys; [print(json.dumps(row)) for row in json.load(sys.stdin)]"
+    lines = path.with_suffix(".jsonl" if path.suffix != ".jsonl" else ".lines.jsonl")
+    return (
+        "where it is one array of objects, write them as lines: "
+        f'python -c "{code}" < {shlex.quote(str(path))} > {shlex.quote(str(lines))}'
+    )

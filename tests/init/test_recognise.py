@@ -152,6 +152,7 @@ def test_facts_are_one_line() -> None:
     [
         ({"a.m4a": b"", "b.m4a": b""}, ["seen: 2 .m4a", ".m4a is not read: convert it"]),
         ({"a.jpg": b""}, ["seen: 1 .jpg", "images alone say nothing to learn"]),
+        ({"a.json": b"[{}]"}, ["a.json: where it is one array of objects, write them as lines: python -c"]),
         ({"a.tar.gz": b""}, ["a.tar.gz is a compressed tar"]),
         ({"a.csv": b"x,y\n1,2\n"}, ["a.csv has columns x, y; none holds paths of recordings or images"]),
         ({"a.csv": b"x.wav,hello\n"}, ["a.csv begins with 'x.wav' instead of a header line"]),
