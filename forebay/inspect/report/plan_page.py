@@ -46,6 +46,8 @@ def _plan(overview: Overview, view: PlanView) -> Html:
     names += [] if random is None else [f"{100 * random:.1f} % in random order"]
     whose = "the plan of this config" if view.is_wanted else "a plan beside this cache"
     kept = "" if view.is_kept else ", made for this page and not kept"
+    if "filter" in facts:
+        kept += f", of what a filter left: {shortened(str(facts['filter']), 300)}"
     head = [
         tag("h3", f"{facts['kind']}: {', '.join(names)}"),
         tag("p", f"{whose}{kept}, key {facts['key'][:16]}", class_="note"),

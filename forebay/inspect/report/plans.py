@@ -16,14 +16,14 @@ from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, CacheError, ConfigError, PlanError
 from forebay.inspect.plans import plans_of
 from forebay.inspect.report.columns import Columns
-from forebay.plan.disk import read_metadata
+from forebay.plan.disk import planned_samples, read_metadata
 from forebay.plan.make import make_plan, plan_statistics, samples_of
 from forebay.plan.names import plan_key
 from forebay.store.cache import Cache
 from forebay.store.filter import Filter
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array
 from forebay.store.metadata import load_array
-from forebay.store.selection import filtered
+from forebay.store.selection import filtered, origin
 from forebay.store.source import SampleSource
 
 logger = logging.getLogger(__name__)
@@ -74,63 +74,57 @@ def views_of(columns: Columns, config: Config | None, *, roots: Sequence[Path]) 
     A plan that cannot be read or made is left out with a warning: it must not hide the cache.
     """
     settings = None if config is None or config.mixture.is_given else config.plan
-    planned = _Planned(columns, config)
-    wanted = None if settings is None else plan_key(planned.source.key, settings)
-    found = plans_of(planned.source.key, roots)
-    found += plans_of(columns.cache.key, roots) if planned.places is not None else []
-    found = sorted(found, key=lambda plan: plan["key"] != wanted)[:_MAX_PLANS]
-    views = [view for plan in found if (view := _kept(planned, plan, is_wanted=plan["key"] == wanted)) is not None]
+    source: SampleSource = columns.cache
+    if config is not None and config.filter.is_given:
+        source = filtered(columns.cache, Filter.of(config.filter))
+    wanted = None if settings is None else plan_key(source.key, settings)
+    found = sorted(plans_of(columns.cache.key, roots), key=lambda plan: plan["key"] != wanted)[:_MAX_PLANS]
+    views = [
+        view for plan in found if (view := _kept(columns, source, plan, is_wanted=plan["key"] == wanted)) is not None
+    ]
     if settings is None or any(view.is_wanted for view in views):
         return views
     try:
-        return [_made(planned, settings, key=wanted or ""), *views]
+        return [_made(columns, source, settings, key=wanted or ""), *views]
     except (PlanError, ConfigError) as err:
         logger.warning("the plan of this config is left out: %s", err)
         return views
 
 
-class _Planned:
-    """What a config's plan is over: the samples of a cache, or those that its `[filter]` leaves.
+def _in_cache(arrays: Mapping[str, Array], places: Array | None, *, count: int, name: str) -> dict[str, Array]:
+    """Returns a plan's arrays, its members as samples of the cache; CacheCorruptError where they are none.
 
-    places: where the samples of `source` stand in the cache; None: they are all of it.
+    places: where the samples that a filter left stand in the cache; None: the plan is of all `count` samples.
     """
-
-    def __init__(self, columns: Columns, config: Config | None) -> None:
-        """Raises ConfigError for a filter that does not fit the cache."""
-        self.columns = columns
-        self.source: SampleSource = columns.cache
-        self.places: Array | None = None
-        if config is not None and config.filter.is_given:
-            chosen = filtered(columns.cache, Filter.of(config.filter))
-            self.source, self.places = chosen, chosen.places
-
-    def in_cache(self, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Returns a plan's arrays, its members as samples of the cache; CacheCorruptError where they are none."""
-        members, offsets = arrays.get("members"), arrays.get("offsets")
-        if members is None or offsets is None:
-            return dict(arrays)
-        is_chosen = self.places is not None and self.source.key in facts.get("cache_keys", [self.source.key])
-        count = len(self.source) if is_chosen else len(self.columns)
-        _require_members(str(facts.get("folder", "the plan of this config")), members, offsets, count=count)
-        return {**arrays, "members": self.places[members] if is_chosen and self.places is not None else members}
+    if "members" not in arrays or "offsets" not in arrays:
+        return dict(arrays)
+    members = arrays["members"]
+    _require_members(name, members, arrays["offsets"], count=count if places is None else len(places))
+    return {**arrays, "members": members if places is None else places[members]}
 
 
-def _kept(planned: _Planned, facts: Mapping[str, Any], *, is_wanted: bool) -> PlanView | None:
+def _kept(columns: Columns, source: SampleSource, facts: Mapping[str, Any], *, is_wanted: bool) -> PlanView | None:
     folder = Path(facts["folder"])
     try:
         metadata = read_metadata(folder)
+        note = metadata.get("filter")
+        is_own = source.key in metadata["plan"]["cache_keys"]
+        if note is not None and not is_own and "selected" not in note:
+            # Buckets of another filter: which samples they are of stands nowhere.
+            return PlanView(facts=facts, is_wanted=is_wanted, is_kept=True)
+        places = origin(source if is_own else planned_samples(folder, columns.cache))[1]
         entries = metadata["arrays"]
         names = [name for name in ("members", "offsets", "batch_sizes") if name in entries]
         arrays = {name: load_array(folder, f"{name}.npy", entries[name], verify=True) for name in names}
-        arrays = planned.in_cache({**facts, "cache_keys": metadata["plan"]["cache_keys"]}, arrays)
-        return _view(planned.columns, facts, arrays, is_wanted=is_wanted, is_kept=True)
+        arrays = _in_cache(arrays, places, count=len(columns), name=str(folder))
+        return _view(columns, facts, arrays, is_wanted=is_wanted, is_kept=True)
     except (CacheError, OSError) as err:
         logger.warning("leaving out a plan: %s", err)
         return None
 
 
-def _made(planned: _Planned, settings: PlanConfig, *, key: str) -> PlanView:
-    samples = samples_of(planned.source)
+def _made(columns: Columns, source: SampleSource, settings: PlanConfig, *, key: str) -> PlanView:
+    samples = samples_of(source)
     plan = make_plan(samples, settings)
     statistics = plan_statistics(plan, samples)
     share = "fill" if settings.kind == "pack" else "padding"
@@ -142,8 +136,8 @@ def _made(planned: _Planned, settings: PlanConfig, *, key: str) -> PlanView:
         share: statistics[share],
         **{name: count for name, count in plan.counts().items() if name in ("num_packs", "num_batches")},
     }
-    arrays = planned.in_cache(facts, plan.arrays())
-    return _view(planned.columns, facts, arrays, is_wanted=True, is_kept=False)
+    arrays = _in_cache(plan.arrays(), origin(source)[1], count=len(columns), name="the plan of this config")
+    return _view(columns, facts, arrays, is_wanted=True, is_kept=False)
 
 
 def _view(

@@ -93,6 +93,8 @@ def test_the_plan_of_a_filter_is_of_the_samples_that_it_leaves(tmp_path: Path, c
         assert np.array_equal(view.padding, made.padding, equal_nan=True)  # type: ignore[arg-type]
         shown = [segment for drawn in view.drawn for row in drawn.rows for segment in row]
         assert all(segment.length == seconds[segment.index] < 0.9 for segment in shown)
+    (alone,) = views_of(columns, None, roots=[root])
+    assert (alone.is_wanted, alone.is_kept, alone.drawn, alone.padding) == (False, True, (), None)
 
 
 def test_packs_are_drawn_from_the_emptiest_with_their_images(photos: Built) -> None:
