@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -82,13 +83,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def base(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Callable[[str], Environment]:
-    """Makes the environment of a Python that has forebay without an extra; once a Python."""
+def base(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Iterator[Callable[[str], Environment]]:
+    """Makes the environment of a Python that has forebay without an extra; once a Python, and gone behind the tests."""
+    folders = []
 
     @functools.cache
     def environment(python: str) -> Environment:
         is_whole = has_small_torch(python)
-        made_ = made(tmp_path_factory.mktemp(f"base{python}") / "venv", python, is_whole=is_whole)
+        folders.append(tmp_path_factory.mktemp(f"base{python}"))
+        made_ = made(folders[-1] / "venv", python, is_whole=is_whole)
         if is_whole:
             made_.install(wheel)
         else:
@@ -97,7 +100,9 @@ def base(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Callable[[str
         made_.install("packaging")
         return made_
 
-    return environment
+    yield environment
+    for folder in folders:
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")
@@ -154,3 +159,4 @@ def test_an_extra_is_what_its_part_of_forebay_needs(
         environment.install(*extra_requirements(extra))
     environment.run(CHECKED % (extra, set() if environment.is_whole else {"torch", "tensordict", "transformers"}))
     environment.run(USED[extra])
+    shutil.rmtree(environment.folder)
