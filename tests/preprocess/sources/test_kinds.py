@@ -108,7 +108,9 @@ def test_every_command_says_at_once_that_a_kind_is_unknown(
 ) -> None:
     corpus(tmp_path, "speech", kind="jsonl", manifest="is_not_here.jsonl")
     assert main([*command.split(), str(tmp_path / "c.toml"), "--set", "source.kind=jsonll"]) == BAD_CONFIG
-    assert re.search(r'source\.kind is "jsonll".*did you mean jsonl\?\n$', capsys.readouterr().err)
+    assert re.search(
+        r'source\.kind is "jsonll".*did you mean jsonl\?\n  FB102: forebay explain FB102\n$', capsys.readouterr().err
+    )
     assert not (tmp_path / "caches").exists()
 
 
