@@ -10,6 +10,7 @@ import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,19 @@ TRAINING = ("Train, then evaluate", "Stop, and resume elsewhere", "Find out wher
 @pytest.mark.parametrize("name", [name for name in _recipes() if name not in TRAINING])
 def test_a_recipe_runs_as_it_stands(name: str, clone: Path) -> None:
     _run_recipe(name)
+
+
+def test_the_batches_without_torch_run_as_they_stand(clone: Path) -> None:
+    (block,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/frameworks.md").read_text(), re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {"__name__": "frameworks"}
+    exec(compile(block, "frameworks", "exec"), names)
+    features, ids = names["batch"]["input_features"], names["batch"]["input_ids"]
+    assert (features.ndim, features.shape[2], len(features)) == (3, 80, len(ids))
+    assert names["state"]["position"] == 1
+    again = names["NumpyBatches"](forebay.load_config("configs/demo_speech.toml"))
+    again.cursor.load_state_dict(names["state"])
+    assert sum(len(batch["input_ids"]) for batch in again) + len(ids) == 52
+    assert again.cursor.state_dict()["epoch"] == 1
 
 
 @pytest.mark.wide

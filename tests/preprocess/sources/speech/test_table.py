@@ -148,9 +148,7 @@ def test_quotes_of_a_csv_quote_and_those_of_a_tsv_are_text(tmp_path: Path) -> No
         '\ufeffaudio,text\r\na.flac,"He said ""hi"",\nand left"\r\n\r\nb.flac,5" of it\r\nc.flac,""\r\n',
     )
     assert manifest.rows["text"].to_pylist() == ['He said "hi",\nand left', '5" of it', None]
-    manifest = listed(
-        tmp_path / "t.tsv", 'audio\ttext\na.flac\t"Ich bin da", sagt er.\nb.flac\t"auf\nc.flac\tzu"\n'
-    )
+    manifest = listed(tmp_path / "t.tsv", 'audio\ttext\na.flac\t"Ich bin da", sagt er.\nb.flac\t"auf\nc.flac\tzu"\n')
     assert manifest.rows["text"].to_pylist() == ['"Ich bin da", sagt er.', '"auf', 'zu"']
     manifest = listed(tmp_path / "q.tsv", '"audio"\t"text"\n"a.flac"\t"one\ttwo"\n')
     assert manifest.rows["text"].to_pylist() == ["one\ttwo"]
