@@ -16,7 +16,7 @@ from forebay.errors import MissingExtraError
 from forebay.extras import install_line
 from tests.processes import ROOT
 
-NOT_OF_USERS = {"dev"}
+NOT_OF_USERS = {"dev", "docs"}
 
 MISSING = {
     "obstore": ("remote", "forebay.store.remote.bucket.bucket:_obstore", ()),

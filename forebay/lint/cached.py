@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from forebay.config.remote import RemoteConfig
@@ -148,7 +149,7 @@ def _left_out(cache: Cache, texts: pa.ChunkedArray, *, is_heard: bool) -> dict[s
     lacks = {"file": "a cache keeps no files: read the raw data with --raw, or lint its config"}
     if not is_heard:
         lacks["media"] = "the cache keeps no waveform (audio.keep_waveform)"
-    if not any(texts.to_pylist()):
+    if not pc.any(pc.not_equal(texts, "")).as_py():
         lacks |= dict.fromkeys(("text", "seconds"), "the samples have no texts")
     return lacks
 

@@ -38,7 +38,7 @@ Bad = tuple[int, str, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipTask:
-    """Rows of a listing and the files that they use. is_heard: whether there is sound, and it is listened to."""
+    """Rows of a listing and the files that they use. is_heard: whether they have sound, or features in its place."""
 
     start: int
     rows: pa.Table
@@ -94,9 +94,7 @@ def _texts(task: ClipTask, found: Clips) -> None:
     for row, values in enumerate(made):
         if "failure" in values:
             found.bad.append((row, values["failure"], values["message"]))
-    columns = (task.rows[name].to_pylist() for name in ("text", "language"))
-    for row, (text, language) in enumerate(zip(*columns, strict=True)):
-        note_text(found, row, text or "", language or "")
+        note_text(found, row, values["text"], values["language"])
 
 
 def _sounds(task: ClipTask, found: Clips) -> None:
@@ -125,6 +123,9 @@ def _sound(task: ClipTask, found: Clips, row: int, data: bytes, *, sample_id: st
     """Writes what a clip is like into its row. Raises DecodeError where a build leaves it out."""
     recipe = task.modality.recipe
     found.content["file"][row] = signed(xxhash.xxh3_64_intdigest(data))
+    if not recipe.features.reads_sound:
+        recipe.features.compute([recipe.features.opened(data)])
+        return
     info = header_info(lambda offset, size: data[offset : offset + size], len(data))
     if info is not None:
         found.facts["file_rate_hz"][row], found.facts["file_s"][row] = info.sample_rate_hz, info.duration_s

@@ -13,6 +13,7 @@ from forebay.config.tree import Config
 from forebay.config.url import is_url, url_or_path
 from forebay.errors import ConfigError
 from forebay.lint.cached import measure_cache
+from forebay.lint.chosen import chosen_of_cache, chosen_of_raw
 from forebay.lint.judge import judged
 from forebay.lint.limits import BY_NAME, CHECKS, Limits, Severity
 from forebay.lint.measured import Finding, Measured
@@ -80,7 +81,11 @@ def lint(targets: Sequence[Target], against: Sequence[Target], options: LintOpti
     findings = [
         each for found in measured for each in (*judged(found, options.limits), *duplicates(found, options.limits))
     ]
-    notes: list[str] = []
+    notes = [
+        f"{target.name}: the sources of its [mixture] are not read; name their configs or caches too"
+        for target in targets
+        if target.config is not None and target.config.mixture.source
+    ]
     findings += _leaks(targets, measured, against, options, notes)
     kept = sorted((each for each in findings if each.check not in options.skip), key=Finding.order)
     report = LintReport(
@@ -117,12 +122,13 @@ def _measured(target: Target, options: LintOptions) -> Measured:
             cache = open_cache(lookup.found.place, remote=config.remote)
             if lookup.state == "absent" or _keeps_enough(cache):
                 return _of_cache(cache, target, options)
-    return measure_raw(config, recipe, options.limits, name=target.name, progress=options.progress)
+    found = measure_raw(config, recipe, options.limits, name=target.name, progress=options.progress)
+    return chosen_of_raw(found, config.filter)
 
 
 def _of_cache(cache: Cache, target: Target, options: LintOptions) -> Measured:
     workers = options.workers if target.config is None else target.config.run.num_workers
-    return measure_cache(
+    found = measure_cache(
         cache,
         options.limits,
         name=target.name,
@@ -131,6 +137,7 @@ def _of_cache(cache: Cache, target: Target, options: LintOptions) -> Measured:
         most=options.most,
         progress=options.progress,
     )
+    return found if target.config is None else chosen_of_cache(found, target.config.filter, cache)
 
 
 def _keeps_enough(cache: Cache) -> bool:

@@ -20,14 +20,20 @@ _RATES_HZ = (8_000, 11_025, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
 
 def judged(found: Measured, limits: Limits) -> Iterator[Finding]:
     """Yields what the checks find in a set, but for its duplicates: see `forebay.lint.same`."""
+    dropped = set() if found.dropped is None else set(found.places[found.dropped].tolist())
+    yield from (each for each in _judged(found, limits) if each.row not in dropped)
+
+
+def _judged(found: Measured, limits: Limits) -> Iterator[Finding]:
     yield from _refused(found)
     if found.modality == "speech":
         if "loudest_dbfs" in found.facts:
             yield from _sound(found, limits)
         if "file_rate_hz" in found.facts:
             yield from _rates(found, limits)
-        if "chars" in found.facts:
+        if "seconds" in found.facts:
             yield from _speed(found, limits)
+        if "chars" in found.facts:
             yield from _scripts(found, limits)
             yield from _repeats(found, limits)
     else:

@@ -50,7 +50,8 @@ class Measured:
     stands in its listing or cache. files: the source file of each. languages: "" where none is known. texts: as given.
     facts: fields of `TextFacts` and `Sound`, `band_db`, `seconds`, `stated_s`, `file_rate_hz`. content: hashes by what
     they are of; those of one name may be compared between sets. rate_hz: of the config; None where there is no sound.
-    longer: which samples have more audio than was stated. left_out: why checks were not made, by what these need.
+    longer: which samples have more audio than was stated. dropped: which `[filter]` leaves out. left_out: why checks
+    were not made, by what these need.
     excluded: how many samples the settings of the config leave out, by reason. notes: what else to say.
     """
 
@@ -70,6 +71,7 @@ class Measured:
     refused: Sequence[Refused] = ()
     images: Images | None = None
     longer: Array | None = None
+    dropped: Array | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
     excluded: Mapping[str, int] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -90,8 +92,8 @@ class Measured:
         return self.languages[int(self.language_of[row])]
 
     def usable(self) -> Array:
-        """Returns which samples a build would take, bool [samples]."""
-        found = np.ones(len(self), bool)
+        """Returns which samples a build would take and a filter leaves, bool [samples]."""
+        found = np.ones(len(self), bool) if self.dropped is None else ~self.dropped
         found[[each.row for each in self.refused if each.row >= 0]] = False
         return found
 

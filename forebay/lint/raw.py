@@ -12,7 +12,7 @@ import pyarrow as pa
 from forebay.config.data import SOURCE_KINDS
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
-from forebay.lint.clips import Bad, Clips, ClipTask, measure_clips
+from forebay.lint.clips import TEXT_FACTS, Bad, Clips, ClipTask, measure_clips
 from forebay.lint.limits import Limits
 from forebay.lint.measured import Images, Measured, Refused
 from forebay.lint.pictures import PictureTask, measure_conversations, measure_images
@@ -73,7 +73,8 @@ class _Work:
 
 def _speech(work: _Work, pool: Pool, manifest: Manifest, modality: Speech, *, name: str) -> Measured:
     rows, config, recipe = manifest.rows, work.config, modality.recipe
-    is_sound = recipe.has_audio and SOURCE_KINDS[config.source.kind].has_audio and recipe.features.reads_sound
+    has_media = recipe.has_audio and SOURCE_KINDS[config.source.kind].has_audio
+    is_sound = has_media and recipe.features.reads_sound
 
     def task(start: int, stop: int) -> ClipTask:
         files, part = narrow(rows.select(_CLIP_COLUMNS).slice(start, stop - start), manifest.files)
@@ -84,10 +85,10 @@ def _speech(work: _Work, pool: Pool, manifest: Manifest, modality: Speech, *, na
             modality=modality,
             limits=work.limits,
             max_open_tars=config.run.max_open_tars,
-            is_heard=is_sound,
+            is_heard=has_media,
         )
 
-    size, unit = (_CLIPS, "clip") if is_sound else (_TEXTS, "text")
+    size, unit = (_CLIPS, "clip") if has_media else (_TEXTS, "text")
     done = work.run(pool, measure_clips, task, len(rows), size=size, unit=unit)
     found = joined(done, len(rows))
     stated_s = rows["stated_s"].to_numpy(zero_copy_only=False).astype(np.float64)
@@ -113,7 +114,7 @@ def _speech(work: _Work, pool: Pool, manifest: Manifest, modality: Speech, *, na
         content=found.content,
         refused=_refused(bad, rows, manifest),
         longer=longer,
-        left_out=_left_out(is_sound=is_sound, has_text=rows["text"].null_count < len(rows)),
+        left_out=_left_out(is_sound=is_sound, has_text=bool(np.any(found.facts["chars"] > 0))),
         excluded=manifest.counts()["excluded"],
     )
 
@@ -125,9 +126,10 @@ def _left_out(*, is_sound: bool, has_text: bool) -> dict[str, str]:
 
 def joined(done: Done[Clips], count: int) -> Clips:
     """Returns the parts as one; rows that killed their worker keep what is not known."""
-    facts: dict[str, Array] = {}
-    content: dict[str, Array] = {}
-    strings: dict[str, list[str]] = {}
+    # Where there is no row, or every row killed its worker, no part says which columns there are.
+    facts: dict[str, Array] = {name: np.full(count, np.nan) for name in TEXT_FACTS}
+    content: dict[str, Array] = {"text": np.zeros(count, np.int64)}
+    strings: dict[str, list[str]] = {"script": [""] * count, "word": [""] * count}
     num_samples = np.zeros(count, np.int64)
     bad: list[Bad] = []
     for start, part in done.parts.items():
