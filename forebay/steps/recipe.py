@@ -161,7 +161,7 @@ def _where_problems(where: object) -> list[str]:
     """Returns what is wrong with the condition of `[filter]`."""
     if isinstance(where, str):
         try:
-            parse_where(where, setting="filter.where", nulls="unknown")
+            parse_where(where, setting="filter.where")
         except ConfigError as err:
             return [str(err)]
     return []

@@ -1,6 +1,7 @@
 """Conditions over the columns of a table, as a tree, and the rows for which they hold.
 
-What a comparison with a null is, see `Nulls`. `is None` is true or false of every row. NaN compares as in Python.
+A comparison with a null is neither true nor false, as in SQL. `is None` is true or false of every row. NaN compares as
+in Python.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,10 +18,6 @@ from forebay.store.layout import Array
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-Nulls = Literal["false", "unknown"]
-"""What a comparison with a null is. `false`: so `not` of it is true. `unknown`: neither true nor false, and `not` of it
-too, as in SQL. A condition holds for the rows for which it is true."""
 
 _FUNCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
@@ -100,8 +97,8 @@ class Negated:
 class Rows:
     """The rows of a table, asked for conditions."""
 
-    def __init__(self, table: pa.Table, setting: str, *, nulls: Nulls) -> None:
-        self._table, self._setting, self._nulls = table, setting, nulls
+    def __init__(self, table: pa.Table, setting: str) -> None:
+        self._table, self._setting = table, setting
 
     def holds(self, condition: Any) -> Array:
         """Returns for which rows a condition is true, bool [rows]."""
@@ -125,8 +122,7 @@ class Rows:
                 found = ~found if condition.is_negated else found
             case _:
                 found, is_valid = self._compared(condition)
-        is_true = found & is_valid
-        return is_true, (~is_true if self._nulls == "false" else ~found & is_valid)
+        return found & is_valid, ~found & is_valid
 
     def _folded(self, parts: Sequence[Any], *, true: _Join, false: _Join, of_none: bool) -> tuple[Array, Array]:
         is_true = np.full(self._table.num_rows, of_none)

@@ -87,7 +87,7 @@ class Filter:
     @classmethod
     def of(cls, settings: FilterConfig) -> Filter:
         """Returns the filter of a section. Raises ConfigError for a condition or a file that cannot be read."""
-        where = None if settings.where is None else parse_where(settings.where, setting=_WHERE, nulls="unknown")
+        where = None if settings.where is None else parse_where(settings.where, setting=_WHERE)
         return cls(
             where=where,
             ids=None if settings.ids is None else read_ids(Path(settings.ids), setting="filter.ids").unique(),

@@ -3,9 +3,8 @@
 The text is a Python expression of few forms: `and`, `or`, `not`, comparisons (chained ones too), `in` and `not in` a
 list of literals, `is None`, names of columns, texts, numbers, True and False. It is parsed and never executed.
 
-A null is no value: no comparison with one holds, `!=` and `not in` neither, and only `is None` is true of it. What
-`not` of such a comparison is depends on `nulls`. "false": `not snr > 10` holds where there is no snr (`forebay cache
-subset`, decision 31). "unknown": it does not, as in SQL (`[filter]`). NaN compares as in Python.
+A null is no value, as in SQL: a comparison with one is neither true nor false, `not` of it neither, and only `is None`
+is true of it. So neither `snr > 10` nor `not snr > 10` holds where there is no snr. NaN compares as in Python.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ConfigError
-from forebay.store.condition import AllOf, AnyOf, Column, Comparison, IsNull, Negated, Nulls, OneOf, Rows, Value
+from forebay.store.condition import AllOf, AnyOf, Column, Comparison, IsNull, Negated, OneOf, Rows, Value
 from forebay.store.layout import Array
 
 if TYPE_CHECKING:
@@ -54,7 +53,6 @@ class Where:
     text: str
     columns: tuple[str, ...]
     _setting: str = field(repr=False)
-    _nulls: Nulls = field(repr=False)
     _condition: Any = field(repr=False)
     _places: Mapping[str, int] = field(repr=False, compare=False)
 
@@ -74,7 +72,7 @@ class Where:
         if not (isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And)):
             return [self]
         texts = [parser.written(value) for value in tree.values]
-        return [parse_where(text, setting=self._setting, nulls=self._nulls) for text in texts]
+        return [parse_where(text, setting=self._setting) for text in texts]
 
     def mask(self, table: pa.Table) -> Array:
         """Returns for which rows it holds, bool [rows]. table: has its columns; others are not looked at.
@@ -82,7 +80,7 @@ class Where:
         Raises ConfigError for an unknown column, or one that is compared with a value of another kind.
         """
         self.require_columns(table.column_names)
-        return Rows(table, self._setting, nulls=self._nulls).holds(self._condition)
+        return Rows(table, self._setting).holds(self._condition)
 
 
 def is_no_column(name: str, names: Collection[str]) -> str:
@@ -92,8 +90,8 @@ def is_no_column(name: str, names: Collection[str]) -> str:
     return f"is no column{hint}; the columns are {', '.join(names)}"
 
 
-def parse_where(text: str, *, setting: str = "where", nulls: Nulls = "false") -> Where:
-    """Returns the condition of a text. setting: what to call the text in messages. nulls: see `Nulls`.
+def parse_where(text: str, *, setting: str = "where") -> Where:
+    """Returns the condition of a text. setting: what to call the text in messages.
 
     Raises ConfigError, with the place, for anything that is no condition.
     """
@@ -101,7 +99,7 @@ def parse_where(text: str, *, setting: str = "where", nulls: Nulls = "false") ->
         raise ConfigError(f"{setting} has {len(text)} characters, at most {MAX_CHARACTERS} are read", code="FB113")
     parser = _Parser(text, setting)
     condition = parser.condition(parser.tree(), 0)
-    return Where(text.strip(), tuple(parser.places), setting, nulls, condition, parser.places)
+    return Where(text.strip(), tuple(parser.places), setting, condition, parser.places)
 
 
 class _Parser:
