@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from forebay import progress
 from forebay.preprocess.pipeline import build
+from forebay.preprocess.pool import Pool
 from forebay.preprocess.report import Options
 from forebay.preprocess.shard_task import BuildProgress
 from forebay.progress import Progress, duration, during
@@ -155,6 +156,14 @@ def test_threads_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
             thread.join()
         wait_for(terminal, "4000/4000")
     assert bar.done == 4_000
+
+
+@pytest.mark.usefixtures("bars")
+@pytest.mark.parametrize("shows", [True, False])
+def test_a_look_at_all_sources_says_how_far_it_is(*, shows: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    with Pool(1, shows=shows) as pool:
+        assert pool.map(len, ["a", "bc"]) == [1, 2]
+    assert ("sources: 2/2 files" in capsys.readouterr().err) == shows
 
 
 def many_times(update: Any) -> None:

@@ -60,7 +60,7 @@ class _Work:
         self.config, self.limits, self.progress = config, limits, progress
 
     def pool(self) -> Pool:
-        return Pool(self.config.run.num_workers or os.cpu_count() or 1)
+        return Pool(self.config.run.num_workers or os.cpu_count() or 1, shows=self.progress)
 
     def run(
         self, pool: Pool, function: Callable[[Any], Any], make: Callable[[int, int], SpanTask], count: int, **how: Any

@@ -111,7 +111,10 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
     if not options.dry_run:
         setting = "run.cache_root" if config.remote_root is None else "remote.shard_dir"
         require_writable(config.cache_root, setting=setting)
-    with Pool(config.run.num_workers or os.cpu_count() or 1) as pool, _runner(options, pool) as runner:
+    with (
+        Pool(config.run.num_workers or os.cpu_count() or 1, shows=options.progress) as pool,
+        _runner(options, pool) as runner,
+    ):
         run = Run(config, options, _prepared(config, options, recipe, pool, memo), pool, memo, runner=runner)
         if standing is not None:
             run.compare_probe(standing)
@@ -185,7 +188,7 @@ def prepare(config: Config, options: Options | None = None, *, num_parts: int | 
             require_key(config, standing.key, options.key)
             remove_prepared(config, recipe)
             return PrepareReport.of_standing(standing, seconds=time.monotonic() - started_s)
-        with Pool(config.run.num_workers or os.cpu_count() or 1) as pool:
+        with Pool(config.run.num_workers or os.cpu_count() or 1, shows=options.progress) as pool:
             found, is_new = _shared(config, options, recipe, pool, memo)
     require_key(config, found.listing.key, options.key)
     require_parts(config, num_parts or 0, len(found.cuts))

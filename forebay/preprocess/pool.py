@@ -97,8 +97,9 @@ class Pool:
     They end with the `with` block, and are killed if that ends by an error.
     """
 
-    def __init__(self, num_workers: int) -> None:
-        self._num_workers = num_workers
+    def __init__(self, num_workers: int, *, shows: bool = True) -> None:
+        """shows: whether `map` says how far it is."""
+        self._num_workers, self._shows = num_workers, shows
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> Pool:
@@ -121,7 +122,7 @@ class Pool:
         items = list(items)
         name = "hash" if function is hash_now else "sources"
         try:
-            with Progress(len(items), desc=name, unit="file") as bar:
+            with Progress(len(items), desc=name, unit="file", is_shown=self._shows) as bar:
                 done = bar.over(self.run(_Numbered(function), enumerate(items)))
                 results: dict[int, R] = dict(result for _, result in done)
         except WorkerDied as err:

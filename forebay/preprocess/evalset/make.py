@@ -116,7 +116,7 @@ def make_evalset(config: Config, options: EvalsetOptions) -> EvalsetReport:
     started_s = time.monotonic()
     recipe = _speech_recipe(config, options)
     memo = Memo.of(config)
-    with naming_urls(), Pool(config.run.num_workers or os.cpu_count() or 1) as pool:
+    with naming_urls(), Pool(config.run.num_workers or os.cpu_count() or 1, shows=options.progress) as pool:
         standing = load_prepared(config, recipe)
         listing = resolve(config, memo, pool.map, recipe=recipe) if standing is None else standing.listing
         draws = drawn(listing.rows, seed=options.seed)
