@@ -30,7 +30,7 @@ test: $(INSTALLED)
 
 # The tests that take long for what they add to `make test`: before an issue is closed.
 test-wide: $(INSTALLED)
-	$(PINNED) $(BIN)/python -m pytest -n 2 --dist loadfile --durations=20 -m wide
+	$(PINNED) $(BIN)/python -m pytest -n 2 --dist loadfile --durations=20 -m wide --hypothesis-profile wide
 
 # All rows of the fault table with their long counts. They take an hour or more. An interrupted run goes on where it was. The command
 # ends with 1 if an outcome was wrong. `python -m tests.faults --row kill` runs one row; `--folder /dev/shm` is faster, in memory.

@@ -9,8 +9,8 @@ from typing import Any
 class HerePool:
     """A pool that works in its own process: no worker starts, and none loads transformers anew."""
 
-    def __init__(self, num_workers: int = 1) -> None:
-        self.num_workers = num_workers
+    def __init__(self, num_workers: int = 1, *, shows: bool = True) -> None:
+        self.num_workers, self.shows = num_workers, shows
 
     def __enter__(self) -> HerePool:
         return self

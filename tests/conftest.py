@@ -11,7 +11,9 @@ from hypothesis import settings
 
 from forebay.progress import Progress
 
-settings.register_profile("forebay", deadline=None, derandomize=False)
+# Every run draws anew: what `make test` leaves out in one run comes in another. `make test-wide` draws more at once.
+settings.register_profile("forebay", deadline=None, derandomize=False, max_examples=50)
+settings.register_profile("wide", deadline=None, derandomize=False, max_examples=200)
 settings.load_profile("forebay")
 
 

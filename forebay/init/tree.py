@@ -109,7 +109,7 @@ class _Walk:
                 continue
             if entry.is_dir(follow_symlinks=False):
                 below.append((name, depth + 1))
-            elif entry.is_symlink() and entry.is_dir():
+            elif entry.is_symlink() and os.path.isdir(entry.path):  # False for a link that goes in circles
                 self.links += 1
             else:
                 self.found.setdefault(extension_of(entry.name), []).append(name)

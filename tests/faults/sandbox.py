@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +34,25 @@ def confine(folder: Path, outside: Path) -> list[str]:
     """
     seen: list[str] = []
     allowed = os.path.realpath(folder)
+    opened, local = os.open, threading.local()
+
+    def open_at(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        """As `os.open`, and lets the hook know from where: it is told no `dir_fd`."""
+        local.base = "" if dir_fd is None else os.readlink(f"/proc/self/fd/{dir_fd}")
+        try:
+            return opened(path, flags, mode, dir_fd=dir_fd)
+        finally:
+            local.base = ""
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event in _FORBIDDEN:
             seen.append(f"{event} {arguments!r:.200}")
         elif event == "open" and isinstance(arguments[0], (str, bytes)):
-            path = os.path.realpath(os.fsdecode(arguments[0]))
+            path = os.path.realpath(os.path.join(getattr(local, "base", ""), os.fsdecode(arguments[0])))
             if not path.startswith(allowed) and not _is_harmless(path, outside, arguments[2]):
                 seen.append(f"open {path}")
 
+    os.open = open_at
     sys.addaudithook(hook)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit(resource.RLIMIT_AS, pages * os.sysconf("SC_PAGE_SIZE") + _MEMORY_BYTES)

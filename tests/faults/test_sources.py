@@ -298,6 +298,7 @@ def test_a_source_that_changes_during_a_build_never_gives_a_cache_of_old_values(
     assert sum(ROWS[0].check(tmp_path).values()) == ROWS[0].short
 
 
+@pytest.mark.wide
 def test_an_image_that_changes_during_a_build_never_gives_a_cache_of_old_values(tmp_path: Path) -> None:
     """Some 10 builds, as above; transformers is loaded once for all of them."""
     assert sum(ROWS[1].check(tmp_path).values()) == ROWS[1].short

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from benchmarks.objects.beside import Beside
 from benchmarks.objects.server import Bucket as Store
 from forebay import load_config
@@ -112,5 +114,6 @@ ROW = Row(
 )
 
 
+@pytest.mark.wide
 def test_nodes_killed(tmp_path: Path) -> None:
     assert sum(ROW.check(tmp_path).values()) == ROW.short

@@ -30,6 +30,7 @@ def test_caches_and_links_are_passed_over(tmp_path: Path) -> None:
     write(tmp_path / "data", "a.wav", "caches/x/metadata.json", "caches/x/slots.npy", "caches/x/b.wav")
     os.symlink(tmp_path / "data", tmp_path / "data" / "loop")
     os.symlink(tmp_path / "data" / "a.wav", tmp_path / "data" / "c.wav")
+    os.symlink("circle.png", tmp_path / "data" / "circle.png")  # of itself
     found = walk(tmp_path / "data")
     assert (found.audio, found.links) == (["a.wav", "c.wav"], 1)
 

@@ -207,6 +207,7 @@ def test_a_node_that_is_lost_costs_what_it_was_making(cluster: Any, connected: R
     assert len(set(done)) == 16
 
 
+@pytest.mark.wide
 def test_interrupted_and_killed_drivers_leave_what_was_finished(
     cluster: Any, connected: Ray, corpus: Corpus, wanted: dict[str, bytes]
 ) -> None:

@@ -58,13 +58,13 @@ def test_uncached_it_says_so(corpus: Corpus) -> None:
     assert (report.languages, report.sources) == (cached.languages, cached.sources)
 
 
-def test_it_writes_nothing_but_the_plan(corpus: Corpus) -> None:
+def test_it_writes_nothing_but_the_plan_and_that_both_are_used(corpus: Corpus) -> None:
     import threading
 
     before = file_bytes(corpus.folder)
     dry_run(corpus.config(), steps=3)
     new = file_bytes(corpus.folder).keys() - before.keys()
-    assert all(name.startswith("caches/plans/") for name in new)
+    assert {name.split("/")[1] for name in new} <= {"plans", ".used"}
     assert not [thread for thread in threading.enumerate() if thread.name.startswith(THREAD_NAME)]
 
 
