@@ -99,7 +99,7 @@ class Item:
     @property
     def is_used(self) -> bool:
         """Whether it was used after it was made, as far as that is known."""
-        return self.used_ns > self.made_ns + _MADE_NS
+        return bool(self.uses) or self.used_ns > self.made_ns + _MADE_NS
 
 
 @dataclass(kw_only=True)
