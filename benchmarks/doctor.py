@@ -230,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             rounds = options.rounds or 5
             plants = [named_first(plant, seconds=6) for _ in range(rounds) for plant in PLANTS]
             plants.append(hanging(seconds=6))
-            idle = list(idle_rows(rounds=min(rounds, 3), seconds=9))
+            idle = list(idle_rows(rounds=min(rounds, 3), seconds=30))
     document = {
         "machine": machine("torch", "numpy"),
         "plants": [{**each, "is_first": str(each["named"] == each["planted"])} for each in plants],

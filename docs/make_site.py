@@ -9,6 +9,7 @@ public API from its docstrings. Nothing is taken from the network, by the comman
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import os
 import re
@@ -19,6 +20,7 @@ import tomllib
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -69,6 +71,7 @@ def assemble(source: Path, *, runs: bool) -> None:
         (source / place).write_text(listing(folder))
     (source / "api.md").write_text(make_api.page())
     shutil.copytree(ROOT / "docs/images", source / "images", dirs_exist_ok=True)
+    shutil.copy(ROOT / "docs/site.css", source)
 
 
 def translated(text: str, *, name: str, place: str) -> str:
@@ -160,20 +163,26 @@ def notebook(path: Path, images: Path, *, runs: bool) -> str:
     parts: list[str] = []
     for number, cell in enumerate(document.cells):
         parts.append(cell.source if cell.cell_type == "markdown" else f"```python\n{cell.source}\n```")
-        parts += [_output(output, images / f"first-look-{number}.png") for output in cell.get("outputs", [])]
-    return "\n\n".join(filter(None, parts)) + "\n"
+        parts += _outputs(cell.get("outputs", []), images / f"first-look-{number}.png")
+    return "\n\n".join(parts) + "\n"
 
 
-def _output(output: dict[str, object], picture: Path) -> str:
-    import base64
+def _outputs(outputs: list[Any], picture: Path) -> Iterator[str]:
+    """Yields what a cell has printed, as one block, and the picture that it draws."""
+    texts = [_text(output) for output in outputs]
+    if printed := "".join(texts).rstrip():
+        yield f"```text\n{printed}\n```"
+    for output in outputs:
+        if "image/png" in output.get("data", {}):
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            picture.write_bytes(base64.b64decode(output["data"]["image/png"]))
+            yield f"![What the cell draws](images/{picture.name})"
 
-    data = output.get("data")
-    if isinstance(data, dict) and "image/png" in data:
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        picture.write_bytes(base64.b64decode(data["image/png"]))
-        return f"![What the cell draws](images/{picture.name})"
-    text = data.get("text/plain", "") if isinstance(data, dict) else output.get("text", "")
-    return "" if output.get("name") == "stderr" or not text else f"```text\n{str(text).rstrip()}\n```"
+
+def _text(output: Any) -> str:
+    if output.get("name") == "stderr" or "image/png" in output.get("data", {}):
+        return ""
+    return str(output.get("text") or output.get("data", {}).get("text/plain", ""))
 
 
 class _Page(HTMLParser):
@@ -223,15 +232,20 @@ def problems(site: Path) -> Iterator[str]:
 
 
 def settings() -> str:
-    """Returns the settings of the site, with the dated pages of figures and the decisions in its navigation."""
+    """Returns the settings of the site, with all pages in its navigation: figures, decisions, and guides not named."""
     text = SETTINGS.read_text()
+    others = [place for place in sorted(pages().values()) if "/" not in place and f'"{place}"' not in text]
+    text = text.replace("@OTHERS@", _entries(others))
     for mark, folder in (("@FIGURES@", "benchmarks"), ("@DECISIONS@", "decisions")):
         names = [place for place in sorted(pages().values()) if place.startswith(f"{folder}/")]
-        text = text.replace(
-            mark, "\n".join(f"    {{ {json.dumps(_title(name))} = {json.dumps(name)} }}," for name in names)
-        )
+        text = text.replace(mark, _entries(names))
     tomllib.loads(text)
     return text
+
+
+def _entries(places: list[str]) -> str:
+    """Returns lines of a navigation, each page by its own title."""
+    return "\n".join(f"    {{ {json.dumps(_title(place))} = {json.dumps(place)} }}," for place in places)
 
 
 def _title(place: str) -> str:

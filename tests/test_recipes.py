@@ -7,11 +7,13 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import forebay
 from forebay import cli
 from forebay.cli.program import make_parser
 
@@ -86,6 +88,8 @@ def _run_recipe(name: str) -> None:
             exec(compile(body, name, "exec"), {})
         elif language == "bash":
             subprocess.run(["bash", "-n", "-c", body], check=True)
+        elif language == "toml":
+            forebay.load_config({**tomllib.loads(Path("configs/demo_speech.toml").read_text()), **tomllib.loads(body)})
         else:
             for line in body.splitlines():
                 _run(line)

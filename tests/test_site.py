@@ -31,7 +31,7 @@ def test_every_document_is_assembled_and_in_the_navigation(script: Any, tmp_path
     assert "### forebay.train.make_loader\n\n```python\nmake_loader(" in api
     assert "### forebay.errors.ConfigError" in api
     assert "The same as `forebay.Cache`." in api
-    assert "```python\nimport forebay" in (tmp_path / "pages/first-look.md").read_text()
+    assert "```python\nfrom pathlib import Path\n\nimport forebay" in (tmp_path / "pages/first-look.md").read_text()
     assert "## plain_loop.py\n\n```python\n" in (tmp_path / "pages/examples.md").read_text()
 
 

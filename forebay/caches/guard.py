@@ -76,7 +76,7 @@ class Guard:
             if (why := self._builders(item)) is not None:
                 return why
             with locked(self.root, item, descriptor, force=self.force) as problem:
-                return problem or in_use(folder, contents, self._processes)
+                return in_use(folder, contents, self._processes) or problem  # a name says more than a lock
         return "it is gone, or replaced"
 
     def _use_of_file(self, item: Item) -> str | None:

@@ -18,7 +18,7 @@ from forebay.store.shared_disk import SILLY_MARK
 from forebay.store.temporary import is_temporary
 
 _HEX = "[0-9a-f]{8,128}"
-_OF_BUILD = re.compile(rf"lock|origin|(media|text)/{_HEX}\.(tdz|json)|parts/[^/]+\.run")
+_OF_BUILD = re.compile(rf"lock|origin|driver\.(lock|json)|(media|text)/{_HEX}\.(tdz|json|lock)|parts/[^/]+\.run")
 _SHOWN = 3
 
 Check = Callable[[str], bool]

@@ -19,6 +19,7 @@ from forebay.caches.tars import is_of_gone_tar
 from forebay.caches.wanted import Wanted
 from forebay.caches.words import ago
 from forebay.errors import ConfigError
+from forebay.progress import Progress
 from forebay.terminal import wrapped
 from forebay.visible import from_here, human_bytes, printable
 
@@ -259,12 +260,18 @@ def named(survey: Survey, names: Sequence[str], guard: Guard) -> list[Decision]:
     return found
 
 
-def carried_out(survey: Survey, decisions: Sequence[Decision], guard: Guard, *, is_wanted: bool) -> RemovalReport:
+def carried_out(
+    survey: Survey, decisions: Sequence[Decision], guard: Guard, *, is_wanted: bool, progress: bool = False
+) -> RemovalReport:
     """Removes what goes, if that is wanted, and returns the report; each item is looked at once more."""
     report = RemovalReport(survey=survey, decisions=decisions, is_done=is_wanted)
-    for decision in decisions if is_wanted else ():
-        if decision.goes and (why := remove(decision.item, guard)) is not None:
-            report.stayed[decision.item.name] = why
+    going = [decision.item for decision in decisions if decision.goes] if is_wanted else []
+    size_bytes = sum(item.sizes.size_bytes for item in going)
+    with Progress(size_bytes, desc="remove", unit="B", is_shown=progress) as bar:
+        for item in going:
+            if (why := remove(item, guard)) is not None:
+                report.stayed[item.name] = why
+            bar.update(item.sizes.size_bytes)
     return report
 
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.caches.root import Root, opened_root
 from forebay.caches.survey import BUILDING, LISTINGS, PLANS, TAR_INDEX
-from forebay.cli.options import DONE, FAILED, command, load, printed
+from forebay.cli.options import DONE, FAILED, command, completes, load, printed
 from forebay.config.load import read_remote
 from forebay.config.tree import Config
 from forebay.config.url import is_url, url_or_path
 from forebay.errors import CacheNotFoundError, ConfigError
+from forebay.progress import during
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.lookup import find_cache, mirrored, require
@@ -45,14 +46,17 @@ def _add_root(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_configs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--configs", metavar="DIR|GLOB", help="the TOML files of a folder, or of a glob")
+    completes(parser.add_argument("--configs", metavar="DIR|GLOB", help="the TOML files of a folder, or of a glob"))
 
 
 def _add_ls(actions: Any) -> None:
     parser = command(actions, "ls", _ls, "list the caches of a root: what they were made of, size, last use, configs")
-    parser.add_argument("places", metavar="ROOT|CONFIG", nargs="*", help=f"{_ROOT}; and configs to match with caches")
+    completes(
+        parser.add_argument("places", metavar="ROOT|CONFIG", nargs="*", help=f"{_ROOT}; configs to match with caches")
+    )
     _add_configs(parser)
     parser.add_argument("--sort", choices=_SORTS, default="name", help="default: name")
+    parser.add_argument("--no-progress", action="store_true", help="no bars")
     _add_root(parser)
 
 
@@ -64,14 +68,16 @@ def _ls(options: argparse.Namespace) -> int:
     place, named = _divided(options)
     files = config_files(named, below=options.configs)
     with _root(options, place, files) as root:
-        found = survey(root)
+        with during("look", is_shown=not options.no_progress):
+            found = survey(root)
         wanted = wanted_by(files, found) if files else None
         return printed(options, ListReport(survey=found, wanted=wanted, sort=options.sort))
 
 
 def _add_du(actions: Any) -> None:
     parser = command(actions, "du", _du, "say what everything under a cache root takes, hard links once")
-    parser.add_argument("places", metavar="ROOT", nargs="*", help=_ROOT)
+    completes(parser.add_argument("places", metavar="ROOT", nargs="*", help=_ROOT))
+    parser.add_argument("--no-progress", action="store_true", help="no bars")
     _add_root(parser)
 
 
@@ -82,7 +88,9 @@ def _du(options: argparse.Namespace) -> int:
 
     place, files = _divided(options)
     with _root(options, place, files) as root:
-        return printed(options, UsageReport(survey=survey(root), node=node_usage(read_remote(options.set))))
+        with during("look", is_shown=not options.no_progress):
+            report = UsageReport(survey=survey(root), node=node_usage(read_remote(options.set)))
+        return printed(options, report)
 
 
 def _divided(options: argparse.Namespace) -> tuple[str | None, list[str]]:
@@ -121,7 +129,7 @@ def _add_rm(actions: Any) -> None:
     summary = "remove caches, or anything else of a root, by name; without --yes only says what would go"
     parser = command(actions, "rm", _rm, summary)
     what = "a folder directly under a cache root, or its name, or plans/NAME and the like as du --json lists them"
-    parser.add_argument("names", metavar="NAME|DIR", nargs="+", help=what)
+    completes(parser.add_argument("names", metavar="NAME|DIR", nargs="+", help=what))
     _add_removal(parser)
 
 
@@ -132,6 +140,7 @@ def _add_removal(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also what was used within 7 days, or may be in use on another host; never what a process has open",
     )
+    parser.add_argument("--no-progress", action="store_true", help="no bars")
     _add_root(parser)
 
 
@@ -142,9 +151,11 @@ def _rm(options: argparse.Namespace) -> int:
 
     place, names = _named_items(options)
     with opened_root(place, read_remote(options.set)) as root:
-        found = survey(root)
+        with during("look", is_shown=not options.no_progress):
+            found = survey(root)
         guard = Guard(survey=found, force=options.force)
-        report = carried_out(found, named(found, names, guard), guard, is_wanted=options.yes)
+        decisions = named(found, names, guard)
+        report = carried_out(found, decisions, guard, is_wanted=options.yes, progress=not options.no_progress)
         printed(options, report)
         is_all = all(decision.goes for decision in report.decisions)
         return DONE if report.is_whole and is_all else FAILED
@@ -176,9 +187,10 @@ def _named_item(options: argparse.Namespace, text: str) -> tuple[str, str]:
 def _add_prune(actions: Any) -> None:
     summary = "remove what rules choose under a root; without --yes only says what would go, and why the rest stays"
     parser = command(actions, "prune", _prune, summary)
-    parser.add_argument("places", metavar="ROOT", nargs="*", help=_ROOT)
+    completes(parser.add_argument("places", metavar="ROOT", nargs="*", help=_ROOT))
     parser.add_argument("--older-than", metavar="AGE", help="caches that were not used for so long: 30d, 12h, 8w")
-    parser.add_argument("--unwanted", metavar="CONFIG", nargs="*", help="caches that none of these configs wants")
+    unwanted = "caches that none of these configs wants"
+    completes(parser.add_argument("--unwanted", metavar="CONFIG", nargs="*", help=unwanted))
     _add_configs(parser)
     parser.add_argument(
         "--max-size", metavar="SIZE", help="caches used longest ago, until all under the root fits: 500G, 1.5T"
@@ -214,12 +226,15 @@ def _prune(options: argparse.Namespace) -> int:
     if rules.unwanted != bool(files):
         raise ConfigError("--unwanted and the configs to ask go together: --unwanted CONFIG..., or with --configs DIR")
     with _root(options, place, files) as root:
-        found = survey(root)
+        with during("look", is_shown=not options.no_progress):
+            found = survey(root)
         guard = Guard(survey=found, force=options.force)
         wanted = wanted_by(files, found) if rules.unwanted else None
         for file, problem in ({} if wanted is None else wanted.problems).items():
             raise ConfigError(f"what {file} wants is not known, so nothing is removed: {problem}")
-        report = carried_out(found, decide(found, rules, guard, wanted), guard, is_wanted=options.yes)
+        with during("look", is_shown=not options.no_progress):
+            decisions = decide(found, rules, guard, wanted)
+        report = carried_out(found, decisions, guard, is_wanted=options.yes, progress=not options.no_progress)
         report.over_bytes = over(report, rules.max_bytes)
         printed(options, report)
         return DONE if report.is_whole else FAILED
@@ -230,8 +245,8 @@ _CACHE = "the folder of a cache, its URL, or the TOML file that made it"
 
 def _add_diff(actions: Any) -> None:
     parser = command(actions, "diff", _diff, "say how two caches differ: settings, source files, samples, sizes")
-    parser.add_argument("a", metavar="A", help=_CACHE)
-    parser.add_argument("b", metavar="B", help=_CACHE)
+    completes(parser.add_argument("a", metavar="A", help=_CACHE))
+    completes(parser.add_argument("b", metavar="B", help=_CACHE))
     _add_root(parser)
     parser.add_argument("--no-progress", action="store_true", help="no bars")
 
@@ -269,7 +284,7 @@ def _config(options: argparse.Namespace, text: str) -> Config:
 def _add_verify(actions: Any) -> None:
     summary = "re-hash every byte of caches; ends with 1 where something is wrong, and says what and how to mend it"
     parser = command(actions, "verify", _verify, summary)
-    parser.add_argument("places", metavar="CACHE|CONFIG", nargs="*", help=_CACHE)
+    completes(parser.add_argument("places", metavar="CACHE|CONFIG", nargs="*", help=_CACHE))
     parser.add_argument("--all", action="store_true", help="every cache of the root: --cache-root, else ./caches")
     _add_root(parser)
     parser.add_argument("--no-progress", action="store_true", help="no bars")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from forebay.cli.options import command, on_disk, printed
+from forebay.cli.options import command, completes, on_disk, printed
 from forebay.errors import ConfigError
 
 _ROLES = ("audio", "text", "language", "id", "image", "question", "answer", "messages", "features")
@@ -16,13 +16,17 @@ _ROLES = ("audio", "text", "language", "id", "image", "question", "answer", "mes
 def add_init(commands: Any) -> None:
     """Adds `forebay init`."""
     parser = command(commands, "init", _init, "look at data and write a config that builds", has_caches=False)
-    parser.add_argument(
+    data = parser.add_argument(
         "data",
         metavar="DATA",
         nargs="+",
         help="folders of recordings or images, tables, save_to_disk sets, tars, texts",
     )
-    parser.add_argument("--model", metavar="DIR", help="folder of the model to train: it says features and prompt")
+    completes(data)
+    model = parser.add_argument(
+        "--model", metavar="DIR", help="folder of the model to train: it says features and prompt"
+    )
+    completes(model)
     parser.add_argument("--out", metavar="FILE", type=on_disk, help="the config to write; default: NAME.toml here")
     parser.add_argument("--yes", action="store_true", help="ask nothing: take the likelier reading, and say so")
     parser.add_argument("--force", action="store_true", help="replace a config that is there already")

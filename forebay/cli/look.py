@@ -134,6 +134,7 @@ def _page(target: str | Path | Config, options: argparse.Namespace) -> int:
         port=options.port or 0,
         choice=Choice(ids=options.ids, longest=options.longest, worst=options.worst),
         as_json=options.json,
+        progress=not options.no_progress,
         cache_root=options.cache_root,
         remote=target.remote if isinstance(target, Config) else remote(options),
     )

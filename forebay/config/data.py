@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -17,7 +18,9 @@ class SourceKind:
 
     files: those of a folder that are manifests. else_files: those of a folder that has none of these. has_columns: it
     reads `[source.columns]`, which are then in the key. has_audio: its samples have sound. has_splits: a folder may
-    hold several splits, of which `source.split` is read.
+    hold several splits, of which `source.split` is read. keeps: the modalities whose samples may have `keep_columns`.
+    is_deep: the files lie below the folder at any depth, and are samples themselves. needs_text: a sample without text
+    is left out as `no_text`.
     """
 
     speech: str = ""
@@ -27,30 +30,92 @@ class SourceKind:
     has_columns: bool = False
     has_audio: bool = True
     has_splits: bool = False
+    keeps: tuple[str, ...] = ()
+    is_deep: bool = False
+    needs_text: bool = False
 
 
 _SPEECH, _VISION = "forebay.preprocess.sources.speech", "forebay.preprocess.sources.vision"
 _HF_FILES = ("state.json", "dataset_info.json", "*.arrow", "*.parquet")
+TABLE_FILES = ("*.csv", "*.tsv", "*.parquet", "*.jsonl", "*.arrow")
+"""The forms of `kind = "table"`, by the ends of their names."""
+RECORDINGS = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif")
+"""The files that `kind = "folder"` looks for, in any case of letters."""
+TEXTS_BESIDE = (".txt", ".lab")
+"""The files that may hold their transcripts; `.normalized.txt` and `.trans.txt` are such too."""
 
 SOURCE_KINDS = {
-    "tar": SourceKind(speech=f"{_SPEECH}.tar:KIND", files=("*.parquet",)),
+    "tar": SourceKind(speech=f"{_SPEECH}.tar:KIND", files=("*.parquet",), keeps=("speech",)),
     "filelist": SourceKind(speech=f"{_SPEECH}.filelist:KIND", files=("*.tsv",)),
     "webdataset": SourceKind(
-        speech=f"{_SPEECH}.webdataset:KIND", vision=f"{_VISION}.webdataset:KIND", files=("*.tar",)
+        speech=f"{_SPEECH}.webdataset:KIND",
+        vision=f"{_VISION}.webdataset:KIND",
+        files=("*.tar",),
+        keeps=("speech", "vision"),
     ),
-    "jsonl": SourceKind(speech=f"{_SPEECH}.jsonl:KIND", vision=f"{_VISION}.jsonl:KIND", files=("*.jsonl",)),
+    "jsonl": SourceKind(
+        speech=f"{_SPEECH}.jsonl:KIND", vision=f"{_VISION}.jsonl:KIND", files=("*.jsonl",), keeps=("speech", "vision")
+    ),
     "hf": SourceKind(
-        speech=f"{_SPEECH}.hf:KIND", vision=f"{_VISION}.hf:KIND", files=_HF_FILES, has_columns=True, has_splits=True
+        speech=f"{_SPEECH}.hf:KIND",
+        vision=f"{_VISION}.hf:KIND",
+        files=_HF_FILES,
+        has_columns=True,
+        has_splits=True,
+        keeps=("speech", "vision"),
+    ),
+    "table": SourceKind(
+        speech=f"{_SPEECH}.table:KIND",
+        vision=f"{_VISION}.table:KIND",
+        files=TABLE_FILES,
+        has_columns=True,
+        keeps=("speech", "vision"),
+        needs_text=True,
+    ),
+    "folder": SourceKind(
+        speech=f"{_SPEECH}.folder:KIND",
+        files=(*(f"*{ending}" for ending in RECORDINGS), *(f"*{ending}" for ending in TEXTS_BESIDE)),
+        has_columns=True,
+        keeps=("speech",),
+        is_deep=True,
+        needs_text=True,
     ),
     "ljspeech": SourceKind(speech=f"{_SPEECH}.ljspeech:KIND", files=("metadata.csv",)),
-    "text": SourceKind(speech=f"{_SPEECH}.text:KIND", files=("*.jsonl",), else_files=("*.txt",), has_audio=False),
+    "text": SourceKind(
+        speech=f"{_SPEECH}.text:KIND", files=("*.jsonl",), else_files=("*.txt",), has_audio=False, keeps=("speech",)
+    ),
 }
 """By `source.kind`. What lists a kind is imported when that is asked for."""
+
+OWN_COLUMNS = frozenset(
+    (
+        *(
+            "index",
+            "sample_id",
+            "text",
+            "language",
+            "prompt",
+            "source",
+            "duration_s",
+            "images",
+            "image_hash",
+            "failure",
+        ),
+        *("num_audio_samples", "num_frames", "num_tokens", "num_patches", "num_images"),
+        *("input_features", "pad_value", "waveform", "input_ids", "prefix_len", "label_mask", "labels"),
+        *("fbanks", "valid_frames", "audio_index"),
+        *("patches", "image_grid_thw", "image_rows", "shard", "shard_row"),
+    )
+)
+"""Names of columns and fields that caches have anyway; no kept column has one of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceColumns:
-    """What the columns of a source of kind `hf` are called. A column by another name than its default must be there."""
+    """What the columns of a source of kind `table` or `hf` are called.
+
+    A column by another name than its default must be there.
+    """
 
     __pydantic_config__ = STRICT
 
@@ -66,6 +131,9 @@ class SourceColumns:
     """With `text.prompt = "given"`: column of token ids, read instead of a transcript."""
     id: str | None = None
     """Column of the sample's id. Left out: `sample_id`, else `id`, else a name made of the file's and the row's."""
+    duration: str | None = None
+    """Column of the recording's seconds. Left out: of `hf` the column `duration_s`, else `duration`; of `table` none,
+    the recordings' own headers say it."""
     image: str = "image"
     """With `[vision]`: column of one image or of a list of images."""
     question: str = "question"
@@ -88,11 +156,12 @@ class SourceConfig:
     __pydantic_config__ = STRICT
 
     kind: str
-    """`tar`: a parquet manifest over tars. `filelist`: TSV of shard, id, language and seconds. `webdataset`: tars of
-    audio and `.json` or `.txt`. `jsonl`: lines of `audio`, `text`, `language`?, `prompt`?. `hf`: a `save_to_disk`
-    folder or parquet (extra `hf`), of sound or of features. `ljspeech`: an LJSpeech folder. `text`: texts without
-    audio, `.txt` files of a text a line, or JSON lines of `text`, `id`?, `language`?, `prompt`?. A config with
-    `[vision]` takes `jsonl`, `hf` or `webdataset`."""
+    """`table`: CSV, TSV, parquet, JSONL or arrow of a row a recording. `folder`: recordings below a folder, texts
+    beside them or in `texts`. `tar`: a parquet manifest over tars. `filelist`: TSV of shard, id, language and seconds.
+    `webdataset`: tars of audio and `.json` or `.txt`. `jsonl`: lines of `audio`, `text`, `language`?, `prompt`?. `hf`:
+    a `save_to_disk` folder or parquet (extra `hf`), of sound or of features. `ljspeech`: an LJSpeech folder. `text`:
+    texts without audio, `.txt` files of a text a line, or JSON lines of `text`, `id`?, `language`?, `prompt`?. A config
+    with `[vision]` takes `table`, `jsonl`, `hf` or `webdataset`."""
     manifest: str | tuple[str, ...] = field(metadata={"path": True, "url": True})
     """File, folder or glob, or a list of them; each may be a URL. The path is not in the key, the content is."""
     split: str = "train"
@@ -124,6 +193,19 @@ class SourceConfig:
     """How a file of a store is known to be the one that a cache was made of. `content`: by its hash, which is kept by
     URL, etag and size. `etag`: a file of the same name, etag and size is trusted, also in another bucket. In no key."""
     columns: SourceColumns = SourceColumns()
+    audio_dir: str | None = field(default=None, metadata={"path": True})
+    """Folder of the recordings that a `table` names, for example Common Voice's `clips`. Left out: the table's own
+    folder. In no key: the content of the recordings is."""
+    texts: str | None = field(default=None, metadata={"path": True})
+    """Of `kind = "folder"`: the table of its texts, in a form of `kind = "table"` with `[source.columns]`. The audio
+    column holds paths below the folder or names of files, with their extension or without. Left out: `NAME.txt`,
+    `NAME.lab` or `NAME.normalized.txt` beside a recording, or its line in a `*.trans.txt` there. In no key."""
+    languages_from_folders: bool = False
+    """Of `kind = "folder"`: the first folder below `manifest` names the language, `wavs/hi/.../1.wav`."""
+    keep_columns: tuple[str, ...] = ()
+    """Columns or JSON fields that stay in the row table of the cache, as text, int64 or float64 (a truth value is 0 or
+    1): `["speaker", "snr"]`. Of `table`, `folder` with `texts`, `hf`, `jsonl`, `webdataset` (the JSON beside a clip),
+    `tar` and JSON lines of `text`. The names are in the key."""
     rows: str | None = None
     """With `[vision]`: the rows of the manifest to take, as a Python slice: `"0:1000"`, `"::10"`."""
     max_pixels: int = 89_478_485
@@ -133,6 +215,20 @@ class SourceConfig:
     def __post_init__(self) -> None:
         if not self.manifests or not all(self.manifests):
             raise ValueError(f"manifest is {self.manifest!r}, wanted a file, a folder or a glob, or a list of them")
+        self._check_durations()
+        if self.max_samples is not None and self.max_samples < 1:
+            raise ValueError(f"max_samples is {self.max_samples}, wanted 1 or more")
+        if self.max_sample_bytes < 1:
+            raise ValueError(f"max_sample_bytes is {self.max_sample_bytes}, wanted 1 or more")
+        if self.max_pixels < 1:
+            raise ValueError(f"max_pixels is {self.max_pixels}, wanted 1 or more")
+        if self.rows is not None:
+            row_slice(self.rows)
+        for name in self.keep_columns:
+            if problem := _not_to_be_kept(name, self.keep_columns):
+                raise ValueError(f"keep_columns: {name!r:.60} {problem}")
+
+    def _check_durations(self) -> None:
         if self.min_duration_s < 0:
             raise ValueError(f"min_duration_s is {self.min_duration_s}, wanted 0 or more")
         if self.max_duration_s is not None and self.max_duration_s <= self.min_duration_s:
@@ -146,19 +242,24 @@ class SourceConfig:
                 f"duration_tolerance is {self.duration_tolerance}, wanted 0 or more seconds, for example 0.5; "
                 "a day (86400) lets every clip pass"
             )
-        if self.max_samples is not None and self.max_samples < 1:
-            raise ValueError(f"max_samples is {self.max_samples}, wanted 1 or more")
-        if self.max_sample_bytes < 1:
-            raise ValueError(f"max_sample_bytes is {self.max_sample_bytes}, wanted 1 or more")
-        if self.max_pixels < 1:
-            raise ValueError(f"max_pixels is {self.max_pixels}, wanted 1 or more")
-        if self.rows is not None:
-            row_slice(self.rows)
 
     @property
     def manifests(self) -> tuple[str, ...]:
         """The manifest entries as a tuple, also where the file names just one."""
         return (self.manifest,) if isinstance(self.manifest, str) else self.manifest
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """What names of source files are relative to, by `SourceFile.entry`: the manifest entries, then `audio_dir`."""
+        return self.manifests if self.audio_dir is None else (*self.manifests, self.audio_dir)
+
+
+def _not_to_be_kept(name: str, names: tuple[str, ...]) -> str | None:
+    if not (name.isidentifier() and name.isascii()):
+        return "is no name of letters, digits and underscores, which conditions can name; rename the column"
+    if name in OWN_COLUMNS:
+        return "is the name of a column that every cache has; rename the column of the source"
+    return "is named twice; name it once" if Counter(names)[name] > 1 else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

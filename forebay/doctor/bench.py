@@ -60,6 +60,8 @@ class Bench:
             loader=dataclasses.replace(task.config.loader, cache="off", cache_dir=None),
         )
         self.random = np.random.default_rng(0)
+        self.pace_s = 0.0
+        """Seconds of a step for each of its samples; 0: nobody knows it."""
         self.on_the_fly: SampleSource | None = None
         """The first rows of the raw data, made when they are asked for; set by the first arm that does."""
 

@@ -33,7 +33,7 @@ def work(task: Task, parent: Connection) -> None:
         pkgutil.resolve_name(task.prepare)()
     bench = Bench(task)
     while (asked := parent.recv()) is not None:
-        name, seconds = asked
+        name, seconds, bench.pace_s = asked
         began = time.perf_counter()
         try:
             answer = Answer(value=ARMS[name](bench, seconds))

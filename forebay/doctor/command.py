@@ -39,8 +39,8 @@ _SHARES = {
     "steps of a build": 0.15,
     "cache": 0.07,
     "plan": 0.05,
-    "cached loader": 0.15,
-    "uncached loader": 0.15,
+    "cached loader": 0.17,
+    "uncached loader": 0.18,
     "step": 0.15,
     "uncached DataLoader": 0.1,
     "codecs": 0.05,
@@ -124,24 +124,25 @@ def check(config: Config, options: DoctorOptions) -> None:
     if config.plan is None:
         raise ConfigError(
             f"{config.path}: no [plan] section, so there are no batches to measure; add one, for example: "
-            f"{plan_example(config)}"
+            f"{plan_example(config)}",
+            code="FB104",
         )
     if options.apply is not None:
         check_target(config, options.apply)
 
 
 def _measured(bench: Session, config: Config, options: DoctorOptions, *, cores: int) -> Measured:
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {} if options.step_s is None else {"steps": given_step(options.step_s)}
     missing: dict[str, str] = {}
     for arm in _arms(options):
         if arm == "step" and options.step_s is not None:
-            found["steps"] = given_step(options.step_s)
             continue
         if arm == "codecs" and config.vision is None:
             continue
         if (why := _pointless(arm, found, missing)) is not None:
             missing[arm] = why
             continue
+        bench.pace_s = _pace_s(found, config, cores=cores)
         answer = bench.ask(arm, _SHARES[arm] * options.seconds)
         if arm == "listing" and answer.failed is not None:
             answer = _fewer(bench, answer, options)
@@ -155,14 +156,26 @@ def _measured(bench: Session, config: Config, options: DoctorOptions, *, cores: 
         if arm in found:
             names = {field: name for name, field in _FIELDS.items()}
             missing |= {f"{names[arm]} with {number}": why for number, why in found[arm].skipped.items()}
+    return _of(found, config, cores=cores, not_measured=missing)
+
+
+def _of(
+    found: Mapping[str, Any], config: Config, *, cores: int, not_measured: Mapping[str, str] | None = None
+) -> Measured:
     return Measured(
         cores=cores,
         prefetch=config.loader.prefetch,
         num_threads=config.loader.num_threads,
         num_workers=config.run.num_workers or 0,
-        not_measured=missing,
+        not_measured=not_measured or {},
         **found,
     )
+
+
+def _pace_s(found: Mapping[str, Any], config: Config, *, cores: int) -> float:
+    """Returns the seconds of a step for each of its samples; 0 where nobody knows them yet."""
+    step = _of(found, config, cores=cores).step
+    return 0.0 if step is None else step.ms / 1e3
 
 
 def _arms(options: DoctorOptions) -> Iterator[str]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_ENOUGH = 8
-"""Batches from which on two figures are told apart; of fewer, frames alone say what a batch takes."""
+_ENOUGH_FOR_ONE, _ENOUGH_FOR_TWO = 3, 8
+"""Batches from which on it is told whether samples or frames count, and how much of each; before that frames do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,11 @@ def costs(timed: Sequence[Timed]) -> tuple[float, float]:
     total, sums = float(seconds.sum()), parts.sum(axis=0)
     if not len(timed) or not sums[1]:
         return (total / float(sums[0]) if len(timed) and sums[0] else 0.0), 0.0
-    if len(timed) >= _ENOUGH:
+    if len(timed) >= _ENOUGH_FOR_TWO:
         found, *_ = np.linalg.lstsq(parts, seconds, rcond=None)
         if (found >= 0).all() and (guess := float(sums @ found)) > 0:
             return float(found[0]) * total / guess, float(found[1]) * total / guess
+    if len(timed) >= _ENOUGH_FOR_ONE:
         by_samples, by_frames = (float(np.abs(seconds - parts[:, i] * total / sums[i]).sum()) for i in (0, 1))
         if by_samples < by_frames:
             return total / float(sums[0]), 0.0

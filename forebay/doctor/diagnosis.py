@@ -16,6 +16,11 @@ WORKERS = (0, 2, 8)
 """Of the DataLoader whose runs without a cache are predicted."""
 
 
+def plural(number: int) -> str:
+    """Returns what a number of things ends with."""
+    return "" if number == 1 else "s"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """What the arms told. None: an arm that was not measured, `not_measured` says why."""
@@ -84,7 +89,7 @@ class Measured:
         rates = dict(self.uncached.rates) if self.uncached else {}
         for number, rate in rates.items():
             if number == self.num_threads:
-                name = f"uncached, loader, {number} threads"
+                name = f"uncached, loader, {number} thread{plural(number)}"
                 found.append(training.of_loader(rate, name=name, is_cached=False))
         of_workers = dict(self.workers.rates) if self.workers else {}
         if 0 in rates:
@@ -100,7 +105,7 @@ class Measured:
         sure = "measured" if self.is_sealed else "extrapolated"
         rates = self.cached.rates if self.cached else {}
         return [
-            training.of_loader(rate, name=f"cached, loader, {number} threads", is_cached=True, sure=sure)
+            training.of_loader(rate, name=f"cached, loader, {number} thread{plural(number)}", is_cached=True, sure=sure)
             for number, rate in sorted(rates.items())
         ]
 

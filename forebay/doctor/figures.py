@@ -84,7 +84,7 @@ class Pieces:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
-    """What a loader gives when nobody does anything with its batches."""
+    """What a loader gives. samples_per_s: with the rests of a loop whose step is known."""
 
     workers: int
     samples_per_s: float

@@ -31,6 +31,8 @@ class Session:
         self.task, self._deadline_s = task, deadline_s
         self._child: Child | None = None
         self._is_ready = False
+        self.pace_s = 0.0
+        """Seconds of a step for each of its samples, once they are known."""
         self._count = 0
         self._start()
 
@@ -42,7 +44,7 @@ class Session:
         limit_s = min(2 * seconds + _SET_UPS_S.get(arm, _SET_UP_S), left_s)
         try:
             child = self._ready(left_s)
-            child.send((arm, min(seconds, left_s / 2)))
+            child.send((arm, min(seconds, left_s / 2), self.pace_s))
             answer: Answer = child.receive(limit_s)
         except TimeoutError:
             self.close()

@@ -49,7 +49,7 @@ class Chooser:
             return choices[0].answer
         if self.takes_first:
             others = ", ".join(written(option, choice.value) for choice in choices[1:])
-            self.said.append(f"{question}: took {choices[0].label}, the likelier; else give {others}")
+            self.said.append(f"{question}? Took the likelier: {choices[0].label}; for another give {others}")
             return choices[0].answer
         if self.ask is None:
             lines = [f"  {written(option, choice.value)}    {choice.label}" for choice in choices]

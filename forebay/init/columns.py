@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forebay.config.data import RECORDINGS
+from forebay.init.conversation import as_list
 from forebay.init.table import Table
 from forebay.init.tree import spread
-from forebay.preprocess.sources.speech.webdataset import AUDIO
 from forebay.preprocess.sources.vision.webdataset import IMAGE_EXTENSIONS
 
 NAMES: dict[str, tuple[str, ...]] = {
@@ -75,13 +76,24 @@ def _paths(value: Any) -> list[str]:
     """Returns the paths in a cell: a text, a list of texts, or the `path` of a mapping."""
     if isinstance(value, dict):
         value = value.get("path")
-    values = value if isinstance(value, list) else [value]
-    return [each for each in values if isinstance(each, str) and each and "\0" not in each]
+    return [each for each in as_list(value) if isinstance(each, str) and each and "\0" not in each]
 
 
 def written_paths(table: Table, name: str) -> list[str]:
     """Returns the paths that a column holds, as they are written."""
     return [path for value in table.values(name) for path in _paths(value)]
+
+
+def name_columns(table: Table, audio: Sequence[str]) -> list[Candidate]:
+    """Returns the columns that name recordings without their extensions. audio: the names that there are."""
+    stems = {form.rpartition(".")[0] for name in audio for form in (name, name.rpartition("/")[2])}
+    found = []
+    for column in (name for name in table.names if name not in stems):
+        values = [str(value) for value in table.values(column) if isinstance(value, str | int)]
+        share = sum(value in stems for value in values) / len(values) if values else 0.0
+        if share >= _ENOUGH and len(set(values)) == len(values):
+            found.append(Candidate(column, share))
+    return sorted(found, key=lambda each: -each.score)
 
 
 def _share_there(values: Sequence[str], folder: Path) -> float:
@@ -178,7 +190,7 @@ def languages_of(table: Table, name: str | None) -> Counter[str]:
 
 def audio_columns(table: Table, folders: Sequence[Path]) -> list[Candidate]:
     """Returns the columns that hold recordings, as paths or in themselves."""
-    return path_columns(table, AUDIO, folders=folders)
+    return path_columns(table, RECORDINGS, folders=folders)
 
 
 def image_columns(table: Table, folders: Sequence[Path]) -> list[Candidate]:

@@ -20,6 +20,7 @@ from forebay.init.recognise import recognise
 from forebay.init.settings import Draft, draft, mixture, next_commands, why_not_trained
 from forebay.init.toml import document_of, text_of
 from forebay.steps.recipe import contradictions, recipe_of, section_problems
+from forebay.terminal import wrapped
 from forebay.visible import from_here
 
 
@@ -47,8 +48,8 @@ class Report:
 
     def lines(self) -> list[str]:
         """Returns what a person reads."""
-        lines = [f"{each['kind']}: {each['facts']}" for each in self.found]
-        lines += [f"  {note}" for note in self.notes]
+        lines = [line for each in self.found for line in wrapped(f"{each['kind']}: ", each["facts"])]
+        lines += [line for note in self.notes for line in wrapped("  ", note)]
         lines += [f"wrote {', '.join(self.configs)}", "next:", *(f"  {command}" for command in self.commands)]
         return lines if self.why is None else [*lines, f"({self.why})"]
 
@@ -102,10 +103,10 @@ def _weights(model: Model | None, chooser: Chooser) -> str | None:
         if model is None:
             raise ConfigError("--weights is of a model: give --model DIR too")
         choices = [
-            Choice("random weights, from the seed", "random", "random"),
-            Choice("pretrained weights, which you put there before training", "pretrained", "pretrained"),
+            Choice("random ones, from the seed", "random", "random"),
+            Choice("pretrained ones, which you put there before training", "pretrained", "pretrained"),
         ]
-        question = f"{model.folder} holds no model.safetensors: which weights does training begin with"
+        question = f"which weights does training begin with ({from_here(model.folder)} holds no model.safetensors)"
         return chooser.one(question, choices, option="weights")
     return None
 
@@ -130,7 +131,8 @@ def _drafts(found: Sequence[Found], *, name: str, out: Path, model: Model | None
     whole.head = ["Several sources, each with a config and a cache of its own; this one mixes them.", whole.head[-1]]
     if any(each.modality == "text" for each in found) and first.modality == "speech":
         plan = next(section for section in whole.sections if section.name == "plan")
-        plan.add("batch_tokens", 4096, "padded tokens a batch of texts")
+        if any(setting == "batch_seconds" for setting, *_ in plan.lines):
+            plan.add("batch_tokens", 4096, "padded tokens a batch of texts")
     whole.sections += mixture(whole, parts)
     return [whole, *parts]
 

@@ -43,12 +43,21 @@ def _words(content: Any) -> str:
     return " ".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
 
 
+def as_list(value: Any) -> list[Any]:
+    """Returns the values of a list, of its JSON, or a value alone."""
+    if isinstance(value, str) and value[:1] == "[":
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return [value]
+    return value if isinstance(value, list) else [value]
+
+
 def images_of_row(fields: Mapping[str, Any], column: str | None = None) -> list[str]:
     """Returns the names of images that a row has, in its fields and in the parts of its messages."""
     found: list[str] = []
     for name in (column,) if column else IMAGES:
-        value = fields.get(name)
-        found += [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str) and each]
+        found += [each for each in as_list(fields.get(name)) if isinstance(each, str) and each]
     for name in MESSAGES:
         messages = fields.get(name)
         for message in messages if isinstance(messages, list) else ():

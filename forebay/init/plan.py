@@ -12,7 +12,7 @@ from forebay.store.image.settings import ImageSettings, grid_thw
 HEARD_S = 30.0
 """Seconds of a clip that Whisper's features hold."""
 _FEW = 4_000
-_MOST_BUCKETS, _SAMPLES_A_BUCKET = 32, 64
+_MOST_BUCKETS, _SAMPLES_A_BUCKET = 32, 16
 _BATCH_SIZE = 8
 _LEAST_SECONDS, _MOST_SECONDS = 20, 240
 _LEAST_TOKENS, _MOST_TOKENS = 1024, 16_384

@@ -26,6 +26,7 @@ from forebay.visible import from_here
 
 _NEAR = 35
 """A reading whose score is lower by more is no second possibility."""
+_MOST_PROBLEMS = 5
 _DATA = (".parquet", ".arrow")
 NEEDS = """forebay init knows:
   recordings (wav, flac, ogg, mp3, opus) with a .txt or .lab of the same name beside each, or *.trans.txt;
@@ -70,7 +71,7 @@ def _there(text: str) -> Path:
             "those, and write the URL into source.manifest"
         )
     path = Path(os.path.abspath(place))
-    if not path.exists():
+    if not os.path.exists(path):
         raise ConfigError(f"{text} does not exist; name a folder or a file of data{hub_advice(path, 'dataset')}")
     return path
 
@@ -86,7 +87,12 @@ def _settled(paths: list[Path], chooser: Chooser) -> Found:
     names = Counter(reading.kind for reading in readings)
     offered = readings if "kind" in chooser.given else near
     choices = [Choice(f"{each.kind}: {each.label}", _value(each, names), each) for each in offered]
-    return chooser.one(f"what is {from_here(paths[0])}", choices, option="kind").settle(chooser)
+    found = chooser.one(f"what is {from_here(paths[0])}", choices, option="kind").settle(chooser)
+    if tree is not None and not tree.is_whole:
+        found.notes.append("The folder holds more than was looked at, so numbers are too low.")
+    if not found.has_text:
+        found.notes += [f"{problem}." for problem in problems[:_MOST_PROBLEMS]]
+    return found
 
 
 def _value(reading: Reading, names: Counter[str]) -> str:
@@ -113,8 +119,8 @@ def _of_folder(folder: Path, tree: Tree, problems: list[str]) -> list[Reading]:
     if data and (reading := parquet_reading(data, _parents(data), problems)) is not None:
         readings.append(reading)
     readings += table_readings(tables, tree, problems)
-    texts = [tree.path(name) for name in tree.by_extension.get(".txt", [])]
-    if texts and not readings and not tree.audio and not tree.images:
+    names = [] if readings or tree.audio or tree.images else tree.by_extension.get(".txt", [])
+    if texts := [tree.path(name) for name in names]:
         readings.append(text_reading(texts, _parents(texts)))
     return readings
 
@@ -147,7 +153,7 @@ def _nothing(paths: Sequence[Path], tree: Tree | None, problems: Sequence[str]) 
         counts = ", ".join(f"{count:,} {extension or 'without extension'}" for extension, count in _most(tree))
         lines.append(f"  seen: {counts or 'no files'}{'' if tree.is_whole else ' (a part of the folder)'}")
         lines += _hints(tree)
-    lines += [f"  {problem}" for problem in problems[:8]]
+    lines += [f"  {problem}" for problem in problems[:_MOST_PROBLEMS]]
     return "\n".join([*lines, *(f"  {line}" for line in NEEDS.splitlines())])
 
 

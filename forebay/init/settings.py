@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forebay.config.data import OWN_COLUMNS, SOURCE_KINDS
 from forebay.errors import ConfigError
 from forebay.init import plan
 from forebay.init.describe import facts, problems
@@ -18,9 +19,7 @@ from forebay.init.model import TRAINED, Model
 from forebay.init.toml import Section, value_of
 from forebay.steps.text.normalize import whisper_code
 
-_NAMES_A_LIST = 16
-_WITH_KEPT = ("table", "hf", "jsonl", "webdataset", "tar")
-_OWN = frozenset(("index", "source", "images", "image_hash", "failure", "labels", "patches", "shard", "shard_row"))
+_MOST_NAMES = 100
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
@@ -105,7 +104,7 @@ def _source(made: Draft) -> list[Section]:
     if found.modality == "speech" and _is_heard_in_part(made):
         source.add("max_duration_s", plan.HEARD_S, "Whisper hears 30 s")
         source.add("overlong", "drop", "longer clips are left out, counted and listed")
-    source.tail = _kept(found)
+    source.offers = _kept(found)
     for role, name in found.columns.items():
         columns.add(role, name)
     return [source, columns] if columns.lines else [source]
@@ -115,12 +114,12 @@ def _is_heard_in_part(made: Draft) -> bool:
     return _audio(made).get("features") == "log_mel"
 
 
-def _kept(found: Found) -> list[str]:
-    """Returns a line that keeps the columns that nothing takes, to be uncommented."""
-    names = [name for name in found.others if name.isidentifier() and name.isascii() and name not in _OWN]
-    if not names or found.kind not in _WITH_KEPT or found.modality != "speech":
-        return []
-    return [f"keep_columns = {value_of(names[:_NAMES_A_LIST])}  # for filters and inspect"]
+def _kept(found: Found) -> list[tuple[str, list[str]]]:
+    """Returns the setting that keeps columns which nothing takes, as many as a line has room for."""
+    names = [name for name in found.others if name.isidentifier() and name.isascii() and name not in OWN_COLUMNS]
+    while len(value_of(names)) > _MOST_NAMES:
+        names.pop()
+    return [("keep_columns", names)] if names and found.modality in SOURCE_KINDS[found.kind].keeps else []
 
 
 def _audio(made: Draft) -> dict[str, Any]:
@@ -219,19 +218,24 @@ def _train(made: Draft) -> Section:
     section = Section("train")
     section.add("model", made.relative(model.folder))
     if made.weights == "random":
-        section.add("init", "random", "random weights from the seed: the folder's own are not used")
+        is_empty = not model.has_weights
+        why = "the folder holds none; put model.safetensors there for more" if is_empty else "not those of the folder"
+        section.add("init", "random", f"random weights: {why}")
         section.add("learning_rate", 1e-3)
     else:
         section.add("learning_rate", 1e-5, "for fine-tuning; raise it for adapters or few layers")
     section.add("warmup_ratio", 0.05)
-    section.add("epochs", 3, "forebay train FILE --steps N runs N steps instead")
+    section.add("epochs", 3, "or --steps N on the command line")
     return section
 
 
 def mixture(made: Draft, parts: Sequence[Draft]) -> list[Section]:
     """Returns the sections that make a config read several others by weights."""
-    notes = ["Each source is a cache of its own; weights that are left out are hours (docs/training.md)."]
-    batches = [] if len({part.found.modality for part in parts}) == 1 else [("batches", "per_source", "")]
+    notes = ["Each source is a cache of its own, by its hours; or give each a weight (docs/training.md)."]
+    batches: list[tuple[str, Any, str]] = []
+    if any(part.found.modality == "text" for part in parts):
+        notes = ["Each source is a cache of its own (docs/training.md)."]
+        batches = [("batches", "per_source", ""), ("asr_ratio", 0.8, "four of five batches have sound")]
     entries = [Section("mixture.source", [("config", made.relative(part.out), "")], is_entry=True) for part in parts]
     return [Section("mixture", batches, notes=notes), *entries]
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from forebay.errors import ConfigError, ManifestError
 from forebay.init.tree import SAMPLE, spread
-from forebay.preprocess.sources.hf_file import HfFile, holds_numbers, is_bytes
+from forebay.preprocess.sources.hf_file import HfFile, class_names, holds_numbers, is_bytes
 from forebay.preprocess.sources.json_lines import JsonError, parse_object
 
 Form = Literal["csv", "jsonl", "data"]
@@ -99,11 +99,21 @@ def _data(path: Path) -> Table:
 def _data_rows(file: HfFile, names: list[str]) -> Iterator[Row]:
     starts = file.part_starts()
     parts = spread(range(len(starts) - 1), 8)
+    classes = {name: found for name in names if (found := class_names(file.schema, name)) is not None}
     for part in parts:
         wanted = max(1, SAMPLE // len(parts))
         for batch in file.batches(range(part, part + 1), names, batch_rows=wanted):
-            yield from batch.slice(0, wanted).to_pylist()
+            yield from (_with_names(row, classes) for row in batch.slice(0, wanted).to_pylist())
             break
+
+
+def _with_names(row: dict[str, Any], classes: Mapping[str, list[str]]) -> Row:
+    """Returns a row with the names of a ClassLabel instead of its numbers."""
+    named = {
+        name: names[row[name]] if isinstance(row[name], int) and 0 <= row[name] < len(names) else None
+        for name, names in classes.items()
+    }
+    return {**row, **named}
 
 
 def _is_blob(kind: pa.DataType) -> bool:
@@ -150,7 +160,7 @@ def _delimited(path: Path, delimiters: str) -> Table:
     delimiter = max(delimiters, key=lambda each: (lines[0].count(each) > 0, _regularity(lines[:20], each)))
     records = _records(lines, delimiter)
     header, *rest = records
-    names = tuple(name.strip() for name in header)
+    names = tuple(header)
     width = len(names)
     rows = tuple(dict(zip(names, row, strict=True)) for row in rest if len(row) == width)
     read = sum(len(line.encode("utf-8", "surrogateescape")) + 1 for line in lines[1:])
@@ -168,8 +178,9 @@ def _delimited(path: Path, delimiters: str) -> Table:
 
 def _records(lines: list[str], delimiter: str) -> list[list[str]]:
     try:
-        if delimiter == "\t" and not any('"' in line for line in lines):
-            return [line.split("\t") for line in lines]
+        # As `kind = "table"` reads them: in a TSV quotation marks are text, unless the header line is quoted.
+        if delimiter in "\t|" and not lines[0].startswith('"'):
+            return [line.split(delimiter) for line in lines]
         return [row for row in csv.reader(lines, delimiter=delimiter) if row]
     except csv.Error:
         return [line.split(delimiter) for line in lines]

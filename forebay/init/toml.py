@@ -19,14 +19,14 @@ _SHORT = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': 
 class Section:
     """Settings of one section; the name is empty for those in front of all sections.
 
-    lines: name, value and comment of each setting. notes: comments above them, tail: comments below. is_entry: it is an
-    entry of a list, `[[name]]`.
+    lines: name, value and comment of each setting. notes: comments above them. offers: settings below them that a
+    person may take, as comments. is_entry: it is an entry of a list, `[[name]]`.
     """
 
     name: str
     lines: list[tuple[str, Any, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    tail: list[str] = field(default_factory=list)
+    offers: list[tuple[str, Any]] = field(default_factory=list)
     is_entry: bool = False
 
     def add(self, name: str, value: Any, comment: str = "") -> None:
@@ -64,7 +64,7 @@ def _section(section: Section) -> Iterator[str]:
     yield from _comments(section.notes)
     for name, value, comment in section.lines:
         yield from _line(f"{name} = {value_of(value)}", comment)
-    yield from _comments(section.tail)
+    yield from (f"# {name} = {value_of(value)}" for name, value in section.offers)
 
 
 def _line(setting: str, comment: str) -> Iterator[str]:
@@ -108,8 +108,7 @@ def _string(text: str) -> str:
         text.encode("utf-8")
     except UnicodeEncodeError as err:
         raise ConfigError(
-            f"{text!r} is not UTF-8, which is all that TOML can hold; rename it, or put the config inside of that "
-            "folder: --out FOLDER/my.toml"
+            f"{text!r} is not UTF-8, which is all that TOML can hold; rename it, or name a link to it (ln -s)"
         ) from err
     return f'"{"".join(map(_character, text))}"'
 

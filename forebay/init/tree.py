@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from forebay.preprocess.sources.speech.webdataset import AUDIO
+from forebay.config.data import RECORDINGS, TEXTS_BESIDE
 from forebay.preprocess.sources.vision.webdataset import IMAGE_EXTENSIONS
 
 T = TypeVar("T")
@@ -27,7 +27,8 @@ MAX_TABLES = 24
 """Tables of a folder whose heads are read."""
 AUDIO_DIRS = ("clips", "wavs", "audio", "wav", "images", "photos")
 """Usual names of folders beside a table."""
-TRANSCRIPTS = frozenset((".txt", ".lab"))
+TRANSCRIPTS = frozenset(TEXTS_BESIDE)
+_AUDIO = frozenset(RECORDINGS)
 _CACHE_FILES = frozenset(("metadata.json", "slots.npy"))
 _PASSED_OVER = frozenset(("__MACOSX", "__pycache__", "node_modules"))
 
@@ -54,7 +55,7 @@ class Tree:
     @property
     def audio(self) -> list[str]:
         """The names of recordings."""
-        return self.names(AUDIO)
+        return self.names(_AUDIO)
 
     @property
     def images(self) -> list[str]:
@@ -86,9 +87,17 @@ class _Walk:
             folder, depth = todo.popleft()
             todo += self._look(folder, depth)
 
+    def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
+        with os.scandir(folder) as entries:
+            for number, entry in enumerate(entries):
+                yield entry
+                if number % 4096 == 4095 and (number >= MAX_FILES or time.monotonic() > self.deadline):
+                    self.is_whole = False
+                    return
+
     def _look(self, folder: str, depth: int) -> list[tuple[str, int]]:
         try:
-            entries = list(os.scandir(os.path.join(self.root, folder)))
+            entries = list(self._entries(os.path.join(self.root, folder)))
         except OSError:
             return []
         if {entry.name for entry in entries} >= _CACHE_FILES:  # a cache of forebay is no raw data
@@ -103,24 +112,22 @@ class _Walk:
             elif entry.is_symlink() and entry.is_dir():
                 self.links += 1
             else:
-                self._add(name, folder)
-            if self._is_over():
-                return []
+                self.found.setdefault(extension_of(entry.name), []).append(name)
+                self.count += 1
+        if len(below) < len(entries):
+            self.folders.add(folder)
+        if self.count >= MAX_FILES or time.monotonic() > self.deadline:
+            self.is_whole = False
         if depth >= MAX_DEPTH and below:
             self.is_whole = False
             return []
         return sorted(below)
 
-    def _add(self, name: str, folder: str) -> None:
-        extension = os.path.splitext(name)[1].lower()
-        self.found.setdefault(extension, []).append(name)
-        self.folders.add(folder)
-        self.count += 1
 
-    def _is_over(self) -> bool:
-        if self.count >= MAX_FILES or (self.count % 1024 == 0 and time.monotonic() > self.deadline):
-            self.is_whole = False
-        return not self.is_whole
+def extension_of(name: str) -> str:
+    """Returns the extension of a name in lower case, with its dot; empty where it has none."""
+    stem, dot, extension = name.rpartition(".")
+    return f".{extension.lower()}" if dot and stem else ""
 
 
 def walk(root: Path, *, seconds: float = SECONDS) -> Tree:

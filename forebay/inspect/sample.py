@@ -22,7 +22,7 @@ from forebay.store.cache import Cache
 from forebay.store.image.codec import FIELDS
 from forebay.store.image.pixels import unpatchify
 from forebay.store.image.settings import ImageSettings
-from forebay.store.layout import ROW_BITS, ROW_MASK, Array, FieldSpec
+from forebay.store.layout import NULL_TEXT, ROW_BITS, ROW_MASK, Array, FieldSpec
 from forebay.store.schema import TEXT, list_of, record
 from forebay.store.shard import Shard
 from forebay.store.source import has_audio
@@ -156,6 +156,8 @@ def _cell(shard: Shard, spec: FieldSpec, position: int) -> Any:
     values, offsets = shard.column(spec.name)
     value = values[offsets[position] : offsets[position + 1]]
     if spec.dtype == "str":
+        if spec.nullable and value.tobytes() == NULL_TEXT:
+            return None
         return value.tobytes().decode("utf-8", "surrogateescape")
     return value[0].item() if len(value) else None
 

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.config import Config
+from forebay.preprocess.cut import NO_TEXT
 from forebay.preprocess.modality import Finished, Listing, Rows
 from forebay.store.layout import Group
 from forebay.store.lookup import CONFINED
@@ -19,7 +20,7 @@ from forebay.store.seal import Contents
 from forebay.store.source_files import dump_sources
 from forebay.version import __version__
 
-EXCLUDING = frozenset({"empty_text", "label_too_long", "too_long", "too_short"})
+EXCLUDING = frozenset({"empty_text", "label_too_long", NO_TEXT, "too_long", "too_short"})
 """Reasons that say that a good sample is not wanted; all others say that a sample is bad."""
 
 Rejection = tuple[str, str, str]

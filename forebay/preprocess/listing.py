@@ -43,6 +43,7 @@ def resolve(config: Config, memo: Memo, map_: Map, *, recipe: AnyRecipe) -> List
     manifest = _hashed_manifest(config, memo, map_, modality=modality)
     hashes = [file.xxh3_128 for file in manifest.files]
     key = cache_key(recipe.key, _digests(manifest))
+    modality = modality.keeping(manifest.rows)
     return Listing(recipe=recipe, modality=modality, manifest=manifest, hashes=hashes, key=key)
 
 

@@ -10,7 +10,7 @@ import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
@@ -107,6 +107,10 @@ class Modality(Protocol):
         is_hashed: all files will be hashed, so those of a store are downloaded as a whole when they are first read.
         Raises ConfigError or ManifestError where the config or its manifest cannot be used.
         """
+        ...
+
+    def keeping(self, rows: pa.Table) -> Self:
+        """Returns the modality whose samples have the kept columns of a listing's rows."""
         ...
 
     def fields(self) -> tuple[FieldSpec, ...]:

@@ -202,13 +202,38 @@ def _source_problems(config: Config) -> list[str]:
         hint = f"; did you mean {near[0]}?" if near else ""
         return [f'source.kind is "{source.kind}", for {modality} wanted one of {", ".join(kinds)}{hint}']
     # What is not in the key must not be read either: a column that is in no key has its default name.
-    known = _columns(config)
-    return [
+    known, found = _columns(config), _table_problems(config)
+    return found + [
         f'source.columns.{name} is "{column}", and source.kind = "{source.kind}" for {modality} reads '
         f"{'only the columns ' + ', '.join(known) if known else 'no columns by name'}; leave it out"
         for name, column in asdict(source.columns).items()
         if name not in known and column != getattr(SourceColumns(), name)
     ]
+
+
+def _table_problems(config: Config) -> list[str]:
+    """Returns which settings of tables a config has whose kind of source takes none."""
+    source, found = config.source, []
+    if source.audio_dir is not None and source.kind != "table":
+        found.append(f'source.audio_dir is for source.kind = "table", and it is "{source.kind}"; leave it out')
+    elif source.audio_dir is not None and config.vision is not None:
+        found.append("source.audio_dir is for recordings; paths of images are relative to the table: leave it out")
+    for name in ("texts", "languages_from_folders"):
+        if getattr(source, name) and source.kind != "folder":
+            found.append(f'source.{name} is for source.kind = "folder", and it is "{source.kind}"; leave it out')
+    if source.kind == "folder":
+        if source.keep_columns and source.texts is None:
+            found.append(
+                "source.keep_columns are columns of source.texts, and there is none; name the table, or leave "
+                "keep_columns out"
+            )
+        given = [name for name in ("features", "labels") if getattr(source.columns, name) is not None]
+        found += [f'source.columns.{name} is not for source.kind = "folder"; leave it out' for name in given]
+    if source.keep_columns and config.modality not in SOURCE_KINDS[source.kind].keeps:
+        kinds = [f'"{name}"' for name, kind in SOURCE_KINDS.items() if config.modality in kind.keeps]
+        wanted = f"wanted {' or '.join(kinds)}" if kinds else f"for {config.modality} no kind keeps columns yet"
+        found.append(f'source.keep_columns are not read from source.kind = "{source.kind}", {wanted}; leave them out')
+    return found
 
 
 def _audio_contradictions(config: Config, step: type[AudioStep]) -> list[str]:
@@ -384,7 +409,7 @@ _SPEECH_FIELDS = (
 )
 _VISION_FIELDS = ("rows", "max_samples", "exclude", "max_sample_bytes", "max_pixels")
 _COLUMNS = {
-    "speech": ("audio", "text", "language", "id", "features", "labels"),
+    "speech": ("audio", "text", "language", "id", "duration", "features", "labels"),
     "vision": ("image", "question", "answer", "messages", "id"),
 }
 """Columns that kinds of source read by name, in the key as `audio_column`; an id's where it is given."""
@@ -400,7 +425,10 @@ def _source_document(config: Config, fields: tuple[str, ...]) -> dict[str, Any]:
     settings = {**asdict(source), **_plain_filters(source)}
     columns = {f"{name}_column": getattr(source.columns, name) for name in _columns(config)}
     named = {name: column for name, column in columns.items() if column is not None}
-    return {**{name: settings[name] for name in ("kind", "split", *fields)}, **named}
+    kept: dict[str, Any] = {"keep_columns": sorted(source.keep_columns)} if source.keep_columns else {}
+    if source.languages_from_folders:
+        kept["languages_from_folders"] = True
+    return {**{name: settings[name] for name in ("kind", "split", *fields)}, **named, **kept}
 
 
 def _plain_filters(source: SourceConfig) -> dict[str, Any]:

@@ -147,8 +147,14 @@ class _Choosing:
         return Choice(places=self._places, num_samples=len(self._source), steps=tuple(self._steps), missing=missing)
 
     @cached_property
+    def _names(self) -> list[str]:
+        """The columns that settings may name. Raw data has samples that a build leaves out, so indices differ."""
+        names = self._source.column_names
+        return names if self._source.slots is not None else [name for name in names if name != "index"]
+
+    @cached_property
     def _ids(self) -> pa.ChunkedArray:
-        if "sample_id" not in self._source.column_names:
+        if "sample_id" not in self._names:
             raise ConfigError(f"[filter]: {self._name} has no sample ids, so ids, drop_ids and quota cannot be used")
         return self._source.table(["sample_id"])["sample_id"]
 
@@ -160,8 +166,14 @@ class _Choosing:
 
     def _where(self, where: Where) -> Array:
         with self._known_without_a_cache():
-            where.require_columns(self._source.column_names)
-        return where.mask(self._source.table(where.columns) if where.columns else _rows(len(self._source)))
+            where.require_columns(self._names)
+        return where.mask(self._table(where))
+
+    def _table(self, where: Where) -> pa.Table:
+        """Returns the columns of a condition; without any, a table of as many rows."""
+        import pyarrow as pa
+
+        return self._source.table(where.columns) if where.columns else pa.table({"": np.arange(len(self._source))})
 
     @contextlib.contextmanager
     def _known_without_a_cache(self) -> Iterator[None]:
@@ -172,7 +184,7 @@ class _Choosing:
             if self._source.slots is not None:
                 raise
             raise ConfigError(
-                f"{err}. Of raw data these columns alone are known before it is decoded; to have all of them, run: "
+                f"{err}. These are the columns that are known without the cache; to have those of the cache, run: "
                 "forebay preprocess CONFIG"
             ) from err
 
@@ -208,10 +220,9 @@ class _Choosing:
         """Returns the number of the value that each sample has; a null is a value of its own."""
         import pyarrow as pa
 
-        names = self._source.column_names
         with self._known_without_a_cache():
-            if column not in names:
-                raise ConfigError(f"filter.quota: {column!r} {is_no_column(column, names)}")
+            if column not in self._names:
+                raise ConfigError(f"filter.quota: {column!r} {is_no_column(column, self._names)}")
         values = self._source.table([column])[column]
         kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
         if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
@@ -237,7 +248,7 @@ class _Choosing:
         where = self._filter.where
         if where is None or not len(self._source):
             return
-        table = self._source.table(where.columns) if where.columns else _rows(len(self._source))
+        table = self._table(where)
         parts = where.parts()
         if len(parts) > 1:
             for part in parts:
@@ -277,12 +288,6 @@ def missing_of_all(choices: Sequence[Choice]) -> dict[str, pa.Array]:
     for choice in choices[1:]:
         missing = {name: ids.filter(pc.is_in(ids, value_set=choice.missing[name])) for name, ids in missing.items()}
     return missing
-
-
-def _rows(count: int) -> pa.Table:
-    import pyarrow as pa
-
-    return pa.table({"index": np.arange(count)})
 
 
 def _sorted(ids: pa.Array) -> pa.ChunkedArray:

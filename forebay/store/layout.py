@@ -8,15 +8,24 @@ from typing import Any, Literal
 
 import numpy as np
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """The newest form of the bytes on disk. A change is breaking: it brings a new golden cache under tests/golden."""
 
 Group = Literal["media", "text"]
 GROUPS: tuple[Group, ...] = ("media", "text")
 
 
-def format_of(groups: Collection[Group]) -> int:
-    """Returns the form of a cache with these groups: 2 where there is no media, else 1, which older readers read."""
+NULL_TEXT = b"\xff"
+"""How a nullable text field holds a null: no UTF-8 text has this byte."""
+
+
+def format_of(groups: Collection[Group], fields: Collection[FieldSpec] = ()) -> int:
+    """Returns the form of a cache with these groups and fields, the oldest that can hold it, so older readers read it.
+
+    1: media and text. 2: no media. 3: a text field may hold nulls.
+    """
+    if any(field.nullable for field in fields):
+        return 3
     return 1 if "media" in groups else 2
 
 
@@ -25,7 +34,8 @@ class FieldSpec:
     """One named tensor of a sample: an array [n, *shape] of `dtype`, where n differs from sample to sample.
 
     role: `tensor` fields are handed out with a sample; `table` fields form the row table (UTF-8 bytes where dtype is
-    `str`, one element a row otherwise).
+    `str`, one element a row otherwise). nullable: of a table field of texts, which then tells a null, NULL_TEXT, from
+    an empty text; of numbers a row without an element is null anyway.
     """
 
     name: str
@@ -33,6 +43,7 @@ class FieldSpec:
     shape: tuple[int, ...] = ()
     group: Group = "media"
     role: Literal["tensor", "table"] = "tensor"
+    nullable: bool = False
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -41,7 +52,10 @@ class FieldSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the description kept in metadata.json."""
-        return {**asdict(self), "shape": list(self.shape)}
+        document = {**asdict(self), "shape": list(self.shape)}
+        if not self.nullable:  # caches of before have no such entry
+            del document["nullable"]
+        return document
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> FieldSpec:

@@ -310,7 +310,7 @@ def _require_confined(config: Config, cache: Sealed, sources: Sequence[StoredSou
         path = path_of(config, source)
         if path is None or source.xxh3_128 == ABSENT:
             continue
-        if (real := leads_out(path, config.source.manifests[source.entry])) is not None:
+        if (real := leads_out(path, config.source.places[source.entry])) is not None:
             raise CacheMismatchError(
                 f"{cache.place}: it was made of {source.name!r}, which is {real!r}; source.confined allows no "
                 "place outside of the manifest's folder: move the file there, or set source.confined = false for a "

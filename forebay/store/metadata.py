@@ -340,6 +340,7 @@ def _field(folder: Path, document: Any) -> FieldSpec:
             isinstance(field.name, str)
             and field.group in GROUPS
             and field.role in ("tensor", "table")
+            and type(field.nullable) is bool
             and (field.dtype == "str" or field.dtype in TORCH_DTYPES)
             and all(type(axis) is int and 0 <= axis < _MAX_SHARDS for axis in field.shape)
         )

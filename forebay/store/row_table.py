@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from forebay.errors import CacheCorruptError
-from forebay.store.layout import ROW_BITS, ROW_MASK, Array, FieldSpec, Group
+from forebay.store.layout import NULL_TEXT, ROW_BITS, ROW_MASK, Array, FieldSpec, Group
 from forebay.store.shard import Shard
 
 
@@ -39,7 +40,7 @@ class SampleColumns:
     def stored(self, name: str) -> pa.ChunkedArray:
         """Returns a field of every row of all shards, those that failed too."""
         field = self.fields[name]
-        convert = _strings if field.dtype == "str" else _numbers
+        convert = (_nullable_strings if field.nullable else _strings) if field.dtype == "str" else _numbers
         chunks = [convert(*self.shard(field.group, index).column(name)) for index in range(self.num_shards)]
         kind = pa.large_string() if field.dtype == "str" else pa.from_numpy_dtype(field.numpy_dtype)
         return pa.chunked_array(chunks, type=kind)
@@ -93,14 +94,20 @@ def rate_of(folder: Path, constants: Mapping[str, Any], lengths: Mapping[str, Ar
 
 
 def categories(columns: SampleColumns, name: str) -> tuple[list[str], Array] | None:
-    """Returns the different values of a text field, sorted, and which one each sample has, int32 [num_samples].
+    """Returns the different values of a table field, sorted, and which one each sample has, int32 [num_samples].
 
-    None where there is no such field. Reads that field alone: a fraction of the cost of the whole row table.
+    None where there is no such field. Reads that field alone: a fraction of the cost of the whole row table. Values are
+    texts, numbers as they are written, and a null is the empty text.
     """
     if name not in columns.fields:
         return None
-    column = columns.stored(name).dictionary_encode().combine_chunks()
+    column = as_texts(columns.stored(name)).dictionary_encode().combine_chunks()
     return sorted_categories(column.dictionary.to_pylist(), column.indices.take(columns.order).to_numpy())
+
+
+def as_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns a column as texts: numbers as they are written, a null as the empty text."""
+    return pc.fill_null(pc.cast(column, pa.large_string()), "")
 
 
 def sorted_categories(names: list[str], codes: Array) -> tuple[list[str], Array]:
@@ -135,6 +142,19 @@ def _strings(values: Array, offsets: Array) -> pa.Array:
         texts = [data[a:b].decode("utf-8", "backslashreplace") for a, b in itertools.pairwise(ends)]
         return pa.array(texts, pa.large_string())
     return array
+
+
+def _nullable_strings(values: Array, offsets: Array) -> pa.Array:
+    starts = offsets[:-1]
+    is_null = np.diff(offsets) == len(NULL_TEXT)
+    is_null[is_null] = values[starts[is_null]] == NULL_TEXT[0]
+    if not is_null.any():
+        return _strings(values, offsets)
+    # The texts without those bytes, and then the nulls at their places.
+    kept = np.ones(len(values), bool)
+    kept[starts[is_null]] = False
+    moved = offsets - np.concatenate(([0], np.cumsum(is_null)))
+    return pc.if_else(pa.array(is_null), pa.scalar(None, pa.large_string()), _strings(values[kept], moved))
 
 
 def _numbers(values: Array, offsets: Array) -> pa.Array:

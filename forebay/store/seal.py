@@ -76,7 +76,7 @@ def assemble_folder(folder: Path, contents: Contents) -> None:
     files |= {name: save_file(folder, name, data) for name, data in contents.files.items()}
     document = {
         **contents.document,
-        "format_version": format_of(contents.shards),
+        "format_version": format_of(contents.shards, contents.fields),
         "fields": [field.to_json() for field in contents.fields],
         "files": files,
         "num_shards": len(contents.shards["text"]),

@@ -26,7 +26,7 @@ import xxhash
 
 from forebay.errors import CacheCorruptError, CacheError, ForebayError
 from forebay.store.held import AnyFile, HeldFile, open_own
-from forebay.store.layout import Array, FieldSpec, Group
+from forebay.store.layout import NULL_TEXT, Array, FieldSpec, Group
 from forebay.store.shared_disk import is_gone
 from forebay.store.tdz import END_SIGNATURE, END_SIZE, LOCAL_SIGNATURE, Parts, stored_checksums, write_tdz
 
@@ -128,7 +128,8 @@ def _joined(field: FieldSpec, column: Sequence[Any]) -> tuple[Array, list[int]]:
     for value in column:
         if value is not None and not isinstance(value, str):
             raise TypeError(f"field {field.name} got {type(value).__name__}, wanted str")
-    encoded = [value.encode("utf-8", "surrogateescape") if value else b"" for value in column]
+    nothing = NULL_TEXT if field.nullable else b""
+    encoded = [nothing if value is None else value.encode("utf-8", "surrogateescape") for value in column]
     return np.frombuffer(b"".join(encoded), np.uint8), [len(data) for data in encoded]
 
 

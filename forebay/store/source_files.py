@@ -36,10 +36,10 @@ class SourceFile:
     """One file whose content defines samples.
 
     name: how it enters the key: POSIX, relative to the folder of its manifest; as the manifest writes it where it lies
-    outside. entry: which entry of `source.manifest` it belongs to. listed: it was found by expanding that entry (a
-    manifest, a tar of a folder), not named inside such a file. stat: from before it was read; None where there was
-    none, or nobody has looked yet. xxh3_128: of the bytes that were read then; empty where they are not known. Neither
-    says which file it is.
+    outside. entry: which of `source.places` it belongs to, an entry of `source.manifest` or `source.audio_dir`. listed:
+    it was found by expanding that entry (a manifest, a tar of a folder), not named inside such a file. stat: from
+    before it was read; None where there was none, or nobody has looked yet. xxh3_128: of the bytes that were read then;
+    empty where they are not known. Neither says which file it is.
     """
 
     name: str
@@ -97,12 +97,17 @@ def listed_files(source: SourceConfig) -> list[SourceFile]:
             SourceFile(Path(os.path.relpath(path, base)).as_posix(), path, entry=number)
             for path in _expand(source, Path(entry))
         ]
+    if source.texts is not None:
+        texts = Path(source.texts)
+        files.append(SourceFile(Path(os.path.relpath(texts, anchor(source.manifests[0]))).as_posix(), texts))
     return files
 
 
 def _expand(source: SourceConfig, path: Path) -> list[Path]:
     if sources.is_folder(path):
         kind = SOURCE_KINDS[source.kind]
+        if kind.is_deep:
+            return _below(path, tuple(pattern[1:] for pattern in kind.files))
         folder = path / source.split if kind.has_splits and sources.exists(path / _DICT) else path
         found = _matching(folder, kind.files) or _matching(folder, kind.else_files)
         # `datasets` leaves results of map() in a dataset's folder as cache-*.arrow; they are not the dataset.
@@ -111,6 +116,22 @@ def _expand(source: SourceConfig, path: Path) -> list[Path]:
     if sources.exists(path):
         return [path]
     return [p for p in sources.glob_files(path) if not _is_ours(p)] if glob.has_magic(str(path)) else []
+
+
+def _below(folder: Path, endings: tuple[str, ...]) -> list[Path]:
+    """Returns the files at any depth whose names end so, in any case of letters; what is hidden is left out."""
+
+    def is_wanted(name: Path) -> bool:
+        return name.name.lower().endswith(endings) and not any(part.startswith(".") for part in name.parts)
+
+    if sources.place_of(folder) is not None:
+        return sorted(sources.files_below(folder, is_wanted), key=str)
+    found = []
+    for base, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        wanted = [name for name in names if name.lower().endswith(endings) and not name.startswith(".")]
+        found += [path for name in wanted if os.path.isfile(path := f"{base}/{name}")]
+    return [Path(path) for path in sorted(found)]
 
 
 def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
@@ -253,7 +274,7 @@ def _source_difference(config: Config, stored: StoredSource | None, name: str, m
 
 def path_of(config: Config, source: StoredSource) -> Path | None:
     """Returns where a source of a cache would be by the config's manifests; None where those have no such entry."""
-    entries = sources.localized(config).source.manifests
+    entries = sources.localized(config).source.places
     return anchor(entries[source.entry]) / source.name if source.entry < len(entries) else None
 
 

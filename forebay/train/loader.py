@@ -24,6 +24,7 @@ from forebay.store.remote.ahead.foresight import Foresight
 from forebay.store.source import SampleSource, SourceUnion, parts_of
 from forebay.train.collate.collator import BatchMaker, Collator
 from forebay.train.collate.crop import CropDraws
+from forebay.train.columns import BatchColumns
 from forebay.train.device import Ahead, side_stream
 from forebay.train.prefetch import Prefetch
 from forebay.train.ranks import resolve_ranks
@@ -51,6 +52,8 @@ class LoaderSettings:
     """Batches are TensorDicts."""
     with_ids: bool = False
     """What is handed out is a pair: the batch, and the ids of its samples in their order, a list of strings."""
+    with_columns: tuple[str, ...] = ()
+    """What is handed out is a pair: the batch, and these columns of its samples, lists in their order by name."""
     num_threads: int = 2
     """Threads that fill batches; 0: batches are filled in the caller's thread, when asked."""
     prefetch: int = 4
@@ -67,6 +70,8 @@ class LoaderSettings:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigError(f"{name} is {value!r} (wanted {least} or more)")
+        if self.with_ids and self.with_columns:
+            raise ConfigError('with_ids and with_columns are both given; name "sample_id" among with_columns')
         if self.pin_memory and not torch.cuda.is_available():
             raise ConfigError("pin_memory is true but torch sees no CUDA device; leave loader.pin_memory out")
 
@@ -98,7 +103,8 @@ class Loader(Resumable):
 
     A batch is a dict of CPU tensors with the model's argument names (see `Collator` and `PackCollator`), right for
     `model(**batch)`, pinned where CUDA is present; of packs with uint8 patches a `PatchBatch`, which is no mapping.
-    With `with_ids` a pair is handed out: the batch, and the ids of its samples. A batch itself holds what models take.
+    With `with_ids` a pair is handed out: the batch, and the ids of its samples; with `with_columns` the batch, and what
+    the row table says of its samples, see `BatchColumns`. A batch itself holds what models take.
     A batch is the user's for as long as any view of it lives: its memory is used again only when the last view is gone.
     Under a mixture with `per_source` each batch is of one source and has that source's own fields.
     Order and contents depend on (plan, seed, epoch, rank, world size) alone, never on threads. An epoch left before its
@@ -145,6 +151,7 @@ class Loader(Resumable):
         self._side_stream, self._finish = side_stream(settings.device), finish
         self._read_ahead = ReadAhead(source)
         self._totals = _Totals()
+        self._columns = BatchColumns(source, settings.with_columns) if settings.with_columns else None
         self._weight = 1
         self._indices: list[int] = []
 
@@ -332,6 +339,8 @@ class Loader(Resumable):
         self._weight, self._indices = item.step.turn.weight, item.step.samples.tolist()
         self.cursor.hand_out(item.step)
         batch = self._as_tensordict(item) if self.settings.as_tensordict else item.batch
+        if self._columns is not None:
+            return batch, self._columns.of(self._indices)
         if not self.settings.with_ids:
             return batch
         return batch, [self.source.sample_id(index) for index in self._indices]

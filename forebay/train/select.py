@@ -48,6 +48,7 @@ def make_loader(
     *,
     shuffle: bool = True,
     with_ids: bool = False,
+    with_columns: Sequence[str] = (),
     dp_rank: int | None = None,
     dp_world_size: int | None = None,
     device_mesh: DeviceMesh | None = None,
@@ -67,6 +68,9 @@ def make_loader(
     what an evaluation wants. See `in_order` for what that order is. A mixture's weights then do not count.
     with_ids: True hands out pairs: the batch, and the ids of its samples in their order, a list of strings. The ids are
     not in the batch, because a model would not take them.
+    with_columns: names of columns of the row table (`cache.column_names`), those of `source.keep_columns` among them:
+    pairs are handed out, the batch and a dict of name to the values of its samples in their order, None where there is
+    none. A column is read once, as a whole; `sample_id` may be one, `with_ids` is for ids alone.
     dp_rank, dp_world_size, device_mesh: which batches are this process's, see `resolve_ranks`; left out, they are
     found.
     device, device_prefetch: where batches are handed out, and how many are copied there ahead, see `Loader`; they
@@ -82,7 +86,7 @@ def make_loader(
     if config.modality == "vision":
         collator, finish = pack_forms(config, source, device=device, as_tensordict=as_tensordict)
     here: dict[str, Any] = {"as_tensordict": as_tensordict, "device": device, "device_prefetch": device_prefetch}
-    here["with_ids"] = with_ids
+    here |= {"with_ids": with_ids, "with_columns": with_columns if isinstance(with_columns, str) else (*with_columns,)}
     return Loader(
         source,
         planned,

@@ -97,6 +97,7 @@ def made_build(root: Path, *, key: str = "0123456789abcdef", days: float = 60.0)
     (folder / "origin").write_text("f" * 64)
     (folder / "media" / f"{'ab' * 32}.tdz").write_bytes(b"shard")
     (folder / "media" / f"{'ab' * 32}.json").write_text("{}")
+    (folder / "media" / f"{'ab' * 32}.lock").touch()
     age(folder, days)
     return folder
 

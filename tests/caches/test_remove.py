@@ -29,6 +29,8 @@ from forebay.store.metadata import write_metadata
 from forebay.store.temporary import is_temporary
 from forebay.store.verify import verify_folder
 from tests.caches.roots import Made, age, made_build, made_root, noted, process_with, shape
+from tests.preprocess.corpus import speech_corpus
+from tests.preprocess.here_pool import build_here
 
 MUTATING = ("utime", "rename", "unlink", "rmdir")
 
@@ -122,6 +124,31 @@ def test_a_prepared_build_stays_while_its_parts_work_and_while_jobs_may_come(mad
         assert "within 7 days" in (Guard(survey=found).reason(item) or "")
     assert rm(made, name) == (0, {})
     assert [path.exists() for path in (folder, lock, submitted, build)] == [False, False, False, True]
+
+
+def test_what_real_builds_leave_is_known_as_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = speech_corpus(tmp_path)
+    arguments = [str(corpus.folder / "config.toml"), "--no-progress", "--workers", "1"]
+    corpus.config()
+    assert cli.main(["preprocess", *arguments, "--prepare"]) == cli.DONE
+    assert cli.main(["preprocess", *arguments, "--shards", "0::2"]) == cli.DONE
+    made = Made(corpus.root, {}, {})
+    with opened_root(corpus.root) as root:
+        found = survey(root)
+    assert [item.problem for item in found.of("foreign")] == []
+    kinds = {item.kind: item.name for item in found.items}
+    assert set(kinds) == {"build", "prepared", "hashes", "tar index"}
+    assert rm(made, kinds["prepared"], kinds["build"], kinds["tar index"]) == (0, {})
+    monkeypatch.setattr("forebay.preprocess.workspace.seal", _full)
+    with pytest.raises(OSError, match="full"):
+        build_here(corpus.config())
+    with opened_root(corpus.root) as root:
+        (left,) = survey(root).of("build")
+    assert rm(made, left.name) == (0, {})
+
+
+def _full(*_: Any, **__: Any) -> bool:
+    raise OSError(28, "full")
 
 
 def plant_link(folder: Path, outside: Path) -> None:
@@ -274,7 +301,7 @@ def _remove_all(root: str, names: list[str], start: Any) -> int:
     return cli.main(["cache", "rm", *names, "--cache-root", root, "--yes", "--force"])
 
 
-def test_two_at_once_remove_everything_once_and_neither_fails(tmp_path: Path) -> None:
+def test_two_at_once_leave_a_cache_whole_or_gone_and_neither_fails(tmp_path: Path) -> None:
     made = made_root(tmp_path, "a b c d")
     names = [folder.name for folder in made.caches.values()]
     context = get_context("fork")
@@ -284,9 +311,12 @@ def test_two_at_once_remove_everything_once_and_neither_fails(tmp_path: Path) ->
         child.start()
     for child in children:
         child.join(60)
-    # One that finds a cache gone by another hand says so and ends with 1, or with 2 where its name is gone already.
+    # One that finds a cache gone, or in the other's hands, says so and ends with 1; with 2 where no name is left.
     assert {child.exitcode for child in children} <= {cli.DONE, cli.FAILED, cli.BAD_CONFIG}
-    assert not [path for path in made.root.iterdir() if path.name in names or is_temporary(path.name)]
+    assert not [path for path in made.root.iterdir() if is_temporary(path.name)]
+    left = [folder.name for folder in made.caches.values() if folder.exists()]
+    assert all(verify_folder(made.root / name).ok for name in left)
+    assert rm(made, *left) == (0, {})
 
 
 def test_a_reader_that_opens_in_between_waits_and_finds_it_gone(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:

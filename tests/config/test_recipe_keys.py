@@ -34,6 +34,17 @@ OTHERS: dict[str, dict[str, Any]] = {
         "source": {"kind": "hf", "manifest": "set", "columns": {"features": "mel"}},
         "audio": {"features": "given", "n_mels": 128, "dtype": "float16"},
     },
+    "table": {
+        "source": {
+            **{"kind": "table", "manifest": "t.csv", "audio_dir": "clips", "keep_columns": ["snr", "client_id"]},
+            "columns": {"audio": "path", "text": "sentence", "language": "locale", "duration": "seconds"},
+        },
+        "text": {"tokenizer": _TOKENIZER, "prompt": "whisper"},
+    },
+    "folder": {
+        "source": {"kind": "folder", "manifest": "wavs", "languages_from_folders": True},
+        "text": {"tokenizer": _TOKENIZER, "prompt": "whisper"},
+    },
     "text": {
         "source": {"kind": "text", "manifest": "texts.txt", "max_samples": 500_000},
         "audio": {"features": "none"},

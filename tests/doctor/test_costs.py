@@ -30,3 +30,9 @@ def test_a_few_batches_are_told_by_their_frames() -> None:
     assert costs([Timed(2, 100, 1.0), Timed(2, 300, 3.0)]) == pytest.approx((0.0, 0.01))
     assert costs([Timed(2, 0, 1.0)]) == (0.5, 0.0)
     assert costs([]) == (0.0, 0.0)
+
+
+def test_some_batches_say_whether_samples_or_frames_count() -> None:
+    shapes = [(1, 3000), (2, 1600), (8, 900), (4, 1700)]
+    assert costs([Timed(n, frames, 0.03 * n) for n, frames in shapes]) == pytest.approx((0.03, 0.0))
+    assert costs([Timed(n, frames, 1e-4 * frames) for n, frames in shapes]) == pytest.approx((0.0, 1e-4))

@@ -22,6 +22,8 @@ from forebay.store.lazy_tensordict import SamplesTensorDict
 from forebay.store.notebook import source_html, table_html
 from forebay.store.selection import Selection, filtered
 from tests.store_factory import make_cache
+from tests.train.tiny_vl import conversations
+from tests.train.vl_cache import make_vl_cache
 
 IDS = [f"clips/speaker-{n // 4}/{n:03d}.wav" for n in range(20)]
 
@@ -256,3 +258,14 @@ def test_metadata_of_strangers_are_shown_or_left_out(tmp_path: Path, languages: 
     cache = open_cache(make_cache(tmp_path))
     cache.metadata["languages"] = languages
     assert "<b>" not in source_html(cache)
+
+
+def test_images_of_a_sample_are_one_tensor_of_patches(tmp_path: Path) -> None:
+    cache = open_cache(make_vl_cache(tmp_path, conversations(3, 6)))
+    td = cache.as_tensordict()
+    for index in range(6):
+        patches = [np.asarray(image) for image in cache.read(index)["patches"]]
+        assert td[index]["patches"].shape == (sum(map(len, patches)), cache[index]["patches"].shape[1])
+        assert torch.equal(td[index]["patches"], cache[index]["patches"])
+    assert [len(each) for each in td.get("input_ids", as_list=True)] == [len(cache[i]["input_ids"]) for i in range(6)]
+    assert "patches" in td.keys()  # noqa: SIM118

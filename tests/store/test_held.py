@@ -6,6 +6,7 @@ import fcntl
 import os
 import pickle
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from forebay.errors import CacheNotFoundError, CacheReplacedError
+from forebay.store import held
 from forebay.store.cache import Cache, open_cache
 from forebay.store.held import HeldFolder, readers_of
 from forebay.store.metadata import read_metadata
@@ -164,3 +166,26 @@ def test_threads_and_forks_share_what_is_held(layouts: tuple[Path, Path]) -> Non
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert np.array_equal(cache.read(5)["input_ids"], np.array(wanted[5]["input_ids"], np.int32))
     assert readers_of(other) == "some"
+
+
+def test_a_reader_waits_for_who_may_remove_it_and_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prune holds the exclusive lock for an instant; one that was stopped in it keeps nobody from reading."""
+    (tmp_path / "metadata.json").write_text("{}")
+    monkeypatch.setattr(held, "_PATIENCE_S", 0.2)
+    pauses: list[float] = []
+    sleep = time.sleep
+
+    def noted(seconds: float) -> None:
+        pauses.append(seconds)
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", noted)
+    with open(tmp_path / "metadata.json") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        folder = HeldFolder(tmp_path)
+        assert len(pauses) > 3
+    assert (folder / "metadata.json").read_bytes() == b"{}"
+    assert readers_of(tmp_path) == "none"  # it went on without a lock
+    again = HeldFolder(tmp_path)
+    assert readers_of(tmp_path) == "some"
+    del folder, again

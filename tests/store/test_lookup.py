@@ -400,6 +400,7 @@ KEY_CHANGES: list[tuple[str, str, Any]] = [
     ("source", "exclude", ["a"]),
     ("source", "max_sample_bytes", 1000),
     ("source", "kind", "tar"),
+    ("source", "keep_columns", ["speaker"]),
     ("audio", "sample_rate_hz", 8000),
     ("audio", "features", "w2v_bert"),
     ("audio", "dtype", "float32"),
@@ -435,8 +436,13 @@ def test_fields_that_need_others_change_the_key(tmp_path: Path) -> None:
         config_of(tmp_path, audio={"features": "qwen3_asr"}),
         *(
             config_of(tmp_path, source={"kind": "hf", "columns": {name: "x"}})
-            for name in ("audio", "text", "language", "id")
+            for name in ("audio", "text", "language", "id", "duration")
         ),
+        *(
+            config_of(tmp_path, source={"kind": "folder", "languages_from_folders": is_named})
+            for is_named in (True, False)
+        ),
+        config_of(tmp_path, source={"keep_columns": ["speaker", "snr"]}),
     ]
     assert len({recipe_of(config).key for config in variants}) == len(variants)
 
@@ -513,7 +519,8 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
     """A new field of the config tree or of a step is added to the lists above, or to those that change no value."""
     tried = {(section, field) for section, field, _ in KEY_CHANGES}
     tried |= {("source", "overlong"), ("audio", "n_mels"), ("audio", "keep_waveform"), ("text", "tokenizer")}
-    tried |= {("columns", name) for name in ("audio", "text", "language", "id", "features", "labels")}
+    tried |= {("columns", name) for name in ("audio", "text", "language", "id", "duration", "features", "labels")}
+    tried |= {("source", "languages_from_folders")}
     tried |= {("columns", name) for name in ("image", "question", "answer", "messages")}
     tried |= {(section, field) for section, field, _, _ in VISION_CHANGES} | {("text", "learn_through")}
     config = config_of(tmp_path, text=TEXT)
@@ -529,7 +536,9 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
     }
     for section, table in (("audio", tables.AUDIO), ("text", tables.TEXT), ("vision", tables.IMAGE)):
         known |= {(section, setting) for name in table for setting in tables.settings_of(table, name)}
-    unkeyed = {("source", name) for name in ("manifest", "columns", "confined", "remote_identity")}
+    unkeyed = {
+        ("source", name) for name in ("manifest", "columns", "audio_dir", "texts", "confined", "remote_identity")
+    }
     assert known - tried == unkeyed
 
 
@@ -541,6 +550,7 @@ def test_paths_and_run_time_sections_never_change_the_key(tmp_path: Path) -> Non
         config_of(tmp_path, text=TEXT, source={"manifest": ["a", "/b"]}),
         config_of(tmp_path, text=TEXT, layout={"rows_per_shard": 3}),
         config_of(tmp_path, text=TEXT, source={"confined": True}),
+        config_of(tmp_path, text=TEXT, source={"keep_columns": []}),
         config_of(tmp_path, text=TEXT, plan={"batch_seconds": 3, "edges_s": [1, 2], "lockstep": 2, "tail": "drop"}),
         config_of(
             tmp_path,

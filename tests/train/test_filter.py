@@ -107,8 +107,11 @@ def test_the_same_samples_come_without_the_cache(corpus: Corpus, tmp_path: Path)
     next(batches)
     online.load_state_dict(cached.state_dict())
     assert [ids for _, ids in batches] == [ids for _, ids in online]
-    with pytest.raises(ConfigError, match=r"'text' at character 1 is no column; .* run: forebay preprocess CONFIG"):
-        make_loader(corpus.config("filter.where=text == 'a'", OFF))
+    texts = "filter.where=text in ('text of a1', 'text of b2')"
+    assert sorted(visited(corpus.config(texts))) == ["a1", "b2"]
+    assert len(visited(corpus.config("filter.where=index < 3"))) == 3
+    with pytest.raises(ConfigError, match=r"'index' at character 1 is no column; .* run: forebay preprocess CONFIG"):
+        make_loader(corpus.config("filter.where=index < 3", OFF))
 
 
 def test_a_sample_that_was_left_out_stands_in_for_none(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The arms of loaders: how fast batches come when nobody does anything with them."""
+"""The arms of loaders: how fast batches come when nothing is done with them but to wait as long as a step takes."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ WORKERS = (2, 8)
 _ROUND_S = 0.4
 """Of one loader, before the next one has its turn: a busy neighbour meets all of them."""
 _UNCACHED_ROWS = 512
+_LONGEST_REST = 3.0
+"""Of the loop between two batches, times what a batch takes: whoever rests longer never waits."""
 
 
 @dataclass(slots=True)
 class _Turn:
-    """What a loader gave while nobody did anything with its batches."""
+    """What a loader gave while nothing was done with its batches."""
 
     batches: list[Timed]
     seconds: float
@@ -45,7 +47,10 @@ def cached(bench: Bench, seconds: float) -> Rates:
     fit, skipped = _fit(numbers, bench.task.cores, "threads")
     loaders = {number: loader_over(bench, bench.cached, bench.planned, num_threads=number) for number in fit}
     return Rates(
-        rates=_in_turns({n: _loader_round(loader) for n, loader in loaders.items()}, seconds, own=own), skipped=skipped
+        rates=_in_turns(
+            {n: _loader_round(loader, pace_s=bench.pace_s) for n, loader in loaders.items()}, seconds, own=own
+        ),
+        skipped=skipped,
     )
 
 
@@ -57,7 +62,10 @@ def uncached(bench: Bench, seconds: float) -> Rates:
     fit, skipped = _fit(numbers, bench.task.cores, "threads")
     loaders = {number: loader_over(bench, source, planned, num_threads=number) for number in fit}
     return Rates(
-        rates=_in_turns({n: _loader_round(loader) for n, loader in loaders.items()}, seconds, own=own), skipped=skipped
+        rates=_in_turns(
+            {n: _loader_round(loader, pace_s=bench.pace_s) for n, loader in loaders.items()}, seconds, own=own
+        ),
+        skipped=skipped,
     )
 
 
@@ -120,16 +128,21 @@ def _uncached(bench: Bench) -> tuple[SampleSource, Planned]:
     """Returns the first rows of the raw data as a source, and a plan of small batches over them."""
     bench.manifest  # noqa: B018  raises Skip where there is no raw data
     limit = min(_UNCACHED_ROWS, bench.task.limit or _UNCACHED_ROWS)
-    config = dataclasses.replace(bench.limited(limit), plan=small(bench.config.plan))
     if bench.on_the_fly is None:
-        bench.on_the_fly = uncached_source(config)
+        bench.on_the_fly = uncached_source(bench.limited(limit))
+    longest = int(bench.on_the_fly.lengths["num_tokens"].max(initial=1))
+    config = dataclasses.replace(bench.limited(limit), plan=small(bench.config.plan, longest=longest))
     return bench.on_the_fly, plan_of(config, bench.on_the_fly, keep=False)
 
 
-def small(settings: PlanConfig | None) -> PlanConfig:
-    """Returns settings of batches that are quickly made: what counts is what a frame takes."""
+def small(settings: PlanConfig | None, *, longest: int) -> PlanConfig:
+    """Returns settings of batches that are quickly made: what counts is what a sample takes, and a frame.
+
+    longest: tokens of a sample, which a pack has to hold.
+    """
     if isinstance(settings, PackConfig):
-        return dataclasses.replace(settings, buffer_size=0, overlong="drop")
+        shorter = min(settings.seq_len, max(settings.seq_len // 8, longest))
+        return dataclasses.replace(settings, seq_len=shorter, buffer_size=0, overlong="drop")
     if isinstance(settings, WindowConfig):
         return dataclasses.replace(settings, batch_seconds=None, batch_size=4, lockstep=1)
     if isinstance(settings, BucketConfig):
@@ -148,11 +161,14 @@ def small(settings: PlanConfig | None) -> PlanConfig:
 Round = Callable[[float], _Turn]
 
 
-def _loader_round(loader: Loader) -> Round:
+def _loader_round(loader: Loader, *, pace_s: float) -> Round:
     """Returns what runs a loader for some seconds, and goes on at its next call with the batches that come next.
 
     All parts of an epoch are to count: a plan has batches of one bucket in a row.
+    pace_s: sleeps so long for each sample of a batch, as a step would: threads that rest now and then, and those that
+    never do, are not given the same share of a busy machine. It sleeps no more than leaves time to see some batches.
     """
+    hands = max(loader.settings.num_threads, 1)
 
     def run(seconds: float) -> _Turn:
         batches: list[Timed] = []
@@ -164,6 +180,9 @@ def _loader_round(loader: Loader) -> Round:
                 samples, frames, filled_s = (new - old for new, old in zip(after, before, strict=True))
                 batches.append(Timed(int(samples), int(frames), filled_s))
                 before = after
+                if pace_s:
+                    mean_s = sum(batch.seconds for batch in batches) / len(batches) / hands
+                    time.sleep(min(pace_s * samples, _LONGEST_REST * mean_s))
                 if (now := time.perf_counter()) - began > seconds:
                     break
         loader.load_state_dict(loader.state_dict())
@@ -178,8 +197,9 @@ def _totals(loader: Loader) -> tuple[float, float, float]:
 
 
 def _in_turns(rounds: dict[int, Round], seconds: float, *, own: int) -> dict[int, Rate]:
-    """Returns the rates of several loaders that take turns. own: has twice as many turns as the others."""
-    turns = [*rounds, *([own] if own in rounds else [])]
+    """Returns the rates of several loaders that take turns. own: the config's, which has every second turn."""
+    others = [number for number in rounds if number != own]
+    turns = [number for other in others for number in (own, other)] if own in rounds and others else [*rounds]
     each_s = max(min(_ROUND_S, seconds / (2 * max(len(turns), 1))), 0.05)
     found: dict[int, list[_Turn]] = {number: [] for number in rounds}
     for run in rounds.values():

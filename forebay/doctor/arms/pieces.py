@@ -23,7 +23,7 @@ from forebay.train.collate.patches import PatchBatch, moved
 CACHED_READ, COLLATE, COPY = "cached read", "collate", "copy to device"
 
 _COLD_READS = 32
-_BATCHES = 64
+_BATCHES, _WARM = 64, 16
 
 
 def pieces(bench: Bench, seconds: float) -> Pieces:
@@ -33,14 +33,16 @@ def pieces(bench: Bench, seconds: float) -> Pieces:
     order = bench.planned.plan.order(bench.config.loader.seed, 0)
     batches = [batch.tolist() for batch in order.batches(range(min(len(order), _BATCHES)))]
     read_ms, collate_ms, copy_ms = [], [], []
-    count, ends = 0, time.perf_counter() + seconds
+    count, began = 0, time.perf_counter()
+    warm, ends = min(len(batches), _WARM), began + seconds
     copy = _copying()
     for number in range(10**9):
         indices = batches[number % len(batches)]
         part = source.part(indices[0]) if isinstance(source, SourceUnion) else 0
         samples, read_s = _timed(lambda: [source.read(index) for index in indices])  # noqa: B023  called here
         batch, collate_s = _timed(lambda: makers_[part].collate(samples, allocate=fresh))  # noqa: B023  likewise
-        if number >= len(batches) or number >= _BATCHES // 4:  # the first ones check their bytes and load libraries
+        # The first ones check their bytes and load libraries.
+        if number >= warm or (number and time.perf_counter() > began + seconds / 4):
             read_ms.append(1e3 * read_s / len(indices))
             collate_ms.append(1e3 * collate_s / len(indices))
             if copy is not None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
-from forebay.doctor.arms import codecs, loaders, pieces, plans, raw, step
+from forebay.doctor.arms import codecs, loaders, pieces, plans, raw
 from forebay.doctor.bench import Bench
+
+
+def _step(bench: Bench, seconds: float) -> Any:
+    # transformers and accelerate take seconds to import, and a step that is given needs neither.
+    return pkgutil.resolve_name("forebay.doctor.arms.step:step")(bench, seconds)
+
 
 ARMS: dict[str, Callable[[Bench, float], Any]] = {
     "find": raw.find,
@@ -19,5 +26,5 @@ ARMS: dict[str, Callable[[Bench, float], Any]] = {
     "uncached loader": loaders.uncached,
     "uncached DataLoader": loaders.workers,
     "codecs": codecs.codecs,
-    "step": step.step,
+    "step": _step,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 from collections import Counter
 from collections.abc import Sequence
@@ -12,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from forebay.errors import ConfigError
+from forebay.extras import install_line
 from forebay.init.choose import Choice, Chooser
 from forebay.init.columns import columns_named, languages_of
 from forebay.init.conversation import USED, texts_of_row
 from forebay.init.found import Found, Reading, counted
 from forebay.init.media import Pictures, Sounds, pictures_in, sounds_in
-from forebay.init.readings.tables import conversation_columns, pick, speech_columns, split_of, unlike_usual
+from forebay.init.readings.splits import split_of
+from forebay.init.readings.tables import conversation_columns, pick, speech_columns, unlike_usual
 from forebay.init.table import Table, read_table
 from forebay.init.tree import spread
 from forebay.preprocess.sources.hf_file import HfFile
@@ -100,6 +103,8 @@ def _found(
     found = found or _media(table, chooser)
     found.manifests = manifests
     found.count, found.is_exact = _rows(files)
+    if importlib.util.find_spec("datasets") is None:
+        found.notes.append(f"Reading it needs the datasets library: {install_line('hf')}.")
     if split is not None:
         found.source["split"] = split
         rest = [each for each in splits if each != split]
@@ -167,7 +172,7 @@ def _vision(table: Table, names: list[str], chooser: Chooser) -> Found:
     image = _named(table, "image", names, chooser)
     columns = conversation_columns(table, image, chooser)
     same = {"conversations": "messages"}
-    words = {role: name for role, name in columns.items() if role != "image" and name}
+    words = {role: name for role, name in columns.items() if role not in ("image", "id") and name}
     texts = [texts_of_row(row, **words) for row in table.rows]
     return Found(
         kind="hf",

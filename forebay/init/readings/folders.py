@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.init.choose import Choice, Chooser
 from forebay.init.columns import is_language
 from forebay.init.found import Found, Reading, counted
 from forebay.init.media import sounds_of
-from forebay.init.tree import TRANSCRIPTS, Tree, spread
+from forebay.init.readings.splits import split_of
+from forebay.init.tree import TRANSCRIPTS, Tree, extension_of, spread
 
 _TRANS = ".trans.txt"
 _BESIDE = 0.5
@@ -20,31 +22,70 @@ _TEXTS = 50
 
 def folder_readings(tree: Tree) -> list[Reading]:
     """Returns the readings of a tree as recordings with files beside them."""
-    audio = tree.audio
-    if not audio:
-        return []
     if _is_ljspeech(tree):
-        return [Reading(kind="ljspeech", label=_lj_label(audio), score=85, settle=lambda _: _ljspeech(tree))]
-    beside = _transcripts(tree, audio)
+        return [Reading(kind="ljspeech", label=_lj_label(tree.audio), score=85, settle=lambda _: _ljspeech(tree))]
+    own = _own(tree)
+    if not own.audio:
+        return []
+    audio, beside = counted(len(own.audio), "recordings"), _transcripts(tree, own.audio)
     trans = [name for name in tree.by_extension.get(".txt", []) if name.endswith(_TRANS)]
     if trans:
-        label, score = f"{counted(len(audio), 'recordings')}, texts in {counted(len(trans), 'files')} *{_TRANS}", 75.0
-    elif len(beside) >= _BESIDE * len(audio):
-        label, score = f"{counted(len(audio), 'recordings')}, {counted(len(beside), 'texts')} beside them", 70.0
+        label, score = f"{audio}, texts in {counted(len(trans), 'files')} *{_TRANS}", 75.0
+    elif len(beside) >= _BESIDE * len(own.audio):
+        label, score = f"{audio}, {counted(len(beside), 'texts')} beside them", 70.0
     else:
-        label, score = f"{counted(len(audio), 'recordings')} without texts", 20.0
+        label, score = f"{audio} without texts", 20.0
     texts = _librispeech_texts(tree, trans) if trans else beside
 
     def settle(chooser: Chooser) -> Found:
-        return _folder(tree, texts, is_trans=bool(trans), chooser=chooser)
+        return _folder(tree, own, texts, is_trans=bool(trans), chooser=chooser)
 
     return [Reading(kind="folder", label=label, score=score, settle=settle)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """The recordings that are read: those below `folders`, which are relative to the root. others: of other splits.
+
+    counts: how many recordings lie in each folder.
+    """
+
+    audio: list[str]
+    counts: Counter[str]
+    folders: list[str]
+    others: list[str]
+
+
+def _own(tree: Tree) -> _Own:
+    """Returns the recordings of the train split where the first folders are called after splits, else all."""
+    audio = tree.audio
+    counts = Counter(name.rpartition("/")[0] for name in audio)
+    first = {_first(folder, _above(counts)) for folder in counts}
+    splits = {folder: split_of(folder.rpartition("/")[2]) for folder in first}
+    own = sorted(folder for folder, split in splits.items() if split == "train")
+    if not own or set(splits.values()) == {"train"}:
+        return _Own(audio, counts, [""], [])
+    kept = Counter({folder: count for folder, count in counts.items() if _first(folder, _above(counts)) in own})
+    rest = sorted(folder for folder in splits if folder not in own)
+    return _Own([name for name in audio if name.rpartition("/")[0] in kept], kept, own, rest)
+
+
+def _above(counts: Counter[str]) -> str:
+    """Returns the deepest folder that all recordings lie below."""
+    return os.path.commonpath(list(counts)) if counts else ""
+
+
+def _first(folder: str, above: str) -> str:
+    """Returns the first folder on the way to a folder from one above it; that one where there is none."""
+    rest = folder[len(above) + 1 :] if above else folder
+    return os.path.join(above, rest.partition("/")[0]) if rest else above
+
+
 def _transcripts(tree: Tree, audio: list[str]) -> list[str]:
     """Returns the names of transcripts that stand beside a recording of their name."""
-    stems = {os.path.splitext(name)[0] for name in audio}
-    return [name for name in tree.names(TRANSCRIPTS) if os.path.splitext(name)[0] in stems]
+    names = tree.names(TRANSCRIPTS)
+    stems = {name.rpartition(".")[0] for name in audio} if names else set()
+    return [name for name in names if name.rpartition(".")[0] in stems]
 
 
 def _is_ljspeech(tree: Tree) -> bool:
@@ -74,45 +115,60 @@ def _ljspeech(tree: Tree) -> Found:
     )
 
 
-def _folder(tree: Tree, texts: list[str], *, is_trans: bool, chooser: Chooser) -> Found:
+def _folder(tree: Tree, own: _Own, texts: list[str], *, is_trans: bool, chooser: Chooser) -> Found:
     """Returns what is found of recordings. texts: names of transcripts beside them, or under `is_trans` some texts."""
-    audio = tree.audio
-    languages, level = _languages(audio)
-    source: dict[str, object] = {}
-    if level is not None:
-        choices = [
-            Choice(f"the folders' names are languages ({', '.join(sorted(languages)[:5])})", "true", answer=True),
-            Choice("the folders' names are no languages", "false", answer=False),
-        ]
-        is_sure = all(map(is_language, languages)) and len(languages) > 1
-        option = "languages-from-folders"
-        if option in chooser.given or not is_sure:
-            is_sure = chooser.one("are the folders named after languages", choices, option=option)
-        if is_sure:
-            source["languages_from_folders"] = True
+    audio = own.audio
+    folders, languages = _languages(own)
+    by_folder = _from_folders(languages, chooser)
+    notes = [f"Other splits are left out: {', '.join(own.others)}."] if own.others else []
     return Found(
         kind="folder",
         modality="speech",
-        manifests=(tree.root,),
-        source=source,
+        manifests=tuple(tree.path(folder) for folder in (folders if by_folder else own.folders)),
+        source={"languages_from_folders": True} if by_folder else {},
         noun=_noun(audio),
         count=len(audio),
         is_exact=tree.is_whole,
         sounds=sounds_of([tree.path(name) for name in spread(audio)]),
         texts=texts if is_trans else [_head(tree.path(name)).strip() for name in spread(texts, _TEXTS)],
-        languages=languages if source else Counter(),
-        notes=_missing_texts(len(audio), len(texts)) if not is_trans else [],
+        languages=languages if by_folder else Counter(),
+        notes=[*notes, *(_missing_texts(len(audio), len(texts)) if not is_trans else [])],
         has_text=bool(texts),
     )
 
 
-def _languages(audio: list[str]) -> tuple[Counter[str], int | None]:
-    """Returns how many recordings lie in each folder of a language, and how deep these folders lie; None: nowhere."""
-    folders = [name.split("/")[:-1] for name in audio]
-    parents = Counter(parts[-1] for parts in folders if parts)
-    if parents and len(folders) == parents.total() and all(map(is_language, parents)):
-        return parents, -1
-    return Counter(), None
+def _from_folders(languages: Counter[str], chooser: Chooser) -> bool:
+    """Returns whether recordings are of the languages that their folders are named after."""
+    option, several = "languages-from-folders", len(languages) > 1
+    if option not in chooser.given and (several or not languages):
+        return several
+    named = ", ".join(sorted(languages)[:5]) or "their folders' names"
+    choices = [
+        Choice(f"the languages of the recordings are {named}", "true", answer=True),
+        Choice("the folders' names are no languages", "false", answer=False),
+    ]
+    return chooser.one("are the folders named after languages", choices, option=option)
+
+
+def _languages(own: _Own) -> tuple[list[str], Counter[str]]:
+    """Returns folders right below which all folders are named after languages, and how many recordings each has.
+
+    Nothing is counted where there are no such folders; the folders are then those of the recordings.
+    """
+    above = [_above(own.counts)] if len(own.folders) == 1 else []
+    for folders in (own.folders, above, [os.path.dirname(folder) for folder in above]):
+        counts: Counter[str] = Counter()
+        for folder, count in own.counts.items():
+            counts[_below(folder, folders)] += count
+        if folders and all(map(is_language, counts)):
+            return folders, counts
+    return own.folders, Counter()
+
+
+def _below(folder: str, folders: list[str]) -> str:
+    """Returns the first folder on the way to a folder from the one of `folders` above it; empty where there is none."""
+    above = next((each for each in folders if not each or folder.startswith(f"{each}/")), None)
+    return "" if above is None else folder[len(above) + 1 if above else 0 :].partition("/")[0]
 
 
 def _missing_texts(count: int, found: int) -> list[str]:
@@ -130,7 +186,7 @@ def _librispeech_texts(tree: Tree, trans: list[str]) -> list[str]:
 
 
 def _noun(audio: list[str]) -> str:
-    kinds = Counter(os.path.splitext(name)[1].lower()[1:] for name in audio)
+    kinds = Counter(extension_of(name)[1:] for name in audio)
     return f"{kinds.most_common(1)[0][0]} files" if len(kinds) == 1 else "recordings"
 
 

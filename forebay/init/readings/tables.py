@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import re
+import os
+import shlex
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from forebay.config.data import RECORDINGS
 from forebay.errors import ConfigError
 from forebay.init.choose import Choice, Chooser
 from forebay.init.columns import (
@@ -19,22 +21,18 @@ from forebay.init.columns import (
     image_columns,
     language_columns,
     languages_of,
+    name_columns,
     text_columns,
     written_paths,
 )
 from forebay.init.conversation import USED, images_of_row, texts_of_row
 from forebay.init.found import Found, Reading, counted
 from forebay.init.media import pictures_of, sounds_of
+from forebay.init.readings.splits import split_of
 from forebay.init.readings.tars import list_reading, manifest_reading
 from forebay.init.table import Table, read_table
-from forebay.init.tree import AUDIO_DIRS, MAX_TABLES, Tree, spread, walk
+from forebay.init.tree import AUDIO_DIRS, MAX_TABLES, Tree, extension_of, spread, walk
 from forebay.preprocess.sources.vision.canonical import IMAGES
-
-_SPLITS = {
-    "train": re.compile(r"(^|[^a-z])(train|training)([^a-z]|$)"),
-    "dev": re.compile(r"(^|[^a-z])(dev|valid|validation|val)([^a-z]|$)"),
-    "test": re.compile(r"(^|[^a-z])(test|eval|evaluation)([^a-z]|$)"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +58,22 @@ def table_readings(paths: Sequence[Path], tree: Tree | None, problems: list[str]
     found: list[Reading] = []
     for tables in _grouped(paths, problems):
         reading = _reading(tables, tree)
-        if reading is None:
+        if reading is None and (without := _without_header(tables.first)) is not None:
+            problems.append(without)
+        elif reading is None:
             names = ", ".join(tables.first.names[:12])
             problems.append(f"{tables.label} has columns {names}; none holds paths of recordings or images, or texts")
         else:
             found.append(reading)
     return found
+
+
+def _without_header(table: Table) -> str | None:
+    """Returns what to do where the first line of a table is a row and no header, None where it is a header."""
+    row = next((name for name in table.names if extension_of(name) in RECORDINGS), None)
+    if row is None or table.form == "data":
+        return None
+    return f"{table.path.name} begins with {row!r:.60} instead of a header line; add one, for example path,text"
 
 
 def _grouped(paths: Sequence[Path], problems: list[str]) -> list[Tables]:
@@ -90,17 +98,14 @@ def _without_other_splits(group: list[Table]) -> Tables:
     return Tables(paths=tuple(table.path for table in own), first=own[0], others=others)
 
 
-def split_of(stem: str) -> str:
-    """Returns which split the name of a file says: `train`, `dev`, `test`, or an empty text for none of them."""
-    return next((split for split, pattern in _SPLITS.items() if pattern.search(stem.lower())), "")
-
-
 def _reading(tables: Tables, tree: Tree | None) -> Reading | None:
     table = tables.first
     if (manifest := manifest_reading(table)) is not None:
         return manifest
     if table.path.suffix.lower() == ".tsv" and (listed := list_reading(table.path)) is not None:
         return listed
+    if _without_header(table) is not None:
+        return None
     folders = _folders(table, tree)
     rows = counted(table.num_rows, "rows", is_exact=table.is_exact)
     if audio := audio_columns(table, folders):
@@ -112,11 +117,20 @@ def _reading(tables: Tables, tree: Tree | None) -> Reading | None:
             settle=lambda chooser: _speech(tables, audio, chooser),
             name=table.path.name,
         )
+    if tree is not None and (named := name_columns(table, tree.audio)):
+        label = f"{tables.label}: {rows}, recordings by their names in column {named[0].name}"
+        return Reading(
+            kind="folder",
+            label=label,
+            score=78,
+            settle=lambda chooser: _named_speech(tables, tree, named, chooser),
+            name=table.path.name,
+        )
     images = image_columns(table, folders)
     if images or _named_in_messages(table):
         label = f"{tables.label}: {rows} of images and text"
         return Reading(
-            kind="jsonl" if table.form == "jsonl" else "table",
+            kind="table",
             label=label,
             score=80,
             settle=lambda chooser: _vision(tables, images, chooser),
@@ -248,6 +262,31 @@ def _speech(tables: Tables, audio: Sequence[Candidate], chooser: Chooser) -> Fou
     return found
 
 
+def _named_speech(tables: Tables, tree: Tree, named: Sequence[Candidate], chooser: Chooser) -> Found:
+    """Returns what is found of recordings that a table names without their extensions."""
+    table, audio = tables.first, tree.audio
+    name = pick(table, "audio", named, chooser, may_lack=False) or ""
+    columns = {**speech_columns(table, name, chooser), "duration": None}
+    text = columns["text"]
+    folder = os.path.commonpath([os.path.dirname(each) for each in audio]) if audio else ""
+    return Found(
+        kind="folder",
+        modality="speech",
+        manifests=(tree.path(folder),),
+        source={"texts": table.path},
+        columns=unlike_usual(**columns),
+        noun="recordings",
+        count=len(audio),
+        is_exact=tree.is_whole,
+        sounds=sounds_of([tree.path(each) for each in spread(audio)]),
+        texts=[value for value in table.values(text) if isinstance(value, str)] if text else [],
+        languages=languages_of(table, columns["language"]),
+        others=_others(table, columns),
+        notes=_splits_note(replace(tables, others=(*(path.name for path in tables.paths[1:]), *tables.others))),
+        has_text=text is not None,
+    )
+
+
 def _refuse_defaults_that_are_other(table: Table, found: Found, columns: dict[str, str | None]) -> None:
     """A column named as a role is by default would be read as it, though another was chosen, or none."""
     for role in ("text", "language"):
@@ -269,21 +308,24 @@ def _vision(tables: Tables, images: Sequence[Candidate], chooser: Chooser) -> Fo
     image = pick(table, "image", _of_lines(table, images), chooser) if images else None
     folder = next((each.folder for each in images if each.name == image), None) or table.path.parent
     columns = conversation_columns(table, image, chooser)
-    if table.form != "jsonl" or unlike_usual(**_plain_images(columns)) or folder != table.path.parent:
-        raise ConfigError(_not_lines(table, columns, folder))
-    rows = [row for row in table.rows if texts_of_row(row) is not None]
-    paths = [folder / written for row in table.rows for written in images_of_row(row)]
+    if folder != table.path.parent:
+        raise ConfigError(_elsewhere(table, columns, folder))
+    is_lines = table.form == "jsonl" and not unlike_usual(**_plain_names(columns))
+    words = {role: name for role, name in columns.items() if role not in ("image", "id") and name}
+    rows = [row for row in table.rows if texts_of_row(row, **words) is not None]
+    named = [images_of_row(row, None if is_lines else image) for row in rows]
     return Found(
-        kind="jsonl",
+        kind="jsonl" if is_lines else "table",
         modality="vision",
         manifests=tables.paths,
+        columns={} if is_lines else unlike_usual(**columns),
         noun="conversations",
         count=table.num_rows * len(tables.paths),
         is_exact=table.is_exact and len(tables.paths) == 1,
-        pictures=pictures_of(paths),
-        texts=[texts_of_row(row) or "" for row in rows],
-        images_a_row=[len(images_of_row(row)) for row in rows],
-        others=tuple(name for name in table.names if name not in USED),
+        pictures=pictures_of([folder / written for names in named for written in names]),
+        texts=[texts_of_row(row, **words) or "" for row in rows],
+        images_a_row=[len(names) for names in named],
+        others=tuple(n for n in table.names if n not in {*USED, *columns.values()} and table.values(n)),
         notes=_splits_note(tables),
     )
 
@@ -295,32 +337,50 @@ def _of_lines(table: Table, images: Sequence[Candidate]) -> Sequence[Candidate]:
     return usual[:1] if table.form == "jsonl" and usual and both else images
 
 
-def _plain_images(columns: dict[str, str | None]) -> dict[str, str | None]:
-    """Returns the columns with `images` and `conversations` under the names that are the same to forebay."""
+def _plain_names(columns: dict[str, str | None]) -> dict[str, str | None]:
+    """Returns the columns with `images` and `conversations` under the names that are the same in JSON lines."""
     same = {"images": "image", "conversations": "messages"}
     return {role: same.get(name or "", name) for role, name in columns.items()}
 
 
-def _not_lines(table: Table, columns: dict[str, str | None], folder: Path) -> str:
-    named = ", ".join(f"{role} in {name!r}" for role, name in columns.items() if name)
-    form = table.path.suffix[1:].upper()
+def _elsewhere(table: Table, columns: dict[str, str | None], folder: Path) -> str:
+    """Returns what to do with a table whose images are not relative to it: the command that writes lines that are."""
+    own, lines = table.path.parent, table.path.with_name(f"{table.path.stem}.forebay.jsonl")
+    below = f"{os.path.relpath(folder, own)}/"
+    fields = [f"{role!r}: row[{name!r}]" for role, name in columns.items() if name and role != "image"]
+    fields.insert(0, f"'image': {below!r} + row[{columns['image']!r}]")
+    rows = "map(json.loads, sys.stdin)" if table.form == "jsonl" else _csv_rows(table)
+    code = f"import csv, json, sys; [print(json.dumps({{{', '.join(fields)}}})) for row in {rows}]"
+    advice = f"python -c {shlex.quote(code)} < {shlex.quote(str(table.path))} > {shlex.quote(str(lines))}"
+    if table.form == "data":
+        advice = f"write them to {lines}, a JSON object a line"
     return (
-        f"{table.path}: images and conversations are read from JSON lines of id, image, question, answer (or "
-        f"messages), with images relative to that file; this is {form} with {named}, images in {folder}; "
-        "write its rows as such lines beside the images and run forebay init on them"
+        f"{table.path}: its images lie in {folder}, and names of images are relative to the table; move the table "
+        f"there, or write JSON lines with the folder in each name, and run forebay init on these:\n  {advice}"
     )
+
+
+def _csv_rows(table: Table) -> str:
+    return f"csv.DictReader(sys.stdin{'' if table.delimiter == ',' else f', delimiter={table.delimiter!r}'})"
 
 
 def conversation_columns(table: Table, image: str | None, chooser: Chooser) -> dict[str, str | None]:
     """Returns the columns of question and answer, or of messages, beside a column of images."""
     messages = columns_named(table, "messages", taken=(image or "",))
     if messages or "column messages" in chooser.given:
-        return {"image": image, "messages": pick(table, "messages", messages[:1], chooser)}
+        named = pick(table, "messages", messages[:1], chooser)
+        return {"image": image, "messages": named, "id": _id_beside(table, (image, named), chooser)}
     questions = columns_named(table, "question", taken=(image or "",))
     question = pick(table, "question", questions[:1] or _prose(table, (image,)), chooser, may_lack=False)
     answers = columns_named(table, "answer", taken=(image or "", question or ""))
     answer = pick(table, "answer", answers[:1] or _prose(table, (image, question)), chooser, may_lack=False)
-    return {"image": image, "question": question, "answer": answer}
+    found = _id_beside(table, (image, question, answer), chooser)
+    return {"image": image, "question": question, "answer": answer, "id": found}
+
+
+def _id_beside(table: Table, taken: tuple[str | None, ...], chooser: Chooser) -> str | None:
+    candidates = id_columns(table, taken=[name for name in taken if name])
+    return _only(candidates, "id", table, chooser, is_open=False)
 
 
 def _prose(table: Table, taken: tuple[str | None, ...]) -> list[Candidate]:
@@ -343,7 +403,7 @@ def _texts(tables: Tables) -> Found:
 
 def _others(table: Table, columns: dict[str, str | None]) -> tuple[str, ...]:
     taken = {*columns.values(), "prompt", "sample_id", "id", "duration", "duration_s"}
-    return tuple(name for name in table.names if name not in taken)
+    return tuple(name for name in table.names if name not in taken and table.values(name))
 
 
 def _splits_note(tables: Tables) -> list[str]:

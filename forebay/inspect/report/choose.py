@@ -15,6 +15,7 @@ from forebay.errors import CacheError, ConfigError
 from forebay.inspect.report.columns import Columns
 from forebay.inspect.report.doubts import OUT_OF_RANGE
 from forebay.store.layout import Array
+from forebay.store.sample_ids import read_ids
 
 SHOWN = 24
 """Samples with sound and pictures in a page."""
@@ -164,11 +165,8 @@ def by_ids(columns: Columns, text: str) -> list[Chosen]:
 def _named(text: str) -> Iterable[str]:
     if not os.path.isfile(text):  # also of a list that is too long for a path
         return [name for part in text.split(",") if (name := part.strip())]
-    try:
-        lines = Path(text).read_bytes().decode("utf-8").split("\n")
-    except (OSError, ValueError) as err:
-        raise ConfigError(f"--ids {text}: cannot be read as UTF-8 text: {err}; name a file with an id a line") from err
-    return [name for line in lines if (name := line.removesuffix("\r")).strip()]
+    found: list[str] = read_ids(Path(text), setting="--ids").to_pylist()
+    return found
 
 
 def _places(ids: pa.ChunkedArray, wanted: list[str]) -> Mapping[str, int]:

@@ -16,6 +16,7 @@ from forebay.inspect.report.overview import Choice, Overview, overview_of
 from forebay.inspect.report.serve.server import Server
 from forebay.inspect.report.write import write_report
 from forebay.plan.disk import is_plan
+from forebay.progress import during
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.lookup import find_cache, require
@@ -37,6 +38,7 @@ class ReportOptions:
     port: int = 0
     choice: Choice = field(default_factory=Choice)
     as_json: bool = False
+    progress: bool = False
     cache_root: str | None = None
     remote: RemoteConfig = field(default_factory=RemoteConfig)
 
@@ -61,15 +63,16 @@ def report(target: str | Path | Config, options: ReportOptions) -> int:
     settings = options.remote if config is None else config.remote
     roots = [stand_in(root, settings) for root in dict.fromkeys([above, *([named] if named else [])])]
     with foreign_values(cache.folder):
-        overview = overview_of(cache, config, choice=options.choice, roots=roots)
+        with during("the columns of the cache", is_shown=options.progress):
+            overview = overview_of(cache, config, choice=options.choice, roots=roots)
         if options.html is not None:
-            return _written(overview, options.html, as_json=options.as_json)
+            return _written(overview, options.html, options)
         return _served(overview, port=options.port, as_json=options.as_json)
 
 
-def _written(overview: Overview, path: Path, *, as_json: bool) -> int:
-    size_bytes = write_report(overview, path)
-    if as_json:
+def _written(overview: Overview, path: Path, options: ReportOptions) -> int:
+    size_bytes = write_report(overview, path, progress=options.progress)
+    if options.as_json:
         print_json({"written": [str(path)], "size_bytes": size_bytes, "samples": [c.index for c in overview.chosen]})
     else:
         print_lines([f"wrote {path} ({human_bytes(size_bytes)}, {len(overview.chosen)} samples to see and hear)"])

@@ -21,6 +21,7 @@ from forebay.inspect.report.rows import Rows
 from forebay.inspect.report.words import rejected_ids, sealed_at
 from forebay.inspect.sample import load_tokenizer
 from forebay.store.cache import Cache
+from forebay.store.filter import Filter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,8 @@ class Choice:
 class Overview:
     """All that is known of a cache without reading a sample. rejected: first ids of what was left out, by reason.
 
-    token_note: why tokens are shown as numbers, empty where they are text. how: what `chosen` is.
+    token_note: why tokens are shown as numbers, empty where they are text. how: what `chosen` is. filter_line: what the
+    config's `[filter]` leaves; None: it has none.
     """
 
     facts: Mapping[str, Any]
@@ -52,6 +54,7 @@ class Overview:
     token_note: str
     chosen: Sequence[Chosen]
     how: str
+    filter_line: str | None = None
 
     @cached_property
     def rows(self) -> Rows:
@@ -88,7 +91,14 @@ def overview_of(cache: Cache, config: Config | None, *, choice: Choice, roots: S
         token_note=note,
         chosen=chosen,
         how=how,
+        filter_line=_filter_line(cache, config),
     )
+
+
+def _filter_line(cache: Cache, config: Config | None) -> str | None:
+    if config is None or not config.filter.is_given:
+        return None
+    return str(Filter.of(config.filter).choose(cache, name=cache.place))
 
 
 def _chosen(columns: Columns, doubts: Doubts, plans: Sequence[PlanView], choice: Choice) -> tuple[list[Chosen], str]:

@@ -33,7 +33,9 @@ def plans(overview: Overview) -> Html:
     if not overview.plans:
         text = "None yet: forebay preprocess CONFIG makes the one of its [plan]."
         return tag("section", tag("h2", "Plan"), tag("p", text, class_="about"), id="plan")
-    return tag("section", tag("h2", "Plan"), [_plan(overview, view) for view in overview.plans], id="plan")
+    line = overview.filter_line
+    note = None if line is None else tag("p", f"The config's [filter] leaves {shortened(line, 400)}.", class_="about")
+    return tag("section", tag("h2", "Plan"), note, [_plan(overview, view) for view in overview.plans], id="plan")
 
 
 def _plan(overview: Overview, view: PlanView) -> Html:

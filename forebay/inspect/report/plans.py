@@ -20,8 +20,11 @@ from forebay.plan.disk import read_metadata
 from forebay.plan.make import make_plan, plan_statistics, samples_of
 from forebay.plan.names import plan_key
 from forebay.store.cache import Cache
+from forebay.store.filter import Filter
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array
 from forebay.store.metadata import load_array
+from forebay.store.selection import filtered
+from forebay.store.source import SampleSource
 
 logger = logging.getLogger(__name__)
 
@@ -70,34 +73,64 @@ def views_of(columns: Columns, config: Config | None, *, roots: Sequence[Path]) 
 
     A plan that cannot be read or made is left out with a warning: it must not hide the cache.
     """
-    cache = columns.cache
     settings = None if config is None or config.mixture.is_given else config.plan
-    wanted = None if settings is None else plan_key(cache.key, settings)
-    found = sorted(plans_of(cache.key, roots), key=lambda plan: plan["key"] != wanted)[:_MAX_PLANS]
-    views = [view for plan in found if (view := _kept(columns, plan, is_wanted=plan["key"] == wanted)) is not None]
+    planned = _Planned(columns, config)
+    wanted = None if settings is None else plan_key(planned.source.key, settings)
+    found = plans_of(planned.source.key, roots)
+    found += plans_of(columns.cache.key, roots) if planned.places is not None else []
+    found = sorted(found, key=lambda plan: plan["key"] != wanted)[:_MAX_PLANS]
+    views = [view for plan in found if (view := _kept(planned, plan, is_wanted=plan["key"] == wanted)) is not None]
     if settings is None or any(view.is_wanted for view in views):
         return views
     try:
-        return [_made(columns, settings, key=wanted or ""), *views]
+        return [_made(planned, settings, key=wanted or ""), *views]
     except (PlanError, ConfigError) as err:
         logger.warning("the plan of this config is left out: %s", err)
         return views
 
 
-def _kept(columns: Columns, facts: Mapping[str, Any], *, is_wanted: bool) -> PlanView | None:
+class _Planned:
+    """What a config's plan is over: the samples of a cache, or those that its `[filter]` leaves.
+
+    places: where the samples of `source` stand in the cache; None: they are all of it.
+    """
+
+    def __init__(self, columns: Columns, config: Config | None) -> None:
+        """Raises ConfigError for a filter that does not fit the cache."""
+        self.columns = columns
+        self.source: SampleSource = columns.cache
+        self.places: Array | None = None
+        if config is not None and config.filter.is_given:
+            chosen = filtered(columns.cache, Filter.of(config.filter))
+            self.source, self.places = chosen, chosen.places
+
+    def in_cache(self, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Returns a plan's arrays, its members as samples of the cache; CacheCorruptError where they are none."""
+        members, offsets = arrays.get("members"), arrays.get("offsets")
+        if members is None or offsets is None:
+            return dict(arrays)
+        is_chosen = self.places is not None and self.source.key in facts.get("cache_keys", [self.source.key])
+        count = len(self.source) if is_chosen else len(self.columns)
+        _require_members(str(facts.get("folder", "the plan of this config")), members, offsets, count=count)
+        return {**arrays, "members": self.places[members] if is_chosen and self.places is not None else members}
+
+
+def _kept(planned: _Planned, facts: Mapping[str, Any], *, is_wanted: bool) -> PlanView | None:
     folder = Path(facts["folder"])
     try:
-        entries = read_metadata(folder)["arrays"]
+        metadata = read_metadata(folder)
+        entries = metadata["arrays"]
         names = [name for name in ("members", "offsets", "batch_sizes") if name in entries]
         arrays = {name: load_array(folder, f"{name}.npy", entries[name], verify=True) for name in names}
-        return _view(columns, facts, arrays, is_wanted=is_wanted, is_kept=True)
+        arrays = planned.in_cache({**facts, "cache_keys": metadata["plan"]["cache_keys"]}, arrays)
+        return _view(planned.columns, facts, arrays, is_wanted=is_wanted, is_kept=True)
     except (CacheError, OSError) as err:
         logger.warning("leaving out a plan: %s", err)
         return None
 
 
-def _made(columns: Columns, settings: PlanConfig, *, key: str) -> PlanView:
-    samples = samples_of(columns.cache)
+def _made(planned: _Planned, settings: PlanConfig, *, key: str) -> PlanView:
+    samples = samples_of(planned.source)
     plan = make_plan(samples, settings)
     statistics = plan_statistics(plan, samples)
     share = "fill" if settings.kind == "pack" else "padding"
@@ -109,17 +142,16 @@ def _made(columns: Columns, settings: PlanConfig, *, key: str) -> PlanView:
         share: statistics[share],
         **{name: count for name, count in plan.counts().items() if name in ("num_packs", "num_batches")},
     }
-    return _view(columns, facts, plan.arrays(), is_wanted=True, is_kept=False)
+    arrays = planned.in_cache(facts, plan.arrays())
+    return _view(planned.columns, facts, arrays, is_wanted=True, is_kept=False)
 
 
 def _view(
     columns: Columns, facts: Mapping[str, Any], arrays: Mapping[str, Array], *, is_wanted: bool, is_kept: bool
 ) -> PlanView:
-    name = facts.get("folder", "the plan of this config")
     members, offsets = arrays.get("members"), arrays.get("offsets")
     if members is None or offsets is None:
         return PlanView(facts=facts, is_wanted=is_wanted, is_kept=is_kept)
-    _require_members(str(name), members, offsets, count=len(columns))
     if facts["kind"] == "pack":
         room = int(facts["settings"].get("seq_len") or _room(facts, members, offsets, columns))
         drawn, fills = _packs(columns, members, offsets, room=room)

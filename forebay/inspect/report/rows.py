@@ -137,7 +137,7 @@ def _texts(column: pa.ChunkedArray, where: Array, *, limit: int) -> list[str]:
 def _rank(column: pa.ChunkedArray) -> Array:
     """Returns float64: the values of numbers, the place of each text among all texts; NaN for null."""
     if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
-        return np.asarray(column.cast(pa.float64()).to_numpy(), np.float64)
+        return np.asarray(column.cast(pa.float64(), safe=False).to_numpy(), np.float64)
     encoded = column.dictionary_encode().combine_chunks()
     order = pc.sort_indices(encoded.dictionary).to_numpy()
     places = np.empty(len(order), np.float64)

@@ -25,6 +25,7 @@ _WAYS = (
 )
 """Formats and the seconds of a clip that are kept, the best first."""
 
+_MAX_BYTES = (1 << 32) - 1 - 36
 _TYPES = {"FLAC": "audio/flac", "MP3": "audio/mpeg"}
 
 
@@ -80,7 +81,8 @@ def _clip(waveform: Array, rate_hz: int, *, kind: str, most_s: float) -> Clip | 
 def wav_head(waveform: Array, rate_hz: int) -> bytes:
     """Returns what stands before the values of a mono waveform, int16 or float32, in a WAV file."""
     is_float = waveform.dtype != np.int16
-    width, size = waveform.dtype.itemsize, waveform.nbytes
+    # Of more than 4 GiB a WAV cannot say how much it is, and players read on.
+    width, size = waveform.dtype.itemsize, min(waveform.nbytes, _MAX_BYTES)
     about = struct.pack("<HHIIHH", 3 if is_float else 1, 1, rate_hz, rate_hz * width, width, 8 * width)
     return b"".join(
         [

@@ -15,6 +15,7 @@ from forebay.inspect.report.markup import Child, Html, joined, page, tag
 from forebay.inspect.report.overview import Overview
 from forebay.inspect.report.plan_page import plans
 from forebay.inspect.report.rows import MAX_ROWS
+from forebay.progress import Progress
 from forebay.store.files import write_bytes
 
 MAX_BYTES = 10_000_000
@@ -42,9 +43,13 @@ _TRIED = (
 """In turn, until the file is small enough; texts, ids and lists have bounds of their own."""
 
 
-def write_report(overview: Overview, path: Path) -> int:
+def write_report(overview: Overview, path: Path, *, progress: bool = False) -> int:
     """Makes `path` the report on a cache, whole or not at all; returns its bytes, never more than 10,000,000."""
-    readings = [overview.reader.read(chosen) for chosen in overview.chosen]
+    readings = []
+    with Progress(len(overview.chosen), desc="samples", unit="sample", is_shown=progress, leave=False) as shown:
+        for chosen in overview.chosen:
+            readings.append(overview.reader.read(chosen))
+            shown.update(1)
     data = b""
     for bounds in _TRIED:
         cards = embedded(readings[: bounds.cards], rate_hz=overview.rate_hz, budget=bounds.media)

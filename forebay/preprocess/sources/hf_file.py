@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from forebay.config.data import SourceColumns, SourceConfig
 from forebay.errors import DecodeError, ManifestError, MissingExtraError
 from forebay.extras import install_line
+from forebay.preprocess.sources.kept import part_of
 from forebay.store.layout import Array
 from forebay.store.remote.raw.sources import at_hand, exists
 from forebay.store.source_files import SourceFile
@@ -28,6 +29,7 @@ DEFAULTS = SourceColumns()
 
 _PLACE_BITS = 40
 _MATRIX = 2
+_ARROW_FILE = b"ARROW1"
 _SLICE_BYTES = 32 * 1024 * 1024
 _BUFFER_BYTES = 1024 * 1024
 
@@ -70,8 +72,7 @@ class HfFile:
                 self.schema = self._parquet.schema_arrow
             else:
                 with pa.memory_map(str(self._local)) as file:
-                    reader = pa.ipc.open_stream(file)
-                    self.schema, self._parts = reader.schema, list(reader)
+                    self.schema, self._parts = _batches(file)
                 counts = [len(part) for part in self._parts]
         except (OSError, UnicodeDecodeError, pa.ArrowException) as err:  # UnicodeDecodeError: of a damaged column name
             raise ManifestError(
@@ -97,6 +98,10 @@ class HfFile:
             arrays.append(pc.struct_field(table[top], child) if child else table[top])
             labels.append(child or top)
         return pa.table(dict(zip(labels, arrays, strict=True)))
+
+    def part(self, name: str) -> pa.ChunkedArray:
+        """Returns a column as it may be kept, see `kept.part_of`."""
+        return part_of(self.columns([name])[name], name, where=str(self.path))
 
     def has_values(self, name: str) -> Array:
         """Returns bool [rows], whether a column has a value; parquet's statistics answer without reading it, mostly."""
@@ -188,6 +193,27 @@ class HfFile:
         top, _, child = name.partition(".")
         column = pc.struct_field(values[top], child) if child else values[top]
         return np.asarray(pc.is_valid(column).to_numpy())
+
+
+def _batches(file: pa.MemoryMappedFile) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+    """Returns the schema and the batches of arrow's file form or its stream form."""
+    magic = file.read(len(_ARROW_FILE))
+    file.seek(0)
+    if magic == _ARROW_FILE:
+        whole = pa.ipc.open_file(file)
+        return whole.schema, [whole.get_batch(number) for number in range(whole.num_record_batches)]
+    stream = pa.ipc.open_stream(file)
+    return stream.schema, list(stream)
+
+
+def class_names(schema: pa.Schema, column: str) -> list[str] | None:
+    """Returns the names of a ClassLabel's numbers, as the `datasets` library writes them; None for another column."""
+    try:
+        feature = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][column]
+        names = [str(name) for name in feature["names"]]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
+    return names if feature.get("_type") == "ClassLabel" else None
 
 
 def damaged(path: str, err: Exception) -> Exception:

@@ -32,21 +32,25 @@ class NamedFiles:
         self.files = list(manifests)
         self._num_stamped = len(self.files)
         self._numbers = {str(file.path): number for number, file in enumerate(manifests)}
-        self._anchors = [anchor(entry) for entry in source.manifests]
+        self._anchors = [anchor(entry) for entry in source.places]
         self._source = source
 
     def number(self, written: str, *, manifest: SourceFile, folder: Path | None = None) -> int:
         """Returns the number of a file named in a manifest, added to the list where it is new.
 
-        A relative name is relative to `folder`, by default the manifest's. It enters the key relative to the folder of
-        the manifest entry; an absolute one outside of it as it is written.
+        A relative name is relative to `folder`, by default `source.audio_dir`, or else the manifest's. It enters the
+        key relative to the folder of the manifest entry, or to `source.audio_dir`; an absolute one outside of it as it
+        is written.
         Raises ManifestError under `source.confined` for a file that lies outside of that folder.
         """
+        entry, audio_dir = manifest.entry, self._source.audio_dir
+        if audio_dir is not None:
+            entry, folder = len(self._source.manifests), folder or Path(audio_dir)
         path = named_path(written, manifest.path.parent if folder is None else folder, named_in=manifest.path)
         known = self._numbers.get(str(path))
         if known is None:
-            name = self._name(path, written, self._anchors[manifest.entry])
-            file = SourceFile(name, path, manifest.entry, listed=False)
+            name = self._name(path, written, self._anchors[entry])
+            file = SourceFile(name, path, entry, listed=False)
             require_confined([file], self._source, named_in=manifest.path)
             known = self._numbers[str(path)] = len(self.files)
             self.files.append(file)
@@ -104,7 +108,7 @@ def require_confined(files: Iterable[SourceFile], source: SourceConfig, *, named
     named_in: the manifest that names the files. Raises ManifestError for the first one that lies elsewhere.
     """
     for file in files if source.confined else ():
-        entry = source.manifests[file.entry]
+        entry = source.places[file.entry]
         if (real := leads_out(file.path, entry)) is not None:
             raise ManifestError(
                 f"{named_in or f'source.manifest {entry}'} names {str(file.path)!r}, which is {real!r} and not "

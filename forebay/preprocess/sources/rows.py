@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import ManifestError
+from forebay.preprocess.sources.kept import with_kept
 from forebay.store.source_files import SourceFile
 from forebay.visible import printable
 
@@ -36,7 +37,10 @@ ROW_SCHEMA = pa.schema(
         pa.field("text", pa.large_string()),
     ]
 )
-"""Columns of `Manifest.rows`; strings have 64-bit offsets, so that 75 million rows fit one chunk."""
+"""Columns of `Manifest.rows`; those of `source.keep_columns` stand behind them, see `kept`.
+
+Strings have 64-bit offsets, so that 75 million rows fit one chunk.
+"""
 
 REJECTED_SCHEMA = pa.schema(
     [
@@ -122,11 +126,11 @@ class Manifest:
         return counts
 
 
-def row_table(columns: Mapping[str, Any], *, num_rows: int) -> pa.Table:
+def row_table(columns: Mapping[str, Any], *, num_rows: int, kept: Mapping[str, Any] | None = None) -> pa.Table:
     """Returns `columns` as a table of ROW_SCHEMA; a column left out gets its "not known" value in every row.
 
     A `duration_s` is what the manifest says, so it is `stated_s` too. An empty `language` is none: a TSV cannot say it
-    otherwise.
+    otherwise. kept: the columns of `source.keep_columns`, which stand behind those of the schema.
     """
     given_s = columns.get("duration_s")
     if given_s is not None:
@@ -140,7 +144,7 @@ def row_table(columns: Mapping[str, Any], *, num_rows: int) -> pa.Table:
         _typed(known[f.name], f.type) if f.name in known else constant(_UNKNOWN.get(f.name), num_rows, f.type)
         for f in ROW_SCHEMA
     ]
-    return pa.table(arrays, schema=ROW_SCHEMA)
+    return with_kept(pa.table(arrays, schema=ROW_SCHEMA), kept or {})
 
 
 _UNKNOWN = {"explicit_id": False, "member": "", "offset": 0, "size": WHOLE_FILE, "duration_s": float("nan")}

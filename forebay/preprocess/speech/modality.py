@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from forebay.config.data import SourceConfig
+from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.config.tree import Config
 from forebay.preprocess.cut import Cut, name_cuts
 from forebay.preprocess.modality import Coder, Finished, Listing, Read, Rows, Values, gathered, narrow
 from forebay.preprocess.pool import Map
+from forebay.preprocess.sources.kept import PREFIX, fields_of
 from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.sources.speech.listing import read_rows
 from forebay.preprocess.speech.probe import media_probe, text_probe
@@ -126,12 +127,18 @@ class DurationLimits:
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """A config's steps over audio: a `Modality`. tokenizer: its folder; None for a recipe without text."""
+    """A config's steps over audio: a `Modality`.
+
+    tokenizer: its folder; None for a recipe without text. kept: the fields of `source.keep_columns`.
+    needs_text: a row without a text is left out.
+    """
 
     recipe: Recipe
     tokenizer: str | None
     limits: DurationLimits
     media_column: str = "audio"
+    kept: tuple[FieldSpec, ...] = ()
+    needs_text: bool = False
     media_unit = "clip"
     row_unit = "samples"
 
@@ -139,7 +146,13 @@ class Speech:
     def of(cls, config: Config, recipe: Recipe) -> Speech:
         """Returns the modality of a config."""
         limits = DurationLimits.of(config.source, recipe.decode)
-        return cls(recipe, config.text.tokenizer if config.text else None, limits, config.source.columns.media)
+        return cls(
+            recipe,
+            config.text.tokenizer if config.text else None,
+            limits,
+            config.source.columns.media,
+            needs_text=SOURCE_KINDS[config.source.kind].needs_text,
+        )
 
     @property
     def max_sample_bytes(self) -> int:
@@ -165,8 +178,11 @@ class Speech:
         source = localized(config).source
         return read_rows(source, cache_root=config.cache_root, map_=map_, is_hashed=is_hashed)
 
+    def keeping(self, rows: pa.Table) -> Speech:
+        return replace(self, kept=fields_of(rows))
+
     def fields(self) -> tuple[FieldSpec, ...]:
-        return sample_fields(self.recipe)
+        return (*sample_fields(self.recipe), *self.kept)
 
     def shard_rows(self, rows_per_shard: int) -> int:
         # Tokens are small.
@@ -181,17 +197,21 @@ class Speech:
             probe=probe,
             rows_per_shard=self.shard_rows(rows_per_shard),
             groups=self.groups,
+            needs_text=self.needs_text,
         )
 
     def task_rows(self, listing: Listing, cut: Cut, group: Group) -> tuple[tuple[SourceFile, ...], pa.Table]:
         columns = [name for name in listing.rows.column_names if name not in _NOT_OF[group]]
+        if group == "media":
+            columns = [name for name in columns if not name.startswith(PREFIX)]
         return narrow(listing.rows.select(columns).slice(cut.start, cut.stop - cut.start), listing.files)
 
     def media_samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
         return media_samples(self.recipe, rows, read)
 
     def text_samples(self, rows: pa.Table, names: Sequence[str]) -> Iterator[Values]:
-        made = text_samples(rows, names, loaded_encoder(self.recipe, self.tokenizer))
+        encoder = loaded_encoder(self.recipe, self.tokenizer)
+        made = text_samples(rows, names, encoder, needs_text=self.needs_text)
         if self.recipe.has_audio:
             return made
         # No other group holds the ids.

@@ -12,7 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.errors import SampleError
+from forebay.preprocess.cut import NO_TEXT
 from forebay.preprocess.modality import Read, Values
+from forebay.preprocess.sources.kept import values_of
 from forebay.preprocess.speech.decode import decode_audio
 from forebay.preprocess.worker import mark
 from forebay.spans import DECODE, FEATURES, TOKENS, span
@@ -69,18 +71,24 @@ def media_samples(recipe: Recipe, rows: pa.Table, read: Read) -> Iterator[Values
     yield from _with_features(recipe, block)
 
 
-def text_samples(rows: pa.Table, names: Sequence[str], encoder: TextEncoder | None) -> Iterator[Values]:
+def text_samples(
+    rows: pa.Table, names: Sequence[str], encoder: TextEncoder | None, *, needs_text: bool = False
+) -> Iterator[Values]:
     """Yields the text fields of every row in order; of one that fails, table fields, `failure` and `message`.
 
-    names: of the source files, by `file`. encoder: None for a recipe without text.
+    names: of the source files, by `file`. encoder: None for a recipe without text. needs_text: a null text fails.
     """
     columns = ["sample_id", "file", "text", "language", "prompt"]
-    for position, row in enumerate(rows.select(columns).to_pylist()):
+    for position, (row, kept) in enumerate(zip(rows.select(columns).to_pylist(), values_of(rows), strict=True)):
         mark(position)
-        values: Values = {name: row[name] or "" for name in ("text", "language", "prompt")}
+        values: Values = {**kept, **{name: row[name] or "" for name in ("text", "language", "prompt")}}
         values["source"] = names[row["file"]]
         if encoder is not None:
             try:
+                if needs_text and row["text"] is None:
+                    raise SampleError(
+                        NO_TEXT, f"sample {row['sample_id']}: nothing gives its text; add it, or remove it"
+                    )
                 with span(TOKENS):
                     tokens = encoder.encode(
                         row["text"] or "", row["language"], row["prompt"], sample_id=row["sample_id"]

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from forebay.preprocess.cut import Cut, columns_digest
+from forebay.preprocess.cut import Cut, columns_digest, kept_document
 from forebay.preprocess.modality import Listing
 from forebay.preprocess.vision.headers import RowImages, image_names, images_of
 from forebay.steps.recipe import VisionRecipe
@@ -82,6 +82,7 @@ def name_image_cuts(
             "image_tokens": _digest(tokens),
             "image_rows": _digest(images.offsets, images.rows),
         }
+        text |= kept_document(part)
         keys: dict[Group, str] = {"media": digest(media), "text": digest(text)}
         yield Cut(index=index, start=start, stop=stop, num_media=len(images.used), keys=keys)
 

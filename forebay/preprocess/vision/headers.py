@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from forebay.errors import SampleError
 from forebay.preprocess.modality import Listing, narrow
+from forebay.preprocess.sources.kept import column_of, names_of, with_kept
 from forebay.preprocess.sources.rows import Manifest, rejections
 from forebay.preprocess.sources.vision.images import image_name
 from forebay.preprocess.sources.vision.part import first_uses, flattened
@@ -60,7 +61,7 @@ def text_task_rows(listing: Listing, start: int, stop: int) -> tuple[tuple[Sourc
 def conversation_rows(manifest: Manifest, rows: pa.Table) -> pa.Table:
     """Returns rows as the text steps take them, with their `file`, `image_rows`, `grids` and `image_names` (JSON)."""
     images = RowImages.of(rows)
-    return pa.table(
+    table = pa.table(
         {
             "sample_id": rows["sample_id"],
             "text": rows["text"],
@@ -70,6 +71,7 @@ def conversation_rows(manifest: Manifest, rows: pa.Table) -> pa.Table:
             "image_names": pa.array(_names_json(manifest, images), pa.large_string()),
         }
     )
+    return with_kept(table, {name: column_of(rows, name) for name in names_of(rows)})
 
 
 def images_of(manifest: Manifest) -> pa.Table:

@@ -15,6 +15,7 @@ from forebay.config.tree import Config
 from forebay.preprocess.cut import Cut
 from forebay.preprocess.modality import Coder, Finished, Listing, Read, Rows, Values, gathered
 from forebay.preprocess.pool import Map
+from forebay.preprocess.sources.kept import fields_of
 from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.sources.vision.listing import read_conversations
 from forebay.preprocess.sources.vision.part import flattened
@@ -49,7 +50,10 @@ _BYTES_PER_TOKEN = 5
 
 @dataclass(frozen=True, slots=True)
 class Vision:
-    """A config's steps over images and conversations: a `Modality`. processor, tokenizer: folders."""
+    """A config's steps over images and conversations: a `Modality`.
+
+    processor, tokenizer: folders. kept: the fields of `source.keep_columns`.
+    """
 
     recipe: VisionRecipe
     processor: str
@@ -57,6 +61,7 @@ class Vision:
     codec: Codec
     settings: ImageSettings
     media_column: str = "image"
+    kept: tuple[FieldSpec, ...] = ()
     media_unit = "image"
     row_unit = "conversations"
 
@@ -99,8 +104,11 @@ class Vision:
             read_conversations(localized(config).source, cache_root=config.cache_root, map_=map_), self.settings
         )
 
+    def keeping(self, rows: pa.Table) -> Vision:
+        return replace(self, kept=fields_of(rows))
+
     def fields(self) -> tuple[FieldSpec, ...]:
-        return vision_fields(self.recipe, self.codec, patch_bytes=self.settings.patch_bytes)
+        return (*vision_fields(self.recipe, self.codec, patch_bytes=self.settings.patch_bytes), *self.kept)
 
     def shard_rows(self, rows_per_shard: int) -> int:
         return rows_per_shard

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from forebay.errors import SampleError
 from forebay.preprocess.modality import Read, Values
+from forebay.preprocess.sources.kept import values_of
 from forebay.preprocess.unchanged import require_processor
 from forebay.preprocess.worker import mark
 from forebay.spans import FEATURES, TOKENS, span
@@ -64,9 +65,9 @@ def image_samples(steps: PixelSteps, rows: pa.Table, read: Read, *, codec: Codec
 def conversation_samples(rows: pa.Table, names: Sequence[str], encoder: ChatEncoder) -> Iterator[Values]:
     """Yields the text fields of every row in order; of one that fails, table fields, `failure` and `message`."""
     columns = ["sample_id", "file", "text", "image_names", MEDIA_ROWS, "grids"]
-    for position, row in enumerate(rows.select(columns).to_pylist()):
+    for position, (row, kept) in enumerate(zip(rows.select(columns).to_pylist(), values_of(rows), strict=True)):
         mark(position)
-        values: Values = {"sample_id": row["sample_id"], "text": row["text"], "images": row["image_names"]}
+        values: Values = {**kept, "sample_id": row["sample_id"], "text": row["text"], "images": row["image_names"]}
         values["source"] = names[row["file"]]
         try:
             grids = [(1, grid["h"], grid["w"]) for grid in row["grids"]]

@@ -18,6 +18,7 @@ import pyarrow as pa
 from forebay.config.tree import Config
 from forebay.errors import ManifestError, SampleError
 from forebay.preprocess.modality import Modality
+from forebay.preprocess.sources.kept import column_of, names_of
 from forebay.preprocess.sources.media import MediaReader
 from forebay.preprocess.sources.sparse import sparse_files
 from forebay.steps.recipe import AnyRecipe
@@ -33,9 +34,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_SUBSTITUTES = 100
-
-_NOT_AS_LISTED = ("sample_id", "text", "num_audio_samples")
-"""Table fields of a cache that are not the columns of that name in a listing: a step may write a text anew."""
 
 _SOURCES = {
     "speech": "forebay.train.uncached.speech:UncachedSpeech",
@@ -144,6 +142,10 @@ class UncachedSource(SampleSource):
         return strings_digest(self._rows["sample_id"])
 
     @abstractmethod
+    def _texts(self) -> Iterator[Mapping[str, Any]]:
+        """Yields the text fields of every sample, table fields among them: all are tokenised again."""
+
+    @abstractmethod
     def _make(self, index: int) -> dict[str, Any]:
         """Returns one sample, read-only. Raises SampleError where it cannot be used."""
 
@@ -152,11 +154,26 @@ class UncachedSource(SampleSource):
         """Yields a sample, then those that may stand in for it."""
 
     def _row_columns(self) -> dict[str, Callable[[], Any]]:
-        """Returns what makes each column of `table`."""
-        kept = [spec.name for spec in self.fields.values() if spec.role == "table" and spec.name not in _NOT_AS_LISTED]
-        made: dict[str, Callable[[], Any]] = {"sample_id": lambda: self._rows["sample_id"]}
-        made |= {name: partial(self._rows.column, name) for name in kept if name in self._rows.column_names}
-        return made | {name: partial(pa.array, np.asarray(values)) for name, values in self.lengths.items()}
+        """Returns what makes each column of `table`, in the order of a cache's."""
+        made: dict[str, Callable[[], Any]] = {"index": lambda: pa.array(np.arange(len(self)))}
+        kept = names_of(self._rows)
+        for name in self._table_fields():
+            if name == "sample_id":
+                made[name] = partial(self._rows.column, name)
+            else:
+                made[name] = partial(column_of, self._rows, name) if name in kept else partial(self._text_column, name)
+        return made | {name: partial(pa.array, np.asarray(values)) for name, values in self._counted().items()}
+
+    def _counted(self) -> Mapping[str, Array]:
+        """Returns what is known of the samples' lengths, by the names of its columns."""
+        return self.lengths
+
+    def _table_fields(self) -> list[str]:
+        return [spec.name for spec in self.fields.values() if spec.role == "table"]
+
+    def _text_column(self, name: str) -> pa.ChunkedArray:
+        kind = pa.large_string()
+        return pa.chunked_array([pa.array([row[name] for row in self._texts()], kind)], type=kind)
 
     def _file_names(self, column: str) -> pa.ChunkedArray:
         """Returns the name of the file of every row, by a column that numbers the files."""

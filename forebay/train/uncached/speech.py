@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from forebay.config.tree import Config
 from forebay.errors import SampleError
+from forebay.preprocess.sources.kept import column_of, names_of
 from forebay.preprocess.sources.media import open_parts
 from forebay.preprocess.sources.rows import WHOLE_FILE, Manifest, described
 from forebay.preprocess.sources.sparse import sparse_files
@@ -32,7 +33,7 @@ from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.layout import Array
 from forebay.store.memo import SIZE
 from forebay.store.remote.raw.sources import source_stat
-from forebay.store.row_table import sorted_categories
+from forebay.store.row_table import as_texts, sorted_categories
 from forebay.store.source_files import SourceFile
 from forebay.train.uncached.source import UncachedSource
 
@@ -63,6 +64,7 @@ class UncachedSpeech(UncachedSource):
         self._recipe = recipe = cast(Recipe, recipe_of(config))
         self._modality = Speech.of(config, recipe)
         manifest = self._modality.manifest(config)
+        self._modality = self._modality.keeping(manifest.rows)
         if manifest.unused:
             logger.warning("samples: %s", described(manifest.unused))
         tokens, rows, failed = self._tokenise(manifest)
@@ -86,23 +88,31 @@ class UncachedSpeech(UncachedSource):
         """Returns the values of `language` or `source`, sorted, and which one each sample has; see `SampleSource`."""
         if name == "source":
             return self._by_file("file")
-        if name not in self._rows.column_names:
+        if name in names_of(self._rows):
+            found = column_of(self._rows, name)
+        elif name in self._rows.column_names:
+            found = self._rows[name]
+        else:
             return None
-        column = pc.fill_null(self._rows[name], "").dictionary_encode().combine_chunks()
+        column = as_texts(found).dictionary_encode().combine_chunks()
         return sorted_categories(column.dictionary.to_pylist(), column.indices.to_numpy())
+
+    def _texts(self) -> Iterator[Mapping[str, Any]]:
+        return iter(self._modality.text_samples(self._rows, self._names))
 
     def _row_columns(self) -> dict[str, Callable[[], Any]]:
         made = super()._row_columns()
         # A cache has no null here.
-        made |= {name: partial(self._text_column, name) for name in ("language", "prompt")}
-        made["source"] = lambda: self._file_names("file")
-        if self._recipe.has_audio:
-            rate_hz = self._recipe.decode.sample_rate_hz
-            made["duration_s"] = lambda: pa.array(np.asarray(self.lengths["num_audio_samples"]) / rate_hz)
-            return made
-        return {name: make for name, make in made.items() if name not in ("num_audio_samples", "num_frames")}
+        made |= {name: partial(self._filled, name) for name in ("language", "prompt")}
+        return made | {"source": lambda: self._file_names("file")}
 
-    def _text_column(self, name: str) -> pa.ChunkedArray:
+    def _counted(self) -> Mapping[str, Array]:
+        if not self._recipe.has_audio:
+            return {"num_tokens": self.lengths["num_tokens"]}
+        seconds = np.asarray(self.lengths["num_audio_samples"]) / self._recipe.decode.sample_rate_hz
+        return {"duration_s": seconds, **self.lengths}
+
+    def _filled(self, name: str) -> pa.ChunkedArray:
         return pc.fill_null(self._rows[name], "")
 
     def _candidates(self, index: int) -> Iterator[int]:

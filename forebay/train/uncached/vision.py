@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from forebay.config.tree import Config
 from forebay.errors import SampleError
+from forebay.preprocess.sources.kept import PREFIX, STORED_TYPES, column_of, names_of, with_kept
 from forebay.preprocess.sources.naming import require_confined
 from forebay.preprocess.sources.rows import CONVERSATION_SCHEMA, IMAGE_SCHEMA, Manifest, described
 from forebay.preprocess.sources.vision.part import flattened
@@ -37,6 +38,7 @@ from forebay.store.layout import Array
 from forebay.store.memo import stat_now
 from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.sources import localized, look_up
+from forebay.store.row_table import as_texts, sorted_categories
 from forebay.store.source_files import SourceFile
 from forebay.store.temporary import sweep, temporary_name
 from forebay.train.uncached.source import UncachedSource
@@ -78,6 +80,7 @@ class UncachedVision(UncachedSource):
         recipe = cast(VisionRecipe, recipe_of(config))
         self._modality = Vision.of(config, recipe).with_codec("raw")
         found = conversations(config, self._modality, recipe_key=recipe.key)
+        self._modality = self._modality.keeping(found.rows)
         super().__init__(
             config,
             recipe=recipe,
@@ -99,7 +102,19 @@ class UncachedVision(UncachedSource):
 
     def categories(self, name: str) -> tuple[list[str], Array] | None:
         """Returns the values of `source`, sorted, and which one each sample has; see `SampleSource`."""
-        return self._by_file("group") if name == "source" else None
+        if name == "source":
+            return self._by_file("group")
+        if name not in names_of(self._rows):
+            return None
+        column = as_texts(column_of(self._rows, name)).dictionary_encode().combine_chunks()
+        return sorted_categories(column.dictionary.to_pylist(), column.indices.to_numpy())
+
+    def _texts(self) -> Iterator[Mapping[str, Any]]:
+        return iter(self._modality.text_samples(conversation_rows(self._manifest, self._rows), self._names))
+
+    def _table_fields(self) -> list[str]:
+        # The media rows of a vision cache are images.
+        return [spec.name for spec in self.fields.values() if (spec.role, spec.group) == ("table", "text")]
 
     def _row_columns(self) -> dict[str, Callable[[], Any]]:
         return super()._row_columns() | {"source": lambda: self._file_names("group")}
@@ -194,7 +209,7 @@ def _measured(modality: Vision, manifest: Manifest) -> Conversations:
         "num_patches": sums[offsets[1:]] - sums[offsets[:-1]],
         "num_images": np.diff(offsets),
     }
-    table = rows.select(_KEPT)
+    table = with_kept(rows.select(_KEPT), {name: column_of(rows, name) for name in names_of(rows)})
     for name, values in lengths.items():
         table = table.append_column(name, pa.array(values.astype(np.int32)))
     kept = table.filter(pa.array(counts > 0)).combine_chunks()
@@ -256,7 +271,10 @@ def _read_table(path: Path, schema: pa.Schema) -> pa.Table:
     with pa.memory_map(str(path)) as source:
         table = pa.ipc.open_file(source).read_all()
     table.validate(full=True)  # arrow trusts offsets and ends the process where they lead out
-    if not table.schema.equals(schema):
+    kept = [PREFIX + name for name in names_of(table)]
+    if not table.drop_columns(kept).schema.equals(schema) or any(
+        table.schema.field(name).type not in STORED_TYPES for name in kept
+    ):
         raise ValueError(f"{path} holds {', '.join(table.schema.names)} in other types than a listing does")
     return table
 

@@ -143,6 +143,7 @@ def test_keys_are_shown_and_the_theme_turns(browser: Any, file: str) -> None:
     page.keyboard.press("Escape")
     assert not found("document.getElementById('keys').open")
     page.emulate_media(media="print")
+    assert found(light)
     assert not page.locator(".top").is_visible()
     page.close()
 
@@ -172,6 +173,10 @@ def test_a_sample_has_a_page_of_its_own(browser: Any, cache: Path) -> None:
         page.wait_for_url("**/sample/4")
         assert page.locator("h1").inner_text() == "Sample 4 of 6"
         page.get_by_role("link", name="Next").click()
+        page.wait_for_url("**/sample/5")
+        page.keyboard.press("k")
+        page.wait_for_url("**/sample/4")
+        page.keyboard.press("j")
         page.wait_for_url("**/sample/5")
         page.locator("button.play").click()
         found.until("document.querySelector('audio').currentTime > 0.03")

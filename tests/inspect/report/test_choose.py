@@ -105,5 +105,5 @@ def test_ids_that_are_not_there_are_named(columns: Columns, tmp_path: Path) -> N
         by_ids(columns, ",".join(f"clip-{i}" for i in range(201)))
     path = tmp_path / "bytes.txt"
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="cannot be read as UTF-8"):
+    with pytest.raises(ConfigError, match="line 1 is no UTF-8"):
         by_ids(columns, str(path))

@@ -74,7 +74,7 @@ def test_a_new_kind_is_one_file_and_one_line(tmp_path: Path, modality: str, monk
 def test_every_kind_is_found_in_its_module(modality: str) -> None:
     wanted = {"speech": SpeechKind, "vision": VisionKind}[modality]
     names = [name for kind in SOURCE_KINDS.values() if (name := getattr(kind, modality))]
-    assert len(names) == {"speech": 7, "vision": 3}[modality]
+    assert len(names) == {"speech": 9, "vision": 4}[modality]
     for name in names:
         assert isinstance(resolve_name(name), wanted)
 
@@ -82,8 +82,8 @@ def test_every_kind_is_found_in_its_module(modality: str) -> None:
 UNKNOWN = [
     ("speech", "jsonll", r'source\.kind is "jsonll", for speech wanted one of tar, .*, text; did you mean jsonl\?$'),
     ("speech", "xyz", r'source\.kind is "xyz", for speech wanted one of tar, .*, text$'),
-    ("vision", "tar", r'source\.kind is "tar", for vision wanted one of webdataset, jsonl, hf$'),
-    ("vision", "webdatasets", r"wanted one of webdataset, jsonl, hf; did you mean webdataset\?$"),
+    ("vision", "tar", r'source\.kind is "tar", for vision wanted one of webdataset, jsonl, hf, table$'),
+    ("vision", "webdatasets", r"wanted one of webdataset, jsonl, hf, table; did you mean webdataset\?$"),
 ]
 COMMANDS = ["key", "inspect", "train", "train --dry-run", "preprocess", "preprocess --dry-run"]
 
@@ -108,7 +108,7 @@ def test_every_command_says_at_once_that_a_kind_is_unknown(
 ) -> None:
     corpus(tmp_path, "speech", kind="jsonl", manifest="is_not_here.jsonl")
     assert main([*command.split(), str(tmp_path / "c.toml"), "--set", "source.kind=jsonll"]) == BAD_CONFIG
-    assert re.search(r'source\.kind is "jsonll".*did you mean jsonl\?\n$', capsys.readouterr().err)
+    assert re.search(r'source\.kind is "jsonll".*did you mean jsonl\?\n', capsys.readouterr().err)
     assert not (tmp_path / "caches").exists()
 
 
@@ -120,7 +120,7 @@ def test_every_command_says_at_once_that_a_kind_is_unknown(
             "speech",
             "hf",
             "image",
-            r'columns\.image is "x", .*only the columns audio, text, language, id, features, labels; leave',
+            r'columns\.image is "x", .*only the columns audio, text, language, id, duration, features, labels; leave',
         ),
         ("vision", "hf", "audio", r'columns\.audio is "x", .*"hf" for vision reads only the columns image, question'),
     ],

@@ -54,7 +54,7 @@
       if (!audio.paused) requestAnimationFrame(place);
     };
     button.addEventListener("click", () => toggle(card));
-    for (const event of ["play", "pause", "ended"]) audio.addEventListener(event, () => { show(); place(); });
+    for (const event of ["play", "pause", "ended", "seeked"]) audio.addEventListener(event, () => { show(); place(); });
     audio.addEventListener("error", () => { button.disabled = true; button.title = "this browser cannot play it"; });
     scale.classList.add("seeks");
     scale.addEventListener("click", (event) => {
@@ -78,8 +78,11 @@
   one("help").addEventListener("click", () => dialog.showModal());
   one("close").addEventListener("click", () => dialog.close());
   const current = () => cards.findIndex((card) => card === document.activeElement || card.contains(document.activeElement));
-  let last = -1;
+  // A page of one sample has its neighbours' addresses.
+  let last = data.neighbours ? 0 : -1;
   const step = (by) => {
+    const where = data.neighbours && data.neighbours[by > 0 ? "next" : "previous"];
+    if (where) { location.href = where; return; }
     if (!cards.length) return;
     const from = current() >= 0 ? current() : last;
     last = Math.max(0, Math.min(cards.length - 1, from + by));

@@ -115,15 +115,18 @@ class Pages:
         count = len(self.overview.columns)
         if index >= count:
             return plain(404, f"there is no sample {index:,}: the cache has {count:,}")
-        links = [(f"{self.root}/", "All samples")]
-        links += [(self._where(index - 1), "Previous")] if index else []
-        links += [(self._where(index + 1), "Next")] if index + 1 < count else []
+        near = {"previous": self._where(index - 1)} if index else {}
+        near |= {"next": self._where(index + 1)} if index + 1 < count else {}
+        links = [(f"{self.root}/", "All samples"), *((where, name.capitalize()) for name, where in near.items())]
         card = card_element(self._card(Chosen(index=index)))
         content = tag(
-            "section", tag("h1", f"Sample {index:,} of {count:,}"), tag("div", card, class_="single"), id="samples"
+            "section",
+            tag("h1", f"Sample {index:,} of {count:,}", class_="plain"),
+            tag("div", card, class_="single"),
+            id="samples",
         )
         body = frame([content], home=f"{self.root}/", links=links)
-        text = page(f"sample {index}: forebay", body, data={"root": self.root}, origin=_ORIGIN)
+        text = page(f"sample {index}: forebay", body, data={"root": self.root, "neighbours": near}, origin=_ORIGIN)
         return self._page(text.encode("utf-8"))
 
     def _reading(self, index: int) -> Reading | None:

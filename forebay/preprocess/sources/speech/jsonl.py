@@ -15,6 +15,7 @@ from forebay.preprocess.sources.json_lines import (
     seconds_of,
     string_of,
 )
+from forebay.preprocess.sources.kept import parts_of_rows, require_values, values_in
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files, path_stem, usable_name
 from forebay.preprocess.sources.rows import Manifest, Unused, require_rows, row_table, storable
 from forebay.preprocess.sources.speech.locate import (
@@ -45,22 +46,27 @@ def list_jsonl(source: SourceConfig) -> Manifest:
     `audio` is relative to the manifest; an id left out is `audio` without its extension. `id` and `duration` are taken
     for `sample_id` and `duration_s`; other fields are counted by name. A text is taken as it is, with
     `language English<asr_text>` in front or not; null where there is none. A line with a field twice fails.
-    Raises ManifestError, with the line, for what is no such object; blank lines are passed over.
+    Raises ManifestError, with the line, for what is no such object; blank lines are passed over. ConfigError for a
+    field of `source.keep_columns` that no line has.
     """
     manifests = manifest_files(source)
     files = NamedFiles(manifests, source)
     rows: list[tuple[Any, ...]] = []
+    kept: list[tuple[Any, ...]] = []
+    taken = _FIELDS.union(source.keep_columns)
     unused, failures, count = Unused(), Failures(), 0
     for group, manifest in enumerate(manifests):
         stem = storable(path_stem(manifest.name))
         for number, line in manifest_lines(manifest.path):
             try:
                 fields = parse_object(line)
-                unused.add_of(fields, _FIELDS)
+                unused.add_of(fields, taken)
                 audio = _audio(fields)
                 given, *texts = texts_of(fields)
                 seconds = seconds_of(fields, DURATIONS)
+                to_keep = values_in(fields, source.keep_columns)
                 file = files.number(audio, manifest=manifest)
+                kept.append(to_keep)
                 rows.append((count, group, given or path_stem(audio), given is not None, file, seconds, *texts))
             except JsonError as err:
                 if err.reason is None:
@@ -71,7 +77,8 @@ def list_jsonl(source: SourceConfig) -> Manifest:
     require_rows(count, manifests)
     values = zip(*rows, strict=True) if rows else [()] * len(_TYPES)
     columns = {name: pa.array(c, kind) for c, (name, kind) in zip(values, _TYPES.items(), strict=True)}
-    table = row_table(columns, num_rows=len(rows))
+    table = row_table(columns, num_rows=len(rows), kept=parts_of_rows(kept, source.keep_columns))
+    require_values(table, unused.counts, where=", ".join(source.manifests))
     return Manifest(files=tuple(files.files), rows=table, rejected=failures.table(), unused=unused.counts)
 
 

@@ -27,6 +27,7 @@ from forebay.preprocess.sources.eligible import (
     take_first,
     unique_ids,
 )
+from forebay.preprocess.sources.kept import concatenated, require_values, typed
 from forebay.preprocess.sources.naming import shown_name, stamped
 from forebay.preprocess.sources.rows import ROW_SCHEMA, Manifest, merged
 from forebay.preprocess.sources.speech.locate import Located, LocateTask, SpeechKind
@@ -44,7 +45,8 @@ def read_manifest(source: SourceConfig) -> Manifest:
     Raises ManifestError where a manifest as a whole cannot be used: absent, empty, another form, columns or types.
     """
     kind = _kind(source)
-    manifest = unique_ids(kind.list(source))
+    listed = kind.list(source)
+    manifest = unique_ids(dataclasses.replace(listed, rows=typed(listed.rows)))
     if not kind.lists_tars:
         name_absent_languages(manifest.rows, source)
     return apply_filters(fail_impossible(manifest), source)
@@ -73,6 +75,7 @@ def locate_tasks(
             rows=part,
             cache_root=os.fspath(cache_root),
             column=source.columns.media,
+            keep=tuple(sorted(source.keep_columns)),
         )
 
 
@@ -134,6 +137,7 @@ def _finished(listed: Manifest, results: Sequence[Located], source: SourceConfig
         manifest = unique_ids(manifest)
         if is_all:  # of some of the tars, more may be in the others
             name_absent_languages(manifest.rows, source)
+            require_values(manifest.rows, manifest.unused, where=", ".join(source.manifests))
     manifest = apply_filters(fail_impossible(manifest), source)
     order = np.argsort(manifest.rejected["row"].to_numpy(), kind="stable")
     return dataclasses.replace(manifest, rejected=manifest.rejected.take(pa.array(order)))
@@ -141,7 +145,7 @@ def _finished(listed: Manifest, results: Sequence[Located], source: SourceConfig
 
 def _merged(rows: pa.Table, found: pa.Table) -> pa.Table:
     """The listed rows that were found, with the columns that were found; of `found` alone where it is complete."""
-    if found.column_names == ROW_SCHEMA.names:
+    if found.column_names[: len(ROW_SCHEMA)] == ROW_SCHEMA.names:
         return found
     if len(found) < len(rows):
         rows = rows.take(pa.array(np.searchsorted(rows["row"].to_numpy(), found["row"].to_numpy())))
@@ -154,7 +158,7 @@ def _merged(rows: pa.Table, found: pa.Table) -> pa.Table:
 def _concatenated(tables: Sequence[pa.Table]) -> pa.Table:
     # A file of which nothing is left gives a table without the columns that it would have found.
     filled = [table for table in tables if len(table)] or list(tables[:1])
-    return pa.concat_tables(filled).combine_chunks() if filled else pa.table({"row": pa.array([], pa.int64())})
+    return concatenated(filled).combine_chunks() if filled else pa.table({"row": pa.array([], pa.int64())})
 
 
 def _cuts(group: np.ndarray[Any, Any], step: int) -> list[tuple[int, int, int]]:

@@ -58,7 +58,8 @@ class LocateTask:
     """The rows of one source file, or a run of rows whose media are files of their own.
 
     group: its number. name: of the source file. paths: by `file` number, the files to open. rows: columns of ROW_SCHEMA
-    that a kind asks for; empty where only the tar tells the rows. column: that holds the audio of an `hf` source.
+    that a kind asks for; empty where only the tar tells the rows. column: that holds the audio of an `hf` source. keep:
+    the fields of `source.keep_columns`, sorted.
     """
 
     group: int
@@ -67,6 +68,7 @@ class LocateTask:
     rows: pa.Table
     cache_root: str
     column: str = ""
+    keep: tuple[str, ...] = ()
 
     def with_rows(self, rows: pa.Table) -> LocateTask:
         """Returns the task for other rows."""

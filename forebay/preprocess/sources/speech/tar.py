@@ -13,6 +13,8 @@ import pyarrow.parquet as pq
 
 from forebay.config.data import SourceConfig
 from forebay.errors import DecodeError, ManifestError
+from forebay.preprocess.sources.kept import concatenated, part_of
+from forebay.preprocess.sources.kept import require_columns as require_kept
 from forebay.preprocess.sources.media import opened
 from forebay.preprocess.sources.members import (
     NOT_FOUND,
@@ -26,7 +28,7 @@ from forebay.preprocess.sources.members import (
 )
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files, usable_name
 from forebay.preprocess.sources.rows import UNLOCATED, Manifest, Unused, constant, grouped, require_rows, row_table
-from forebay.preprocess.sources.speech.hf import Columns, first, require_columns
+from forebay.preprocess.sources.speech.columns import Columns, first, require_columns
 from forebay.preprocess.sources.speech.locate import (
     Failures,
     Located,
@@ -57,7 +59,8 @@ def list_tar(source: SourceConfig) -> Manifest:
     manifests = manifest_files(source)
     files = NamedFiles(manifests, source)
     unused = Unused()
-    rows = grouped(pa.concat_tables([_read(manifest, files, unused) for manifest in manifests]))
+    tables = [_read(manifest, files, unused, keep=source.keep_columns) for manifest in manifests]
+    rows = grouped(concatenated(tables))
     require_rows(len(rows), manifests)
     return Manifest(files=tuple(files.files), rows=rows, unused=unused.counts)
 
@@ -106,23 +109,24 @@ def _fill_durations(
             failures.add(task.rows["row"][position].as_py(), sample_id, *no_duration(task.name, sample_id, err))
 
 
-def read_columns(path: Path, required: Sequence[str], optional: Sequence[str]) -> Columns:
-    """Returns the named columns of a parquet file.
+def read_columns(path: Path, required: Sequence[str], optional: Sequence[str], keep: Sequence[str] = ()) -> Columns:
+    """Returns the named columns of a parquet file. keep: those of `source.keep_columns`.
 
-    Raises ManifestError where it cannot be read or a required column is missing.
+    Raises ManifestError where it cannot be read or a required column is missing, ConfigError where a kept one is.
     """
     try:
         with at_hand(path) as local, pq.ParquetFile(local) as file:
             names = file.schema_arrow.names
             require_columns(path, names, required)
-            wanted = {*required, *optional}
+            require_kept(keep, names, where=str(path))
+            wanted = {*required, *optional, *keep}
             return Columns(file.read(columns=[n for n in names if n in wanted]), path, frozenset(names) - wanted)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as err:  # UnicodeDecodeError: of a damaged column name
         raise ManifestError(f"{path} cannot be read as parquet: {err}; name a parquet manifest", code="FB205") from err
 
 
-def _read(manifest: SourceFile, files: NamedFiles, unused: Unused) -> pa.Table:
-    columns = read_columns(manifest.path, REQUIRED, OPTIONAL)
+def _read(manifest: SourceFile, files: NamedFiles, unused: Unused, *, keep: Sequence[str]) -> pa.Table:
+    columns = read_columns(manifest.path, REQUIRED, OPTIONAL, keep)
     unused.add(columns.unused, rows=len(columns.table))
     members = without_dot(columns.strings("tar_member_name", nullable=False))
     ids, explicit = _sample_ids(columns, members)
@@ -142,6 +146,7 @@ def _read(manifest: SourceFile, files: NamedFiles, unused: Unused) -> pa.Table:
             "text": columns.strings("transcript", nullable=True),
         },
         num_rows=count,
+        kept={name: part_of(columns.table[name], name, where=str(manifest.path)) for name in keep},
     )
 
 

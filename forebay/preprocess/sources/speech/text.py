@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from forebay.config.data import SourceConfig
-from forebay.errors import ManifestError, TextError
+from forebay.errors import ConfigError, ManifestError, TextError
 from forebay.preprocess.sources.json_lines import JsonError, manifest_lines, not_lines, not_text, parse_object
+from forebay.preprocess.sources.kept import concatenated, parts_of_rows, require_values, values_in
 from forebay.preprocess.sources.naming import manifest_files, path_stem
 from forebay.preprocess.sources.rows import Manifest, Unused, require_rows, row_table, storable
 from forebay.preprocess.sources.speech.jsonl import TEXT_FIELDS, texts_of
@@ -37,8 +38,15 @@ _TYPES = {
     **dict.fromkeys(("language", "prompt", "text"), pa.large_string()),
 }
 
-Line = tuple[str | None, str | None, str | None, str | None]
-"""Id, language, prompt and text of a line."""
+
+class Line(NamedTuple):
+    """What a line says. kept: the values of `source.keep_columns`."""
+
+    sample_id: str | None
+    language: str | None
+    prompt: str | None
+    text: str | None
+    kept: tuple[Any, ...] = ()
 
 
 class _Form(NamedTuple):
@@ -120,7 +128,13 @@ def _list_file(manifest: SourceFile, group: int, rows: _Rows, source: SourceConf
 def _form(path: Path, rows: _Rows, source: SourceConfig) -> _Form:
     limit = source.max_sample_bytes
     if path.suffix != PLAIN or _begins_with_object(path, limit):
-        return _Form(manifest_lines(path), lambda line: _json_line(line, rows.unused))
+        return _Form(manifest_lines(path), lambda line: _json_line(line, rows.unused, source.keep_columns))
+    if source.keep_columns:
+        raise ConfigError(
+            f"{path} is plain text, whose lines have no fields, and source.keep_columns is "
+            f"{list(source.keep_columns)}; leave keep_columns out, or write JSON lines",
+            code="FB205",
+        )
     if source.languages is not None:
         raise ManifestError(
             f"{path} is plain text, whose lines have no language, and source.languages is {list(source.languages)}; "
@@ -141,18 +155,18 @@ def _begins_with_object(path: Path, max_bytes: int) -> bool:
     return False
 
 
-def _json_line(data: bytes, unused: Unused) -> Line:
+def _json_line(data: bytes, unused: Unused, keep: Sequence[str]) -> Line:
     fields = parse_object(data)
-    unused.add_of(fields, TEXT_FIELDS)
+    unused.add_of(fields, TEXT_FIELDS.union(keep))
     given, language, prompt, text = texts_of(fields)
-    return given, language, prompt, text
+    return Line(given, language, prompt, text, values_in(fields, keep))
 
 
 def _plain_line(data: bytes, max_bytes: int) -> Line:
     if len(data) > max_bytes:
         raise TextError("too_large", f"has more than {max_bytes} bytes, which is source.max_sample_bytes")
     try:
-        return None, None, None, data.decode("utf-8")
+        return Line(None, None, None, data.decode("utf-8"))
     except UnicodeDecodeError as err:
         raise TextError("bad_text", f"is not UTF-8: {err}") from err
 
@@ -166,6 +180,7 @@ class _Rows:
     failures: Failures = field(default_factory=Failures)
     unused: Unused = field(default_factory=Unused)
     _block: list[tuple[Any, ...]] = field(default_factory=list)
+    _kept: list[tuple[Any, ...]] = field(default_factory=list)
     _tables: list[pa.Table] = field(default_factory=list)
     _ids: set[str] = field(default_factory=set)
     _num_repeated: int = 0
@@ -185,9 +200,10 @@ class _Rows:
 
     def add(self, group: int, derived_id: str, line: Line) -> None:
         """Adds the row of a line. derived_id: its id where the line gives none."""
-        given, *texts = line
+        given, *texts, kept = line
         sample_id = given or derived_id
         self._block.append((self.count, group, group, sample_id, given is not None, 0.0, *texts))
+        self._kept.append(kept)
         self.count += 1
         if self.source.max_samples is not None and sample_id not in self._excluded:
             self._num_repeated += sample_id in self._ids
@@ -203,13 +219,16 @@ class _Rows:
     def table(self) -> pa.Table:
         """Returns all rows as a table of ROW_SCHEMA."""
         self._flush()
-        return pa.concat_tables(self._tables)
+        table = concatenated(self._tables)
+        require_values(table, self.unused.counts, where=", ".join(self.source.manifests))
+        return table
 
     def _flush(self) -> None:
         values: Sequence[Any] = list(zip(*self._block, strict=True)) or [()] * len(_TYPES)
         columns = {name: pa.array(c, kind) for c, (name, kind) in zip(values, _TYPES.items(), strict=True)}
-        self._tables.append(row_table(columns, num_rows=len(self._block)))
-        self._block = []
+        kept = parts_of_rows(self._kept, self.source.keep_columns)
+        self._tables.append(row_table(columns, num_rows=len(self._block), kept=kept))
+        self._block, self._kept = [], []
 
 
 def _as_listed(task: LocateTask) -> Located:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from forebay.config.data import SourceConfig
 from forebay.errors import DecodeError
 from forebay.preprocess.sources.json_lines import JsonError, id_of, parse_object, seconds_of, string_of
+from forebay.preprocess.sources.kept import parts_of_rows, values_in, with_kept
 from forebay.preprocess.sources.media import opened
 from forebay.preprocess.sources.members import (
     NAMELESS,
@@ -77,7 +78,7 @@ def locate_webdataset(task: LocateTask) -> Located:
         keys = _sample_keys(members)
         for stem in members.audio:
             try:
-                values = _values(descriptor, index, members, stem, keys[stem], unused)
+                values = _values(descriptor, index, members, stem, keys[stem], unused, keep=task.keep)
             except JsonError as err:
                 position = _row(task, members.audio[stem][0])
                 reason = err.reason or "bad_metadata"
@@ -113,28 +114,38 @@ def _first_dot(stem: str) -> str:
     return folder + slash + (name[:1] + name[1:].partition(".")[0])
 
 
-def _values(descriptor: int, index: TarIndex, members: Members, stem: str, key: str, unused: Unused) -> tuple[Any, ...]:
-    """Every value of a clip but its duration, the one that its metadata states last."""
+def _values(
+    descriptor: int,
+    index: TarIndex,
+    members: Members,
+    stem: str,
+    key: str,
+    unused: Unused,
+    *,
+    keep: Sequence[str],
+) -> tuple[Any, ...]:
+    """Every value of a clip but its duration, the one that its metadata states last; the kept ones before that."""
     row = members.audio[stem][0]
-    sidecar = sidecar_of(descriptor, index, members, (stem, _first_dot(stem)))
+    sidecar = sidecar_of(descriptor, index, members, (stem, _first_dot(stem)), keep=keep)
     unused.add(sidecar.unused)
     sample_id = storable(key) if sidecar.sample_id is None else sidecar.sample_id
     explicit = sidecar.sample_id is not None
     name = storable(index.names[row])
     place = (int(index.offsets[row]), int(index.sizes[row]))
     texts = (sidecar.language, sidecar.prompt, sidecar.text)
-    return row, sample_id, explicit, name, *place, *texts, sidecar.duration_s
+    return row, sample_id, explicit, name, *place, *texts, sidecar.kept or (None,) * len(keep), sidecar.duration_s
 
 
 def _table(task: LocateTask, rows: list[tuple[Any, ...]]) -> pa.Table:
     texts = ("language", "prompt", "text")
-    names = ("row", "sample_id", "explicit_id", "member", "offset", "size", *texts, "stated_s", "duration_s")
+    names = ("row", "sample_id", "explicit_id", "member", "offset", "size", *texts, "kept", "stated_s", "duration_s")
     columns: dict[str, Sequence[Any]] = dict.fromkeys(names, ())
     if rows:
         columns.update(zip(names, zip(*rows, strict=True), strict=True))
     columns["row"] = tuple(_row(task, row) for row in columns["row"])
     columns["group"] = columns["file"] = (task.group,) * len(rows)
-    return pa.table([pa.array(columns[f.name], f.type) for f in ROW_SCHEMA], schema=ROW_SCHEMA)
+    table = pa.table([pa.array(columns[f.name], f.type) for f in ROW_SCHEMA], schema=ROW_SCHEMA)
+    return with_kept(table, parts_of_rows(columns["kept"], task.keep))
 
 
 def _add_left_out(task: LocateTask, index: TarIndex, members: Members, failures: Failures) -> None:
@@ -174,7 +185,10 @@ _TAKEN = frozenset({"id", "language", "prompt", *_DURATIONS})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sidecar:
-    """The fields of a clip's metadata; None where it has none. unused: the names of others with a value."""
+    """The fields of a clip's metadata; None where it has none.
+
+    unused: the names of others with a value. kept: the values of those of `source.keep_columns`, empty without a JSON.
+    """
 
     sample_id: str | None = None
     language: str | None = None
@@ -182,6 +196,7 @@ class Sidecar:
     text: str | None = None
     duration_s: float | None = None
     unused: tuple[str, ...] = ()
+    kept: tuple[Any, ...] = ()
 
 
 @dataclass(slots=True)
@@ -219,7 +234,9 @@ def members_of(index: TarIndex) -> Members:
     return members
 
 
-def sidecar_of(descriptor: int, index: TarIndex, members: Members, stems: tuple[str, ...]) -> Sidecar:
+def sidecar_of(
+    descriptor: int, index: TarIndex, members: Members, stems: tuple[str, ...], *, keep: Sequence[str] = ()
+) -> Sidecar:
     """Returns the metadata of a clip from the first of `{stem}.json`, `{stem}.txt` that is there; empty where none is.
 
     JSON fields: `id`, `language`, `prompt`, `duration`, and the first of `transcription`, `text` and `transcript`.
@@ -231,7 +248,7 @@ def sidecar_of(descriptor: int, index: TarIndex, members: Members, stems: tuple[
             if (row := rows.get(stem)) is not None:
                 try:
                     data = read_sidecar(descriptor, index, row)
-                    return _json_sidecar(data) if extension == ".json" else Sidecar(text=_plain_text(data))
+                    return _json_sidecar(data, keep) if extension == ".json" else Sidecar(text=_plain_text(data))
                 except JsonError as err:
                     raise JsonError(f"member {stem}{extension} {err}", reason=err.reason) from err
             if (refused := members.refused.get(stem + extension)) is not None:
@@ -256,7 +273,7 @@ def clip_duration_s(descriptor: int, index: TarIndex, clip: tuple[int, str], *, 
         return stated_s
 
 
-def _json_sidecar(data: bytes) -> Sidecar:
+def _json_sidecar(data: bytes, keep: Sequence[str]) -> Sidecar:
     fields = parse_object(data)
     try:
         duration_s = seconds_of(fields, _DURATIONS)
@@ -268,14 +285,15 @@ def _json_sidecar(data: bytes) -> Sidecar:
         prompt=string_of(fields, ("prompt",)),
         text=string_of(fields, TEXT_FIELDS),
         duration_s=duration_s if 0 <= duration_s < math.inf else None,
-        unused=_unused(fields),
+        unused=_unused(fields, keep),
+        kept=values_in(fields, keep),
     )
 
 
-def _unused(fields: dict[str, Any]) -> tuple[str, ...]:
+def _unused(fields: dict[str, Any], keep: Sequence[str]) -> tuple[str, ...]:
     others = [name for name in fields if name not in _TAKEN and fields[name] is not None]
     taken = next((name for name in TEXT_FIELDS if name in others), None)
-    return tuple(name for name in others if name != taken)
+    return tuple(name for name in others if name != taken and name not in keep)
 
 
 def _plain_text(data: bytes) -> str:

@@ -23,6 +23,7 @@ from forebay.preprocess.sources.hf_file import (
     list_place,
 )
 from forebay.preprocess.sources.json_lines import JsonError, parse_nested
+from forebay.preprocess.sources.kept import require_columns
 from forebay.preprocess.sources.rows import WHOLE_FILE
 from forebay.preprocess.sources.vision.canonical import IDS, MESSAGES, REFUSED_OF_ROW, identifier, text_error
 from forebay.preprocess.sources.vision.part import Part, PartRows, PartTask, Place, VisionKind, file_place, part_tasks
@@ -46,10 +47,11 @@ def hf_parts(source: SourceConfig, manifests: Sequence[SourceFile], cache_root: 
 
     Raises MissingExtraError without the `datasets` library, ManifestError where there is no data file.
     """
-    return part_tasks(source, data_files(source, manifests), cache_root, _runs)
+    return part_tasks(source, data_files(source, manifests), cache_root, file_runs)
 
 
-def _runs(path: Path) -> Iterator[tuple[int, int, int]]:
+def file_runs(path: Path) -> Iterator[tuple[int, int, int]]:
+    """Yields (first row group or record batch, end, first row) of runs of a data file."""
     starts = HfFile(path).part_starts()
     start = 0
     while start < len(starts) - 1:
@@ -71,12 +73,14 @@ def read_hf_part(task: PartTask) -> Part:
     file = HfFile(Path(task.path))
     images = _ImageColumn(file, task)
     text = _text_columns(file, task)
+    require_columns(task.source.keep_columns, file.schema.names, where=task.path)
+    text |= {name: name for name in task.source.keep_columns}
     taken = {*text.values(), task.source.columns.image}
     held = [name for name in file.schema.names if name in _HELD - taken]
     columns = list(dict.fromkeys([*text.values(), *held, *images.leaves]))
     is_large = any(map(_holds_bytes, (file.schema.field(name).type for name in held)))
     batch_rows = _IMAGES_PER_BATCH if is_large else images.batch_rows
-    rows, number = PartRows(), task.first
+    rows, number = PartRows(keep=task.source.keep_columns), task.first
     parts = range(task.start, task.stop)
     try:
         starts = np.asarray(file.part_starts())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from forebay.config.data import SourceConfig
 from forebay.errors import ManifestError, SampleError
@@ -50,18 +51,20 @@ def line_blocks(path: Path) -> Iterator[tuple[int, int, int]]:
         ) from err
 
 
-def read_jsonl_part(task: PartTask) -> Part:
+def read_jsonl_part(
+    task: PartTask, *, renamed: Callable[[dict[str, Any]], dict[str, Any]] = lambda fields: fields
+) -> Part:
     """Returns the rows of some lines; blank lines are none.
 
     A line: a conversation as `canonical` takes it, `image` or `images` (a path or paths, relative to the manifest), and
     optional `sample_id` or `id`. Raises ManifestError, with the line, for what is no JSON object; a row that is no
-    conversation, or has a field twice, fails.
+    conversation, or has a field twice, fails. renamed: gives the fields of a line the names that conversations have.
     """
-    rows = PartRows()
+    rows = PartRows(keep=task.source.keep_columns)
     for number, line in _lines(task):
         where = f"{task.name}, line {number}"
         try:
-            fields = parse_object(line)
+            fields = renamed(parse_object(line))
         except JsonError as err:
             if err.reason is not None:
                 rows.reject(None, err.reason, f"{where}: {err}")

@@ -17,6 +17,7 @@ from forebay.errors import BuildError, ManifestError
 from forebay.preprocess.arriving import is_remote, run_on_sources, tell_if_too_large
 from forebay.preprocess.pool import Map, WorkerDied
 from forebay.preprocess.sources.eligible import FIRST_WAVE
+from forebay.preprocess.sources.kept import PREFIX, column_of, names_of, require_values, with_kept
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files
 from forebay.preprocess.sources.rows import CONVERSATION_SCHEMA, Manifest, merged, rejections
 from forebay.preprocess.sources.vision.images import Images
@@ -75,7 +76,9 @@ def read_conversations(source: SourceConfig, *, cache_root: str | os.PathLike[st
             if is_all or is_full:
                 absent = [part.group for part in parts if part.absent]
                 manifest = _finished(candidates, failed, images, absent=absent, is_full=is_full)
-                return dataclasses.replace(manifest, unused=merged(part.unused for part in parts))
+                unused = merged(part.unused for part in parts)
+                require_values(manifest.rows, unused, where=", ".join(source.manifests))
+                return dataclasses.replace(manifest, unused=unused)
         wave = 2 * (wave or 1)
 
 
@@ -162,7 +165,9 @@ def _brought_together(rows: pa.Table, images: Images) -> tuple[pa.Table, pa.Tabl
     offsets, references = flattened(rows["images"])
     groups = share_groups(rows["group"].to_numpy(), offsets, images.contents(references))
     order = np.argsort(groups, kind="stable")
-    rows = rows.select([name for name in CONVERSATION_SCHEMA.names if name in rows.column_names])
+    rows = rows.select(
+        [name for name in rows.column_names if name in CONVERSATION_SCHEMA.names or name.startswith(PREFIX)]
+    )
     if np.any(order[1:] < order[:-1]):  # a copy of all texts
         rows = rows.take(pa.array(order))
     offsets, references = flattened(rows["images"])
@@ -174,5 +179,5 @@ def _brought_together(rows: pa.Table, images: Images) -> tuple[pa.Table, pa.Tabl
         "images": pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(numbers, pa.int32())),
         "image_group": pa.array(first_uses(groups[order])[1]),
     }
-    arrays = [columns[f.name] for f in CONVERSATION_SCHEMA]
-    return pa.table(arrays, schema=CONVERSATION_SCHEMA), images.table(first)
+    table = pa.table([columns[f.name] for f in CONVERSATION_SCHEMA], schema=CONVERSATION_SCHEMA)
+    return with_kept(table, {name: column_of(rows, name) for name in names_of(rows)}), images.table(first)

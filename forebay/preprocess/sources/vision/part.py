@@ -17,6 +17,15 @@ import pyarrow.compute as pc
 from forebay.config.data import SourceConfig
 from forebay.errors import SampleError
 from forebay.preprocess.sources.eligible import apply_filters, unique_ids
+from forebay.preprocess.sources.json_lines import JsonError
+from forebay.preprocess.sources.kept import (
+    column_of,
+    concatenated,
+    names_of,
+    parts_of_rows,
+    values_in,
+    with_kept,
+)
 from forebay.preprocess.sources.naming import path_stem, shown_name, usable_name
 from forebay.preprocess.sources.rows import (
     REJECTED_SCHEMA,
@@ -30,7 +39,7 @@ from forebay.preprocess.sources.rows import (
     storable,
     table_of,
 )
-from forebay.preprocess.sources.vision.canonical import canonical
+from forebay.preprocess.sources.vision.canonical import canonical, text_error
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 
@@ -140,42 +149,62 @@ def part_tasks(
 class PartRows:
     """The rows of a part, gathered one by one; Python objects are held of at most 4096 rows, and of different places.
 
-    unused: fields that no row's conversation takes; the caller adds those that it knows of a whole file.
+    keep: fields of rows that are kept. unused: fields that no row's conversation takes; the caller adds those that it
+    knows of a whole file.
     """
 
+    keep: tuple[str, ...] = ()
     unused: Unused = field(default_factory=Unused)
     _tables: list[pa.Table] = field(default_factory=list)
     _rows: list[tuple[Any, ...]] = field(default_factory=list)
+    _kept: list[tuple[Any, ...]] = field(default_factory=list)
     _places: dict[Place, int] = field(default_factory=dict)
 
-    def add(self, fields: dict[str, Any], images: Iterable[Place], *, sample_id: str | None, explicit: bool) -> None:
-        """Adds a conversation. Raises TextError where it is none, SampleError `missing_file` for an impossible name."""
+    def add(
+        self,
+        fields: dict[str, Any],
+        images: Iterable[Place],
+        *,
+        sample_id: str | None,
+        explicit: bool,
+        kept: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Adds a conversation. kept: the values that are kept, where they are not among the fields.
+
+        Raises TextError where it is none, SampleError `missing_file` for an impossible name.
+        """
         unknown: set[str] = set()
         text, used = canonical(fields, list(images), unknown=unknown)
-        if unknown:
-            self.unused.add(unknown)
+        try:
+            values = values_in(fields if kept is None else kept, self.keep)
+        except JsonError as err:
+            raise text_error(err) from err
+        if unknown.difference(self.keep):
+            self.unused.add(unknown.difference(self.keep))
         places = [file_place(image) if isinstance(image, str) else image for image in used]
         numbers = [self._places.setdefault(place, len(self._places)) for place in places]
-        self._append((sample_id, explicit, text, numbers, None, None, None))
+        self._append((sample_id, explicit, text, numbers, None, None, None), values)
 
     def reject(self, sample_id: str | None, reason: str, message: str, *, kind: Kind = "failed") -> None:
         """Adds a row that cannot be used."""
-        self._append((sample_id, False, None, [], kind, reason, storable(message)))
+        self._append((sample_id, False, None, [], kind, reason, storable(message)), (None,) * len(self.keep))
 
     def part(self, group: int, *, absent: bool = False) -> Part:
         """Returns what was gathered."""
         self._flush()
-        rows, images = pa.concat_tables(self._tables), table_of([*self._places], PART_IMAGES)
+        rows, images = concatenated(self._tables, is_last=False), table_of([*self._places], PART_IMAGES)
         return Part(group=group, rows=rows, images=images, absent=absent, unused=self.unused.counts)
 
-    def _append(self, row: tuple[Any, ...]) -> None:
+    def _append(self, row: tuple[Any, ...], kept: tuple[Any, ...]) -> None:
         self._rows.append(row)
+        self._kept.append(kept)
         if len(self._rows) == _ROWS_PER_BATCH:
             self._flush()
 
     def _flush(self) -> None:
-        self._tables.append(table_of(self._rows, PART_ROWS))
+        self._tables.append(with_kept(table_of(self._rows, PART_ROWS), parts_of_rows(self._kept, self.keep)))
         self._rows.clear()
+        self._kept.clear()
 
 
 def file_place(written: str) -> Place:
@@ -199,7 +228,7 @@ def listed_rows(parts: Sequence[Part]) -> pa.Table:
     columns = {"row": pa.array(row), "group": pa.array(group), "offset": pa.array(row - starts)}
     if not tables:
         return pa.table(columns)
-    table = pa.concat_tables(tables)
+    table = concatenated(tables)
     return pa.table(columns | {name: table[name] for name in table.column_names})
 
 
@@ -225,7 +254,9 @@ def candidate_rows(rows: pa.Table, manifests: Sequence[SourceFile], source: Sour
         if len(part := unusable.filter(pc.equal(unusable["kind"], kind)))
     ]
     names = ("row", "sample_id", "explicit_id", "group", "offset", "text")
-    table = row_table({**{name: rows[name] for name in names}, "file": rows["group"]}, num_rows=len(rows))
+    columns = {**{name: rows[name] for name in names}, "file": rows["group"]}
+    kept = {name: column_of(rows, name) for name in names_of(rows)}
+    table = row_table(columns, num_rows=len(rows), kept=kept)
     manifest = Manifest(
         files=tuple(manifests),
         rows=table.append_column("images", rows["images"]),

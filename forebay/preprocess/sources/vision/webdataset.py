@@ -52,7 +52,7 @@ def read_tar_part(task: PartTask) -> Part:
     Rows that cannot be used: `unreadable_tar`, `bad_conversation`, `image_count_mismatch`, what the tar's index
     refuses; images without a JSON are excluded as `no_conversation`.
     """
-    rows = PartRows()
+    rows = PartRows(keep=task.source.keep_columns)
     index = tar_index(task.path, cache_root=task.cache_root)
     if isinstance(index, UnreadableTar):
         rows.reject(task.name, index.reason, index.message)

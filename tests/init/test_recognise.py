@@ -1,0 +1,214 @@
+"""What data is taken for, and what is asked where it may be two things."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.errors import ConfigError
+from forebay.init.choose import Chooser
+from forebay.init.describe import facts, problems
+from forebay.init.found import Found
+from forebay.init.recognise import recognise
+from tests.init import layouts
+from tests.init.layouts import DEMO, clips
+
+
+def one(data: object, **given: str) -> Found:
+    chooser = Chooser(given={name.replace("__", " ").replace("_", "-"): value for name, value in given.items()})
+    (found,) = recognise([os.fspath(data)], chooser)  # type: ignore[call-overload]
+    assert chooser.used == set(chooser.given)
+    return found
+
+
+KINDS: dict[Callable[[Path], Path], str] = {
+    layouts.webdataset: "webdataset",
+    layouts.jsonl: "jsonl",
+    layouts.ljspeech: "ljspeech",
+    layouts.table: "table",
+    layouts.common_voice: "table",
+    layouts.beside: "folder",
+    layouts.librispeech: "folder",
+    layouts.named: "folder",
+    layouts.save_to_disk: "hf",
+    layouts.dataset_dict: "hf",
+    layouts.parquet: "hf",
+    layouts.photos: "jsonl",
+    layouts.photo_table: "table",
+    layouts.photo_parquet: "hf",
+    layouts.photo_tars: "webdataset",
+    layouts.texts: "text",
+}
+
+
+@pytest.mark.parametrize("layout", KINDS, ids=lambda layout: layout.__name__)
+def test_every_layout_is_known(layout: Callable[[Path], Path], tmp_path: Path) -> None:
+    found = one(layout(tmp_path / "data"))
+    assert found.kind == KINDS[layout]
+    number = {"common_voice": len(clips()) - 2, "photos": 10, "photo_table": 10, "photo_parquet": 10, "photo_tars": 10}
+    assert (found.count, found.is_exact) == (number.get(layout.__name__, len(clips())), True)
+    if found.modality == "speech":
+        assert found.sounds is not None
+        assert found.sounds.rates == {16_000: found.count}
+        assert sum(found.sounds.seconds) == pytest.approx(found.hours * 3600)
+        assert found.texts[0] in {clip.text for clip in clips()}
+    if found.languages:
+        assert set(found.languages) <= {clip.language for clip in clips()}
+
+
+def test_tars_with_a_list_or_a_manifest_beside_them_are_a_question() -> None:
+    with pytest.raises(ConfigError) as caught:
+        one(DEMO / "speech")
+    options = [line.split()[1] for line in str(caught.value).splitlines()[1:]]
+    assert options == ["tar", "webdataset", "filelist"]
+    for kind in options:
+        assert one(DEMO / "speech", kind=kind).count == 52
+
+
+def test_texts_beside_recordings_and_in_a_table_are_a_question(tmp_path: Path) -> None:
+    data = layouts.table(tmp_path / "both")
+    for clip in clips():
+        (data / "wavs" / layouts.file_name(clip)).with_suffix(".txt").write_text(clip.text)
+    with pytest.raises(ConfigError, match=r"--kind table .*\n  --kind folder "):
+        one(data)
+    assert one(data, kind="folder").kind == "folder"
+
+
+def test_two_tables_of_other_columns_are_a_question_by_name(tmp_path: Path) -> None:
+    data = layouts.table(tmp_path / "two")
+    rows = [{"file": f"wavs/{layouts.file_name(clip)}", "words": clip.text} for clip in clips()]
+    layouts.write_csv(data / "other.csv", rows)
+    with pytest.raises(ConfigError, match=r"--kind table:metadata\.csv .*\n  --kind table:other\.csv "):
+        one(data)
+    assert one(data, kind="table:other.csv").columns == {"audio": "file", "text": "words"}
+
+
+def test_folders_of_languages_are_languages(tmp_path: Path) -> None:
+    found = one(layouts.beside(tmp_path / "data"))
+    assert found.source == {"languages_from_folders": True}
+    assert found.languages.total() == len(clips())
+    assert one(tmp_path / "data", languages_from_folders="false").source == {}
+
+
+def test_a_split_is_taken_by_its_name_and_the_others_are_named(tmp_path: Path) -> None:
+    found = one(layouts.dataset_dict(tmp_path / "data"))
+    assert found.source == {"split": "train"}
+    assert found.notes == ["Other splits: test."]
+    assert one(tmp_path / "data", split="test").count == 2
+    shutil.rmtree(tmp_path / "data" / "train")
+    assert one(tmp_path / "data").source == {"split": "test"}
+
+
+def test_recordings_in_another_folder_than_the_table(tmp_path: Path) -> None:
+    layouts.write_clips(tmp_path / "data" / "deep" / "sound")
+    rows = [{"path": layouts.file_name(clip), "text": clip.text} for clip in clips()]
+    layouts.write_csv(tmp_path / "data" / "tables" / "all.csv", rows)
+    found = one(tmp_path / "data")
+    assert found.source == {"audio_dir": tmp_path / "data" / "deep" / "sound"}
+
+
+def test_files_of_one_kind_are_one_source_and_so_are_folders(tmp_path: Path) -> None:
+    members = {"a.flac": clips()[0].data, "a.txt": b"one"}
+    tars = [layouts.write_tar(tmp_path / name / "x.tar", members) for name in ("a", "b")]
+    for data in (tars, [tar.parent for tar in tars]):
+        (found,) = recognise([os.fspath(path) for path in data], Chooser())
+        assert found.manifests == tuple(data)
+        assert found.count == 2
+
+
+def test_what_will_fail_is_said(tmp_path: Path) -> None:
+    data = layouts.jsonl(tmp_path / "data")
+    next((data / "audio").iterdir()).write_bytes(b"no sound")
+    (line,) = problems(one(data))
+    assert line.startswith("1 of 12 recordings that were looked at cannot be read")
+
+
+def test_a_table_of_no_use_beside_recordings_without_texts_is_said(tmp_path: Path) -> None:
+    layouts.write_clips(tmp_path)
+    (tmp_path / "texts.csv").write_text("".join(f"{layouts.file_name(clip)},{clip.text}\n" for clip in clips()))
+    found = one(tmp_path)
+    assert (found.kind, found.has_text) == ("folder", False)
+    assert "instead of a header line; add one, for example path,text." in found.notes[-1]
+
+
+def test_facts_are_one_line() -> None:
+    assert facts(one(DEMO / "speech", kind="tar")) == (
+        "52 clips, about 3 min (from 52 rows), 0.4 to 31.1 s, languages en 21 %, ru 21 %, it 19 %, es 19 %, fr 19 %"
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "lines"),
+    [
+        ({"a.m4a": b"", "b.m4a": b""}, ["seen: 2 .m4a", ".m4a is not read: convert it"]),
+        ({"a.jpg": b""}, ["seen: 1 .jpg", "images alone say nothing to learn"]),
+        ({"a.tar.gz": b""}, ["a.tar.gz is a compressed tar"]),
+        ({"a.csv": b"x,y\n1,2\n"}, ["a.csv has columns x, y; none holds paths of recordings or images"]),
+        ({"a.csv": b"x.wav,hello\n"}, ["a.csv begins with 'x.wav' instead of a header line"]),
+        ({}, ["seen: no files", "forebay init knows:"]),
+    ],
+)
+def test_nothing_known_says_what_was_seen(files: dict[str, bytes], lines: list[str], tmp_path: Path) -> None:
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(ConfigError, match="nothing here is data that forebay knows") as caught:
+        one(tmp_path)
+    assert [line for line in lines if line not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("s3://bucket/x", "s3://bucket/x is a URL, and forebay init looks at files of this machine"),
+        ("nowhere", "nowhere does not exist; name a folder or a file of data"),
+    ],
+)
+def test_data_that_cannot_be_looked_at(data: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        one(data)
+
+
+def test_a_table_away_from_its_images_comes_with_a_command_that_mends_it(tmp_path: Path) -> None:
+    data = layouts.photos(tmp_path / "zoo")
+    lines = [json.loads(line) for line in (data / "questions.jsonl").read_text().splitlines()]
+    (data / "questions.jsonl").unlink()
+    rows = [{"file": row["image"].removeprefix("photos/"), "q'": row["question"], "a": row["answer"]} for row in lines]
+    layouts.write_csv(data / "it's.csv", rows, delimiter=";")
+    given = {"column question": "q'", "column answer": "a"}
+    with pytest.raises(ConfigError, match="its images lie in") as caught:
+        recognise([os.fspath(data)], Chooser(given=given))
+    command = str(caught.value).splitlines()[-1].strip()
+    subprocess.run(["/bin/sh", "-c", command.replace("python", sys.executable, 1)], check=True)
+    found = one(data / "it's.forebay.jsonl")
+    assert (found.kind, found.modality, found.count) == ("jsonl", "vision", 10)
+    assert found.pictures is not None
+    assert len(found.pictures.sizes) == 10
+
+
+NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=12)
+ENDS = ("", ".wav", ".jpg", ".csv", ".tsv", ".jsonl", ".tar", ".txt", ".parquet")
+FILE_NAMES = st.tuples(NAMES, st.sampled_from(ENDS))
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(FILE_NAMES, st.binary(max_size=60)), max_size=6))
+def test_any_folder_is_found_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, files: list[tuple[tuple[str, str], bytes]]
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    for (stem, extension), data in files:
+        name = (stem + extension)[:60]
+        if name not in (".", "..") and not (folder / name).exists():
+            (folder / name).write_bytes(data)
+    with contextlib.suppress(ConfigError):
+        recognise([os.fspath(folder)], Chooser(takes_first=True))
