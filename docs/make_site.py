@@ -261,7 +261,7 @@ def unlisted() -> list[str]:
 def main() -> None:
     """Makes the site; ends with 1, and with all problems, where one is found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--zensical", default="zensical")
+    parser.add_argument("--zensical", default="zensical", help="the program, by its name or path")
     parser.add_argument("--out", type=Path, default=ROOT / "build")
     parser.add_argument("--no-run", action="store_true", help="the notebook stays without outputs")
     options = parser.parse_args()
@@ -270,7 +270,11 @@ def main() -> None:
     assemble(source / "pages", runs=not options.no_run)
     (source / "zensical.toml").write_text(settings())
     shutil.rmtree(site, ignore_errors=True)
-    command = [str(options.zensical), "build", "--strict", "--clean", "-f", str(source / "zensical.toml")]
+    # It is run in another folder, so a path from here must be whole.
+    program = shutil.which(options.zensical)
+    if program is None:
+        raise SystemExit(f"no program {options.zensical}; run: make docs")
+    command = [os.path.abspath(program), "build", "--strict", "--clean", "-f", str(source / "zensical.toml")]
     if subprocess.run(command, cwd=source, check=False).returncode:
         raise SystemExit("zensical has found problems, see above")
     (source / "site").rename(site)
