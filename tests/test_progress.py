@@ -70,6 +70,7 @@ def test_a_bar_shows_that_time_goes_by_where_nothing_moves(monkeypatch: pytest.M
     terminal = on_terminal(monkeypatch)
     with during("plan"):
         wait_for(terminal, "plan: 00:00")
+    assert "it/s" not in terminal.getvalue(), "a rate of nothing"
 
 
 def test_work_that_is_done_at_once_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +96,7 @@ def test_a_plain_line_comes_also_while_nothing_moves(monkeypatch: pytest.MonkeyP
     log = in_log(monkeypatch)
     with during("plan"):
         wait_for(log, "plan: for 0 s\n")
+    assert set(log.getvalue().splitlines()) == {"plan: for 0 s"}
 
 
 def test_what_was_done_before_says_nothing_of_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:

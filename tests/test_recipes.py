@@ -71,7 +71,7 @@ TRAINING = ("Train, then evaluate", "Stop, and resume elsewhere", "Find out wher
 
 @pytest.mark.parametrize("name", [name for name in _recipes() if name not in TRAINING])
 def test_a_recipe_runs_as_it_stands(name: str, clone: Path) -> None:
-    _run_recipe(name)
+    assert _run_recipe(name) > 0
 
 
 def test_the_batches_without_torch_run_as_they_stand(clone: Path) -> None:
@@ -96,7 +96,8 @@ def test_the_recipes_of_training_run_as_they_stand(clone: Path) -> None:
     assert list((clone / "runs/prompts").glob("checkpoint-*6"))
 
 
-def _run_recipe(name: str) -> None:
+def _run_recipe(name: str) -> int:
+    """Returns how many blocks of a recipe ran."""
     for language, body in _recipes()[name]:
         if language == "python":
             exec(compile(body, name, "exec"), {})
@@ -107,6 +108,7 @@ def _run_recipe(name: str) -> None:
         else:
             for line in body.splitlines():
                 _run(line)
+    return len(_recipes()[name])
 
 
 def test_the_recipes_leave_what_they_promise(clone: Path) -> None:

@@ -99,7 +99,7 @@ def _flat(config: Config) -> dict[str, str]:
 
 def edited(text: str, settings: Mapping[str, Any]) -> str:
     """Returns a TOML text with settings, by dotted name, set or (None) taken out; all other lines stay as they are."""
-    lines = text.splitlines()
+    lines = text.removesuffix("\n").split("\n")  # a text in TOML may hold what else ends lines elsewhere
     for name, value in settings.items():
         section, _, key = name.partition(".")
         lines = _with_setting(lines, section, key, value)

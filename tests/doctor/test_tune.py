@@ -62,8 +62,14 @@ def test_whatever_is_set_is_what_the_file_says(value: Any, section: str, key: st
 
 
 @given(text=st.text(max_size=200))
-def test_no_text_breaks_the_edit(text: str) -> None:
-    edited(text, {"plan.k": 8, "plan.edges_s": None})
+def test_every_line_of_any_text_stays_where_none_is_of_the_setting(text: str) -> None:
+    left = iter(edited(f"[plan]\n{text}", {"plan.of_no_text_here": 8, "plan.nor_this": None}).split("\n"))
+    assert all(line in left for line in ["[plan]", *text.removesuffix("\n").split("\n")]), "in their order"
+
+
+def test_a_line_end_of_unicode_in_a_value_is_none_of_the_file() -> None:
+    made = edited('name = "a\u2028b\x85c"\n[plan]\nk = 2\n', {"plan.k": 8})
+    assert tomllib.loads(made) == {"name": "a\u2028b\x85c", "plan": {"k": 8}}
 
 
 def test_values_are_written_as_toml_reads_them() -> None:

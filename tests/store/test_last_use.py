@@ -90,6 +90,7 @@ def test_what_this_node_keeps_of_stores_gets_no_note(tmp_path: Path) -> None:
 def test_it_never_fails(where: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     note(tmp_path / where)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_root_that_cannot_be_written_is_left_alone(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,8 @@ def test_a_click_on_the_picture_goes_there(open_page: Visit) -> None:
     page.mouse.click(box["x"] + box["width"] * 0.5, box["y"] + 10)
     half = "Number(document.querySelector('#s2 .scale').dataset.seconds) / 2 * 0.95"
     open_page.until(f"document.querySelector('#s2 audio').currentTime >= {half}")
+    assert open_page("document.querySelector('#s2 audio').currentTime") > 0
+    assert open_page.said == []
 
 
 def test_the_table_is_sorted_searched_and_narrowed(open_page: Visit) -> None:
