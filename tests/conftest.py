@@ -1,4 +1,4 @@
-"""Settings of all tests: the machines are shared and noisy, so hypothesis sets no deadline of its own."""
+"""Settings of all tests: the machines are shared and noisy, so hypothesis judges no speed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from forebay.progress import Progress
 
 # Every run draws anew: what `make test` leaves out in one run comes in another. `make test-wide` draws more at once.
-settings.register_profile("forebay", deadline=None, derandomize=False, max_examples=50)
-settings.register_profile("wide", deadline=None, derandomize=False, max_examples=200)
+_ALWAYS = settings(deadline=None, derandomize=False, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("forebay", _ALWAYS, max_examples=50)
+settings.register_profile("wide", _ALWAYS, max_examples=200)
 settings.load_profile("forebay")
 
 
