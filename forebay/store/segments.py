@@ -186,7 +186,7 @@ class Segment:
         before = np.concatenate([[0], np.cumsum(self._states == _DAMAGED)])
         return np.asarray(before[last + 1] == before[first])
 
-    def _unknown(self, first: Ints, last: Ints) -> list[int]:
+    def _unknown(self, first: Ints, last: Ints) -> Iterable[int]:
         """Returns the pieces of spans that nobody has looked at yet."""
         if not (last - first > 1).any():
             touched = np.concatenate([first, last])

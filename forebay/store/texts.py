@@ -212,7 +212,7 @@ class TextValues:
         except OSError:
             return True
         try:
-            is_ours = json.loads(data) == json.loads(self._document)
+            is_ours = bool(json.loads(data) == json.loads(self._document))
         except (ValueError, RecursionError):  # damaged: the segments say themselves what they belong to
             is_ours = True
             with contextlib.suppress(OSError):
@@ -225,7 +225,8 @@ class TextValues:
         return is_ours
 
     def _write(self, values: Sequence[tuple[bytes, bytes]]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.parent.mkdir(exist_ok=True)  # the root is there: who is told of a root may lack its disk
+        self.folder.mkdir(exist_ok=True)
         if not self._is_swept:
             sweep(self.folder)
             self._is_swept = True
