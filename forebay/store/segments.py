@@ -186,15 +186,16 @@ class Segment:
         before = np.concatenate([[0], np.cumsum(self._states == _DAMAGED)])
         return np.asarray(before[last + 1] == before[first])
 
-    def _unknown(self, first: Ints, last: Ints) -> Iterable[int]:
+    def _unknown(self, first: Ints, last: Ints) -> list[int]:
         """Returns the pieces of spans that nobody has looked at yet."""
-        if not (last - first > 1).any():
-            touched = np.concatenate([first, last])
-            return np.unique(touched[self._states[touched] == _UNKNOWN]).tolist()
-        steps = np.zeros(len(self._states) + 1, np.int64)
-        np.add.at(steps, first, 1)
-        np.add.at(steps, last + 1, -1)
-        return np.flatnonzero((np.cumsum(steps[:-1]) > 0) & (self._states == _UNKNOWN)).tolist()
+        touched = np.concatenate([first, last])
+        if (last - first > 1).any():
+            steps = np.zeros(len(self._states) + 1, np.int64)
+            np.add.at(steps, first, 1)
+            np.add.at(steps, last + 1, -1)
+            touched = np.flatnonzero(np.cumsum(steps[:-1]))
+        unknown: list[int] = np.unique(touched[self._states[touched] == _UNKNOWN]).tolist()
+        return unknown
 
     def _is_sound(self, piece: int) -> bool:
         stop = min((piece + 1) * PIECE_BYTES, self.head.body_bytes)
