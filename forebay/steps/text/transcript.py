@@ -17,6 +17,7 @@ from forebay.steps.text.normal.table import SIMPLE, made_steps
 from forebay.steps.text.normalize import is_unseen
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.layout import FieldSpec
+from forebay.store.texts import TextStore
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,17 +212,18 @@ class TextEncoder:
         prompts: Sequence[str | None],
         *,
         sample_ids: Sequence[str],
+        store: TextStore | None = None,
     ) -> list[Encoded | TextError]:
         """Returns what every text became, or why it cannot be used, in their order; one does not depend on another.
 
         languages: code or English name in any case; empty is absent. prompts: earlier text or hot words; empty is
-        absent. Errors: `bad_text`, `empty_text`, `missing_language`, `unknown_language`, `label_too_long`, and what the
-        steps of `text.normalize` say.
+        absent. store: of detection and normalisation, see `OpenLine.prepare`. Errors: `bad_text`, `empty_text`,
+        `missing_language`, `unknown_language`, `label_too_long`, and what the steps of `text.normalize` say.
         """
         # Before normalisation: NFKC turns full-width brackets into those of a header, and nobody meant them as one.
         parts = [self._prompt.split(text) for text in texts]
         stated = [(language or "").strip() for language in languages]
-        bodies = self._line.prepare([body for _, body in parts], stated)
+        bodies = self._line.prepare([body for _, body in parts], stated, store=store)
         results: list[Encoded | TextError] = []
         for (carried, _), body, prompt, sample_id in zip(parts, bodies, prompts, sample_ids, strict=True):
             try:
@@ -229,6 +231,10 @@ class TextEncoder:
             except TextError as err:
                 results.append(err)
         return results
+
+    def keep(self) -> None:
+        """Writes what stores were given and have not written yet."""
+        self._line.keep()
 
     def row_text(self, text: str, input_ids: np.ndarray) -> str:
         """Returns the transcript that stands beside the ids of a row. text: of the source."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -33,6 +33,10 @@ class Detector:
     def identity(self) -> dict[str, Any]:
         """Returns the canonical description."""
         return {"step": "Detector", **asdict(self)}
+
+    def found(self) -> Mapping[str, Any]:
+        """Returns what the store of texts must know beside the identity: versions of libraries that no key names."""
+        return {}
 
     def open(self) -> Detect:
         """Returns what detects; loads the model. Raises ConfigError where it is not the one of `model`."""
