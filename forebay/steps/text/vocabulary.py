@@ -12,6 +12,7 @@ from typing import Any
 from forebay.config.digest import tokenizer_digest
 from forebay.errors import ConfigError, TextError
 from forebay.pretrained import from_folder
+from forebay.steps.text.words import Words
 
 
 class Vocabulary:
@@ -44,6 +45,7 @@ class Vocabulary:
         self._control_ids = frozenset(i for token, i in self._added.items() if token != unknown)
         # Of a model's own pieces: an id that it cannot give is not looked for in every text.
         self._refused = self._control_ids.intersection(self._plain.get_vocab(with_added_tokens=False).values())
+        self._words = Words.of(self._plain, document)
         self._ready: dict[str, list[int]] = {}
         self.eos_token_id = _optional_int(self.tokenizer.eos_token_id)
         longest_first = sorted(self._added, key=len, reverse=True)
@@ -82,16 +84,20 @@ class Vocabulary:
         What `encode` gives does not depend on that: other texts are tokenised when they are asked for.
         """
         different = list(dict.fromkeys(texts))
-        try:
-            # Without offsets, which nothing reads.
-            made = self._plain.encode_batch_fast(different, add_special_tokens=False)
-        except Exception:  # noqa: BLE001  one of them is at fault, and raises again when it is asked for
-            made = []
-        self._ready = {text: encoding.ids for text, encoding in zip(different, made, strict=False)}
+        # What one of them is at fault for is raised when that one is asked for.
+        with contextlib.suppress(Exception):
+            self._ready = self._tokenised(different)
         try:
             yield
         finally:
             self._ready = {}
+
+    def _tokenised(self, texts: Sequence[str]) -> dict[str, list[int]]:
+        found = self._words.encode(texts) if self._words is not None else [None] * len(texts)
+        others = [text for text, ids in zip(texts, found, strict=True) if ids is None]
+        # Without offsets, which nothing reads.
+        made = iter(self._plain.encode_batch_fast(others, add_special_tokens=False))
+        return {text: next(made).ids if ids is None else ids for text, ids in zip(texts, found, strict=True)}
 
     def encode(self, text: str, *, sample_id: str) -> list[int]:
         """Returns the ids of a text as characters: no control token comes out of it. The list is the caller's.
