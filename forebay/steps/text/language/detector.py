@@ -1,0 +1,106 @@
+"""Detection: the language of a text by its letters' script, else by py3langid among the languages of that script."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from forebay.errors import ConfigError
+from forebay.steps.text.language.candidates import candidates, check_languages
+from forebay.steps.text.language.model import Model, loaded, model_file
+from forebay.steps.text.language.script import letters_of
+from forebay.store.layout import Array
+
+Detect = Callable[[Sequence[str]], list[tuple[str, float]]]
+"""Texts to (code, confidence) of each, in order; ("", confidence) where nothing can be said."""
+
+MOST_CHARACTERS = 4096
+"""What is read of a text. A line of 10 MB is in the language that it begins in."""
+
+_FEWEST_LETTERS = 2
+_KANA_SHARE = 0.1
+"""Chinese texts have a stray kana, and hardly any Japanese sentence has nine ideographs for one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Detector:
+    """Says which language a text is in. What is said of a text depends on that text alone.
+
+    mode: `detect` for all rows, `detect_missing` for rows without a language. languages: the codes that a text may be
+    in; empty for all. min_confidence: below it nothing is said. model: digest of py3langid's model file.
+    """
+
+    mode: Literal["detect", "detect_missing"] = "detect"
+    languages: tuple[str, ...] = ()
+    min_confidence: float = 0.0
+    model: str
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        check_languages(self.languages)
+        if not 0 <= self.min_confidence <= 1:
+            raise ConfigError(f"text.min_confidence is {self.min_confidence}, wanted 0 to 1", code="FB102")
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what the values depend on, by name: all but `mode`, which says only for which rows they are used.
+
+        The order in which `languages` stand changes nothing.
+        """
+        return {
+            "step": "Detector",
+            "languages": sorted(self.languages),
+            "min_confidence": self.min_confidence,
+            "model": self.model,
+            "version": self.version,
+        }
+
+    def open(self) -> Detect:
+        """Returns what detects. The model is loaded for the first text that its script does not decide.
+
+        A confidence is the probability of the language among those of the script, times the share of letters of that
+        script, in steps of 0.0001. ("", 0.0) is said of fewer than two letters, and of a script that no candidate has.
+        """
+        return _Detection(self)
+
+
+class _Detection:
+    def __init__(self, detector: Detector) -> None:
+        # In one order, so that the order in the config cannot decide between two that are equally likely.
+        self._by_script = candidates(sorted(detector.languages))
+        self._min_confidence, self._digest = detector.min_confidence, detector.model
+        self._model: Model | None = None
+        self._columns: dict[str, Array] = {}
+
+    def __call__(self, texts: Sequence[str]) -> list[tuple[str, float]]:
+        return [self._one(text[:MOST_CHARACTERS]) for text in texts]
+
+    def _one(self, text: str) -> tuple[str, float]:
+        letters = letters_of(text)
+        if letters.total() < _FEWEST_LETTERS:
+            return "", 0.0
+        script, share = _main_script(letters)
+        codes = self._by_script.get(script, ())
+        if not codes:
+            return "", 0.0
+        code, probability = (codes[0], 1.0) if len(codes) == 1 else self._judge(text, script)
+        confidence = round(probability * share, 4)
+        return (code if confidence >= self._min_confidence else ""), confidence
+
+    def _judge(self, text: str, script: str) -> tuple[str, float]:
+        if self._model is None:
+            self._model = loaded(model_file(), self._digest)
+        if script not in self._columns:
+            self._columns[script] = self._model.columns(self._by_script[script])
+        return self._model.judge(text, self._columns[script])
+
+
+def _main_script(letters: Mapping[str, int]) -> tuple[str, float]:
+    """Returns the script of most letters and its share; the ideographs of a text with kana are Japanese letters."""
+    found = Counter(letters)
+    together = found["kana"] + found["han"]
+    if found["kana"] and found["kana"] >= _KANA_SHARE * together:
+        found["kana"], found["han"] = together, 0
+    script = max(found, key=lambda name: (found[name], name))
+    return script, found[script] / found.total()
