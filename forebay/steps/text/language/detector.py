@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from forebay.errors import ConfigError
 from forebay.steps.text.language.candidates import candidates, check_languages
-from forebay.steps.text.language.model import Model, loaded, model_file
+from forebay.steps.text.language.model import Model, loaded, model_digest, model_file
 from forebay.steps.text.language.script import letters_of
 from forebay.store.layout import Array
 
@@ -20,6 +19,11 @@ MOST_CHARACTERS = 4096
 """What is read of a text. A line of 10 MB is in the language that it begins in."""
 
 _FEWEST_LETTERS = 2
+
+_BYTES = {"latin": 1, "greek": 2, "cyrillic": 2, "armenian": 2, "hebrew": 2, "arabic": 2, "thaana": 2}
+"""Bytes of a letter by script, 3 of the others. So words in Latin letters (names, brands, commands), which stand in texts
+of all scripts, outweigh no sentence around them; and a Chinese character or a Hangul syllable is more than a letter."""
+
 _KANA_SHARE = 0.1
 """Chinese texts have a stray kana, and hardly any Japanese sentence has nine ideographs for one."""
 
@@ -35,26 +39,28 @@ class Detector:
     mode: Literal["detect", "detect_missing"] = "detect"
     languages: tuple[str, ...] = ()
     min_confidence: float = 0.0
-    model: str
+    model: str = ""
     version: int = 1
 
-    def __post_init__(self) -> None:
-        check_languages(self.languages)
-        if not 0 <= self.min_confidence <= 1:
-            raise ConfigError(f"text.min_confidence is {self.min_confidence}, wanted 0 to 1", code="FB102")
+    @classmethod
+    def of(
+        cls, *, mode: Literal["detect", "detect_missing"], languages: Sequence[str], min_confidence: float
+    ) -> Detector:
+        """Returns the detector of settings, with the digest of the model that is installed. Imports nothing of it.
+
+        The order of `languages` changes nothing. Raises MissingExtraError where py3langid is not installed, ConfigError
+        for languages that cannot be told from each other.
+        """
+        check_languages(languages)
+        return cls(mode=mode, languages=tuple(sorted(languages)), min_confidence=min_confidence, model=model_digest())
 
     def identity(self) -> dict[str, Any]:
-        """Returns what the values depend on, by name: all but `mode`, which says only for which rows they are used.
+        """Returns the canonical description, for keys."""
+        return {"step": "Detector", **asdict(self)}
 
-        The order in which `languages` stand changes nothing.
-        """
-        return {
-            "step": "Detector",
-            "languages": sorted(self.languages),
-            "min_confidence": self.min_confidence,
-            "model": self.model,
-            "version": self.version,
-        }
+    def values_identity(self) -> dict[str, Any]:
+        """Returns what is said of a text depends on: all but `mode`, which says of which rows it is asked."""
+        return {name: value for name, value in self.identity().items() if name != "mode"}
 
     def open(self) -> Detect:
         """Returns what detects. The model is loaded for the first text that its script does not decide.
@@ -67,8 +73,7 @@ class Detector:
 
 class _Detection:
     def __init__(self, detector: Detector) -> None:
-        # In one order, so that the order in the config cannot decide between two that are equally likely.
-        self._by_script = candidates(sorted(detector.languages))
+        self._by_script = candidates(detector.languages)
         self._min_confidence, self._digest = detector.min_confidence, detector.model
         self._model: Model | None = None
         self._columns: dict[str, Array] = {}
@@ -80,7 +85,7 @@ class _Detection:
         letters = letters_of(text)
         if letters.total() < _FEWEST_LETTERS:
             return "", 0.0
-        script, share = _main_script(letters)
+        script, share = main_script(letters)
         codes = self._by_script.get(script, ())
         if not codes:
             return "", 0.0
@@ -96,11 +101,15 @@ class _Detection:
         return self._model.judge(text, self._columns[script])
 
 
-def _main_script(letters: Mapping[str, int]) -> tuple[str, float]:
-    """Returns the script of most letters and its share; the ideographs of a text with kana are Japanese letters."""
-    found = Counter(letters)
+def main_script(letters: Mapping[str, int]) -> tuple[str, float]:
+    """Returns the script that most of a text is in, and its share of the letters. letters: by script, one or more.
+
+    A letter counts as many times as it has bytes in UTF-8, see `_BYTES`. The ideographs of a text with kana are letters
+    of Japanese.
+    """
+    found = Counter({script: count * _BYTES.get(script, 3) for script, count in letters.items()})
     together = found["kana"] + found["han"]
-    if found["kana"] and found["kana"] >= _KANA_SHARE * together:
+    if found["kana"] >= _KANA_SHARE * together > 0:
         found["kana"], found["han"] = together, 0
     script = max(found, key=lambda name: (found[name], name))
     return script, found[script] / found.total()
