@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from forebay.errors import ConfigError
 from forebay.steps.text.language.script import SCRIPTS, languages_of
 
-MODEL_LANGUAGES = frozenset(
-    """af am ar as az be bg bn br bs ca cs cy da de el en eo es et eu fa fi fr fy ga gd gl gu ha he hi hr ht hu hy id ig
-    is it ja jv ka kk km kn ko ku ky la lg ln lo lt lv mg mk ml mn mr ms my ne nl no om or pa pl ps pt qu ro ru sa si sk
-    sl so sq sr sv sw ta te th tl tr ug uk ur uz vi xh yo zh zu ace bcl dz ext gcf gom grc gug hbo kik nso pcm rw se sn
-    st an ary crh fo fuv gcr guw kab lb lij ltg uzs wa sdh arz ba mt nn oc tg tk tt vec vo wuu yue""".split()
-)
+_KNOWN = """
+    af am ar as az be bg bn br bs ca cs cy da de el en eo es et eu fa fi fr fy ga gd gl gu ha he hi hr ht hu hy id ig is
+    it ja jv ka kk km kn ko ku ky la lg ln lo lt lv mg mk ml mn mr ms my ne nl no om or pa pl ps pt qu ro ru sa si sk sl
+    so sq sr sv sw ta te th tl tr ug uk ur uz vi xh yo zh zu ace bcl dz ext gcf gom grc gug hbo kik nso pcm rw se sn st
+    an ary crh fo fuv gcr guw kab lb lij ltg uzs wa sdh arz ba mt nn oc tg tk tt vec vo wuu yue
+"""
+
+MODEL_LANGUAGES = frozenset(_KNOWN.split())
 """What py3langid 0.4 knows. `zxx`, by which py3langid means no language, is left out."""
 
 ALONE = {

@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from forebay.steps.text.language.candidates import candidates, check_languages
-from forebay.steps.text.language.model import Model, loaded, model_digest, model_file
+from forebay.steps.text.language.model import Judge, loaded, model_digest, model_file
 from forebay.steps.text.language.script import letters_of
-from forebay.store.layout import Array
 
 Detect = Callable[[Sequence[str]], list[tuple[str, float]]]
 """Texts to (code, confidence) of each, in order; ("", confidence) where nothing can be said."""
@@ -21,8 +20,8 @@ MOST_CHARACTERS = 4096
 _FEWEST_LETTERS = 2
 
 _BYTES = {"latin": 1, "greek": 2, "cyrillic": 2, "armenian": 2, "hebrew": 2, "arabic": 2, "thaana": 2}
-"""Bytes of a letter by script, 3 of the others. So words in Latin letters (names, brands, commands), which stand in texts
-of all scripts, outweigh no sentence around them; and a Chinese character or a Hangul syllable is more than a letter."""
+"""Bytes of a letter by script, 3 of the others. So words in Latin letters (names, brands, commands), which stand in
+texts of all scripts, outweigh no sentence around them; and a Chinese character is more than a letter."""
 
 _KANA_SHARE = 0.1
 """Chinese texts have a stray kana, and hardly any Japanese sentence has nine ideographs for one."""
@@ -75,8 +74,7 @@ class _Detection:
     def __init__(self, detector: Detector) -> None:
         self._by_script = candidates(detector.languages)
         self._min_confidence, self._digest = detector.min_confidence, detector.model
-        self._model: Model | None = None
-        self._columns: dict[str, Array] = {}
+        self._judges: dict[str, Judge] = {}
 
     def __call__(self, texts: Sequence[str]) -> list[tuple[str, float]]:
         return [self._one(text[:MOST_CHARACTERS]) for text in texts]
@@ -94,11 +92,9 @@ class _Detection:
         return (code if confidence >= self._min_confidence else ""), confidence
 
     def _judge(self, text: str, script: str) -> tuple[str, float]:
-        if self._model is None:
-            self._model = loaded(model_file(), self._digest)
-        if script not in self._columns:
-            self._columns[script] = self._model.columns(self._by_script[script])
-        return self._model.judge(text, self._columns[script])
+        if script not in self._judges:
+            self._judges[script] = loaded(model_file(), self._digest).among(self._by_script[script])
+        return self._judges[script](text)
 
 
 def main_script(letters: Mapping[str, int]) -> tuple[str, float]:

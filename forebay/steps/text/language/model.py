@@ -10,16 +10,16 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
+import lzma
 import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from forebay.errors import ConfigError, MissingExtraError
 from forebay.extras import install_line
-from forebay.store.layout import Array
 
 _FILE = "data/model.npz.xz"
 
@@ -56,6 +56,10 @@ def _digest(path: Path, _status: tuple[int, int, int]) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+Judge = Callable[[str], tuple[str, float]]
+"""A text to its most likely language and the probability of that; ("", 0.0) for a text without any known n-gram."""
+
+
 class Model:
     """The model in memory, 60 MB. Loading takes half a second, so that a process keeps one: `loaded`."""
 
@@ -65,7 +69,7 @@ class Model:
 
         try:
             found = LanguageIdentifier.from_modelpath(path)
-        except (OSError, ValueError, EOFError, KeyError) as err:
+        except (OSError, ValueError, EOFError, KeyError, lzma.LZMAError) as err:
             raise ConfigError(f"{path} is no model of py3langid 0.4 ({err}); run: {install_line('text')}") from err
         self._visits = visit_counts
         self._automaton = found.tk_nextmove, [row << 8 for row in found.tk_row], found.tk_output
@@ -77,32 +81,34 @@ class Model:
         """The codes that the model knows, `zxx` (no language) among them."""
         return frozenset(self._classes)
 
-    def columns(self, codes: Sequence[str]) -> Array:
-        """Returns which columns are of some languages; a language may have several, one a script."""
-        return np.array([i for i, code in enumerate(self._classes) if code in codes], dtype=np.int64)
+    def among(self, codes: Sequence[str]) -> Judge:
+        """Returns what judges texts that are in one of these languages.
 
-    def judge(self, text: str, columns: Array) -> tuple[str, float]:
-        """Returns the most likely language of the columns' and its probability among them; ("", 0.0) for no n-gram.
-
-        Of languages that are equally likely, the first column's is returned.
+        A language may have several classes, one a script: their probabilities are one. Of languages that are equally
+        likely the model's first is said.
         """
-        data = _as_trained(text)
-        visits = self._visits(*self._automaton, data)
-        if not visits:
-            return "", 0.0
-        features = np.fromiter(visits.keys(), dtype=np.int64, count=len(visits))
-        counts = np.fromiter(visits.values(), dtype=np.float64, count=len(visits))
-        # Row by row, in the order of the text: bits depend on no thread and no neighbour.
-        weights = self._weights[features][:, columns].astype(np.float64)
-        scores = (np.log1p(counts)[:, None] * weights).sum(axis=0) + self._priors[columns]
-        # The temperature that py3langid's own probabilities have.
-        shares = np.exp((scores - scores.max()) / math.sqrt(len(data)))
-        by_code: dict[str, float] = {}
-        for column, share in zip(columns.tolist(), (shares / shares.sum()).tolist(), strict=True):
-            code = self._classes[column]
-            by_code[code] = by_code.get(code, 0.0) + share
-        code = max(by_code, key=lambda name: by_code[name])
-        return code, by_code[code]
+        columns = [i for i, code in enumerate(self._classes) if code in codes]
+        classes = [self._classes[i] for i in columns]
+        weights, priors = np.ascontiguousarray(self._weights[:, columns]), self._priors[columns]
+        again = [(classes.index(code), i) for i, code in enumerate(classes) if classes.index(code) != i]
+
+        def judge(text: str) -> tuple[str, float]:
+            data = _as_trained(text)
+            visits = self._visits(*self._automaton, data)
+            if not visits:
+                return "", 0.0
+            features, counts = list(visits), np.array(list(visits.values()), dtype=np.float64)
+            # Row by row, in the order of the text: bits depend on no thread and no neighbour.
+            scores = (np.log1p(counts)[:, None] * weights[features].astype(np.float64)).sum(axis=0) + priors
+            # The temperature that py3langid's own probabilities have.
+            shares = np.exp((scores - scores.max()) / math.sqrt(len(data)))
+            for first, other in again:
+                shares[first] += shares[other]
+                shares[other] = 0.0
+            best = int(shares.argmax())
+            return classes[best], float(shares[best] / shares.sum())
+
+        return judge
 
 
 @functools.lru_cache(maxsize=1)
