@@ -64,9 +64,9 @@ class Voices:
         if not wanted:
             message = "the language is not known; give it, or set voice in text.phones"
             return self.default or Problem("unknown_language", message)
-        base = wanted.partition("-")[0]
-        for name in (wanted, base):
-            if found := self.chosen.get(name) or (self.installed.get(name)):
+        names = (wanted, wanted.partition("-")[0], self.installed.get(wanted, ""))
+        for voices in (self.chosen, self.installed):
+            if found := next((voices[name] for name in names if name in voices), None):
                 return found
         message = f"espeak-ng has no voice for the language {language!r}; name one in text.phones: voices = {{...}}"
         return Problem("unknown_language", message)
@@ -86,22 +86,50 @@ class Espeak:
                 code=CODE,
             )
         self.program = found
-        self._speaks: dict[str, bool] = {}
+        self._speaks: set[str] = set()
 
     def voices(self, chosen: Mapping[str, str], default: str) -> Voices:
         """Returns the voices of a config, looked up here. Raises ConfigError for one that the program has not."""
         named = {f"voices.{language}": voice for language, voice in chosen.items()}
         for setting, voice in {**named, **({"voice": default} if default else {})}.items():
+            if fault := self._fault(voice):
+                raise ConfigError(
+                    f"text.phones.{setting}: {PROGRAM} cannot speak as {voice!r}: {fault}; "
+                    f"{PROGRAM} --voices lists the voices",
+                    code=CODE,
+                )
+        lowered = {language.lower().replace("_", "-"): voice for language, voice in chosen.items()}
+        return Voices(lowered, default, installed_voices(self._asked(["--voices"])))
+
+    def has(self, voice: str) -> bool:
+        """Says whether the program can speak with a voice: it lists some whose data are not there.
+
+        Raises BuildError where the program does not work at all.
+        """
+        if self._fault(voice) is None:
+            return True
+        self._asked(["--voices"])
+        return False
+
+    def _fault(self, voice: str) -> str | None:
+        """Returns why the program cannot speak with a voice, None where it can; asks it once."""
+        if voice not in self._speaks:
             try:
                 self._run([_MARKER], voice, self.timeout_s)
             except _FaultError as err:
-                raise ConfigError(
-                    f"text.phones.{setting}: {PROGRAM} cannot speak as {voice!r}: {err}; "
-                    f"{PROGRAM} --voices lists the voices",
-                    code=CODE,
-                ) from err
-        lowered = {language.lower().replace("_", "-"): voice for language, voice in chosen.items()}
-        return Voices(lowered, default, installed_voices(self._output(["--voices"])))
+                return str(err)
+            self._speaks.add(voice)
+        return None
+
+    def _asked(self, options: Sequence[str]) -> str:
+        """Returns what the program answers to options. Raises BuildError where it does not answer."""
+        try:
+            return output_of(self.program, options, "", self.timeout_s)
+        except _FaultError as err:
+            raise self._broken(err) from err
+
+    def _broken(self, fault: Exception) -> BuildError:
+        return BuildError(f"{PROGRAM} does not work here: {fault}; try: echo hello | {self.program} -q -x")
 
     def speak(self, lines: Sequence[str], voice: str) -> list[Words | Problem]:
         """Returns the phones of every line, in their order. A line's phones depend on that line alone.
@@ -113,16 +141,6 @@ class Espeak:
         flat = [piece for found in pieces for piece in found]
         spoken = iter([result for batch in _batches(flat) for result in self._spoken(batch, voice)])
         return [_joined([next(spoken) for _ in found]) for found in pieces]
-
-    def has(self, voice: str) -> bool:
-        """Says whether the program can speak with a voice: it lists some whose data are not there."""
-        if voice not in self._speaks:
-            try:
-                self._run([_MARKER], voice, self.timeout_s)
-                self._speaks[voice] = True
-            except _FaultError:
-                self._speaks[voice] = False
-        return self._speaks[voice]
 
     def found(self) -> str:
         """Returns the digest of the program's version and of its data: what phones depend on beside the texts."""
@@ -163,11 +181,8 @@ class Espeak:
         """Returns the lines that a process writes for lines; raises _FaultError where it did not end as it should."""
         text = "".join(f"{line}\n" for line in lines)
         # Without a text and --stdin the program reads line by line: one call, and one state, a line.
-        output = self._output(["-q", "-b", "1", "--ipa", f"--sep={_BETWEEN}", "-v", voice], text, timeout_s)
-        return output.split("\n")[:-1]
-
-    def _output(self, options: Sequence[str], text: str = "", timeout_s: float | None = None) -> str:
-        return output_of(self.program, options, text, self.timeout_s if timeout_s is None else timeout_s)
+        options = ["-q", "-b", "1", "--ipa", f"--sep={_BETWEEN}", "-v", voice]
+        return output_of(self.program, options, text, timeout_s).split("\n")[:-1]
 
 
 def output_of(program: str, options: Sequence[str], text: str, timeout_s: float) -> str:

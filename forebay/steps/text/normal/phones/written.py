@@ -39,7 +39,7 @@ class Clause:
     @property
     def spoken(self) -> str:
         """The clause as it is spoken, with its marks: `Mr.` is no `Mr`."""
-        return self.body + self.marks if self.body else ""
+        return self.body + " " * self.apart + self.marks if self.body else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
