@@ -24,7 +24,6 @@ from forebay.steps.text.normal.phones.written import Words
 from forebay.steps.text.normal.step import Problem
 
 PROGRAM = "espeak-ng"
-CODE = "FB118"
 
 _BETWEEN = "\ue000"
 """What the program writes between phones: a character of nobody's."""
@@ -83,7 +82,7 @@ class Espeak:
             raise ConfigError(
                 f"text.phones: the program {PROGRAM} is not on PATH; install it (Debian, Ubuntu: "
                 f'apt-get install {PROGRAM}; macOS: brew install {PROGRAM}), or set backend = "lexicon"',
-                code=CODE,
+                code="FB118",
             )
         self.program = found
         self._speaks: set[str] = set()
@@ -96,7 +95,7 @@ class Espeak:
                 raise ConfigError(
                     f"text.phones.{setting}: {PROGRAM} cannot speak as {voice!r}: {fault}; "
                     f"{PROGRAM} --voices lists the voices",
-                    code=CODE,
+                    code="FB118",
                 )
         lowered = {language.lower().replace("_", "-"): voice for language, voice in chosen.items()}
         return Voices(lowered, default, installed_voices(self._asked(["--voices"])))
@@ -293,7 +292,7 @@ def _program_digest(program: str, data: str) -> str:  # noqa: ARG001
     try:
         said = output_of(program, ["--version"], "", _TIMEOUT_S).strip()
     except _FaultError as err:
-        raise ConfigError(f"text.phones: {program} --version: {err}", code=CODE) from err
+        raise ConfigError(f"text.phones: {program} --version: {err}", code="FB118") from err
     version, _, folder = said.partition("Data at:")
     state = xxhash.xxh3_128(version.strip().encode())
     root = Path(folder.strip())
