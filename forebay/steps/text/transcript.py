@@ -11,7 +11,7 @@ import numpy as np
 
 from forebay.errors import TextError
 from forebay.steps.step import Fields, Stored, TextBatch, TextStep
-from forebay.steps.text.line import OpenLine, Prepared, TextLine
+from forebay.steps.text.line import OpenLine, Prepared, Staged, TextLine
 from forebay.steps.text.normal.step import NOWHERE, Problem
 from forebay.steps.text.normal.table import SIMPLE, made_steps
 from forebay.steps.text.normalize import is_unseen
@@ -163,10 +163,11 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """What a text became: the arrays of the step's fields, and the text as it was tokenised."""
+    """What a text became: the arrays of the step's fields, the text as it was tokenised, and what its limit is of."""
 
     fields: Fields
     prepared: Prepared
+    num_label_tokens: int
 
 
 class TextEncoder:
@@ -211,17 +212,18 @@ class TextEncoder:
         prompts: Sequence[str | None],
         *,
         sample_ids: Sequence[str],
+        prepared: Sequence[Prepared | Problem] | None = None,
     ) -> list[Encoded | TextError]:
         """Returns what every text became, or why it cannot be used, in their order; one does not depend on another.
 
         languages: code or English name in any case; empty is absent. prompts: earlier text or hot words; empty is
-        absent. Errors: `bad_text`, `empty_text`, `missing_language`, `unknown_language`, `label_too_long`, and what the
-        steps of `text.normalize` say.
+        absent. prepared: what `stages` found already. Errors: `bad_text`, `empty_text`, `missing_language`,
+        `unknown_language`, `label_too_long`, and what the steps of `text.normalize` say.
         """
         # Before normalisation: NFKC turns full-width brackets into those of a header, and nobody meant them as one.
         parts = [self._prompt.split(text) for text in texts]
         stated = [(language or "").strip() for language in languages]
-        bodies = self._line.prepare([body for _, body in parts], stated)
+        bodies = self._line.prepare([body for _, body in parts], stated) if prepared is None else prepared
         results: list[Encoded | TextError] = []
         for (carried, _), body, prompt, sample_id in zip(parts, bodies, prompts, sample_ids, strict=True):
             try:
@@ -229,6 +231,21 @@ class TextEncoder:
             except TextError as err:
                 results.append(err)
         return results
+
+    def stages(self, texts: Sequence[str], languages: Sequence[str | None]) -> list[tuple[str, Staged]]:
+        """Returns (the text without a language that it carries, its way through the line) of every text."""
+        bodies = [self._prompt.split(text)[1] for text in texts]
+        stated = [(language or "").strip() for language in languages]
+        return list(zip(bodies, self._line.stages(bodies, stated), strict=True))
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The tokenizer."""
+        return self._vocabulary
+
+    def text_ids(self, input_ids: np.ndarray) -> list[int]:
+        """Returns the ids of a sample from which on only the transcript and control tokens come."""
+        return self._prompt.text_ids(input_ids.tolist())
 
     def row_text(self, text: str, input_ids: np.ndarray) -> str:
         """Returns the transcript that stands beside the ids of a row. text: of the source."""
@@ -255,13 +272,10 @@ class TextEncoder:
         sequence = self._prompt.build(self._utterance(prepared, carried, prompt, sample_id))
         limit = self._step.max_label_tokens
         if limit is not None and sequence.num_label_tokens > limit:
-            raise TextError(
-                "label_too_long",
-                f"{sample_id}: {sequence.num_label_tokens} label tokens, text.max_label_tokens is {limit}; "
-                "split the clip, or raise the limit where the model allows it",
-            )
+            raise label_too_long(sample_id, sequence.num_label_tokens, limit=limit)
         values = {"input_ids": sequence.ids, "prefix_len": [sequence.prefix_len], **sequence.more}
-        return Encoded({name: np.array(value, dtype=np.int32) for name, value in values.items()}, prepared)
+        arrays = {name: np.array(value, dtype=np.int32) for name, value in values.items()}
+        return Encoded(arrays, prepared, sequence.num_label_tokens)
 
     def _utterance(self, prepared: Prepared, carried: str | None, prompt: str, sample_id: str) -> Utterance:
         if is_unseen(prepared.text):
@@ -286,6 +300,15 @@ class TextEncoder:
         if isinstance(result, Problem):
             raise TextError(result.reason, f"{sample_id}: {result.message}")
         return result
+
+
+def label_too_long(sample_id: str, num_label_tokens: int, *, limit: int) -> TextError:
+    """Returns the error for a text of more label tokens than `max_label_tokens` allows."""
+    return TextError(
+        "label_too_long",
+        f"{sample_id}: {num_label_tokens} label tokens, text.max_label_tokens is {limit}; "
+        "split the clip, or raise the limit where the model allows it",
+    )
 
 
 def _usable(body: Prepared | Problem, sample_id: str) -> Prepared:

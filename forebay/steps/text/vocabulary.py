@@ -50,6 +50,11 @@ class Vocabulary:
         return 1 + int(max(self.tokenizer.get_vocab().values()))
 
     @property
+    def control_ids(self) -> frozenset[int]:
+        """The ids that no text becomes."""
+        return self._control_ids
+
+    @property
     def eos_token_id(self) -> int | None:
         """Id of the token that ends a sequence, where the tokenizer names one."""
         return _optional_int(self.tokenizer.eos_token_id)
