@@ -119,6 +119,23 @@ def marked(parts: Sequence[Part]) -> str:
     return "".join(named(part.text).join(_MARKS[part.change]) for part in parts)
 
 
+def around(parts: Sequence[Part], *, context: int = 24) -> list[Part]:
+    """Returns the changes with what stands near them: of longer texts between them only both ends."""
+    last = len(parts) - 1
+    found = []
+    for place, part in enumerate(parts):
+        text = shortened(part.text, most=2 * context)
+        if part.change == "kept" and len(part.text) > 2 * context:
+            text = f"{part.text[:context] if place else ''}...{part.text[-context:] if place < last else ''}"
+        found.append(Part(part.change, text))
+    return found
+
+
+def shortened(text: str, *, most: int) -> str:
+    """Returns a text, or its first `most` characters and dots."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 def wrapped_parts(parts: Sequence[Part], width: int) -> list[list[Part]]:
     """Returns the parts as lines of no more than `width` columns: broken behind a space where there is one.
 
