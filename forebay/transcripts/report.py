@@ -164,7 +164,7 @@ class TextReport:
             )
             for each in found
         ]
-        head = ("languages", "texts", "characters", "tokens", "a character", "unknown", "byte-fallback", "pieces")
+        head = ("languages", "texts", "characters", "tokens", "per character", "unknown", "byte-fallback", "pieces")
         yield ""
         yield from _table(head, rows)
         if any(each["pieces_of_characters"] for each in found):
