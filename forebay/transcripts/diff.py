@@ -131,6 +131,15 @@ def around(parts: Sequence[Part], *, context: int = 24) -> list[Part]:
     return found
 
 
+def first_of(parts: Sequence[Part], most: int) -> list[Part]:
+    """Returns the parts up to so many characters."""
+    found = []
+    for part in parts:
+        found.append(Part(part.change, part.text[:most]))
+        most -= len(found[-1].text)
+    return [part for part in found if part.text]
+
+
 def shortened(text: str, *, most: int) -> str:
     """Returns a text, or its first `most` characters and dots."""
     return text if len(text) <= most else f"{text[:most]}..."

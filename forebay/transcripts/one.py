@@ -8,10 +8,13 @@ from typing import Any
 
 from forebay.steps.text.normal.step import Problem
 from forebay.terminal import LABEL, columns, table, wrapped
-from forebay.transcripts.diff import Part, changes, counted, marked, wrapped_parts
+from forebay.transcripts.diff import Part, changes, counted, first_of, marked, wrapped_parts
 from forebay.transcripts.look import Look
 from forebay.transcripts.pieces import Pieces
 from forebay.visible import named, printable
+
+MOST_CHARACTERS, MOST_TOKENS = 10_000, 2_000
+"""Of one text, as lines; --json has all."""
 
 Line = Sequence[Part]
 """A line of parts; parts that changed have a colour, or marks."""
@@ -61,9 +64,9 @@ class TextView:
         parts = {"changes": [part._asdict() for part in changes(before, after)]} if self.is_diff else {}
         return {"step": name, "text": after, **counted(before, after)._asdict(), "failure": None, **parts}
 
-    def _tokens(self) -> list[dict[str, Any]]:
+    def _tokens(self, most: int | None = None) -> list[dict[str, Any]]:
         found = []
-        for place, number in enumerate(self.look.ids):
+        for place, number in enumerate(self.look.ids[:most]):
             piece = self.pieces.piece(number)
             role = "prefix" if place < self.look.prefix_len else "label"
             found.append({"id": number, "piece": piece.shown(), "role": role, "kind": piece.kind})
@@ -76,9 +79,9 @@ class TextView:
             place = f"sample {look.asked.sample_id}: {self.source}, row {self.row} of the listing"
             yield from _plain(wrapped("", printable(place)))
         yield from _plain(wrapped(_head("language"), printable(self._language())))
-        yield from _text("text", _named([Part("kept", look.asked.text or "")]))
+        yield from _text("text", [Part("kept", look.asked.text or "")])
         if look.body != (look.asked.text or ""):
-            yield from _text("transcript", _named([Part("kept", look.body)]))
+            yield from _text("transcript", [Part("kept", look.body)])
         for name, before, after in look.changed():
             yield from self._step_lines(name, before, after, has_marks=has_marks)
         if look.ids:
@@ -107,7 +110,7 @@ class TextView:
             yield from _plain([_head(name) + "unchanged"])
         else:
             parts = changes(before, after) if self.is_diff else [Part("kept", after)]
-            yield from _text(name, [Part("kept", marked(parts))] if has_marks else _named(parts))
+            yield from _text(name, parts, has_marks=has_marks)
 
     def _token_lines(self) -> Iterator[str]:
         look = self.look
@@ -122,9 +125,11 @@ class TextView:
         yield from wrapped(_head("tokens"), said)
         rows = [
             (str(each["id"]), each["piece"], ", ".join(filter(None, (each["role"], _KIND[each["kind"]]))))
-            for each in self._tokens()
+            for each in self._tokens(MOST_TOKENS)
         ]
         yield from (line.rstrip() for line in table(("id", "token", "what it is"), rows, left=3))
+        if len(look.ids) > MOST_TOKENS:
+            yield f"  ... and {len(look.ids) - MOST_TOKENS:,} more tokens: --json"
 
 
 _KIND = {
@@ -144,12 +149,12 @@ def _plain(lines: Sequence[str] | Iterator[str]) -> Iterator[Line]:
     return ([Part("kept", line)] for line in lines)
 
 
-def _named(parts: Sequence[Part]) -> list[Part]:
-    return [Part(part.change, named(part.text)) for part in parts]
-
-
-def _text(name: str, parts: Sequence[Part]) -> Iterator[Line]:
-    """Yields a text behind its name, no character left out."""
-    head = _head(name)
-    for place, line in enumerate(wrapped_parts(parts, max(16, columns() - len(head)))):
+def _text(name: str, parts: Sequence[Part], *, has_marks: bool = False) -> Iterator[Line]:
+    """Yields a text behind its name, what is not seen by name, no character of the first `MOST_CHARACTERS` left out."""
+    head, first = _head(name), first_of(parts, MOST_CHARACTERS)
+    shown = [Part("kept", marked(first))] if has_marks else [Part(part.change, named(part.text)) for part in first]
+    for place, line in enumerate(wrapped_parts(shown, max(16, columns() - len(head)))):
         yield [Part("kept", head if not place else " " * len(head)), *line]
+    more = sum(len(part.text) for part in parts) - sum(len(part.text) for part in first)
+    if more:
+        yield [Part("kept", f"{'':{len(head)}}... and {more:,} more characters: --json")]

@@ -79,7 +79,7 @@ class TextReport:
         """Yields the lines."""
         count = len(self.tally)
         what = f"the first {count:,} texts" if self.is_part else f"{count:,} texts"
-        yield printable(f"{from_here(self.config)}: {what}, read from the raw data")
+        yield from wrapped("", printable(f"{from_here(self.config)}: {what}, read from the raw data"))
         if self.excluded:
             counts = ", ".join(f"{reason} {number:,}" for reason, number in self.excluded.items())
             yield from wrapped("  excluded by settings: ", printable(counts))
@@ -175,14 +175,14 @@ class TextReport:
         most = "no text.max_label_tokens" if limit is None else f"text.max_label_tokens is {limit:,}"
         over = 0 if limit is None else int((labels > limit).sum())
         yield ""
-        yield f"longest labels ({most}{f', {over:,} are longer' if over else ''})"
+        yield from wrapped("", f"longest labels ({most}{f', {over:,} are longer' if over else ''})")
         for row in self.tally.longest(SHOWN):
             yield from self._sample_lines(row, f"{int(labels[row]):,} tokens")
 
     def _pace_lines(self) -> Iterator[str]:
         yield ""
         if not self.durations:
-            yield "characters a second: the texts have no recordings of known length"
+            yield from wrapped("", "characters a second: the texts have no recordings of known length")
             return
         per_s = self.tally.per_s()
         known = int(np.isfinite(per_s).sum())
@@ -223,7 +223,8 @@ class TextReport:
         if not failures:
             return
         yield ""
-        yield f"left out: {sum(each.count for each in failures):,} samples; forebay explain REASON says what to do"
+        count = sum(each.count for each in failures)
+        yield from wrapped("", f"left out: {count:,} samples; forebay explain REASON says what to do")
         for each in failures:
             yield from wrapped(f"  {each.reason} {each.count:,}: ", printable(each.message))
 

@@ -258,6 +258,25 @@ def _config(factory: pytest.TempPathFactory) -> Any:
     return _CONFIGS[0]
 
 
+def test_of_a_text_without_end_the_first_part_is_shown(tmp_path: Path) -> None:
+    view = view_text(text_config(tmp_path, 'text.normalize=["lower"]'), "No end. " * 5000, is_diff=True)
+    lines = ["".join(part.text for part in line) for line in view.lines()]
+    assert len(lines) < 3000
+    assert sum("more characters: --json" in line for line in lines) == 2
+    assert lines[-1] == f"  ... and {len(view.look.ids) - 2000:,} more tokens: --json"
+    assert len(view.to_json()["tokens"]) == len(view.look.ids)
+
+
+def test_lines_fit_a_narrow_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    config = text_config(tmp_path, 'text.normalize=["nfkc","lower"]')
+    view = view_text(config, "Some Words of a Sentence, " * 4, is_diff=True)
+    lines = ["".join(part.text for part in line) for line in view.lines()]
+    assert max(map(len, lines)) <= 40
+    wide = [line for line in report_texts(config, progress=False).lines() if len(line) > 40]
+    assert [line for line in wide if " " in line] == []  # a path is not broken
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
