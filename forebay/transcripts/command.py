@@ -111,7 +111,7 @@ def report_texts(config: Config, *, progress: bool = True) -> TextReport:
     opened = _Opened.of(config)
     manifest = opened.manifest(progress=progress)
     rows = manifest.rows
-    tally = Tally([step.name for step in opened.looker.steps], opened.pieces.codes)
+    tally = Tally(opened.looker.step_names, opened.pieces.codes)
     for sample_id, reason, message in manifest.failed():
         tally.fail(reason, sample_id, message)
     seconds = _seconds(opened.recipe, rows)

@@ -25,7 +25,8 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """What a text became. body: the text without a language that it carries itself. staged: its way through the steps.
+    """What a text became. carried: the language that it names itself, "" where it names none. body: the text without
+    it. staged: its way through the steps.
 
     ids: all tokens, the first `prefix_len` of them given; none where it was not written. text_ids: those of the text,
     with control tokens. text: as it was tokenised, "" where it failed. failure: why a build leaves it out.
@@ -35,6 +36,7 @@ class Look:
     body: str
     staged: Staged
     text: str = ""
+    carried: str = ""
     ids: Sequence[int] = ()
     text_ids: Sequence[int] = ()
     prefix_len: int = 0
@@ -44,7 +46,7 @@ class Look:
     @property
     def language(self) -> str:
         """The language that prompts use, "" where none is known."""
-        return self.staged.language or self.asked.language
+        return self.carried or self.staged.language or self.asked.language
 
     def changed(self) -> list[tuple[str, str, str | Problem]]:
         """Returns (step, text in front of it, text behind it or why it failed) of every step."""
@@ -62,7 +64,8 @@ class Looker:
         """Loads tokenizer and steps; raises ConfigError as a build does. needs_text: None is no text."""
         self.limit = step.max_label_tokens
         self.detects = step.text_line().detects
-        self.steps = step.text_line().steps
+        # Token ids that a column holds go through no step.
+        self.step_names = () if step.reads_labels else tuple(each.name for each in step.text_line().steps)
         self._needs_text = needs_text
         # Without the limit: a label that is too long has tokens to show.
         self.encoder: TextEncoder = replace(step, max_label_tokens=None).encoder(folder)
@@ -76,26 +79,30 @@ class Looker:
             languages,
             [asked.prompt for asked in texts],
             sample_ids=[asked.sample_id for asked in texts],
-            prepared=[way.prepared for _, way in staged],
+            prepared=[way.prepared for _, _, way in staged],
         )
+        if self.encoder.reads_labels:
+            staged = [(carried, body, replace(way, steps=())) for carried, body, way in staged]
         return [
-            self._look(asked, body, way, result) for asked, (body, way), result in zip(texts, staged, made, strict=True)
+            self._look(Look(asked=asked, carried=carried or "", body=body, staged=way), result)
+            for asked, (carried, body, way), result in zip(texts, staged, made, strict=True)
         ]
 
-    def _look(self, asked: Asked, body: str, staged: Staged, result: Encoded | TextError) -> Look:
+    def _look(self, look: Look, result: Encoded | TextError) -> Look:
+        asked = look.asked
         if asked.text is None and self._needs_text:
             failure = SampleError(NO_TEXT, f"sample {asked.sample_id}: nothing gives its text; add it, or remove it")
-            return Look(asked=asked, body=body, staged=staged, failure=failure)
+            return replace(look, failure=failure)
         if isinstance(result, TextError):
-            return Look(asked=asked, body=body, staged=staged, failure=result)
+            return replace(look, failure=result)
         ids, count = result.fields["input_ids"], result.num_label_tokens
         is_long = self.limit is not None and count > self.limit
-        # Of a column of token ids the text is what these say.
-        text = self.encoder.row_text("", ids) if self.encoder.reads_labels else result.prepared.text
-        return Look(
-            asked=asked,
-            body=text if self.encoder.reads_labels else body,
-            staged=staged,
+        text = result.prepared.text
+        if self.encoder.reads_labels:
+            text = self.encoder.row_text("", ids)
+            look = replace(look, body=text)
+        return replace(
+            look,
             text=text,
             ids=ids.tolist(),
             text_ids=self.encoder.text_ids(ids),

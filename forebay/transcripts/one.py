@@ -93,6 +93,8 @@ class TextView:
     def _language(self) -> str:
         look, staged = self.look, self.look.staged
         given = look.asked.language
+        if look.carried:
+            return f"{look.carried}, named by the text"
         if not self.detects:
             return given or "none"
         if not staged.detected:

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from benchmarks.here_pool import HerePool
 from forebay.steps.recipe import Recipe, load_config, recipe_of
 from forebay.steps.text.transcript import TextEncoder
-from forebay.transcripts.command import print_view, report_texts, view_text
+from forebay.transcripts.command import print_view, report_texts, view_sample, view_text
 from forebay.visible import VisibleStream
 from tests.commands import run, run_json
+from tests.given_features import given_config, recordings, save
 from tests.strategies import wicked_texts
 from tests.text_corpus import ROOT, text_config, write_texts
 
@@ -256,6 +257,31 @@ def _config(factory: pytest.TempPathFactory) -> Any:
     if not _CONFIGS:
         _CONFIGS.append(text_config(factory.mktemp("texts"), 'text.normalize=["nfkc","lower"]'))
     return _CONFIGS[0]
+
+
+def test_a_language_that_the_text_names_is_no_part_of_the_transcript(capsys: pytest.CaptureFixture[str]) -> None:
+    config, text = ROOT / "configs" / "demo_qwen3_asr.toml", "language French<asr_text>Ça va"
+    code, out, _ = run(capsys, "text", config, "--text", text)
+    assert code == 0
+    assert "language      French, named by the text\n" in out
+    assert "transcript    Ça va\n" in out
+    found = run_json(capsys, "text", config, "--text", text)
+    assert (found["text"], found["language"]["used"]) == (text, "French")
+    assert [each["role"] for each in found["tokens"]].count("prefix") == found["prefix_len"]
+    assert found["num_label_tokens"] == found["num_tokens"] - found["prefix_len"]
+
+
+def test_labels_that_the_source_holds_are_shown_as_what_they_say(tmp_path: Path) -> None:
+    held = recordings()
+    save(tmp_path / "set", held.features, held.labels)
+    config = given_config(tmp_path)
+    found = report_texts(config, progress=False).to_json()
+    assert found["failures"] == []
+    assert found["steps"] == []
+    assert sum(each["characters"] for each in found["languages"]) > found["num_texts"]
+    view = view_sample(config, "0", progress=False)
+    assert view.look.text == held.texts[0]
+    assert view.look.text == view.look.body != view.look.asked.text
 
 
 def test_of_a_text_without_end_the_first_part_is_shown(tmp_path: Path) -> None:

@@ -232,11 +232,12 @@ class TextEncoder:
                 results.append(err)
         return results
 
-    def stages(self, texts: Sequence[str], languages: Sequence[str | None]) -> list[tuple[str, Staged]]:
-        """Returns (the text without a language that it carries, its way through the line) of every text."""
-        bodies = [self._prompt.split(text)[1] for text in texts]
+    def stages(self, texts: Sequence[str], languages: Sequence[str | None]) -> list[tuple[str | None, str, Staged]]:
+        """Returns the language that every text carries itself, the text without it, and its way through the line."""
+        parts = [self._prompt.split(text) for text in texts]
         stated = [(language or "").strip() for language in languages]
-        return list(zip(bodies, self._line.stages(bodies, stated), strict=True))
+        staged = self._line.stages([body for _, body in parts], stated)
+        return [(carried, body, way) for (carried, body), way in zip(parts, staged, strict=True)]
 
     @property
     def vocabulary(self) -> Vocabulary:
