@@ -161,6 +161,7 @@ def test_what_a_build_leaves_out_is_counted_by_its_reason(capsys: pytest.Capture
         {"id": "good", "text": "Hello there", "language": "en"},
         {"id": "again", "text": "Hello  there", "language": "en"},
         {"id": "nul", "text": "a\0b"},
+        {"id": "surrogate", "text": "a\ud800b"},
         {"id": "empty", "text": " \u200c "},
         {"id": "long", "text": "word " * 200, "language": "en"},
         {"id": "mixed", "text": "\u202eпривет нело \u200f"},
@@ -169,20 +170,23 @@ def test_what_a_build_leaves_out_is_counted_by_its_reason(capsys: pytest.Capture
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = run_json(capsys, "text", *arguments)
     reasons = {each["reason"]: each["count"] for each in found["failures"]}
-    assert reasons == {"bad_text": 1, "empty_text": 1, "label_too_long": 1}
+    assert reasons == {"bad_text": 2, "empty_text": 1, "label_too_long": 1}
     assert found["labels"]["longest"][0]["sample_id"] == "long"
     assert [(each["count"], each["sample_id"]) for each in found["repeated"]["top"]] == [(2, "good")]
     assert found["pace"]["durations"] is None
     code, out, _ = run(capsys, "text", *arguments)
     assert code == 0
-    assert "left out: 3 samples" in out
+    assert "left out: 4 samples" in out
     assert "1 are longer" in out
     assert "the texts have no recordings of known length" in out
-    for name, reason in (("nul", "bad_text"), ("empty", "empty_text"), ("long", "label_too_long")):
+    for name, reason in (("empty", "empty_text"), ("long", "label_too_long")):
         code, out, _ = run(capsys, "text", *arguments, "--sample", name)
         assert code == 1
         assert f"left out      {reason}: " in out
         assert f"forebay explain {reason}" in out
+    for row in (2, 3):  # a line that cannot be used is known by its number
+        code, _, err = run(capsys, "text", *arguments, "--sample", row)
+        assert (code, f"line {row + 1}" in err, "forebay explain bad_text" in err) == (1, True, True)
     document = run(capsys, "text", *arguments, "--sample", "long", "--json")[1]
     assert json.loads(document)["num_label_tokens"] > 100
 
