@@ -12,7 +12,7 @@ import numpy as np
 
 from forebay.errors import TextError
 from forebay.steps.step import Fields, Stored, TextBatch, TextStep
-from forebay.steps.text.line import OpenLine, Prepared, TextLine
+from forebay.steps.text.line import OpenLine, Prepared, Staged, TextLine
 from forebay.steps.text.normal.step import NOWHERE, Problem
 from forebay.steps.text.normal.table import SIMPLE, made_steps
 from forebay.steps.text.normalize import is_unseen
@@ -171,10 +171,11 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """What a text became: the arrays of the step's fields, and the text as it was tokenised."""
+    """What a text became: the arrays of the step's fields, the text as it was tokenised, and what its limit is of."""
 
     fields: Fields
     prepared: Prepared
+    num_label_tokens: int
 
 
 class TextEncoder:
@@ -220,17 +221,19 @@ class TextEncoder:
         *,
         sample_ids: Sequence[str],
         store: TextStore | None = None,
+        prepared: Sequence[Prepared | Problem] | None = None,
     ) -> list[Encoded | TextError]:
         """Returns what every text became, or why it cannot be used, in their order; one does not depend on another.
 
         languages: code or English name in any case; empty is absent. prompts: earlier text or hot words; empty is
-        absent. store: of detection and normalisation, see `OpenLine.prepare`. Errors: `bad_text`, `empty_text`,
-        `missing_language`, `unknown_language`, `label_too_long`, and what the steps of `text.normalize` say.
+        absent. store: of detection and normalisation, see `OpenLine.prepare`. prepared: what `stages` found already.
+        Errors: `bad_text`, `empty_text`, `missing_language`, `unknown_language`, `label_too_long`, and what the steps
+        of `text.normalize` say.
         """
         # Before normalisation: NFKC turns full-width brackets into those of a header, and nobody meant them as one.
         parts = [self._prompt.split(text) for text in texts]
         stated = [(language or "").strip() for language in languages]
-        bodies = self._line.prepare([body for _, body in parts], stated, store=store)
+        bodies = self._line.prepare([body for _, body in parts], stated, store=store) if prepared is None else prepared
         utterances = [
             _tried(self._utterance, body, carried, prompt or "", sample_id)
             for (carried, _), body, prompt, sample_id in zip(parts, bodies, prompts, sample_ids, strict=True)
@@ -242,9 +245,25 @@ class TextEncoder:
                 for each, body in zip(utterances, bodies, strict=True)
             ]
 
+    def stages(self, texts: Sequence[str], languages: Sequence[str | None]) -> list[tuple[str | None, str, Staged]]:
+        """Returns the language that every text carries itself, the text without it, and its way through the line."""
+        parts = [self._prompt.split(text) for text in texts]
+        stated = [(language or "").strip() for language in languages]
+        staged = self._line.stages([body for _, body in parts], stated)
+        return [(carried, body, way) for (carried, body), way in zip(parts, staged, strict=True)]
+
     def keep(self) -> None:
         """Writes what stores were given and have not written yet."""
         self._line.keep()
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The tokenizer."""
+        return self._vocabulary
+
+    def text_ids(self, input_ids: Array) -> list[int]:
+        """Returns the ids of a sample from which on only the transcript and control tokens come."""
+        return self._prompt.text_ids(input_ids.tolist())
 
     def row_text(self, text: str, input_ids: Array) -> str:
         """Returns the transcript that stands beside the ids of a row. text: of the source."""
@@ -270,13 +289,10 @@ class TextEncoder:
         sequence = self._prompt.build(utterance)
         limit = self._step.max_label_tokens
         if limit is not None and sequence.num_label_tokens > limit:
-            raise TextError(
-                "label_too_long",
-                f"{utterance.sample_id}: {sequence.num_label_tokens} label tokens, text.max_label_tokens is {limit}; "
-                "split the clip, or raise the limit where the model allows it",
-            )
+            raise label_too_long(utterance.sample_id, sequence.num_label_tokens, limit=limit)
         values = {"input_ids": sequence.ids, "prefix_len": [sequence.prefix_len], **sequence.more}
-        return Encoded({name: np.array(value, dtype=np.int32) for name, value in values.items()}, prepared)
+        arrays = {name: np.array(value, dtype=np.int32) for name, value in values.items()}
+        return Encoded(arrays, prepared, sequence.num_label_tokens)
 
     def _utterance(self, body: Prepared | Problem, carried: str | None, prompt: str, sample_id: str) -> Utterance:
         prepared = _usable(body, sample_id)
@@ -302,6 +318,15 @@ class TextEncoder:
         if isinstance(result, Problem):
             raise TextError(result.reason, f"{sample_id}: {result.message}")
         return result
+
+
+def label_too_long(sample_id: str, num_label_tokens: int, *, limit: int) -> TextError:
+    """Returns the error for a text of more label tokens than `max_label_tokens` allows."""
+    return TextError(
+        "label_too_long",
+        f"{sample_id}: {num_label_tokens} label tokens, text.max_label_tokens is {limit}; "
+        "split the clip, or raise the limit where the model allows it",
+    )
 
 
 def _tried(make: Callable[..., T], *arguments: Any) -> T | TextError:
