@@ -26,6 +26,9 @@ from forebay.steps.image.qwen2_vl import Patches
 from forebay.steps.step import AudioStep, Step
 from forebay.steps.table import AUDIO, IMAGE, TEXT, Table, audio_step, made, problems, text_step
 from forebay.steps.text.chat import Chat
+from forebay.steps.text.line import TextLine
+from forebay.steps.text.normal.step import Where
+from forebay.steps.text.normal.table import problems_of
 from forebay.steps.text.transcript import Transcript
 from forebay.store.key import recipe_key
 from forebay.store.where import parse_where
@@ -91,7 +94,7 @@ class Recipe(_Recipe):
             "keep_waveform": self.waveform is not None,
             "version": [step.identity()["version"] for step in self.media_steps],
         }
-        text = None if self.tokens is None else asdict(self.tokens)
+        text = None if self.tokens is None else self.tokens.document()
         return {"audio": audio if self.has_audio else None, "text": text}
 
 
@@ -154,7 +157,8 @@ def section_problems(section: str, values: Mapping[str, Any]) -> list[str]:
     name = values.get(key, default)
     rest = {str(setting): value for setting, value in values.items() if setting not in own}
     # What is no name at all, the config itself refuses.
-    return problems(table, name, rest, section=section, key=key, own=own) if isinstance(name, str) else []
+    found = problems(table, name, rest, section=section, key=key, own=own) if isinstance(name, str) else []
+    return found or (problems_of(rest) if section == "text" else [])
 
 
 def _where_problems(where: object) -> list[str]:
@@ -392,7 +396,7 @@ def _speech_recipe(config: Config) -> Recipe:
         ),
         features=features,
         waveform=Waveform() if config.audio.keep_waveform else None,
-        tokens=_tokens(config.text),
+        tokens=_tokens(config, config.text),
         source={**_source_document(config, _SPEECH_FIELDS), "version": LISTING_VERSION},
     )
 
@@ -449,10 +453,13 @@ def _clip_s(source: SourceConfig, features: AudioStep) -> float | None:
     return min((float(limit) for limit in limits if limit is not None), default=None)
 
 
-def _tokens(text: TextConfig | None) -> Transcript | None:
+def _tokens(config: Config, text: TextConfig | None) -> Transcript | None:
     if text is None:
         return None
-    step = made(text_step(text.prompt), text.settings, tokenizer=tokenizer_digest(Path(text.tokenizer)))
-    if not isinstance(step, Transcript):  # `contradictions` refuses it; for mypy
-        raise TypeError(f"{step} writes no transcripts")
-    return step
+    cls = text_step(text.prompt)
+    if not issubclass(cls, Transcript):  # `contradictions` refuses it; for mypy
+        raise TypeError(f"{cls} writes no transcripts")
+    tokenizer = Path(text.tokenizer)
+    where = Where(folder=Path(config.path).parent, tokenizer=tokenizer, phones=text.settings.get("phones"))
+    line = TextLine.of(text.settings, where)
+    return made(cls, text.settings, tokenizer=tokenizer_digest(tokenizer), line=line)

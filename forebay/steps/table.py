@@ -103,8 +103,14 @@ def problems(table: Table, name: str, values: Mapping[str, Any], *, section: str
 def made(cls: type[StepT], values: Mapping[str, Any], **given: Any) -> StepT:
     """Returns the step with settings that `problems` has nothing to say of. given: the fields of `cls.given`."""
     hints = _settings(cls)
-    plain = {name: float(v) if type(v) is int and _fits(0.5, hints[name]) else v for name, v in values.items()}
-    return cls(**plain, **given)
+    return cls(**{name: _plain(value, hints[name]) for name, value in values.items()}, **given)
+
+
+def _plain(value: Any, hint: Any) -> Any:
+    """Returns a value of a config as the step has it: integers of numbers as floats, lists as tuples."""
+    if type(value) is int and _fits(0.5, hint):
+        return float(value)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _load(entry: str) -> Any:
@@ -123,12 +129,20 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(type(value) is type(choice) and value == choice for choice in get_args(hint))
     if get_origin(hint) in (Union, UnionType):
         return any(_fits(value, part) for part in get_args(hint))
+    if get_origin(hint) is tuple:
+        return isinstance(value, (list, tuple)) and all(_fits(part, get_args(hint)[0]) for part in value)
+    if get_origin(hint) is Mapping:  # the step itself looks into it
+        return isinstance(value, Mapping)
     return type(value) is hint or (hint is float and type(value) is int)
 
 
 def _wanted(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return " or ".join(map(json.dumps, get_args(hint)))
+    if get_origin(hint) is tuple:
+        return f"a list of {_TYPES[get_args(hint)[0]].partition(' ')[2]}s"
+    if get_origin(hint) is Mapping:
+        return "a table"
     parts = [part for part in get_args(hint) or (hint,) if part is not type(None)]
     return " or ".join(_TYPES.get(part) or _wanted(part) for part in parts)
 

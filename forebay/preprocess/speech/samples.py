@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +20,14 @@ from forebay.preprocess.speech.decode import decode_audio
 from forebay.preprocess.worker import mark
 from forebay.spans import DECODE, FEATURES, TOKENS, span
 from forebay.steps.recipe import Recipe
-from forebay.steps.text.transcript import TextEncoder
+from forebay.steps.text.transcript import Encoded, TextEncoder
 from forebay.store.layout import Array, FieldSpec
 
 _BLOCK_SAMPLES = 16_000 * 300
 """Decoded audio samples held at once: enough for the feature engine to fill its chunks, little beside a shard."""
+
+_BLOCK_TEXTS = 256
+"""Texts that are tokenised in one call."""
 
 _ID = FieldSpec(name="sample_id", dtype="str", role="table")
 
@@ -79,24 +83,40 @@ def text_samples(
     names: of the source files, by `file`. encoder: None for a recipe without text. needs_text: a null text fails.
     """
     columns = ["sample_id", "file", "text", "language", "prompt"]
-    for position, (row, kept) in enumerate(zip(rows.select(columns).to_pylist(), values_of(rows), strict=True)):
+    pairs = zip(rows.select(columns).to_pylist(), values_of(rows), strict=True)
+    position = 0
+    while block := list(itertools.islice(pairs, _BLOCK_TEXTS)):
         mark(position)
-        values: Values = {**kept, **{name: row[name] or "" for name in ("text", "language", "prompt")}}
-        values["source"] = names[row["file"]]
-        if encoder is not None:
-            try:
-                if needs_text and row["text"] is None:
-                    raise SampleError(
-                        NO_TEXT, f"sample {row['sample_id']}: nothing gives its text; add it, or remove it"
-                    )
-                with span(TOKENS):
-                    tokens = encoder.encode(
-                        row["text"] or "", row["language"], row["prompt"], sample_id=row["sample_id"]
-                    )
-                values |= {**tokens, "text": encoder.row_text(values["text"], tokens["input_ids"])}
-            except SampleError as err:
-                values |= {"failure": err.reason, "message": str(err)}
-        yield values
+        made = _encoded(encoder, [row for row, _ in block], needs_text=needs_text)
+        for (row, kept), result in zip(block, made, strict=True):
+            values: Values = {**kept, **{name: row[name] or "" for name in ("text", "language", "prompt")}}
+            values["source"] = names[row["file"]]
+            if isinstance(result, SampleError):
+                values |= {"failure": result.reason, "message": str(result)}
+            elif encoder is not None and result is not None:
+                values |= {**result.fields, "text": encoder.row_text(values["text"], result.fields["input_ids"])}
+            yield values
+        position += len(block)
+
+
+def _encoded(
+    encoder: TextEncoder | None, rows: Sequence[Mapping[str, Any]], *, needs_text: bool
+) -> list[Encoded | SampleError | None]:
+    if encoder is None:
+        return [None] * len(rows)
+    with span(TOKENS):
+        made = encoder.encode_batch(
+            [row["text"] or "" for row in rows],
+            [row["language"] for row in rows],
+            [row["prompt"] for row in rows],
+            sample_ids=[row["sample_id"] for row in rows],
+        )
+    return [
+        SampleError(NO_TEXT, f"sample {row['sample_id']}: nothing gives its text; add it, or remove it")
+        if needs_text and row["text"] is None
+        else result
+        for row, result in zip(rows, made, strict=True)
+    ]
 
 
 @functools.lru_cache(maxsize=1)

@@ -32,9 +32,9 @@ class Given(Transcript):
     def __post_init__(self) -> None:
         # Not super(): a dataclass with slots is another class than the one that super() was compiled for.
         Transcript.__post_init__(self)
-        if self.language_tag_mode != "auto" or self.normalize != "nfkc":
+        if self.language_tag_mode != "auto" or self.normalize != "nfkc" or self.language != "manifest":
             raise ValueError(
-                'language_tag_mode and normalize are for texts, and prompt = "given" takes ids as they are'
+                'language_tag_mode, normalize and language are for texts, and prompt = "given" takes ids as they are'
             )
 
     def writer(self, vocabulary: Vocabulary) -> Prompt:

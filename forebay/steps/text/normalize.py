@@ -1,12 +1,8 @@
-"""Text before it is tokenised, and languages as manifests write them (en, EN, en-US, English) to what prompts want."""
+"""Texts that say nothing, and languages as manifests write them (en, EN, en-US, English) to what prompts want."""
 
 from __future__ import annotations
 
 import re
-import unicodedata
-from typing import Literal
-
-from forebay.errors import TextError
 
 _UNSEEN = re.compile(
     r"[\s\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
@@ -18,27 +14,9 @@ _UNSEEN = re.compile(
 def is_unseen(text: str) -> bool:
     """Says whether a text holds nothing that is seen or heard: empty, white space, zero-width characters.
 
-    Inside of words joiners carry meaning (Hindi, Persian), so `normalize_text` takes none of them out.
+    Inside of words joiners carry meaning (Hindi, Persian), so no step takes them out.
     """
     return _UNSEEN.fullmatch(text) is not None
-
-
-def normalize_text(text: str, form: Literal["nfkc", "none"], *, sample_id: str) -> str:
-    """Returns the text in Unicode NFKC, runs of white space as one space, ends stripped; as it is for form "none".
-
-    White space is what `str.split` takes for it, line ends included. Normalising twice changes nothing.
-    Raises TextError `bad_text` for what UTF-8 cannot hold (a lone surrogate) and for NUL.
-    """
-    if "\0" in text:
-        raise TextError(
-            "bad_text", f"{sample_id}: text has a NUL at character {text.index(chr(0))}; clean the manifest"
-        )
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as err:
-        found = f"U+{ord(text[err.start]):04X} at character {err.start}"
-        raise TextError("bad_text", f"{sample_id}: text has a lone surrogate {found}; clean the manifest") from err
-    return " ".join(unicodedata.normalize("NFKC", text).split()) if form == "nfkc" else text
 
 
 _REGION = re.compile(r"([a-z]{2,3})[-_][a-z0-9_-]+")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -11,7 +11,10 @@ import numpy as np
 
 from forebay.errors import TextError
 from forebay.steps.step import Fields, Stored, TextBatch, TextStep
-from forebay.steps.text.normalize import is_unseen, normalize_text
+from forebay.steps.text.line import OpenLine, Prepared, TextLine
+from forebay.steps.text.normal.step import NOWHERE, Problem
+from forebay.steps.text.normal.table import SIMPLE, made_steps
+from forebay.steps.text.normalize import is_unseen
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.layout import FieldSpec
 
@@ -26,6 +29,7 @@ class Transcript(TextStep):
     """
 
     axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", "prefix_len": 1}
+    given: ClassVar[frozenset[str]] = frozenset({"tokenizer", "line"})
     stands_alone: ClassVar[bool] = False
     reads_labels: ClassVar[bool] = False
     audio_features: ClassVar[str | None] = None
@@ -33,20 +37,48 @@ class Transcript(TextStep):
     prompt: str = field(init=False)
     language_tag_mode: Literal["auto", "always", "none"] = "auto"
     """`auto`: the manifest's language, if it has one. `always`: a row without a language fails. `none`: no language."""
-    normalize: Literal["nfkc", "none"] = "nfkc"
-    """`nfkc`: Unicode NFKC, and runs of white space become one space. A text of nothing else is empty, counted."""
+    normalize: Literal["nfkc", "none"] | tuple[str, ...] = "nfkc"
+    """Steps that a text goes through before it is tokenised, by name, in their order. `nfkc`: Unicode NFKC, and runs of
+    white space become one space; a text of nothing else is empty, counted. `"none"` is the empty list."""
+    language: Literal["manifest", "detect", "detect_missing"] = "manifest"
+    """Where the language of a text comes from. `detect`: from the text (extra `text`), and from the manifest where
+    nothing can be said. `detect_missing`: from the text where the manifest has none."""
+    languages: tuple[str, ...] = ()
+    """Codes of the languages among which is detected. Left out: all that are known."""
+    min_confidence: float = 0.0
+    """Below this confidence, from 0 to 1, nothing is said of a language."""
+    phones: Mapping[str, Any] | None = field(default=None, hash=False)
+    """Settings of the step `phones` of `normalize`: `{backend = "espeak"}`."""
     max_label_tokens: int | None = None
     """Longer labels exclude the sample, reason `label_too_long`. Whisper's limit is 448."""
     version: int = 2
+    line: TextLine | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", self.name)
+        if self.line is None and self.normalize in SIMPLE and self.language == "manifest":
+            object.__setattr__(self, "line", TextLine(steps=made_steps(self.normalize, NOWHERE)))
+        if self.language == "manifest" and (self.languages or self.min_confidence):
+            raise ValueError('languages and min_confidence are of language = "detect" or "detect_missing"')
+        if not 0 <= self.min_confidence <= 1:
+            raise ValueError(f"min_confidence is {self.min_confidence}, wanted 0 to 1")
         if self.max_label_tokens is not None and self.max_label_tokens < 1:
             raise ValueError(f"max_label_tokens is {self.max_label_tokens}, wanted 1 or more")
 
     def identity(self) -> dict[str, Any]:
         """Returns the canonical description of the step, in which all prompts have one name."""
-        return {"step": "Tokens", **asdict(self)}
+        return {"step": "Tokens", **self.document()}
+
+    def document(self) -> dict[str, Any]:
+        """Returns what keys say of the step: its settings, and the line's steps by what they are."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _OF_THE_LINE}
+        return {**own, **self.text_line().document()}
+
+    def text_line(self) -> TextLine:
+        """Returns the line. Raises ValueError for settings that name files which nobody has looked up."""
+        if self.line is None:
+            raise ValueError(f"{self.name}: normalize = {self.normalize} needs the files of a config")
+        return self.line
 
     def fields(self) -> tuple[FieldSpec, ...]:
         """Returns the fields of the text group: `input_ids` [num_tokens], `prefix_len` [1]."""
@@ -67,6 +99,10 @@ class Transcript(TextStep):
         Raises ConfigError where the folder's files are not those of `tokenizer`, or lack what the prompt needs.
         """
         return TextEncoder(self, Vocabulary(folder, digest=self.tokenizer))
+
+
+_OF_THE_LINE = frozenset({"normalize", "language", "languages", "min_confidence", "phones", "line"})
+"""Fields of which `TextLine.document` says what is in keys."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,12 +161,21 @@ class Prompt:
         return ids
 
 
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """What a text became: the arrays of the step's fields, and the text as it was tokenised."""
+
+    fields: Fields
+    prepared: Prepared
+
+
 class TextEncoder:
     """Writes transcripts as a step says, with a vocabulary."""
 
     def __init__(self, step: Transcript, vocabulary: Vocabulary) -> None:
         self._step, self._vocabulary = step, vocabulary
         self._prompt = step.writer(vocabulary)
+        self._line: OpenLine = step.text_line().open()
 
     @property
     def constants(self) -> dict[str, int]:
@@ -147,22 +192,43 @@ class TextEncoder:
         """Whether texts are token ids, see `Transcript`."""
         return self._step.reads_labels
 
-    def encode(self, text: str, language: str | None, prompt: str | None, *, sample_id: str) -> Fields:
-        """Returns the int32 arrays that the step's `fields` names.
+    @property
+    def detects(self) -> bool:
+        """Whether languages are detected, and rows say which."""
+        return self._line.line.detects
 
-        language: code or English name in any case; empty is absent. prompt: earlier text or hot words; empty is absent.
-        Raises TextError: `bad_text`, `empty_text`, `missing_language`, `unknown_language`, `label_too_long`.
+    def encode(self, text: str, language: str | None, prompt: str | None, *, sample_id: str) -> Fields:
+        """Returns the int32 arrays of the step's `fields` of one text. Raises TextError, see `encode_batch`."""
+        (result,) = self.encode_batch([text], [language], [prompt], sample_ids=[sample_id])
+        if isinstance(result, TextError):
+            raise result
+        return result.fields
+
+    def encode_batch(
+        self,
+        texts: Sequence[str],
+        languages: Sequence[str | None],
+        prompts: Sequence[str | None],
+        *,
+        sample_ids: Sequence[str],
+    ) -> list[Encoded | TextError]:
+        """Returns what every text became, or why it cannot be used, in their order; one does not depend on another.
+
+        languages: code or English name in any case; empty is absent. prompts: earlier text or hot words; empty is
+        absent. Errors: `bad_text`, `empty_text`, `missing_language`, `unknown_language`, `label_too_long`, and what the
+        steps of `text.normalize` say.
         """
-        sequence = self._prompt.build(self._utterance(text, language, prompt, sample_id))
-        limit = self._step.max_label_tokens
-        if limit is not None and sequence.num_label_tokens > limit:
-            raise TextError(
-                "label_too_long",
-                f"{sample_id}: {sequence.num_label_tokens} label tokens, text.max_label_tokens is {limit}; "
-                "split the clip, or raise the limit where the model allows it",
-            )
-        values = {"input_ids": sequence.ids, "prefix_len": [sequence.prefix_len], **sequence.more}
-        return {name: np.array(value, dtype=np.int32) for name, value in values.items()}
+        # Before normalisation: NFKC turns full-width brackets into those of a header, and nobody meant them as one.
+        parts = [self._prompt.split(text) for text in texts]
+        stated = [(language or "").strip() for language in languages]
+        bodies = self._line.prepare([body for _, body in parts], stated)
+        results: list[Encoded | TextError] = []
+        for (carried, _), body, prompt, sample_id in zip(parts, bodies, prompts, sample_ids, strict=True):
+            try:
+                results.append(self._encoded(body, carried, prompt or "", sample_id))
+            except TextError as err:
+                results.append(err)
+        return results
 
     def row_text(self, text: str, input_ids: np.ndarray) -> str:
         """Returns the transcript that stands beside the ids of a row. text: of the source."""
@@ -180,17 +246,27 @@ class TextEncoder:
         """Id of the token that ends a transcript."""
         return self._vocabulary.eos_token_id
 
-    def transcript(self, text: str, *, sample_id: str) -> str:
+    def transcript(self, text: str, *, sample_id: str, language: str = "") -> str:
         """Returns the transcript of a manifest's text as the model learns it: normalised, without a language in it."""
-        return self._normalize(self._prompt.split(text)[1], sample_id)
+        return _usable(self._line.prepare([self._prompt.split(text)[1]], [language])[0], sample_id).text
 
-    def _utterance(self, text: str, language: str | None, prompt: str | None, sample_id: str) -> Utterance:
-        # Before normalisation: NFKC turns full-width brackets into those of a header, and nobody meant them as one.
-        carried, body = self._prompt.split(text)
-        body = self._normalize(body, sample_id)
-        if is_unseen(body):
+    def _encoded(self, body: Prepared | Problem, carried: str | None, prompt: str, sample_id: str) -> Encoded:
+        prepared = _usable(body, sample_id)
+        sequence = self._prompt.build(self._utterance(prepared, carried, prompt, sample_id))
+        limit = self._step.max_label_tokens
+        if limit is not None and sequence.num_label_tokens > limit:
+            raise TextError(
+                "label_too_long",
+                f"{sample_id}: {sequence.num_label_tokens} label tokens, text.max_label_tokens is {limit}; "
+                "split the clip, or raise the limit where the model allows it",
+            )
+        values = {"input_ids": sequence.ids, "prefix_len": [sequence.prefix_len], **sequence.more}
+        return Encoded({name: np.array(value, dtype=np.int32) for name, value in values.items()}, prepared)
+
+    def _utterance(self, prepared: Prepared, carried: str | None, prompt: str, sample_id: str) -> Utterance:
+        if is_unseen(prepared.text):
             raise TextError("empty_text", f"{sample_id}: the transcript is empty after normalisation")
-        language = (language or "").strip() or None
+        language = prepared.language or None
         if self._step.language_tag_mode == "always" and language is None and carried is None:
             raise TextError(
                 "missing_language",
@@ -199,11 +275,21 @@ class TextEncoder:
             )
         return Utterance(
             sample_id=sample_id,
-            text=body,
+            text=prepared.text,
             language=None if self._step.language_tag_mode == "none" else language,
-            prompt=self._normalize(prompt or "", sample_id).strip(),
-            carried=carried and self._normalize(carried, sample_id),
+            prompt=self._normalized(prompt, prepared.language, sample_id).strip() if prompt else "",
+            carried=carried and self._normalized(carried, "", sample_id),
         )
 
-    def _normalize(self, text: str, sample_id: str) -> str:
-        return normalize_text(text, self._step.normalize, sample_id=sample_id)
+    def _normalized(self, text: str, language: str, sample_id: str) -> str:
+        (result,) = self._line.prompts([text], [language])
+        if isinstance(result, Problem):
+            raise TextError(result.reason, f"{sample_id}: {result.message}")
+        return result
+
+
+def _usable(body: Prepared | Problem, sample_id: str) -> Prepared:
+    """Returns a text that was prepared. Raises TextError for one that could not be."""
+    if isinstance(body, Problem):
+        raise TextError(body.reason, f"{sample_id}: {body.message}")
+    return body

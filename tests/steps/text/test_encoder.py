@@ -26,7 +26,7 @@ from forebay.config.digest import tokenizer_digest
 from forebay.errors import ConfigError, TextError
 from forebay.pretrained import from_folder
 from forebay.steps.table import made, text_step
-from forebay.steps.text.normalize import is_unseen, normalize_text, qwen3_asr_name, whisper_code
+from forebay.steps.text.normalize import is_unseen, qwen3_asr_name, whisper_code
 from forebay.steps.text.qwen3_asr import num_audio_tokens
 from forebay.steps.text.transcript import TextEncoder, Transcript
 from tests.strategies import transcripts
@@ -251,18 +251,6 @@ def test_what_was_transcribed_never_becomes_a_control_token(prompt: str, text: s
     assert control == before + [i for i in bare if i in added]
     assert coder.decode(ids) == clean(text)
     assert len(ids) > int(fields["prefix_len"][0])
-
-
-@given(text=transcripts())
-def test_normalising_twice_changes_nothing(text: str) -> None:
-    once = normalize_text(text, "nfkc", sample_id="s")
-    assert normalize_text(once, "nfkc", sample_id="s") == once
-    assert once == once.strip()
-    assert normalize_text(text, "none", sample_id="s") == text
-
-
-def test_normalisation_composes_and_collapses() -> None:
-    assert normalize_text(" e\u0301\u00a0\t\ufb01n\n\u2460 ", "nfkc", sample_id="s") == "\u00e9 fin 1"
 
 
 @settings(max_examples=50, deadline=None)

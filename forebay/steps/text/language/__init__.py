@@ -1,0 +1,1 @@
+"""The language of a text, by its script and its words."""

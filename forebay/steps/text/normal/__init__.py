@@ -1,0 +1,1 @@
+"""The named steps of `text.normalize`, one file a family."""
