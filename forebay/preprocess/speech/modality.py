@@ -318,8 +318,8 @@ def estimate_bytes(recipe: Recipe, rows: pa.Table) -> int:
         seconds = np.minimum(seconds, recipe.decode.clip_s)
     samples = np.round(seconds * recipe.decode.sample_rate_hz).astype(np.int64)
     total = 0
-    for step in (recipe.features, recipe.waveform):
-        if step is not None and (fields := step.fields()):
+    for step in recipe.stored:
+        if fields := step.fields():
             width = fields[0].numpy_dtype.itemsize * int(np.prod(fields[0].shape, dtype=np.int64))
             total += width * int(np.sum(step.num_frames(samples)))
     text_bytes: int = sum(chunk.nbytes for name in ("text", "prompt", "language") for chunk in rows[name].chunks)

@@ -40,7 +40,7 @@ _TEXT_TABLE = tuple(
 
 def sample_fields(recipe: Recipe) -> tuple[FieldSpec, ...]:
     """Returns every field of a recipe's samples, media first, without the `failure` field that shards add."""
-    specs = (*recipe.features.fields(), *(recipe.waveform.fields() if recipe.waveform is not None else ()))
+    specs = [spec for step in recipe.stored for spec in step.fields()]
     tokens = recipe.tokens.fields() if recipe.tokens is not None else ()
     table = (_ID, _NUM_SAMPLES) if recipe.has_audio else (replace(_ID, group="text"),)
     return (*specs, *table, *tokens, *_TEXT_TABLE)
@@ -184,7 +184,5 @@ def _all_features(recipe: Recipe, waveforms: Sequence[Array]) -> list[Mapping[st
     clips = waveforms
     if "int16" not in recipe.features.clip_dtypes:
         clips = [w.astype(np.float32) / np.float32(32768) if w.dtype == np.int16 else w for w in waveforms]
-    made = recipe.features.compute(clips)
-    if recipe.waveform is None:
-        return list(made)
-    return [{**a, **b} for a, b in zip(made, recipe.waveform.compute(waveforms), strict=True)]
+    made = [step.compute(waveforms if step is recipe.waveform else clips) for step in recipe.stored]
+    return [{name: values for fields in each for name, values in fields.items()} for each in zip(*made, strict=True)]
