@@ -206,6 +206,8 @@ def contradictions(config: Config) -> list[str]:
             f'source.kind is "{config.source.kind}" and audio.features is "{step.name}"; text alone needs '
             'kind = "text" and features = "none"'
         ]
+    if found := _column_problems(config):
+        return found
     if not step.has_audio:
         return _text_alone_contradictions(config)
     return [*_given_contradictions(config, step), *_audio_contradictions(config, step)]
@@ -251,6 +253,19 @@ def _table_problems(config: Config) -> list[str]:
         wanted = f"wanted {' or '.join(kinds)}" if kinds else f"for {config.modality} no kind keeps columns yet"
         found.append(f'source.keep_columns are not read from source.kind = "{source.kind}", {wanted}; leave them out')
     return found
+
+
+def _column_problems(config: Config) -> list[str]:
+    """Returns which columns the text is made of that the source does not keep."""
+    text = config.text
+    prompt = None if text is None else text_step(text.prompt)
+    if text is None or prompt is None or not issubclass(prompt, Transcript):
+        return []
+    return [
+        f'text.{setting} is "{column}", and source.keep_columns does not name it; add it there'
+        for setting, column in prompt.columns_read(text.settings).items()
+        if column not in config.source.keep_columns
+    ]
 
 
 def _audio_contradictions(config: Config, step: type[AudioStep]) -> list[str]:

@@ -29,6 +29,7 @@ TEXT: Table = {
     "whisper": "forebay.steps.text.whisper:Whisper",
     "qwen3_asr": "forebay.steps.text.qwen3_asr:Qwen3AsrChat",
     "given": "forebay.steps.text.given:Given",
+    "tts": "forebay.steps.text.tts:Tts",
     "chat": "forebay.steps.text.chat:Chat",
 }
 IMAGE: Table = {"qwen2_vl": "forebay.steps.image.qwen2_vl:Patches"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from forebay.config.tree import Config
 from forebay.preprocess.cut import Cut, name_cuts
 from forebay.preprocess.modality import Coder, Finished, Listing, Read, Rows, Values, gathered, narrow
 from forebay.preprocess.pool import Map
-from forebay.preprocess.sources.kept import PREFIX, fields_of
+from forebay.preprocess.sources.kept import PREFIX, column_of, fields_of
 from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.sources.speech.listing import read_rows
 from forebay.preprocess.speech.probe import media_probe, text_probe
@@ -179,6 +180,8 @@ class Speech:
         return read_rows(source, cache_root=config.cache_root, map_=map_, is_hashed=is_hashed)
 
     def keeping(self, rows: pa.Table) -> Speech:
+        if self.recipe.tokens is not None:
+            self.recipe.tokens.check_columns(partial(_different, rows))
         return replace(self, kept=fields_of(rows))
 
     def fields(self) -> tuple[FieldSpec, ...]:
@@ -300,6 +303,11 @@ class Speech:
             for name, count, length in sorted(zip(rows.languages.names, samples, seconds, strict=True))
             if count
         }
+
+
+def _different(rows: pa.Table, name: str) -> list[str]:
+    """Returns the different values of a kept column as texts, sorted."""
+    return sorted(str(value) for value in column_of(rows, name).unique().to_pylist() if value is not None)
 
 
 def _audio_lengths(media: Shard) -> tuple[Array, Array]:

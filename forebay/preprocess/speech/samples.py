@@ -94,9 +94,20 @@ def text_samples(
             if isinstance(result, SampleError):
                 values |= {"failure": result.reason, "message": str(result)}
             elif encoder is not None and result is not None:
-                values |= {**result.fields, "text": encoder.row_text(values["text"], result.fields["input_ids"])}
+                values |= _of_text(encoder, result, kept, text=values["text"], sample_id=row["sample_id"])
             yield values
         position += len(block)
+
+
+def _of_text(
+    encoder: TextEncoder, encoded: Encoded, kept: Mapping[str, Any], *, text: str, sample_id: str
+) -> Mapping[str, Any]:
+    """Returns the fields of a text and what the row says of it, or why the row cannot be used."""
+    try:
+        of_row = encoder.of_row(kept, sample_id=sample_id)
+    except SampleError as err:
+        return {"failure": err.reason, "message": str(err)}
+    return {**encoded.fields, **of_row, "text": encoder.row_text(text, encoded.fields["input_ids"])}
 
 
 def _encoded(
