@@ -17,7 +17,7 @@ _WINDOW_S = 0.025
 """Seconds over which a period is compared with the next, as in the paper; the longest period where that is more."""
 
 _SILENCE = 1e-10
-"""Mean square below which nothing is compared: -100 dB of full scale, a third of the last bit of 16."""
+"""A frame whose samples differ less from all later ones, as a mean square, is silent: -100 dB of full scale."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,7 @@ class Pitch(AudioStep):
     pad_mode: PadMode
     min_hz: float = 65.0
     max_hz: float = 600.0
-    threshold: float = 0.2
+    threshold: float = 0.25
     version: int = 1
 
     @property
@@ -79,7 +79,7 @@ class Pitch(AudioStep):
         for frames, rows in self._rows(clip, len(pitches), window + last + 1):
             difference = _differences(rows, window, last + 2)
             period = _periods(difference, first=first, last=last, threshold=self.threshold)
-            voiced = (period > 0) & (np.square(rows).mean(axis=1) > _SILENCE)
+            voiced = (period > 0) & (difference.max(axis=1) > _SILENCE * window)
             np.divide(self.rate_hz, period, out=pitches[frames], where=voiced, casting="same_kind")
         return pitches
 

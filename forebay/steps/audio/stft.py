@@ -71,7 +71,7 @@ class Framing:
         room = min(CHUNK_ROWS, _whole_blocks(len(frames)))
         for start in range(0, len(frames), CHUNK_ROWS):
             stop = min(start + CHUNK_ROWS, len(frames))
-            rows = torch.zeros((min(room, _whole_blocks(stop - start)), self.n_fft), dtype=torch.float32)
+            rows = torch.zeros((min(room, _whole_blocks(stop - start)), self.n_fft), dtype=torch.float32, device="cpu")
             np.multiply(frames[start:stop], window, out=rows.numpy()[: stop - start])
             yield slice(start, stop), power_of(torch.fft.rfft(rows).numpy())
 
