@@ -1,4 +1,4 @@
-"""Batches of speech synthesis: from LJSpeech's layout and from a table of several speakers, into a model that learns."""
+"""Batches of speech synthesis: from LJSpeech's layout and from a table of speakers, into a model that learns."""
 
 from __future__ import annotations
 

@@ -116,6 +116,10 @@ class TtsPrompt(Prompt):
         """The codes that are listed."""
         return self._step.language_codes
 
+    def texts(self, utterance: Utterance) -> list[str]:
+        """Returns the text."""
+        return [utterance.text]
+
     def build(self, utterance: Utterance) -> TokenSequence:
         """Returns the sequence; nothing of it is prefix. Raises TextError `unknown_language`."""
         ids = self._vocabulary.encode(utterance.text, sample_id=utterance.sample_id)
