@@ -532,6 +532,10 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
     tried |= {("columns", name) for name in ("image", "question", "answer", "messages")}
     tried |= {(section, field) for section, field, _, _ in VISION_CHANGES} | {("text", "learn_through")}
     tried |= {("text", "languages"), ("text", "min_confidence")}
+    tried |= {("audio", name) for name in tables.settings_of(tables.AUDIO, "mel")}  # tests/steps/audio/test_mel.py
+    tried |= {("audio", "energy"), ("audio", "pitch")}
+    tried |= {("text", name) for name in ("blank_token", "add_bos", "add_eos")}  # tests/steps/text/test_tts.py
+    tried |= {("text", name) for name in ("speaker_column", "speakers", "language_codes")}
     tried |= {("text", "phones")}  # tests/steps/text/normal/
     config = config_of(tmp_path, text=TEXT)
     assert config.text is not None

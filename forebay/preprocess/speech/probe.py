@@ -45,11 +45,12 @@ def media_probe(recipe: Recipe) -> str:
 def text_probe(encoder: TextEncoder | None) -> str:
     """Returns the xxh3-128 of what the text steps make of texts in six scripts, or of labels."""
     texts = _LABELS if encoder is not None and encoder.reads_labels else _TEXTS
+    languages = encoder.languages if encoder is not None else ()
     rows = _rows(
         sample_id=[f"probe-{i}" for i in range(len(texts))],
         file=[0] * len(texts),
         text=[text for text, _ in texts],
-        language=[language for _, language in texts],
+        language=[languages[0] if languages else language for _, language in texts],
         prompt=pa.nulls(len(texts), pa.string()),
     )
     return values_digest(text_samples(rows, ["probe"], encoder))

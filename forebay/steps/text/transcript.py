@@ -88,6 +88,17 @@ class Transcript(TextStep):
         """Returns the fields of the text group: `input_ids` [num_tokens], `prefix_len` [1]."""
         return tuple(FieldSpec(name=name, dtype="int32", group="text") for name in ("input_ids", "prefix_len"))
 
+    @classmethod
+    def columns_read(cls, settings: Mapping[str, Any]) -> dict[str, str]:  # noqa: ARG003
+        """Returns the columns of `source.keep_columns` that samples are made of, by the settings that name them."""
+        return {}
+
+    def check_columns(self, different: Callable[[str], list[str]]) -> None:
+        """Returns where kept columns are what the settings say. Raises ConfigError otherwise.
+
+        different: the values of a column by its name, each once, sorted.
+        """
+
     def writer(self, vocabulary: Vocabulary) -> Prompt:
         """Returns what writes the prompt. Raises ConfigError where the tokenizer lacks what the prompt needs."""
         raise NotImplementedError
@@ -148,6 +159,11 @@ class Prompt:
         """What a collator must know of this prompt beside the vocabulary."""
         return {}
 
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The only languages that texts may have; none where any is right."""
+        return ()
+
     def split(self, text: str) -> tuple[str | None, str]:
         """Returns the language that a text carries itself, None where it carries none, and its transcript."""
         return None, text
@@ -159,6 +175,10 @@ class Prompt:
     def build(self, utterance: Utterance) -> TokenSequence:
         """Returns the sequence of an utterance; raises TextError where it cannot be written."""
         raise NotImplementedError
+
+    def of_row(self, kept: Mapping[str, Any], sample_id: str) -> dict[str, list[int]]:  # noqa: ARG002
+        """Returns values of fields that are made of kept columns; raises TextError where they cannot be."""
+        return {}
 
     def row_text(self, text: str, ids: Array) -> str:  # noqa: ARG002
         """Returns what a row says that it is a transcript of. text: of the source. ids: what was made of it."""
@@ -195,6 +215,11 @@ class TextEncoder:
             "eos_token_id": self._vocabulary.eos_token_id,
         }
         return {name: value for name, value in found.items() if value is not None} | self._prompt.constants
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The only languages that texts may have; none where any is right."""
+        return self._prompt.languages
 
     @property
     def reads_labels(self) -> bool:
@@ -251,6 +276,11 @@ class TextEncoder:
         stated = [(language or "").strip() for language in languages]
         staged = self._line.stages([body for _, body in parts], stated)
         return [(carried, body, way) for (carried, body), way in zip(parts, staged, strict=True)]
+
+    def of_row(self, kept: Mapping[str, Any], *, sample_id: str) -> Fields:
+        """Returns the int32 arrays of the fields of kept columns. Raises TextError, as `Prompt.of_row`."""
+        made = self._prompt.of_row(kept, sample_id)
+        return {name: np.array(value, dtype=np.int32) for name, value in made.items()}
 
     def keep(self) -> None:
         """Writes what stores were given and have not written yet."""
