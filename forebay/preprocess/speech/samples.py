@@ -21,6 +21,7 @@ from forebay.spans import DECODE, FEATURES, TOKENS, span
 from forebay.steps.recipe import Recipe
 from forebay.steps.text.transcript import Encoded, TextEncoder
 from forebay.store.layout import Array, FieldSpec
+from forebay.store.texts import TextStore
 
 _BLOCK_SAMPLES = 16_000 * 300
 """Decoded audio samples held at once: enough for the feature engine to fill its chunks, little beside a shard."""
@@ -37,12 +38,21 @@ _TEXT_TABLE = tuple(
 )
 
 
+DETECTED_FIELDS = (
+    FieldSpec(name="language_detected", dtype="str", group="text", role="table"),
+    FieldSpec(name="language_confidence", dtype="float64", group="text", role="table"),
+    FieldSpec(name="language_manifest", dtype="str", group="text", role="table"),
+)
+"""What rows hold beside `language`, the one that prompts use, where languages are detected."""
+
+
 def sample_fields(recipe: Recipe) -> tuple[FieldSpec, ...]:
     """Returns every field of a recipe's samples, media first, without the `failure` field that shards add."""
     specs = (*recipe.features.fields(), *(recipe.waveform.fields() if recipe.waveform is not None else ()))
     tokens = recipe.tokens.fields() if recipe.tokens is not None else ()
     table = (_ID, _NUM_SAMPLES) if recipe.has_audio else (replace(_ID, group="text"),)
-    return (*specs, *table, *tokens, *_TEXT_TABLE)
+    detected = DETECTED_FIELDS if recipe.tokens is not None and recipe.tokens.text_line().detects else ()
+    return (*specs, *table, *tokens, *_TEXT_TABLE, *detected)
 
 
 def media_samples(recipe: Recipe, rows: pa.Table, read: Read) -> Iterator[Values]:
@@ -75,29 +85,39 @@ def media_samples(recipe: Recipe, rows: pa.Table, read: Read) -> Iterator[Values
 
 
 def text_samples(
-    rows: pa.Table, names: Sequence[str], encoder: TextEncoder | None, *, needs_text: bool = False
+    rows: pa.Table,
+    names: Sequence[str],
+    encoder: TextEncoder | None,
+    *,
+    needs_text: bool = False,
+    store: TextStore | None = None,
 ) -> Iterator[Values]:
     """Yields the text fields of every row in order; of one that fails, table fields, `failure` and `message`.
 
     names: of the source files, by `file`. encoder: None for a recipe without text. needs_text: a null text fails.
+    store: of what is made of texts; when all rows were asked for, what it was given is written.
     """
     columns = {name: rows[name].to_pylist() for name in ("sample_id", "file", "text", "language", "prompt")}
     kept = list(values_of(rows))
     for start, stop in _blocks(columns["text"], columns["prompt"]):
         mark(start)
         block = {name: values[start:stop] for name, values in columns.items()}
-        made = _encoded(encoder, block, needs_text=needs_text)
+        made = _encoded(encoder, block, needs_text=needs_text, store=store)
         for more, file, text, language, prompt, result in zip(
             kept[start:stop], *(block[name] for name in ("file", "text", "language", "prompt")), made, strict=True
         ):
             values: Values = {**more, "text": text or "", "language": language or "", "prompt": prompt or ""}
             values["source"] = names[file]
+            if encoder is not None and encoder.detects:
+                values |= _languages(values["language"], result)
             if isinstance(result, SampleError):
                 values |= {"failure": result.reason, "message": str(result)}
             elif encoder is not None and result is not None:
                 values |= result.fields
                 values["text"] = encoder.row_text(values["text"], result.fields["input_ids"])
             yield values
+    if encoder is not None:
+        encoder.keep()
 
 
 def _blocks(*columns: Sequence[str | None]) -> Iterator[tuple[int, int]]:
@@ -106,7 +126,7 @@ def _blocks(*columns: Sequence[str | None]) -> Iterator[tuple[int, int]]:
     Where a process has died over them every row is a block, so that the row is known if it happens again.
     """
     most = 1 if is_second_try() else _BLOCK_TEXTS
-    start = held = stop = 0
+    start = held = 0
     for stop, texts in enumerate(zip(*columns, strict=True)):
         size = sum(len(text) for text in texts if text)
         if stop > start and (stop - start == most or held + size > _BLOCK_CHARACTERS):
@@ -117,15 +137,29 @@ def _blocks(*columns: Sequence[str | None]) -> Iterator[tuple[int, int]]:
         yield start, len(columns[0])
 
 
+def _languages(stated: str, result: Encoded | SampleError | None) -> Values:
+    """Returns the language of a row and its `DETECTED_FIELDS`. Of a text that cannot be used nothing is said."""
+    said = (stated, "", 0.0)
+    if isinstance(result, Encoded):
+        said = (result.prepared.language, result.prepared.detected, result.prepared.confidence)
+    language, detected, confidence = said
+    return {
+        "language": language,
+        "language_detected": detected,
+        "language_confidence": np.float64(confidence),
+        "language_manifest": stated,
+    }
+
+
 def _encoded(
-    encoder: TextEncoder | None, rows: Mapping[str, Sequence[Any]], *, needs_text: bool
+    encoder: TextEncoder | None, rows: Mapping[str, Sequence[Any]], *, needs_text: bool, store: TextStore | None
 ) -> Sequence[Encoded | SampleError | None]:
     texts, sample_ids = rows["text"], rows["sample_id"]
     if encoder is None:
         return [None] * len(texts)
     with span(TOKENS):
         made = encoder.encode_batch(
-            [text or "" for text in texts], rows["language"], rows["prompt"], sample_ids=sample_ids
+            [text or "" for text in texts], rows["language"], rows["prompt"], sample_ids=sample_ids, store=store
         )
     if not needs_text:
         return made

@@ -18,6 +18,7 @@ from forebay.steps.text.normal.table import SIMPLE, made_steps
 from forebay.steps.text.normalize import is_unseen
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.layout import Array, FieldSpec
+from forebay.store.texts import TextStore
 
 T = TypeVar("T")
 
@@ -218,17 +219,18 @@ class TextEncoder:
         prompts: Sequence[str | None],
         *,
         sample_ids: Sequence[str],
+        store: TextStore | None = None,
     ) -> list[Encoded | TextError]:
         """Returns what every text became, or why it cannot be used, in their order; one does not depend on another.
 
         languages: code or English name in any case; empty is absent. prompts: earlier text or hot words; empty is
-        absent. Errors: `bad_text`, `empty_text`, `missing_language`, `unknown_language`, `label_too_long`, and what the
-        steps of `text.normalize` say.
+        absent. store: of detection and normalisation, see `OpenLine.prepare`. Errors: `bad_text`, `empty_text`,
+        `missing_language`, `unknown_language`, `label_too_long`, and what the steps of `text.normalize` say.
         """
         # Before normalisation: NFKC turns full-width brackets into those of a header, and nobody meant them as one.
         parts = [self._prompt.split(text) for text in texts]
         stated = [(language or "").strip() for language in languages]
-        bodies = self._line.prepare([body for _, body in parts], stated)
+        bodies = self._line.prepare([body for _, body in parts], stated, store=store)
         utterances = [
             _tried(self._utterance, body, carried, prompt or "", sample_id)
             for (carried, _), body, prompt, sample_id in zip(parts, bodies, prompts, sample_ids, strict=True)
@@ -239,6 +241,10 @@ class TextEncoder:
                 each if isinstance(each, TextError) else _tried(self._encoded, each, body)
                 for each, body in zip(utterances, bodies, strict=True)
             ]
+
+    def keep(self) -> None:
+        """Writes what stores were given and have not written yet."""
+        self._line.keep()
 
     def row_text(self, text: str, input_ids: Array) -> str:
         """Returns the transcript that stands beside the ids of a row. text: of the source."""

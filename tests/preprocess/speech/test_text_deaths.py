@@ -30,10 +30,14 @@ def table(texts: list[str | None]) -> pa.Table:
 class Deadly:
     """An encoder that a text kills, as a fault in native code would."""
 
+    detects = False
+
     def encode_batch(self, texts: list[str], *_: Any, **__: Any) -> list[TextError]:
         if "poison" in texts:
             os.kill(os.getpid(), signal.SIGKILL)
         return [TextError("bad_text", "") for _ in texts]
+
+    def keep(self) -> None: ...
 
 
 def _worked(rows: pa.Table) -> int:
