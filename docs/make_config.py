@@ -13,7 +13,7 @@ import inspect
 import itertools
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -126,6 +126,8 @@ def _type(hint: Any) -> str:
         return f"list of {_type(options[0])}"
     if get_origin(hint) is dict:
         return f"table of {_type(options[1])}"
+    if get_origin(hint) is Mapping:
+        return "table"
     return TYPES[hint]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +29,8 @@ FILE_NAME = "hashes.memo"
 _RACY_NS = 2_000_000_000
 """The coarsest time stamps in use (FAT) tick every two seconds."""
 _READINGS = 3
+_PIECE_FILES, _PIECE_BYTES = 50_000, 64 << 30
+"""What is hashed between two savings."""
 _RECORD = np.dtype([("stat", "<i8", (5,)), ("hashed_at_ns", "<i8"), ("xxh3_128", "V16")])
 
 Stat = tuple[int, int, int, int, int]
@@ -95,14 +97,16 @@ class Memo:
         return [hashed.xxh3_128 for hashed in self.hashed(paths, map_=map_)]
 
     def hashed(self, paths: Sequence[Path], *, map_: Hashing = map) -> list[Hashed]:
-        """Returns the hash of every file with the stat that it is the hash of, as `hashes` does."""
+        """Returns the hash of every file with the stat that it is the hash of, as `hashes` does.
+
+        What was hashed is kept after each piece of the work: an interrupted run goes on there.
+        """
         results = [self._known(path) for path in paths]
-        missing = [i for i, result in enumerate(results) if result is None]
-        if missing:
-            found = map_(hash_now, [paths[i] for i in missing])
+        for piece in _pieces([i for i, result in enumerate(results) if result is None], paths):
+            found = map_(hash_now, [paths[i] for i in piece])
             if map_ is map:  # others show it themselves
-                found = Progress(len(missing), desc="hash", unit="file").over(found)
-            for i, hashed in zip(missing, found, strict=True):
+                found = Progress(len(piece), desc="hash", unit="file").over(found)
+            for i, hashed in zip(piece, found, strict=True):
                 self._entries[_anywhere(hashed.stat)] = results[i] = hashed
                 if (twin := _etag_stat(paths[i])) is not None and hashed.stat == stat_now(paths[i]):
                     self._entries[twin] = replace(hashed, stat=twin)
@@ -139,6 +143,20 @@ class Memo:
             write_bytes(self.path, self.dump())
         except OSError as err:
             logger.info("hashes are not kept: %s: %s", self.path, err.strerror)
+
+
+def _pieces(places: Sequence[int], paths: Sequence[Path]) -> Iterator[list[int]]:
+    """Yields runs of places whose files are read in about a minute."""
+    piece: list[int] = []
+    size = 0
+    for place in places:
+        piece.append(place)
+        size += max(0, source_stat(paths[place])[SIZE])
+        if len(piece) == _PIECE_FILES or size >= _PIECE_BYTES:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
 
 
 def hash_now(path: Path) -> Hashed:

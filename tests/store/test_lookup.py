@@ -407,6 +407,8 @@ KEY_CHANGES: list[tuple[str, str, Any]] = [
     ("text", "prompt", "whisper"),
     ("text", "language_tag_mode", "none"),
     ("text", "normalize", "none"),
+    ("text", "normalize", ["nfkc", "lower"]),
+    ("text", "language", "detect"),
     ("text", "max_label_tokens", 7),
 ]
 TEXT = {"tokenizer": str(DEMO_MODEL)}
@@ -443,6 +445,11 @@ def test_fields_that_need_others_change_the_key(tmp_path: Path) -> None:
             for is_named in (True, False)
         ),
         config_of(tmp_path, source={"keep_columns": ["speaker", "snr"]}),
+        *(
+            config_of(tmp_path, text={**TEXT, "language": mode, **more})
+            for mode in ("detect", "detect_missing")
+            for more in ({}, {"languages": ["en", "hi"]}, {"min_confidence": 0.5})
+        ),
     ]
     assert len({recipe_of(config).key for config in variants}) == len(variants)
 
@@ -523,6 +530,8 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
     tried |= {("source", "languages_from_folders")}
     tried |= {("columns", name) for name in ("image", "question", "answer", "messages")}
     tried |= {(section, field) for section, field, _, _ in VISION_CHANGES} | {("text", "learn_through")}
+    tried |= {("text", "languages"), ("text", "min_confidence")}
+    tried |= {("text", "phones")}  # tests/steps/text/normal/
     config = config_of(tmp_path, text=TEXT)
     assert config.text is not None
     known = {

@@ -264,3 +264,28 @@ def test_the_stat_is_of_the_file_that_was_read_and_not_of_one_that_took_its_plac
     old, new = files[0].with_name("kept").stat(), files[0].stat()
     assert hashed.stat[1] in (old.st_ino, new.st_ino)
     assert hashed.xxh3_128 == (wanted if hashed.stat[1] == old.st_ino else hash_file(files[0]))
+
+
+def test_an_interrupted_run_goes_on_behind_the_last_piece(
+    root: Path, files: list[Path], settled: None, read: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memo_module, "_PIECE_FILES", 2)
+    asked: list[list[Path]] = []
+
+    def interrupted(function: Callable[[Path], Hashed], paths: Sequence[Path]) -> Iterable[Hashed]:
+        asked.append(list(paths))
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return [function(path) for path in paths]
+
+    with pytest.raises(KeyboardInterrupt):
+        Memo(root).hashes(files, map_=interrupted)
+    assert asked == [files[:2], files[2:]]
+    assert Memo(root).hashes(files) == [hash_file(path) for path in files]
+    assert read.count(files[0]) == read.count(files[2]) == 1
+
+
+def test_a_piece_ends_at_its_bytes(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memo_module, "_PIECE_BYTES", files[0].stat().st_size + 1)
+    assert list(memo_module._pieces([0, 1, 2], files)) == [[0, 1], [2]]
+    assert list(memo_module._pieces([], files)) == []
