@@ -12,8 +12,8 @@ from forebay.preprocess.sources.lines import codec_of, line_blocks, plain_name
 from forebay.preprocess.sources.naming import manifest_files, path_stem
 from forebay.preprocess.sources.rows import Manifest, require_rows, storable
 from forebay.preprocess.sources.speech.locate import Failures, Located, LocateTask, SpeechKind, located
-from forebay.preprocess.sources.speech.text_lines import LineFile, list_lines
-from forebay.preprocess.sources.speech.text_rows import TextRows, Wanted, wanted_early
+from forebay.preprocess.sources.speech.text_lines import list_lines
+from forebay.preprocess.sources.speech.text_rows import LineFile, TextRows, Wanted, wanted_early
 from forebay.preprocess.sources.speech.text_table import ENDING as PARQUET
 from forebay.preprocess.sources.speech.text_table import list_parquet, num_rows
 from forebay.store.remote.raw.sources import files_in, is_folder

@@ -19,6 +19,7 @@ from forebay.preprocess.sources import line_index, lines
 from forebay.preprocess.sources.lines import CODECS
 from forebay.preprocess.sources.speech import text_lines
 from forebay.preprocess.sources.speech.listing import read_rows
+from forebay.preprocess.sources.speech.text_json import JsonLines
 
 LINES = [f"texts.{kind}{end}" for kind in ("txt", "jsonl") for end in ("", *CODECS)]
 FORMS = (*LINES, "texts.parquet")
@@ -231,3 +232,52 @@ def test_max_samples_takes_the_first_of_every_form(tmp_path: Path) -> None:
             rows_of(read_rows(replace(everything, max_samples=38), cache_root="c"))
             == rows_of(read_rows(everything, cache_root="c"))[:38]
         )
+
+
+NAMES = st.sampled_from(["text", "id", "sample_id", "language", "prompt", "other", "t\\u0065xt"])
+JSON_VALUES = st.sampled_from(
+    [
+        "null",
+        "1",
+        '""',
+        '"a"',
+        '"a: b"',
+        '"ह"',
+        '"\\u0939"',
+        '"\\ud800"',
+        '"\\u0000"',
+        "[1]",
+        '{"a": 1}',
+        "NaN",
+        '"\\""',
+        "1e999",
+    ]
+)
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    fields=st.lists(st.tuples(NAMES, JSON_VALUES), max_size=4),
+    spaces=st.lists(st.sampled_from(["", " ", "\t"]), min_size=3, max_size=3),
+    tail=st.sampled_from(["", " ", "}", ","]),
+)
+def test_a_quick_look_at_a_line_says_what_the_close_one_says(
+    tmp_path: Path, fields: list[tuple[str, str]], spaces: list[str], tail: str
+) -> None:
+    a, b, c = spaces
+    objects = ",".join(f'{a}"{name}"{b}:{c}{value}' for name, value in fields)
+    line = f"{a}{{{objects}}}{tail}".encode()
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b'{"text": "first"}\n' + line + b"\n")
+    assert outcome(path) == outcome(path, is_close=True)
+
+
+def outcome(path: Path, *, is_close: bool = False) -> Any:
+    with pytest.MonkeyPatch.context() as patched:
+        if is_close:
+            patched.setattr(JsonLines, "_quickly", lambda *_: None)
+        try:
+            manifest = read(path)
+        except ManifestError as err:
+            return str(err)
+        return rows_of(manifest), list(manifest.failed()), manifest.unused
