@@ -188,6 +188,8 @@ def contradictions(config: Config) -> list[str]:
     step, text = audio_step(config.audio.features), config.text
     if text is not None and text_step(text.prompt).of_images:
         return [f'text.prompt = "{text.prompt}" is only for a config with [vision]']
+    if found := _kept_and_detected(config):
+        return found
     if SOURCE_KINDS[config.source.kind].has_audio != step.has_audio:
         return [
             f'source.kind is "{config.source.kind}" and audio.features is "{step.name}"; text alone needs '
@@ -196,6 +198,18 @@ def contradictions(config: Config) -> list[str]:
     if not step.has_audio:
         return _text_alone_contradictions(config)
     return [*_given_contradictions(config, step), *_audio_contradictions(config, step)]
+
+
+def _kept_and_detected(config: Config) -> list[str]:
+    """Returns which columns a config keeps that are written beside detected languages."""
+    mode = "manifest" if config.text is None else config.text.settings.get("language", "manifest")
+    taken = {"language_detected", "language_confidence", "language_manifest"}.intersection(config.source.keep_columns)
+    if mode == "manifest" or not taken:
+        return []
+    return [
+        f'source.keep_columns has {", ".join(sorted(taken))}, and text.language = "{mode}" writes columns of these '
+        "names; leave them out, or rename them in the source"
+    ]
 
 
 def _source_problems(config: Config) -> list[str]:
