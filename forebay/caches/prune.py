@@ -15,7 +15,7 @@ from forebay.caches.files import Inode, sizes_of
 from forebay.caches.guard import Guard
 from forebay.caches.remove import remove
 from forebay.caches.survey import KINDS, Item, Kind, Survey
-from forebay.caches.tars import is_of_gone_tar
+from forebay.caches.indexes import is_of_gone_tar, is_of_gone_text
 from forebay.caches.wanted import Wanted
 from forebay.caches.words import ago
 from forebay.errors import ConfigError
@@ -23,7 +23,7 @@ from forebay.progress import Progress
 from forebay.terminal import wrapped
 from forebay.visible import from_here, human_bytes, printable
 
-_REMOVABLE: Collection[Kind] = ("cache", "plan", "tar index", "listing", "build", "prepared", "leftover")
+_REMOVABLE: Collection[Kind] = ("cache", "plan", "tar index", "text index", "listing", "build", "prepared", "leftover")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,8 @@ class Rules:
 
     older_than_s: caches that were not used for so long. unwanted: caches that no config wants. max_bytes: the caches
     that were used longest ago, until everything under the root takes no more. leftovers: of builds whose processes are
-    gone. plans: of caches that are gone. tar_indexes: of tars that are gone or changed. listings: all.
+    gone. plans: of caches that are gone. tar_indexes, text_indexes: of tars, of texts that are gone or changed.
+    listings: all.
     """
 
     older_than_s: float | None = None
@@ -41,6 +42,7 @@ class Rules:
     leftovers: bool = False
     plans: bool = False
     tar_indexes: bool = False
+    text_indexes: bool = False
     listings: bool = False
 
     @property
@@ -50,10 +52,12 @@ class Rules:
 
     def require_one(self) -> None:
         """Raises ConfigError where no rule is given: nothing goes by default."""
-        if not (self.of_caches or self.leftovers or self.plans or self.tar_indexes or self.listings):
+        others = (self.leftovers, self.plans, self.tar_indexes, self.text_indexes, self.listings)
+        if not (self.of_caches or any(others)):
             raise ConfigError(
                 "prune removes nothing without a rule; for caches: --older-than 30d, --unwanted CONFIG..., --max-size "
-                "500G (several: all must hold); for the rest: --leftovers, --plans, --tar-indexes, --listings"
+                "500G (several: all must hold); for the rest: --leftovers, --plans, --tar-indexes, --text-indexes, "
+                "--listings"
             )
 
 
@@ -163,6 +167,9 @@ def decide(survey: Survey, rules: Rules, guard: Guard, wanted: Wanted | None) ->
     if rules.tar_indexes:
         indexes = survey.of("tar index")
         found += [_judged(item, guard, is_of_gone_tar(survey.root.folder / item.name)) for item in indexes]
+    if rules.text_indexes:
+        indexes = survey.of("text index")
+        found += [_judged(item, guard, is_of_gone_text(survey.root.folder / item.name)) for item in indexes]
     if rules.listings:
         found += [_judged(item, guard, (True, "made again when it is needed")) for item in survey.of("listing")]
     return found

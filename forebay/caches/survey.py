@@ -25,13 +25,26 @@ from forebay.store.metadata import FILE_NAME, check_found, checksum
 from forebay.store.remote.root import LISTED
 from forebay.store.temporary import is_temporary
 
-Kind = Literal["cache", "plan", "tar index", "listing", "hashes", "build", "prepared", "leftover", "known", "foreign"]
+Kind = Literal[
+    "cache",
+    "plan",
+    "tar index",
+    "text index",
+    "listing",
+    "hashes",
+    "build",
+    "prepared",
+    "leftover",
+    "known",
+    "foreign",
+]
 """`known`: what forebay keeps of the caches of a store. `foreign`: what is not forebay's, or cannot be read as such."""
 
 KINDS: Mapping[Kind, str] = {
     "cache": "caches",
     "plan": "plans",
     "tar index": "tar indexes",
+    "text index": "indexes of lines of text",
     "listing": "listings",
     "hashes": "remembered hashes",
     "build": "unfinished builds",
@@ -40,10 +53,13 @@ KINDS: Mapping[Kind, str] = {
     "known": "caches of a store that are known here",
 }
 
-PLANS, TAR_INDEX, BUILDING, LISTINGS = "plans", "tar_index", ".building", ".listings"
+PLANS, TAR_INDEX, TEXT_INDEX, BUILDING, LISTINGS = "plans", "tar_index", "text_index", ".building", ".listings"
 _BUILD = re.compile(r"[0-9a-f]{16}(-rebuild|-stage)?")
 _PREPARED = re.compile(r"(prepared-[0-9a-f]{16})(\.lock|\.submitted\.json)?")
-_INDEX = re.compile(r"[0-9a-f]{32}\.parquet")
+_INDEX: Mapping[str, tuple[Kind, re.Pattern[str]]] = {
+    TAR_INDEX: ("tar index", re.compile(r"[0-9a-f]{32}\.parquet")),
+    TEXT_INDEX: ("text index", re.compile(r"[0-9a-f]{32}\.lines")),
+}
 _LISTING = re.compile(r"[0-9a-f]{8,64}")
 _SHARD = ".tdz"
 _MADE_NS = 60 * 10**9
@@ -181,10 +197,12 @@ def _plan(root: Root, name: str, file: File, _: Mapping[str, File]) -> Iterator[
 def _index(root: Root, name: str, file: File, _: Mapping[str, File]) -> Iterator[Item]:
     if is_temporary(name) and file.kind != "other":
         yield _item(root, "leftover", file)
-    elif file.kind == "file" and _INDEX.fullmatch(name):
-        yield _item(root, "tar index", file)
+        return
+    kind, pattern = _INDEX[file.name.partition("/")[0]]
+    if file.kind == "file" and pattern.fullmatch(name):
+        yield _item(root, kind, file)
     else:
-        yield _foreign(file, "no name of a tar index")
+        yield _foreign(file, f"no name of a {kind}")
 
 
 def _listing(root: Root, name: str, file: File, _: Mapping[str, File]) -> Iterator[Item]:
@@ -213,7 +231,7 @@ def _build(root: Root, name: str, file: File, found: Mapping[str, File]) -> Iter
         yield _foreign(file, "no name of a build")
 
 
-_HOLDERS = {PLANS: _plan, TAR_INDEX: _index, BUILDING: _build, LISTINGS: _listing}
+_HOLDERS = {PLANS: _plan, TAR_INDEX: _index, TEXT_INDEX: _index, BUILDING: _build, LISTINGS: _listing}
 
 
 def cache_item(root: Root, file: File) -> Item:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.caches.root import Root, opened_root
-from forebay.caches.survey import BUILDING, LISTINGS, PLANS, TAR_INDEX
+from forebay.caches.survey import BUILDING, LISTINGS, PLANS, TAR_INDEX, TEXT_INDEX
 from forebay.cli.options import DONE, FAILED, command, completes, load, printed
 from forebay.config.load import read_remote
 from forebay.config.tree import Config
@@ -180,7 +180,7 @@ def _named_item(options: argparse.Namespace, text: str) -> tuple[str, str]:
         return options.cache_root, path.relative_to(inside).as_posix() if is_inside else text
     if not os.path.lexists(path):
         return os.path.abspath("caches"), text
-    holder = path.parent.name if path.parent.name in (PLANS, TAR_INDEX, BUILDING, LISTINGS) else ""
+    holder = path.parent.name if path.parent.name in (PLANS, TAR_INDEX, TEXT_INDEX, BUILDING, LISTINGS) else ""
     return str(path.parent.parent if holder else path.parent), f"{holder}/{path.name}" if holder else path.name
 
 
@@ -198,6 +198,7 @@ def _add_prune(actions: Any) -> None:
     parser.add_argument("--leftovers", action="store_true", help="what builds left whose processes are gone")
     parser.add_argument("--plans", action="store_true", help="plans of caches that are gone")
     parser.add_argument("--tar-indexes", action="store_true", help="indexes of tars that are gone or changed")
+    parser.add_argument("--text-indexes", action="store_true", help="indexes of texts that are gone or changed")
     parser.add_argument("--listings", action="store_true", help="lengths of conversations read without a cache")
     _add_removal(parser)
 
@@ -220,7 +221,7 @@ def _prune(options: argparse.Namespace) -> int:
         older_than_s=None if options.older_than is None else parse_age(options.older_than),
         unwanted=options.unwanted is not None,
         max_bytes=None if options.max_size is None else parse_size(options.max_size),
-        **{name: getattr(options, name) for name in ("leftovers", "plans", "tar_indexes", "listings")},
+        **{name: getattr(options, name) for name in ("leftovers", "plans", "tar_indexes", "text_indexes", "listings")},
     )
     rules.require_one()
     if rules.unwanted != bool(files):
