@@ -62,6 +62,7 @@ class UncachedSpeech(UncachedSource):
         Raises ConfigError or ManifestError where the config or its manifest cannot be used.
         """
         self._recipe = recipe = cast(Recipe, recipe_of(config))
+        recipe.check()
         self._modality = Speech.of(config, recipe)
         manifest = self._modality.manifest(config)
         self._modality = self._modality.keeping(manifest.rows)
