@@ -71,7 +71,7 @@ class Code(NormalStep):
         if problem := spec_problem(spec):
             raise ConfigError(f"text.normalize: {problem}", code="FB102")
         if not where.allow_code:
-            raise ConfigError(not_allowed(spec), code="FB118")
+            raise ConfigError(not_allowed(spec), code="FB120")
         path = where.folder / name
         content = _content(path, where.folder)
         return cls(function=function, digest=hashlib.sha256(content).hexdigest(), path=path)
@@ -84,7 +84,7 @@ class Code(NormalStep):
         try:
             function = run_code.loaded(self._bytes(), str(self.path), self.function)
         except CodeError as err:
-            raise ConfigError(f"{self._called()}: {err}; correct the file", code="FB118") from err
+            raise ConfigError(f"{self._called()}: {err}; correct the file", code="FB120") from err
 
         def run(texts: Sequence[str], languages: Sequence[str]) -> list[str | Problem]:
             pairs = zip(texts, languages, strict=True)
@@ -102,7 +102,7 @@ class Code(NormalStep):
         for seed in ("1", "2"):
             found = self._probed(source, seed)
             if error := found.get("error"):
-                raise ConfigError(f"{self._called()}: {error}; correct the file", code="FB118")
+                raise ConfigError(f"{self._called()}: {error}; correct the file", code="FB120")
             runs += found["runs"]
         for (text, language), *answers in zip(_PROBE, *runs, strict=True):
             self._compare(text, language, [tuple(answer) for answer in answers])
@@ -110,14 +110,14 @@ class Code(NormalStep):
             raise ConfigError(
                 f"{self._called()} raised for each of {len(_PROBE)} probe texts, for the first {runs[0][0][1]}; "
                 "it is called with a text and its language, and returns a text",
-                code="FB118",
+                code="FB120",
             )
 
     def _compare(self, text: str, language: str, answers: Sequence[tuple[str, ...]]) -> None:
         asked = f"for {text[:40]!r}, language {language!r}"
         kind, value = answers[0]
         if kind == "type":
-            raise ConfigError(f"{self._called()} returned {value} {asked}; return a str", code="FB118")
+            raise ConfigError(f"{self._called()} returned {value} {asked}; return a str", code="FB120")
         # Messages of exceptions may hold addresses.
         other = next((o for o in answers if o[0] != kind or (kind == "text" and o[1] != value)), None)
         if other is not None:
@@ -125,7 +125,7 @@ class Code(NormalStep):
                 f"{self._called()} is not deterministic: {asked} it gave {value[:80]!r} and then {other[1][:80]!r}; "
                 "what it returns may depend on nothing but the text and its language (no chance, no clock, no order of "
                 "a set, no memory of other texts)",
-                code="FB118",
+                code="FB120",
             )
 
     def _probed(self, source: bytes, seed: str) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class Code(NormalStep):
             )
         except subprocess.TimeoutExpired as err:
             raise ConfigError(
-                f"{self._called()} did not end with {len(_PROBE)} probe texts in {_PROBE_S} s; correct it", code="FB118"
+                f"{self._called()} did not end with {len(_PROBE)} probe texts in {_PROBE_S} s; correct it", code="FB120"
             ) from err
         try:
             found: dict[str, Any] = json.loads(done.stdout)
@@ -155,7 +155,7 @@ class Code(NormalStep):
             raise ConfigError(
                 f"{self._called()} ended its process with exit status {done.returncode}: {last or 'no message'}; "
                 "correct the file",
-                code="FB118",
+                code="FB120",
             ) from err
         return found
 
@@ -172,7 +172,7 @@ class Code(NormalStep):
         if (found := hashlib.sha256(content).hexdigest()) != self.digest:
             raise ConfigError(
                 f"{self.path} has changed: its sha256 was {self.digest[:16]} and is {found[:16]}; run it again",
-                code="FB118",
+                code="FB120",
             )
         return content
 
@@ -210,15 +210,15 @@ def _content(path: Path, folder: Path) -> bytes:
                 break
             if stat.S_ISLNK(part.lstat().st_mode):
                 raise ConfigError(
-                    f"text.normalize: {part} is a link; code is a regular file beside the config", code="FB118"
+                    f"text.normalize: {part} is a link; code is a regular file beside the config", code="FB120"
                 )
         content = _read(path)
     except OSError as err:
         raise ConfigError(
-            f"text.normalize: cannot read {path}: {err.strerror}; code lies beside the config", code="FB118"
+            f"text.normalize: cannot read {path}: {err.strerror}; code lies beside the config", code="FB120"
         ) from err
     if len(content) > _MAX_BYTES:
-        raise ConfigError(f"text.normalize: {path} has more than {_MAX_BYTES} bytes; name a smaller file", code="FB118")
+        raise ConfigError(f"text.normalize: {path} has more than {_MAX_BYTES} bytes; name a smaller file", code="FB120")
     return content
 
 
@@ -227,7 +227,7 @@ def _read(path: Path) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ConfigError(f"text.normalize: {path} is no regular file; name a Python file", code="FB118")
+            raise ConfigError(f"text.normalize: {path} is no regular file; name a Python file", code="FB120")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read(_MAX_BYTES + 1)
     finally:

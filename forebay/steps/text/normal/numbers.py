@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import re
 import unicodedata
@@ -67,6 +68,7 @@ class _Writer:
 
     def __init__(self, converter: Any, form: NumberForm) -> None:
         self._converter, self._form = converter, form
+        self._asked = functools.lru_cache(maxsize=1 << 16)(self._ask)  # the same numbers come again
         self._minus = self._minus_word()
 
     def written(self, text: str) -> str:
@@ -116,7 +118,7 @@ class _Writer:
         word = negative.removesuffix(positive)
         return word if positive and word != negative and _letters(word) else ""
 
-    def _asked(self, kind: Literal["cardinal", "ordinal"], number: int | Decimal) -> str:
+    def _ask(self, kind: Literal["cardinal", "ordinal"], number: int | Decimal) -> str:
         """Returns num2words' words; "" where it has none."""
         try:
             return " ".join(str(getattr(self._converter, f"to_{kind}")(number)).split())

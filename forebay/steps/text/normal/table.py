@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forebay.steps.text.normal.code import spec_problem
+from forebay.steps.text.normal.phones.settings import problems as phones_problems
 from forebay.steps.text.normal.step import NormalStep, Where
 
 NORMAL = {
@@ -17,6 +18,7 @@ NORMAL = {
     "whisper_english": "forebay.steps.text.normal.whisper:WhisperEnglish",
     "persian": "forebay.steps.text.normal.persian:Persian",
     "indic": "forebay.steps.text.normal.indic:Indic",
+    "phones": "forebay.steps.text.normal.phones.step:Phones",
 }
 """Name -> module and class. The module is imported when the name is asked for."""
 
@@ -60,7 +62,7 @@ def problems_of(settings: Mapping[str, Any]) -> list[str]:
     normalize, phones = settings.get("normalize", "nfkc"), settings.get("phones")
     if not isinstance(normalize, (list, tuple)) or not all(isinstance(entry, str) for entry in normalize):
         normalize = ()
-    found = [_unknown(entry) for entry in normalize if not is_code(entry) and entry not in (*NORMAL, "phones")]
+    found = [_unknown(entry) for entry in normalize if not is_code(entry) and entry not in NORMAL]
     found += [
         f"text.normalize: {problem}" for entry in normalize if is_code(entry) and (problem := spec_problem(entry))
     ]
@@ -71,7 +73,7 @@ def problems_of(settings: Mapping[str, Any]) -> list[str]:
     if ("phones" in normalize) != (phones is not None):
         given = "text.phones is given" if phones is not None else 'text.normalize has "phones"'
         found.append(f'{given}; both are needed: normalize = [..., "phones"] and phones = {{backend = "espeak"}}')
-    return found
+    return [*found, *(phones_problems(phones) if isinstance(phones, Mapping) else [])]
 
 
 def _unknown(entry: str) -> str:

@@ -230,7 +230,7 @@ NEVER_TWICE = {
 def test_what_gives_other_texts_for_the_same_is_refused(tmp_path: Path, body: str) -> None:
     with pytest.raises(ConfigError, match=r"my\.py:shout is not deterministic: for .*no clock") as caught:
         step(tmp_path, function(body)).check()
-    assert caught.value.code == "FB118"
+    assert caught.value.code == "FB120"
 
 
 @pytest.mark.parametrize(
