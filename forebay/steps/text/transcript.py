@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -175,7 +176,11 @@ class TextEncoder:
     def __init__(self, step: Transcript, vocabulary: Vocabulary) -> None:
         self._step, self._vocabulary = step, vocabulary
         self._prompt = step.writer(vocabulary)
-        self._line: OpenLine = step.text_line().open()
+
+    @cached_property
+    def _line(self) -> OpenLine:
+        # Opened for the first text: training decodes where a program that texts need is not installed.
+        return self._step.text_line().open()
 
     @property
     def constants(self) -> dict[str, int]:
@@ -195,7 +200,11 @@ class TextEncoder:
     @property
     def detects(self) -> bool:
         """Whether languages are detected, and rows say which."""
-        return self._line.line.detects
+        return self._step.text_line().detects
+
+    def found(self) -> dict[str, Any]:
+        """Returns what the line's steps find on this machine that texts depend on, by step; see `NormalStep.found`."""
+        return {step.name: dict(found) for step in self._step.text_line().steps if (found := step.found())}
 
     def encode(self, text: str, language: str | None, prompt: str | None, *, sample_id: str) -> Fields:
         """Returns the int32 arrays of the step's `fields` of one text. Raises TextError, see `encode_batch`."""

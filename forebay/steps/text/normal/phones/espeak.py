@@ -24,7 +24,6 @@ from forebay.steps.text.normal.phones.written import Words
 from forebay.steps.text.normal.step import Problem
 
 PROGRAM = "espeak-ng"
-CODE = "FB118"
 
 _BETWEEN = "\ue000"
 """What the program writes between phones: a character of nobody's."""
@@ -83,7 +82,7 @@ class Espeak:
             raise ConfigError(
                 f"text.phones: the program {PROGRAM} is not on PATH; install it (Debian, Ubuntu: "
                 f'apt-get install {PROGRAM}; macOS: brew install {PROGRAM}), or set backend = "lexicon"',
-                code=CODE,
+                code="FB118",
             )
         self.program = found
         self._speaks: set[str] = set()
@@ -96,7 +95,7 @@ class Espeak:
                 raise ConfigError(
                     f"text.phones.{setting}: {PROGRAM} cannot speak as {voice!r}: {fault}; "
                     f"{PROGRAM} --voices lists the voices",
-                    code=CODE,
+                    code="FB118",
                 )
         lowered = {language.lower().replace("_", "-"): voice for language, voice in chosen.items()}
         return Voices(lowered, default, installed_voices(self._asked(["--voices"])))
@@ -134,8 +133,8 @@ class Espeak:
     def speak(self, lines: Sequence[str], voice: str) -> list[Words | Problem]:
         """Returns the phones of every line, in their order. A line's phones depend on that line alone.
 
-        Problem `no_phones`: the program ends badly at a line. Raises BuildError where the program does not work at all,
-        or does not come to an end.
+        Problem `phones_failed`: the program ends badly at a line. Raises BuildError where the program does not work at
+        all, or does not come to an end.
         """
         pieces = [fitting(line) for line in lines]
         flat = [piece for found in pieces for piece in found]
@@ -172,7 +171,7 @@ class Espeak:
                     f"{PROGRAM} does not work here: {err}; try: echo hello | {self.program} -q -x"
                 ) from err
             if fault.is_lasting and first.is_lasting:
-                return Problem("no_phones", f"{PROGRAM} failed {where}")
+                return Problem("phones_failed", f"{PROGRAM} failed {where}")
             raise BuildError(
                 f"{PROGRAM} failed {where}; what was finished is kept: run the command again, or leave the text out"
             ) from fault
@@ -293,7 +292,7 @@ def _program_digest(program: str, data: str) -> str:  # noqa: ARG001
     try:
         said = output_of(program, ["--version"], "", _TIMEOUT_S).strip()
     except _FaultError as err:
-        raise ConfigError(f"text.phones: {program} --version: {err}", code=CODE) from err
+        raise ConfigError(f"text.phones: {program} --version: {err}", code="FB118") from err
     version, _, folder = said.partition("Data at:")
     state = xxhash.xxh3_128(version.strip().encode())
     root = Path(folder.strip())

@@ -117,7 +117,7 @@ def test_a_text_at_which_the_program_dies_costs_itself_alone(program: Path) -> N
     assert [i for i, part in enumerate(found) if isinstance(part, Problem)] == [17]
     assert found[16] == "ˈw16"
     assert found[17] == Problem(
-        "no_phones",
+        "phones_failed",
         "espeak-ng failed twice at the text 'die now' (voice en): it ended with signal 11, then it ended with "
         "signal 11",
     )
