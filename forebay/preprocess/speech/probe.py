@@ -57,7 +57,7 @@ def text_probe(encoder: TextEncoder | None) -> str:
         prompt=pa.nulls(len(texts), pa.string()),
     )
     # A program's version and data speak for more than six texts can show.
-    found = {} if encoder is None else encoder.found()
+    found = {} if encoder is None else encoder.found(*zip(*((text, code or "") for text, code in texts), strict=True))
     more = [{"found": json.dumps(found, sort_keys=True)}] if found else []
     return values_digest([*text_samples(rows, ["probe"], encoder), *more])
 

@@ -202,9 +202,19 @@ class TextEncoder:
         """Whether languages are detected, and rows say which."""
         return self._step.text_line().detects
 
-    def found(self) -> dict[str, Any]:
-        """Returns what the line's steps find on this machine that texts depend on, by step; see `NormalStep.found`."""
-        return {step.name: dict(found) for step in self._step.text_line().steps if (found := step.found())}
+    def found(self, texts: Sequence[str], languages: Sequence[str]) -> dict[str, Any]:
+        """Returns what the line makes of texts on this machine, and what its steps find; empty for quick steps alone.
+
+        Tokens do not show it: a symbol table has none for a text of symbols that it lacks.
+        """
+        steps = self._step.text_line().steps
+        if all(step.is_quick for step in steps):
+            return {}
+        made = self._line.prepare(texts, languages)
+        return {
+            "found": {step.name: dict(step.found()) for step in steps},
+            "made": [each.reason if isinstance(each, Problem) else each.text for each in made],
+        }
 
     def encode(self, text: str, language: str | None, prompt: str | None, *, sample_id: str) -> Fields:
         """Returns the int32 arrays of the step's `fields` of one text. Raises TextError, see `encode_batch`."""
