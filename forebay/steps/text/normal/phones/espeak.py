@@ -33,6 +33,8 @@ _SWITCH = re.compile(r"\([a-z][a-z0-9-]*\)", re.IGNORECASE)
 """What the program writes where it goes over to another language: (en)."""
 _LINE_BYTES = 900
 """The program reads a line in pieces of 999 bytes."""
+_ALONE = frozenset({"ar"})
+"""Voices whose phones the program (1.51) makes of what it spoke before, too: Arabic's letter ain. A process a line."""
 _BATCH_LINES = 256
 _BATCH_BYTES = 64 << 10
 _TIMEOUT_S, _TIMEOUT_A_LINE_S = 30.0, 0.25
@@ -138,7 +140,8 @@ class Espeak:
         """
         pieces = [fitting(line) for line in lines]
         flat = [piece for found in pieces for piece in found]
-        spoken = iter([result for batch in _batches(flat) for result in self._spoken(batch, voice)])
+        most = 1 if voice.rpartition("/")[2].partition("+")[0] in _ALONE else _BATCH_LINES
+        spoken = iter([result for batch in _batches(flat, most) for result in self._spoken(batch, voice)])
         return [_joined([next(spoken) for _ in found]) for found in pieces]
 
     def found(self) -> str:
@@ -266,11 +269,11 @@ def fitting(text: str) -> list[str]:
     return [*pieces, line] if line else pieces
 
 
-def _batches(lines: Sequence[str]) -> Iterable[Sequence[str]]:
+def _batches(lines: Sequence[str], most: int) -> Iterable[Sequence[str]]:
     start = size = 0
     for i, line in enumerate(lines):
         size += len(line.encode())
-        if i + 1 - start == _BATCH_LINES or size >= _BATCH_BYTES or i + 1 == len(lines):
+        if i + 1 - start == most or size >= _BATCH_BYTES or i + 1 == len(lines):
             yield lines[start : i + 1]
             start, size = i + 1, 0
 
