@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shutil
 from collections import Counter
@@ -26,6 +27,7 @@ from forebay.steps.text.transcript import Transcript
 from forebay.store.files import folder_aside
 from forebay.store.remote.raw.sources import localized
 from forebay.store.temporary import temporary_name
+from forebay.store.texts import TextStore
 from forebay.visible import from_here, json_text, printable
 
 COUNTS = "symbols.json"
@@ -128,21 +130,27 @@ def _split(line: TextLine) -> Split:
 
 
 def _prepared(config: Config, line: TextLine, failed: Counter[str], *, progress: bool) -> Iterator[str]:
-    """Yields the texts of a config as they are tokenised, and counts those that cannot be."""
+    """Yields the texts of a config as they are tokenised, and counts those that cannot be.
+
+    What is made of a text is kept in the store of texts, so that a build makes none of it again.
+    """
     rows = read_rows(localized(config).source, cache_root=config.cache_root).rows.select(["text", "language"])
-    opened = line.open()
+    opened, store = line.open(), TextStore(config.cache_root)
+    with contextlib.suppress(OSError):  # the store says itself that nothing can be kept there
+        config.cache_root.mkdir(parents=True, exist_ok=True)
     with Progress(len(rows), desc="text", unit="text", is_shown=progress) as bar:
         for start in range(0, len(rows), _BLOCK_TEXTS):
             block = rows.slice(start, _BLOCK_TEXTS).to_pylist()
             there = [row for row in block if row["text"] is not None]
             failed.update({NO_TEXT: len(block) - len(there)} if len(there) < len(block) else {})
             languages = [(row["language"] or "").strip() for row in there]
-            for found in opened.prepare([row["text"] for row in there], languages):
+            for found in opened.prepare([row["text"] for row in there], languages, store=store):
                 if isinstance(found, Problem):
                     failed[found.reason] += 1
                 else:
                     yield found.text
             bar.update(len(block))
+            opened.keep()
 
 
 def _written(table: SymbolTable, out: Path, *, replace: bool) -> Literal["written", "kept"]:

@@ -60,6 +60,7 @@ def test_texts_become_phones_of_the_table_that_the_command_wrote(
     assert json.loads((folder / "symbols.json").read_text())["symbols"] == report["symbols"]
     assert run_json(capsys, "symbols", config, "--eos", "</s>")["state"] == "kept"
 
+    fake(config.parent / "bin", 'if line in ("no on", "Eno,", "no!"): sys.exit(1)')  # what was spoken is kept
     built = run_json(capsys, "preprocess", config)
     assert built["excluded"] == {"no_phones": 1}
     cache = open_cache(built["cache"])

@@ -33,8 +33,9 @@ _SWITCH = re.compile(r"\([a-z][a-z0-9-]*\)", re.IGNORECASE)
 """What the program writes where it goes over to another language: (en)."""
 _LINE_BYTES = 900
 """The program reads a line in pieces of 999 bytes."""
-_ALONE = frozenset({"ar"})
-"""Voices whose phones the program (1.51) makes of what it spoke before, too: Arabic's letter ain. A process a line."""
+_ALONE = frozenset({"ar", "kl"})
+"""Voices of which the program (1.51) speaks a line otherwise behind another one: what Arabic's letter ain is followed
+by, and numbers of Greenlandic, at which it dies otherwise. They have a process a line."""
 _BATCH_LINES = 256
 _BATCH_BYTES = 64 << 10
 _TIMEOUT_S, _TIMEOUT_A_LINE_S = 30.0, 0.25
@@ -140,8 +141,10 @@ class Espeak:
         """
         pieces = [fitting(line) for line in lines]
         flat = [piece for found in pieces for piece in found]
-        most = 1 if voice.rpartition("/")[2].partition("+")[0] in _ALONE else _BATCH_LINES
-        spoken = iter([result for batch in _batches(flat, most) for result in self._spoken(batch, voice)])
+        if voice.rpartition("/")[2].partition("+")[0] in _ALONE:
+            spoken = iter([self._alone(line, voice) for line in flat])
+        else:
+            spoken = iter([result for batch in _batches(flat) for result in self._spoken(batch, voice)])
         return [_joined([next(spoken) for _ in found]) for found in pieces]
 
     def found(self) -> str:
@@ -150,10 +153,8 @@ class Espeak:
 
     def _spoken(self, lines: Sequence[str], voice: str) -> list[Words | Problem]:
         timeout_s = self.timeout_s + _TIMEOUT_A_LINE_S * len(lines)
+        marked = [_MARKER, *(part for line in lines for part in (line, _MARKER))]
         try:
-            if len(lines) == 1:
-                return [_words(self._run(lines, voice, timeout_s))]
-            marked = [_MARKER, *(part for line in lines for part in (line, _MARKER))]
             return [_words(found) for found in between_markers(self._run(marked, voice, timeout_s), len(lines))]
         except _FaultError as fault:
             if len(lines) == 1:
@@ -161,8 +162,15 @@ class Espeak:
         half = len(lines) // 2
         return [*self._spoken(lines[:half], voice), *self._spoken(lines[half:], voice)]
 
+    def _alone(self, line: str, voice: str) -> Words | Problem:
+        """Returns the phones of a line of a process of its own, without markers: all that it says."""
+        try:
+            return _words(self._run([line], voice, self.timeout_s))
+        except _FaultError as fault:
+            return self._again(line, voice, fault)
+
     def _again(self, line: str, voice: str, first: _FaultError) -> Words | Problem:
-        """Returns the phones of a line at which a process went wrong, from another process."""
+        """Returns the phones of a line at which a process went wrong, as `_alone`."""
         try:
             return _words(self._run([line], voice, self.timeout_s))
         except _FaultError as fault:
@@ -269,11 +277,11 @@ def fitting(text: str) -> list[str]:
     return [*pieces, line] if line else pieces
 
 
-def _batches(lines: Sequence[str], most: int) -> Iterable[Sequence[str]]:
+def _batches(lines: Sequence[str]) -> Iterable[Sequence[str]]:
     start = size = 0
     for i, line in enumerate(lines):
         size += len(line.encode())
-        if i + 1 - start == most or size >= _BATCH_BYTES or i + 1 == len(lines):
+        if i + 1 - start == _BATCH_LINES or size >= _BATCH_BYTES or i + 1 == len(lines):
             yield lines[start : i + 1]
             start, size = i + 1, 0
 
