@@ -559,18 +559,22 @@ def _clip_s(source: SourceConfig, features: AudioStep) -> float | None:
     return min((float(limit) for limit in limits if limit is not None), default=None)
 
 
+def text_line(config: Config, text: TextConfig) -> TextLine:
+    """Returns the text line of a config: reads the files that its steps name, not the tokenizer's."""
+    where = Where(
+        folder=Path(config.path).parent,
+        tokenizer=Path(text.tokenizer),
+        allow_code=config.run.allow_code,
+        phones=text.settings.get("phones"),
+    )
+    return TextLine.of(text.settings, where)
+
+
 def _tokens(config: Config, text: TextConfig | None) -> Transcript | None:
     if text is None:
         return None
     cls = text_step(text.prompt)
     if not issubclass(cls, Transcript):  # `contradictions` refuses it; for mypy
         raise TypeError(f"{cls} writes no transcripts")
-    tokenizer = Path(text.tokenizer)
-    where = Where(
-        folder=Path(config.path).parent,
-        tokenizer=tokenizer,
-        allow_code=config.run.allow_code,
-        phones=text.settings.get("phones"),
-    )
-    line = TextLine.of(text.settings, where)
-    return made(cls, text.settings, tokenizer=tokenizer_digest(tokenizer), line=line)
+    line = text_line(config, text)
+    return made(cls, text.settings, tokenizer=tokenizer_digest(Path(text.tokenizer)), line=line)

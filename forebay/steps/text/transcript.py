@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -204,7 +205,11 @@ class TextEncoder:
     def __init__(self, step: Transcript, vocabulary: Vocabulary) -> None:
         self._step, self._vocabulary = step, vocabulary
         self._prompt = step.writer(vocabulary)
-        self._line: OpenLine = step.text_line().open()
+
+    @cached_property
+    def _line(self) -> OpenLine:
+        # Opened for the first text: training decodes where a program that texts need is not installed.
+        return self._step.text_line().open()
 
     @property
     def constants(self) -> dict[str, int]:
@@ -229,7 +234,21 @@ class TextEncoder:
     @property
     def detects(self) -> bool:
         """Whether languages are detected, and rows say which."""
-        return self._line.line.detects
+        return self._step.text_line().detects
+
+    def found(self, texts: Sequence[str], languages: Sequence[str]) -> dict[str, Any]:
+        """Returns what the line makes of texts on this machine, and what its steps find; empty for quick steps alone.
+
+        Tokens do not show it: a symbol table has none for a text of symbols that it lacks.
+        """
+        steps = self._step.text_line().steps
+        if all(step.is_quick for step in steps):
+            return {}
+        made = self._line.prepare(texts, languages)
+        return {
+            "found": {step.name: dict(step.found()) for step in steps},
+            "made": [each.reason if isinstance(each, Problem) else each.text for each in made],
+        }
 
     def encode(self, text: str, language: str | None, prompt: str | None, *, sample_id: str) -> Fields:
         """Returns the int32 arrays of the step's `fields` of one text. Raises TextError, see `encode_batch`."""
