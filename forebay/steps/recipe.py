@@ -431,9 +431,13 @@ _COLUMNS = {
     "vision": ("image", "question", "answer", "messages", "id"),
 }
 """Columns that kinds of source read by name, in the key as `audio_column`; an id's where it is given."""
+_TEXT_COLUMNS = ("text", "language", "id", "prompt")
+"""Those of texts without audio; in the key where they are not the default, which files of lines had before columns."""
 
 
 def _columns(config: Config) -> tuple[str, ...]:
+    if not SOURCE_KINDS[config.source.kind].has_audio:
+        return _TEXT_COLUMNS
     return _COLUMNS[config.modality] if SOURCE_KINDS[config.source.kind].has_columns else ()
 
 
@@ -443,9 +447,14 @@ def _source_document(config: Config, fields: tuple[str, ...]) -> dict[str, Any]:
     settings = {**asdict(source), **_plain_filters(source)}
     columns = {f"{name}_column": getattr(source.columns, name) for name in _columns(config)}
     named = {name: column for name, column in columns.items() if column is not None}
+    if not SOURCE_KINDS[source.kind].has_audio:
+        default = {f"{name}_column": getattr(SourceColumns(), name) for name in _TEXT_COLUMNS}
+        named = {name: column for name, column in named.items() if column != default[name]}
     kept: dict[str, Any] = {"keep_columns": sorted(source.keep_columns)} if source.keep_columns else {}
     if source.languages_from_folders:
         kept["languages_from_folders"] = True
+    if source.rows is not None:
+        kept["rows"] = source.rows
     return {**{name: settings[name] for name in ("kind", "split", *fields)}, **named, **kept}
 
 

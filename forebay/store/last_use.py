@@ -1,6 +1,7 @@
 """When a cache was used last, and on which hosts: small files outside of the sealed folder, for whoever cleans up.
 
-A note of a host is `<root>/.used/<name of the cache's folder>/<host>`, of a plan `<root>/.used/plans/<name>/<host>`.
+A note of a host is `<root>/.used/<name of the cache's folder>/<host>`, of a plan `<root>/.used/plans/<name>/<host>`,
+of kept texts `<root>/.used/texts/<name>/<host>`.
 Its time says when the use began, to the hour. Notes decide nothing about values: what cannot be noted is not.
 """
 
@@ -37,10 +38,11 @@ class Use:
     used_ns: int
 
 
-def note(folder: Path) -> None:
-    """Notes that a cache or plan is used now on this host; at most once an hour anything is written.
+def note(folder: Path, *, below: str = "") -> None:
+    """Notes that a cache, plan or the like is used now on this host; at most once an hour anything is written.
 
-    It never fails and never writes into the folder. A link to a folder is noted where the folder really lies.
+    below: the folder of the root that it lies in, where that is not the root itself; plans are known by theirs. It
+    never fails and never writes into the folder. A link to a folder is noted where the folder really lies.
     """
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         held = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -49,11 +51,13 @@ def note(folder: Path) -> None:
         holder, name = path.parent.name, path.name
         if not name or holder == _MIRRORS:  # what this node keeps of stores goes by its own order
             return
-        is_plan = holder == PLANS
-        notes = os.open("../.." if is_plan else "..", _FOLDER, dir_fd=held)
+        below = below or (PLANS if holder == PLANS else "")
+        if below and below != holder:
+            return
+        notes = os.open("../.." if below else "..", _FOLDER, dir_fd=held)
         stack.callback(os.close, notes)
         # One after the other: no part of the way may be a link.
-        for part in (NOTES, *([PLANS] if is_plan else []), name):
+        for part in (NOTES, *([below] if below else []), name):
             notes = _opened(part, notes)
             stack.callback(os.close, notes)
         host = this_host()

@@ -34,6 +34,7 @@ from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.sources import localized
 from forebay.store.shard import Shard
 from forebay.store.source_files import SourceFile
+from forebay.store.texts import TextStore
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ class Speech:
     """A config's steps over audio: a `Modality`.
 
     tokenizer: its folder; None for a recipe without text. kept: the fields of `source.keep_columns`.
-    needs_text: a row without a text is left out.
+    needs_text: a row without a text is left out. texts: what was made of texts, under the cache root.
     """
 
     recipe: Recipe
@@ -139,6 +140,7 @@ class Speech:
     media_column: str = "audio"
     kept: tuple[FieldSpec, ...] = ()
     needs_text: bool = False
+    texts: TextStore | None = None
     media_unit = "clip"
     row_unit = "samples"
 
@@ -152,6 +154,7 @@ class Speech:
             limits,
             config.source.columns.media,
             needs_text=SOURCE_KINDS[config.source.kind].needs_text,
+            texts=TextStore(config.cache_root) if recipe.tokens is not None else None,
         )
 
     @property
@@ -211,7 +214,7 @@ class Speech:
 
     def text_samples(self, rows: pa.Table, names: Sequence[str]) -> Iterator[Values]:
         encoder = loaded_encoder(self.recipe, self.tokenizer)
-        made = text_samples(rows, names, encoder, needs_text=self.needs_text)
+        made = text_samples(rows, names, encoder, needs_text=self.needs_text, store=self.texts)
         if self.recipe.has_audio:
             return made
         # No other group holds the ids.

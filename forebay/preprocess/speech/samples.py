@@ -22,6 +22,7 @@ from forebay.spans import DECODE, FEATURES, TOKENS, span
 from forebay.steps.recipe import Recipe
 from forebay.steps.text.transcript import Encoded, TextEncoder
 from forebay.store.layout import Array, FieldSpec
+from forebay.store.texts import TextStore
 
 _BLOCK_SAMPLES = 16_000 * 300
 """Decoded audio samples held at once: enough for the feature engine to fill its chunks, little beside a shard."""
@@ -85,18 +86,24 @@ def media_samples(recipe: Recipe, rows: pa.Table, read: Read) -> Iterator[Values
 
 
 def text_samples(
-    rows: pa.Table, names: Sequence[str], encoder: TextEncoder | None, *, needs_text: bool = False
+    rows: pa.Table,
+    names: Sequence[str],
+    encoder: TextEncoder | None,
+    *,
+    needs_text: bool = False,
+    store: TextStore | None = None,
 ) -> Iterator[Values]:
     """Yields the text fields of every row in order; of one that fails, table fields, `failure` and `message`.
 
     names: of the source files, by `file`. encoder: None for a recipe without text. needs_text: a null text fails.
+    store: of what is made of texts; when all rows were asked for, what it was given is written.
     """
     columns = ["sample_id", "file", "text", "language", "prompt"]
     pairs = zip(rows.select(columns).to_pylist(), values_of(rows), strict=True)
     position = 0
     while block := list(itertools.islice(pairs, _BLOCK_TEXTS)):
         mark(position)
-        made = _encoded(encoder, [row for row, _ in block], needs_text=needs_text)
+        made = _encoded(encoder, [row for row, _ in block], needs_text=needs_text, store=store)
         for (row, kept), result in zip(block, made, strict=True):
             values: Values = {**kept, **{name: row[name] or "" for name in ("text", "language", "prompt")}}
             values["source"] = names[row["file"]]
@@ -108,6 +115,8 @@ def text_samples(
                 values |= {**result.fields, "text": encoder.row_text(values["text"], result.fields["input_ids"])}
             yield values
         position += len(block)
+    if encoder is not None:
+        encoder.keep()
 
 
 def _languages(stated: str, result: Encoded | SampleError | None) -> Values:
@@ -125,7 +134,7 @@ def _languages(stated: str, result: Encoded | SampleError | None) -> Values:
 
 
 def _encoded(
-    encoder: TextEncoder | None, rows: Sequence[Mapping[str, Any]], *, needs_text: bool
+    encoder: TextEncoder | None, rows: Sequence[Mapping[str, Any]], *, needs_text: bool, store: TextStore | None
 ) -> list[Encoded | SampleError | None]:
     if encoder is None:
         return [None] * len(rows)
@@ -135,6 +144,7 @@ def _encoded(
             [row["language"] for row in rows],
             [row["prompt"] for row in rows],
             sample_ids=[row["sample_id"] for row in rows],
+            store=store,
         )
     return [
         SampleError(NO_TEXT, f"sample {row['sample_id']}: nothing gives its text; add it, or remove it")

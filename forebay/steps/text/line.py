@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
-from forebay.steps.text.language.detector import Detector
+import xxhash
+
+from forebay.steps.text.language.detector import Detect, Detector
 from forebay.steps.text.normal.step import NOWHERE, NormalStep, Problem, Runner, Where
 from forebay.steps.text.normal.table import SIMPLE, made_steps
+from forebay.steps.text.remembered import (
+    Remembered,
+    language_of_bytes,
+    language_to_bytes,
+    text_of_bytes,
+    text_to_bytes,
+)
+from forebay.store.texts import TextStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +72,15 @@ class TextLine:
         return OpenLine(self)
 
 
+_PROBE = (
+    ("Dr. Smith paid £1,250.50 on the 3rd of May 1984, i.e. 7 days late.", "en"),
+    ("Am 21. Juni kostet's 3,5 % mehr: Straße Nr. 17", "de"),
+    ("१५ अगस्त १९४७ को क़रीब 2.5 करोड़ ज़्यादा", "hi"),
+    ("سال ۱۴۰۳ كتاب‌هاي 12 نفر", "fa"),
+)
+"""What the steps make of it is a part of what kept values belong to: another version of a library may do otherwise."""
+
+
 class OpenLine:
     """The line with all that it needs loaded. What a text becomes depends on that text and its language alone."""
 
@@ -68,20 +88,31 @@ class OpenLine:
         self.line = line
         self._runners: list[tuple[NormalStep, Runner]] = [(step, step.open()) for step in line.steps]
         self._of_prompts = [(step, run) for step, run in self._runners if step.of_prompts]
-        self._detect = None if line.detector is None else line.detector.open()
+        self._detectors: dict[TextStore | None, Remembered[tuple[str, float]]] = {}
+        self._normalizers: dict[TextStore | None, Remembered[str | Problem]] = {}
 
-    def prepare(self, texts: Sequence[str], languages: Sequence[str]) -> list[Prepared | Problem]:
+    def prepare(
+        self, texts: Sequence[str], languages: Sequence[str], *, store: TextStore | None = None
+    ) -> list[Prepared | Problem]:
         """Returns every text as it is tokenised, in their order.
 
-        languages: as the manifest has them, "" for none. Problems: `bad_text`, and those of the steps.
+        languages: as the manifest has them, "" for none. store: where results are looked up and kept; None: everything
+        is made. Problems: `bad_text`, and those of the steps.
         """
         results: list[Prepared | Problem | None] = [bad_text(text) for text in texts]
         usable = [i for i, result in enumerate(results) if result is None]
-        found = self._languages([texts[i] for i in usable], [languages[i] for i in usable])
-        made = _each_once([texts[i] for i in usable], [language for language, _, _ in found], self._normalize)
+        found = self._languages([texts[i] for i in usable], [languages[i] for i in usable], store)
+        made = self._normalizer(store)([texts[i] for i in usable], [language for language, _, _ in found])
         for i, (language, detected, confidence), text in zip(usable, found, made, strict=True):
             results[i] = text if isinstance(text, Problem) else Prepared(text, language, detected, confidence)
         return [result for result in results if result is not None]
+
+    def keep(self) -> None:
+        """Writes what was made and is not written yet into the stores that it was made for."""
+        for detector in self._detectors.values():
+            detector.keep()
+        for normalizer in self._normalizers.values():
+            normalizer.keep()
 
     def prompts(self, texts: Sequence[str], languages: Sequence[str]) -> list[str | Problem]:
         """Returns hot words and earlier texts, normalised by the steps that are for them."""
@@ -101,19 +132,58 @@ class OpenLine:
             text = result
         return stages
 
-    def _languages(self, texts: Sequence[str], languages: Sequence[str]) -> list[tuple[str, str, float]]:
+    def _languages(
+        self, texts: Sequence[str], languages: Sequence[str], store: TextStore | None
+    ) -> list[tuple[str, str, float]]:
         """Returns (language for prompts, detected language, confidence) of every text."""
-        detector, detect = self.line.detector, self._detect
-        if detector is None or detect is None:
-            return [(language, "", 0.0) for language in languages]
-        asked = [i for i, language in enumerate(languages) if detector.mode == "detect" or not language]
         results: list[tuple[str, str, float]] = [(language, "", 0.0) for language in languages]
-        different = list(dict.fromkeys(texts[i] for i in asked))
-        found = dict(zip(different, detect(different), strict=True))
-        for i in asked:
-            code, confidence = found[texts[i]]
+        if (detector := self.line.detector) is None:
+            return results
+        asked = [i for i, language in enumerate(languages) if detector.mode == "detect" or not language]
+        found = self._detector(detector, store)([texts[i] for i in asked], [""] * len(asked))
+        for i, (code, confidence) in zip(asked, found, strict=True):
             results[i] = (code or languages[i], code, confidence)
         return results
+
+    def _detector(self, detector: Detector, store: TextStore | None) -> Remembered[tuple[str, float]]:
+        if store not in self._detectors:
+            identity = {**detector.values_identity(), **detector.found()}
+            self._detectors[store] = Remembered(
+                make=lambda texts, _: self._detect(texts),
+                values=None if store is None else store.of({"language": identity}),
+                to_bytes=language_to_bytes,
+                of_bytes=language_of_bytes,
+                reads_language=False,
+            )
+        return self._detectors[store]
+
+    @cached_property
+    def _detect(self) -> Detect:
+        # Loaded for the first text that no store knows.
+        assert self.line.detector is not None
+        return self.line.detector.open()
+
+    def _normalizer(self, store: TextStore | None) -> Remembered[str | Problem]:
+        if store not in self._normalizers:
+            is_quick = all(step.is_quick for step, _ in self._runners)
+            self._normalizers[store] = Remembered(
+                make=self._normalize,
+                values=None if store is None or is_quick else store.of(self._identity),
+                to_bytes=text_to_bytes,
+                of_bytes=text_of_bytes,
+                reads_language=any(step.reads_language for step, _ in self._runners),
+            )
+        return self._normalizers[store]
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        """All that decides what the steps make of a text and a language."""
+        texts, languages = zip(*_PROBE, strict=True)
+        made = [str(result) for result in self._normalize(texts, languages)]
+        return {
+            "normalize": [{**step.identity(), **step.found()} for step, _ in self._runners],
+            "probe": xxhash.xxh3_128_hexdigest("\0".join(made).encode("utf-8", "surrogatepass")),
+        }
 
     def _normalize(self, texts: Sequence[str], languages: Sequence[str]) -> list[str | Problem]:
         return _through(self._runners, texts, languages)
@@ -129,18 +199,6 @@ def bad_text(text: str) -> Problem | None:
         found = f"U+{ord(text[err.start]):04X} at character {err.start}"
         return Problem("bad_text", f"text has a lone surrogate {found}; clean the manifest")
     return None
-
-
-def _each_once(
-    texts: Sequence[str],
-    languages: Sequence[str],
-    make: Callable[[Sequence[str], Sequence[str]], list[str | Problem]],
-) -> list[str | Problem]:
-    """Returns what `make` gives for every pair, which it is asked for once."""
-    pairs = list(zip(texts, languages, strict=True))
-    different = list(dict.fromkeys(pairs))
-    made = dict(zip(different, make([text for text, _ in different], [name for _, name in different]), strict=True))
-    return [made[pair] for pair in pairs]
 
 
 def _through(

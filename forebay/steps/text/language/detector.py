@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from typing import Any, Literal
 
 from forebay.steps.text.language.candidates import candidates, check_languages
@@ -56,6 +58,10 @@ class Detector:
     def identity(self) -> dict[str, Any]:
         """Returns the canonical description, for keys."""
         return {"step": "Detector", **asdict(self)}
+
+    def found(self) -> Mapping[str, Any]:
+        """Returns what the store of texts must know beside the identity: versions of libraries that no key names."""
+        return {"py3langid": metadata.version("py3langid"), "unicode": unicodedata.unidata_version}
 
     def values_identity(self) -> dict[str, Any]:
         """Returns what is said of a text depends on: all but `mode`, which says of which rows it is asked."""

@@ -1,0 +1,324 @@
+"""What was made of texts, kept by content: so that no text is detected or normalised twice, in whatever cache it is.
+
+`<cache_root>/texts/<first 16 hex of the identity's sha256>/` holds `identity.json` and segments. An identity is the
+document of the steps that made the values. A value is known by the digest of its text, of 128 bits (xxh3): two texts
+of one digest are taken for one text, as everywhere in forebay where content is compared.
+
+Nothing here is needed: everything can be made again. So a root that cannot be written, a disk that is full and a file
+that is damaged cost work, and stop nothing. Two processes that keep the same texts at once both write a segment, which
+a later merging makes one. A process that is killed leaves whole segments, and a file that is swept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import json
+import logging
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from forebay.store.files import write_bytes
+from forebay.store.last_use import note
+from forebay.store.layout import Array, Ints
+from forebay.store.segments import (
+    DamagedSegmentError,
+    OtherSegmentError,
+    Segment,
+    merge_segments,
+    write_segment,
+)
+from forebay.store.shared_disk import is_gone, is_late
+from forebay.store.temporary import sweep
+
+logger = logging.getLogger(__name__)
+
+TEXTS = "texts"
+"""Folder of a cache root that holds a folder for every identity."""
+IDENTITY = "identity.json"
+LOCK = "lock"
+SEGMENT = re.compile(r"[0-9a-f]{32}\.texts")
+OLD = re.compile(r"[0-9a-f]{32}\.texts\.old")
+"""A segment that was merged into another one, on a disk where another machine may still have it mapped."""
+_OLD_S = 24 * 3600.0
+_LOOK_AGAIN_S = 3600.0
+"""After it no segment stays mapped that is old: well before one goes."""
+
+_MOST_SEGMENTS = 16
+_LARGEST_BYTES = 1 << 30
+"""Larger segments are not merged again."""
+_HELD_TEXTS, _HELD_BYTES, _HELD_S = 1 << 16, 1 << 24, 5.0
+"""What is held in memory until it is written: a killed process loses no more than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextStore:
+    """The kept values of a cache root. It is a path, so that workers are told of it; nothing is made until it is used.
+
+    root: the cache root.
+    """
+
+    root: Path
+
+    def of(self, identity: Mapping[str, Any]) -> TextValues:
+        """Returns the values of an identity: a JSON document of all that decides them, beside the text."""
+        return TextValues(self.root / TEXTS, identity)
+
+
+def digests_of(texts: Iterable[str], languages: Iterable[str] | None = None) -> Array:
+    """Returns what texts are known by: uint64 [n, 2]. languages: one a text, where the values depend on them."""
+    if languages is None:
+        data = (text.encode("utf-8", "surrogatepass") for text in texts)
+    else:  # no two pairs are written alike
+        pairs = zip(texts, languages, strict=True)
+        data = (f"{len(language)} {language}{text}".encode("utf-8", "surrogatepass") for text, language in pairs)
+    joined = b"".join([xxhash.xxh3_128_digest(each) for each in data])
+    return np.frombuffer(joined, ">u8").astype(np.uint64).reshape(-1, 2)
+
+
+class TextValues:
+    """The values of one identity, by the digests of texts. Threads and forked children may share it."""
+
+    def __init__(self, place: Path, identity: Mapping[str, Any]) -> None:
+        """Opens nothing. place: the folder of all identities."""
+        document = json.dumps(identity, sort_keys=True, ensure_ascii=True, allow_nan=False)
+        self._document = json.dumps({"identity": identity}, sort_keys=True, indent=1, allow_nan=False).encode("ascii")
+        self._owner = hashlib.sha256(document.encode("ascii")).digest()
+        self.folder = place / self._owner.hex()[:16]
+        self._held: dict[bytes, bytes] = {}
+        self._held_bytes, self._held_since = 0, 0.0
+        self._segments: dict[str, Segment] = {}
+        self._passed_over: set[str] = set()
+        self._broken: set[str] = set()
+        self._listed_at = -_LOOK_AGAIN_S
+        self._is_ours: bool | None = None
+        self._is_writable, self._is_swept = True, False
+
+    def find(self, digests: Array) -> list[bytes | None]:
+        """Returns the values of texts, None where there is none. digests: uint64 [n, 2], see `digests_of`."""
+        found: list[bytes | None] = [None] * len(digests)
+        wanted = self._find_held(digests, found)
+        if time.monotonic() - self._listed_at > _LOOK_AGAIN_S:
+            self._segments.clear()
+        wanted = self._find_in(list(self._segments), digests, wanted, found)
+        if len(wanted) and self._is_its_own():
+            self._find_in(self._listed(), digests, wanted, found)
+        return found
+
+    def add(self, digests: Array, values: Sequence[bytes]) -> None:
+        """Keeps values: found from now on in this process, by others after a `flush`, which much of it brings about."""
+        if not self._is_writable:
+            return
+        if not self._held:
+            self._held_since = time.monotonic()
+        names = np.ascontiguousarray(digests, np.uint64).tobytes()
+        for number, value in enumerate(values):
+            self._held[names[16 * number : 16 * number + 16]] = value
+            self._held_bytes += len(value)
+        is_much = len(self._held) >= _HELD_TEXTS or self._held_bytes >= _HELD_BYTES
+        if is_much or time.monotonic() - self._held_since > _HELD_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what is held; where that cannot be, it is forgotten, and the log says so once."""
+        held, self._held, self._held_bytes = self._held, {}, 0
+        values = list(held.items())
+        if not values or not self._is_writable or not self._is_its_own():
+            return
+        try:
+            for is_again in (False, True):
+                try:
+                    self._write(values)
+                    break
+                except FileNotFoundError:  # the folder was removed just now, by `forebay cache rm`
+                    if is_again:
+                        raise
+            self._merge()
+        except OSError as err:
+            self._is_writable = False
+            _say_once(self.folder.parent, err.strerror or str(err))
+
+    def _find_held(self, digests: Array, found: list[bytes | None]) -> Ints:
+        if not (held := self._held):
+            return np.arange(len(digests))
+        names = np.ascontiguousarray(digests, np.uint64).tobytes()
+        for number in range(len(digests)):
+            found[number] = held.get(names[16 * number : 16 * number + 16])
+        return np.array([number for number, value in enumerate(found) if value is None], np.int64)
+
+    def _find_in(self, names: Sequence[str], digests: Array, wanted: Ints, found: list[bytes | None]) -> Ints:
+        for name in names:
+            segment = self._segments.get(name)
+            if segment is None or not len(wanted):
+                continue
+            was_damaged = segment.is_damaged
+            left = segment.find(digests, wanted, found)
+            if segment.is_damaged and not was_damaged:
+                logger.warning("%s is damaged: what it held of some texts is made again", segment.path)
+            if 2 * len(left) < len(wanted):  # the next texts are likely its neighbours: it is asked first then
+                self._segments = {name: segment} | self._segments
+            wanted = left
+        return wanted
+
+    def _listed(self) -> list[str]:
+        """Maps what has come since the last look, forgets what has gone; returns the names of what has come."""
+        names = self._names()
+        self._listed_at = time.monotonic()
+        for gone in self._segments.keys() - set(names):
+            self._segments.pop(gone, None)
+        new = [name for name in names if name not in self._segments and name not in self._passed_over]
+        return [name for name in new if self._map(name)]
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(name for name in os.listdir(self.folder) if SEGMENT.fullmatch(name))
+        except OSError:
+            return []
+
+    def _map(self, name: str) -> bool:
+        path = self.folder / name
+        try:
+            self._segments[name] = Segment(path, self._owner)
+        except (DamagedSegmentError, OtherSegmentError) as err:
+            self._passed_over.add(name)
+            logger.warning("%s is passed over: %s; what it held is made again", path, err)
+            if isinstance(err, DamagedSegmentError):
+                self._broken.add(name)
+            return False
+        except OSError as err:
+            if not is_gone(err):
+                self._passed_over.add(name)
+                logger.warning("%s is passed over: %s", path, err.strerror)
+            return False
+        return True
+
+    def _is_its_own(self) -> bool:
+        """Whether the folder is that of this identity, or there is none yet; it is asked until there is one."""
+        if self._is_ours is not None:
+            return self._is_ours
+        try:
+            data = (self.folder / IDENTITY).read_bytes()
+        except OSError:
+            return True
+        try:
+            is_ours = bool(json.loads(data) == json.loads(self._document))
+        except (ValueError, RecursionError):  # damaged: the segments say themselves what they belong to
+            is_ours = True
+            with contextlib.suppress(OSError):
+                write_bytes(self.folder / IDENTITY, self._document)
+        if not is_ours:
+            logger.warning("%s is of other steps: what is made of texts is not kept", self.folder)
+        self._is_ours = is_ours
+        if is_ours:
+            note(self.folder, below=TEXTS)
+        return is_ours
+
+    def _write(self, values: Sequence[tuple[bytes, bytes]]) -> None:
+        self.folder.parent.mkdir(exist_ok=True)  # the root is there: who is told of a root may lack its disk
+        self.folder.mkdir(exist_ok=True)
+        if not self._is_swept:
+            sweep(self.folder)
+            self._is_swept = True
+        if not (self.folder / IDENTITY).exists():
+            write_bytes(self.folder / IDENTITY, self._document)
+        digests = np.frombuffer(b"".join([digest for digest, _ in values]), np.uint64).reshape(-1, 2)
+        lengths = np.array([len(value) for _, value in values], np.int64)
+        write_segment(self.folder / _new_name(), self._owner, digests, lengths, (value for _, value in values))
+
+    def _merge(self) -> None:
+        """Makes many segments fewer, and such as are damaged whole, unless another process is at it."""
+        names = self._names()
+        damaged = [name for name, segment in self._segments.items() if segment.is_damaged]
+        if len(names) <= _MOST_SEGMENTS and not damaged and not self._broken:
+            return
+        with self._alone(is_needed=len(names) > 4 * _MOST_SEGMENTS) as is_alone:
+            if not is_alone:
+                return
+            self._listed()
+            for name in self._broken:
+                self._remove(name)
+            chosen = dict.fromkeys([*damaged, *self._smallest()])
+            self._merge_these([self._segments[name] for name in chosen if name in self._segments])
+            self._remove_old()
+
+    def _merge_these(self, segments: Sequence[Segment]) -> None:
+        """Makes segments one. Only when that is durable, they go."""
+        if len(segments) < 2 and not any(segment.is_damaged for segment in segments):
+            return
+        merge_segments(self.folder / _new_name(), self._owner, segments)
+        for segment in segments:
+            self._segments.pop(segment.path.name, None)
+            self._remove(segment.path.name)
+
+    def _smallest(self) -> list[str]:
+        """Returns the segments to merge: so many of the small ones that each byte is written again few times."""
+        sizes = sorted((segment.size_bytes, name) for name, segment in self._segments.items())
+        small = [(size, name) for size, name in sizes if size < _LARGEST_BYTES // 2]
+        if len(small) <= _MOST_SEGMENTS:
+            return []
+        chosen: list[str] = []
+        total = 0
+        for size, name in small:
+            if total + size > _LARGEST_BYTES or (len(chosen) > 1 and size > total):
+                break
+            chosen.append(name)
+            total += size
+        return chosen
+
+    @contextlib.contextmanager
+    def _alone(self, *, is_needed: bool) -> Iterator[bool]:
+        """Yields whether no other process merges, as far as locks tell; the lock only saves work.
+
+        is_needed: it is done without the lock too, which a machine that died may hold for good.
+        """
+        file = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield is_needed
+            except OSError:  # no locks here
+                yield True
+            else:
+                yield True
+        finally:
+            os.close(file)
+
+    def _remove(self, name: str) -> None:
+        """Removes a segment that is no longer needed; where another machine may have it mapped, a day later."""
+        with contextlib.suppress(OSError):
+            path = self.folder / name
+            if is_late(self.folder):
+                os.utime(path)
+                os.rename(path, path.with_name(f"{name}.old"))
+            else:
+                os.unlink(path)
+
+    def _remove_old(self) -> None:
+        os.utime(self.folder / LOCK)  # by the clock of the disk
+        now = (self.folder / LOCK).stat().st_mtime
+        for entry in os.scandir(self.folder):
+            if OLD.fullmatch(entry.name):
+                with contextlib.suppress(OSError):
+                    if now - entry.stat(follow_symlinks=False).st_mtime > _OLD_S:
+                        os.unlink(entry.path)
+
+
+def _new_name() -> str:
+    return f"{uuid.uuid4().hex}.texts"
+
+
+@functools.cache
+def _say_once(place: Path, problem: str) -> None:
+    logger.warning("%s: what is made of texts is not kept (%s); the work goes on without that", place, problem)
