@@ -19,6 +19,9 @@ Detect = Callable[[Sequence[str]], list[tuple[str, float]]]
 MOST_CHARACTERS = 4096
 """What is read of a text. A line of 10 MB is in the language that it begins in."""
 
+LIKELIER = 0.5
+"""The confidence from which a language is likelier than all others together: below it nothing is said, by default."""
+
 _FEWEST_LETTERS = 2
 
 _BYTES = {"latin": 1, "greek": 2, "cyrillic": 2, "armenian": 2, "hebrew": 2, "arabic": 2, "thaana": 2}
@@ -39,7 +42,7 @@ class Detector:
 
     mode: Literal["detect", "detect_missing"] = "detect"
     languages: tuple[str, ...] = ()
-    min_confidence: float = 0.0
+    min_confidence: float = LIKELIER
     model: str = ""
     version: int = 1
 

@@ -21,6 +21,8 @@ from forebay.steps.text.language.candidates import MODEL_LANGUAGES, candidates
 from forebay.steps.text.language.detector import MOST_CHARACTERS, Detector, main_script
 from forebay.steps.text.language.model import loaded, model_digest, model_file
 from forebay.steps.text.language.script import letters_of
+from forebay.steps.text.line import TextLine
+from forebay.steps.text.normal.step import NOWHERE
 from tests.processes import ROOT
 from tests.strategies import transcripts
 
@@ -130,6 +132,13 @@ def test_what_is_said_depends_on_the_text_alone(texts: list[str], seed: object) 
 def test_the_limit_changes_what_is_said_and_no_confidence(text: str, min_confidence: float) -> None:
     (code, confidence), limited = said(text), said(text, min_confidence=min_confidence)
     assert limited == (code if confidence >= min_confidence else "", confidence)
+
+
+def test_by_default_a_language_must_be_likelier_than_all_others_together() -> None:
+    line = TextLine.of({"language": "detect"}, NOWHERE)
+    assert line.detector == detector(min_confidence=0.5)
+    assert said("cinquante", min_confidence=0.5)[0] == ""
+    assert said("cinquante")[0] != ""
 
 
 def test_a_long_line_is_in_the_language_that_it_begins_in() -> None:
