@@ -455,7 +455,7 @@ def test_fields_that_need_others_change_the_key(tmp_path: Path) -> None:
         *(
             config_of(tmp_path, text={**TEXT, "language": mode, **more})
             for mode in ("detect", "detect_missing")
-            for more in ({}, {"languages": ["en", "hi"]}, {"min_confidence": 0.5})
+            for more in ({}, {"languages": ["en", "hi"]}, {"min_confidence": 0.7})
         ),
     ]
     assert len({recipe_of(config).key for config in variants}) == len(variants)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import xxhash
 
-from forebay.steps.text.language.detector import Detect, Detector
+from forebay.steps.text.language.detector import LIKELIER, Detect, Detector
 from forebay.steps.text.normal.code import Code
 from forebay.steps.text.normal.step import NOWHERE, NormalStep, Problem, Runner, Where
 from forebay.steps.text.normal.table import SIMPLE, made_steps
@@ -63,7 +63,7 @@ class TextLine:
             detector = Detector.of(
                 mode=mode,
                 languages=settings.get("languages", ()),
-                min_confidence=float(settings.get("min_confidence", 0.0)),
+                min_confidence=float(settings.get("min_confidence", LIKELIER)),
             )
         return cls(steps=made_steps(settings.get("normalize", "nfkc"), where), detector=detector)
 

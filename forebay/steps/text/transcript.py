@@ -50,8 +50,9 @@ class Transcript(TextStep):
     nothing can be said. `detect_missing`: from the text where the manifest has none."""
     languages: tuple[str, ...] = ()
     """Codes of the languages among which is detected. Left out: all that are known."""
-    min_confidence: float = 0.0
-    """Below this confidence, from 0 to 1, nothing is said of a language."""
+    min_confidence: float | None = None
+    """Below this confidence, from 0 to 1, nothing is said of a language. Left out: 0.5, by which a language is likelier
+    than all others together."""
     phones: Mapping[str, Any] | None = field(default=None, hash=False)
     """Settings of the step `phones` of `normalize`: `{backend = "espeak"}`."""
     max_label_tokens: int | None = None
@@ -63,9 +64,9 @@ class Transcript(TextStep):
         object.__setattr__(self, "prompt", self.name)
         if self.line is None and self.normalize in SIMPLE and self.language == "manifest":
             object.__setattr__(self, "line", TextLine(steps=made_steps(self.normalize, NOWHERE)))
-        if self.language == "manifest" and (self.languages or self.min_confidence):
+        if self.language == "manifest" and (self.languages or self.min_confidence is not None):
             raise ValueError('languages and min_confidence are of language = "detect" or "detect_missing"')
-        if not 0 <= self.min_confidence <= 1:
+        if self.min_confidence is not None and not 0 <= self.min_confidence <= 1:
             raise ValueError(f"min_confidence is {self.min_confidence}, wanted 0 to 1")
         if self.max_label_tokens is not None and self.max_label_tokens < 1:
             raise ValueError(f"max_label_tokens is {self.max_label_tokens}, wanted 1 or more")
