@@ -55,7 +55,7 @@ _OLD_S = 24 * 3600.0
 _LOOK_AGAIN_S = 3600.0
 """After it no segment stays mapped that is old: well before one goes."""
 
-_MOST_SEGMENTS = 16
+_MOST_SEGMENTS = 8
 _LARGEST_BYTES = 1 << 30
 """Larger segments are not merged again."""
 _HELD_TEXTS, _HELD_BYTES, _HELD_S = 1 << 16, 1 << 24, 5.0
@@ -225,8 +225,8 @@ class TextValues:
         return is_ours
 
     def _write(self, values: Sequence[tuple[bytes, bytes]]) -> None:
-        self.folder.parent.mkdir(exist_ok=True)  # the root is there: who is told of a root may lack its disk
-        self.folder.mkdir(exist_ok=True)
+        for folder in (self.folder.parents[1], self.folder.parent, self.folder):
+            folder.mkdir(exist_ok=True)  # not what is above the root: a worker may lack the disk of its driver
         if not self._is_swept:
             sweep(self.folder)
             self._is_swept = True
