@@ -16,17 +16,17 @@ STRICT = {"extra": "forbid", "strict": True}
 class SourceKind:
     """What is known of a kind of source before any data is read. speech, vision: what lists it.
 
-    files: those of a folder that are manifests. else_files: those of a folder that has none of these. has_columns: it
-    reads `[source.columns]`, which are then in the key. has_audio: its samples have sound. has_splits: a folder may
-    hold several splits, of which `source.split` is read. keeps: the modalities whose samples may have `keep_columns`.
-    is_deep: the files lie below the folder at any depth, and are samples themselves. needs_text: a sample without text
-    is left out as `no_text`.
+    files: those of a folder that are manifests. else_files: those of a folder that has none of these, one group of
+    names after the other. has_columns: it reads `[source.columns]`, which are then in the key. has_audio: its samples
+    have sound. has_splits: a folder may hold several splits, of which `source.split` is read. keeps: the modalities
+    whose samples may have `keep_columns`. is_deep: the files lie below the folder at any depth, and are samples
+    themselves. needs_text: a sample without text is left out as `no_text`.
     """
 
     speech: str = ""
     vision: str = ""
     files: tuple[str, ...] = ("*",)
-    else_files: tuple[str, ...] = ()
+    else_files: tuple[tuple[str, ...], ...] = ()
     has_columns: bool = False
     has_audio: bool = True
     has_splits: bool = False
@@ -82,7 +82,11 @@ SOURCE_KINDS = {
     ),
     "ljspeech": SourceKind(speech=f"{_SPEECH}.ljspeech:KIND", files=("metadata.csv",)),
     "text": SourceKind(
-        speech=f"{_SPEECH}.text:KIND", files=("*.jsonl",), else_files=("*.txt",), has_audio=False, keeps=("speech",)
+        speech=f"{_SPEECH}.text:KIND",
+        files=("*.jsonl",),
+        else_files=(("*.txt",), ("*.jsonl.gz", "*.jsonl.zst"), ("*.parquet",), ("*.txt.gz", "*.txt.zst")),
+        has_audio=False,
+        keeps=("speech",),
     ),
 }
 """By `source.kind`. What lists a kind is imported when that is asked for."""
@@ -112,7 +116,7 @@ OWN_COLUMNS = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceColumns:
-    """What the columns of a source of kind `table` or `hf` are called.
+    """What the columns of a source of kind `table` or `hf` are called, and the fields of kind `text`.
 
     A column by another name than its default must be there.
     """
@@ -140,6 +144,8 @@ class SourceColumns:
     """With `[vision]`: column of the question, where there are no messages."""
     answer: str = "answer"
     """With `[vision]`: column of the answer, where there are no messages."""
+    prompt: str | None = None
+    """Of `kind = "text"`: column of what stands before the text in a prompt. Left out: `prompt`, where there is one."""
     messages: str = "messages"
     """With `[vision]`: column of the conversation, a list or its JSON. `conversations` is found too."""
 
@@ -160,8 +166,9 @@ class SourceConfig:
     beside them or in `texts`. `tar`: a parquet manifest over tars. `filelist`: TSV of shard, id, language and seconds.
     `webdataset`: tars of audio and `.json` or `.txt`. `jsonl`: lines of `audio`, `text`, `language`?, `prompt`?. `hf`:
     a `save_to_disk` folder or parquet (extra `hf`), of sound or of features. `ljspeech`: an LJSpeech folder. `text`:
-    texts without audio, `.txt` files of a text a line, or JSON lines of `text`, `id`?, `language`?, `prompt`?. A config
-    with `[vision]` takes `table`, `jsonl`, `hf` or `webdataset`."""
+    texts without audio, `.txt` files of a text a line, JSON lines of `text`, `id`?, `language`?, `prompt`?, either as
+    `.gz` or `.zst` too, or a column of parquet. A config with `[vision]` takes `table`, `jsonl`, `hf` or
+    `webdataset`."""
     manifest: str | tuple[str, ...] = field(metadata={"path": True, "url": True})
     """File, folder or glob, or a list of them; each may be a URL. The path is not in the key, the content is."""
     split: str = "train"
@@ -207,7 +214,8 @@ class SourceConfig:
     1): `["speaker", "snr"]`. Of `table`, `folder` with `texts`, `hf`, `jsonl`, `webdataset` (the JSON beside a clip),
     `tar` and JSON lines of `text`. The names are in the key."""
     rows: str | None = None
-    """With `[vision]`: the rows of the manifest to take, as a Python slice: `"0:1000"`, `"::10"`."""
+    """With `[vision]`, and of `kind = "text"`: the rows of the manifests to take, as a Python slice: `"0:1000"`,
+    `"::10"`. Of texts no more is read than that takes."""
     max_pixels: int = 89_478_485
     """With `[vision]`: an image whose header says more fails as `too_many_pixels` before a pixel is decoded. The
     default is Pillow's own limit."""

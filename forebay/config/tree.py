@@ -48,8 +48,8 @@ class Config:
             raise ValueError(f"source.split {split!r} becomes a folder: use letters, digits, '.', '_', '-'")
         if self.vision is not None:
             self._check_vision(self.vision)
-        elif self.source.rows is not None:
-            raise ValueError("source.rows is only for a config with [vision]")
+        elif self.source.rows is not None and self.source.kind != "text":
+            raise ValueError('source.rows is only for a config with [vision], and for source.kind = "text"')
         if self.plan is not None and (self.plan.kind == "pack") != (self.vision is not None):
             wanted = '"pack"' if self.vision is not None else '"bucket" or "window"'
             raise ValueError(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from forebay.errors import CacheError
+from forebay.inspect.languages import detection_facts
 from forebay.inspect.plans import pack_bytes, plans_of
 from forebay.inspect.sample import float32_bytes, holds_images, image_settings_of
 from forebay.steps.table import axis_names
@@ -46,7 +47,8 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
     Beside the interface: num_tokens (of all samples together), folder, name, split, recipe_key, recipe, constants,
     groups, bytes_per_hour, clipped, longer, rejected (the file that lists what was left out), histogram, probe,
     made_with, made_of (the caches that it was made of, if it was made of caches). Sizes are those of the shards.
-    Without audio histogram is null, and lengths says how long the texts are. A cache of images has what `image_facts`
+    detection (see `detection_facts`; null where no language was detected). Without audio histogram is null, and lengths
+    says how long the texts are. A cache of images has what `image_facts`
     says too.
     Raises CacheCorruptError where the metadata describes no cache, or the lengths are not those that were written.
     """
@@ -83,6 +85,7 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
         "rejected": os.path.abspath(cache.folder / "rejected.jsonl"),
         "histogram": None if durations_s is None else duration_histogram(durations_s),
         "lengths": token_lengths(cache.lengths["num_tokens"]) if durations_s is None else None,
+        "detection": detection_facts(cache),
         "probe": metadata["probe"],
         "made_with": metadata["made_with"],
         "made_of": metadata.get("made_of", []),

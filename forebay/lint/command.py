@@ -20,8 +20,8 @@ from forebay.lint.measured import Finding, Measured
 from forebay.lint.raw import measure_raw
 from forebay.lint.report import Linted, LintReport
 from forebay.lint.same import comparable, duplicates, leaks
-from forebay.lint.script import scripts_of
 from forebay.steps.recipe import load_config, recipe_of
+from forebay.steps.text.language.script import scripts_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.files import write_bytes
 from forebay.store.lookup import find_cache

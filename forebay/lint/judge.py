@@ -8,8 +8,8 @@ import numpy as np
 
 from forebay.lint.limits import BY_NAME, Limits, Severity
 from forebay.lint.measured import Finding, Measured, Refused
-from forebay.lint.script import scripts_of
 from forebay.preprocess.assemble import EXCLUDING
+from forebay.steps.text.language.script import scripts_of
 from forebay.store.layout import Array
 
 _BY_DURATION = frozenset({"too_long", "too_short"})

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from forebay.lint.script import foreign_share, letters_of, mixed_word, scripts_of
+from forebay.lint.script import foreign_share, mixed_word
+from forebay.steps.text.language.script import letters_of, scripts_of
 
 _LONGEST_LOOP = 24
 """Words, or characters of a text without spaces, that a repeated part has at most."""

@@ -188,6 +188,8 @@ def contradictions(config: Config) -> list[str]:
     step, text = audio_step(config.audio.features), config.text
     if text is not None and text_step(text.prompt).of_images:
         return [f'text.prompt = "{text.prompt}" is only for a config with [vision]']
+    if found := _kept_and_detected(config):
+        return found
     if SOURCE_KINDS[config.source.kind].has_audio != step.has_audio:
         return [
             f'source.kind is "{config.source.kind}" and audio.features is "{step.name}"; text alone needs '
@@ -196,6 +198,18 @@ def contradictions(config: Config) -> list[str]:
     if not step.has_audio:
         return _text_alone_contradictions(config)
     return [*_given_contradictions(config, step), *_audio_contradictions(config, step)]
+
+
+def _kept_and_detected(config: Config) -> list[str]:
+    """Returns which columns a config keeps that are written beside detected languages."""
+    mode = "manifest" if config.text is None else config.text.settings.get("language", "manifest")
+    taken = {"language_detected", "language_confidence", "language_manifest"}.intersection(config.source.keep_columns)
+    if mode == "manifest" or not taken:
+        return []
+    return [
+        f'source.keep_columns has {", ".join(sorted(taken))}, and text.language = "{mode}" writes columns of these '
+        "names; leave them out, or rename them in the source"
+    ]
 
 
 def _source_problems(config: Config) -> list[str]:
@@ -417,9 +431,13 @@ _COLUMNS = {
     "vision": ("image", "question", "answer", "messages", "id"),
 }
 """Columns that kinds of source read by name, in the key as `audio_column`; an id's where it is given."""
+_TEXT_COLUMNS = ("text", "language", "id", "prompt")
+"""Those of texts without audio; in the key where they are not the default, which files of lines had before columns."""
 
 
 def _columns(config: Config) -> tuple[str, ...]:
+    if not SOURCE_KINDS[config.source.kind].has_audio:
+        return _TEXT_COLUMNS
     return _COLUMNS[config.modality] if SOURCE_KINDS[config.source.kind].has_columns else ()
 
 
@@ -429,9 +447,14 @@ def _source_document(config: Config, fields: tuple[str, ...]) -> dict[str, Any]:
     settings = {**asdict(source), **_plain_filters(source)}
     columns = {f"{name}_column": getattr(source.columns, name) for name in _columns(config)}
     named = {name: column for name, column in columns.items() if column is not None}
+    if not SOURCE_KINDS[source.kind].has_audio:
+        default = {f"{name}_column": getattr(SourceColumns(), name) for name in _TEXT_COLUMNS}
+        named = {name: column for name, column in named.items() if column != default[name]}
     kept: dict[str, Any] = {"keep_columns": sorted(source.keep_columns)} if source.keep_columns else {}
     if source.languages_from_folders:
         kept["languages_from_folders"] = True
+    if source.rows is not None:
+        kept["rows"] = source.rows
     return {**{name: settings[name] for name in ("kind", "split", *fields)}, **named, **kept}
 
 

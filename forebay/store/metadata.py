@@ -94,6 +94,7 @@ def _read(path: AnyFile) -> bytes:
             raise CacheNotFoundError(f"{path.parent} is not a folder; run: forebay preprocess CONFIG") from err
         raise CacheIncompleteError(
             _cold_hint(path.parent)
+            or _root_hint(path.parent)
             or f"{path.parent} has no {FILE_NAME}: it is not sealed; run: forebay preprocess CONFIG"
         ) from err
 
@@ -104,6 +105,20 @@ def _cold_hint(folder: Path) -> str | None:
         return pull_hint(read_regular(folder / COLD_ROOT), folder)
     except (OSError, CacheError):
         return None
+
+
+def _root_hint(folder: Path) -> str | None:
+    """What to do where a folder is no cache but holds some."""
+    try:
+        caches = sorted(entry.name for entry in os.scandir(folder) if os.path.isfile(os.path.join(entry, FILE_NAME)))
+    except (OSError, TypeError):  # a folder that is held by its descriptor has no path
+        return None
+    if not caches:
+        return None
+    return (
+        f"{folder} is no cache but holds {len(caches)}, the first is {caches[0]}; name one of them: forebay cache ls "
+        f"--cache-root {folder}"
+    )
 
 
 def _check(path: AnyFile, document: dict[str, Any], data: bytes) -> None:

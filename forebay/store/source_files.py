@@ -109,7 +109,8 @@ def _expand(source: SourceConfig, path: Path) -> list[Path]:
         if kind.is_deep:
             return _below(path, tuple(pattern[1:] for pattern in kind.files))
         folder = path / source.split if kind.has_splits and sources.exists(path / _DICT) else path
-        found = _matching(folder, kind.files) or _matching(folder, kind.else_files)
+        tiers = (_matching(folder, patterns) for patterns in (kind.files, *kind.else_files))
+        found = next(filter(None, tiers), [])
         # `datasets` leaves results of map() in a dataset's folder as cache-*.arrow; they are not the dataset.
         found = [p for p in found if not p.match("cache-*.arrow")]
         return _of_split(found, source.split) if kind.has_splits else found

@@ -235,7 +235,7 @@ def test_missing_columns_and_other_types_are_named(heard: Recordings, tmp_path: 
         ("audio.features=log_mel", r"source\.columns\.features is 'input_features' and audio\.features is 'log_mel'"),
         ("text.prompt=whisper", r"source\.columns\.labels is 'labels' and text\.prompt is 'whisper'"),
         ("audio.keep_waveform=true", r"keep_waveform is for sound"),
-        ("text.normalize=none", r"language_tag_mode and normalize are for texts"),
+        ("text.normalize=none", r"language_tag_mode, normalize and language are for texts"),
         ("loader.crop_s=1.0", r"frames depend on the whole clip"),
         ("audio.n_mels=81", r"audio\.n_mels"),
     ],

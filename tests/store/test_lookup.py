@@ -526,7 +526,8 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
     """A new field of the config tree or of a step is added to the lists above, or to those that change no value."""
     tried = {(section, field) for section, field, _ in KEY_CHANGES}
     tried |= {("source", "overlong"), ("audio", "n_mels"), ("audio", "keep_waveform"), ("text", "tokenizer")}
-    tried |= {("columns", name) for name in ("audio", "text", "language", "id", "duration", "features", "labels")}
+    tried |= {("columns", name) for name in ("audio", "text", "language", "prompt", "id", "duration")}
+    tried |= {("columns", name) for name in ("features", "labels")}
     tried |= {("source", "languages_from_folders")}
     tried |= {("columns", name) for name in ("image", "question", "answer", "messages")}
     tried |= {(section, field) for section, field, _, _ in VISION_CHANGES} | {("text", "learn_through")}

@@ -178,3 +178,11 @@ def test_what_is_no_array_is_corrupt_and_never_unpickled(tmp_path: Path, data: b
     entry = save_file(tmp_path, "a.npy", data)
     with pytest.raises(CacheCorruptError, match=r"a\.npy is not a \.npy file"):
         load_array(tmp_path, "a.npy", entry, verify=True)
+
+
+def test_a_folder_of_caches_says_which_there_are(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / name).mkdir()
+        write_metadata(tmp_path / name, {"format_version": 1})
+    with pytest.raises(CacheIncompleteError, match=r"is no cache but holds 2, the first is a; .*forebay cache ls"):
+        read_metadata(tmp_path, format_version=1)

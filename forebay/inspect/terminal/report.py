@@ -21,12 +21,15 @@ from forebay.terminal import (
 from forebay.visible import human_bytes, printable
 
 _MAX_LANGUAGES = 24
+_MAX_IDS = 48
+"""Characters of the ids that a line names."""
 
 
 def report_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yields the report on an opened cache; `facts` is the document of `cache_facts`."""
     yield from _identity(facts)
-    about = (images_lines, _fields, histogram_lines) if "images" in facts else (_languages, _fields, _durations)
+    spoken = (_languages,) if facts["detection"] is None else (_languages, detection_lines)
+    about = (images_lines, _fields, histogram_lines) if "images" in facts else (*spoken, _fields, _durations)
     for section in (*about, _plans, _skipped, _recipe):
         yield ""
         yield from section(facts)
@@ -79,6 +82,37 @@ def _languages(facts: Mapping[str, Any]) -> Iterator[str]:
     yield from table(["languages", "samples", *(["hours"] if is_heard else []), "share"], rows, left=1)
     if len(languages) > _MAX_LANGUAGES:
         yield f"  and {len(languages) - _MAX_LANGUAGES} more (--json lists them all)"
+
+
+def detection_lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what was detected, and where that is not what the manifest says."""
+    found = facts["detection"]
+    rows = [
+        [printable(entry["language"]), f"{entry['samples']:,}", f"{entry['confidence']:.3f}"]
+        for entry in found["languages"][:_MAX_LANGUAGES]
+    ]
+    yield from table(["detected", "samples", "confidence"], rows, left=1)
+    if found["unsaid"]:
+        yield from wrapped("  ", f"{found['unsaid']:,} keep the manifest's language: nothing was said of them")
+    if found["unknown"]:
+        yield from wrapped("  ", f"{found['unknown']:,} have no language: nothing was said, and the manifest has none")
+    if not found["disagreements"]:
+        return
+    yield ""
+    yield f"{found['num_disagreements']:,} detected languages are not the manifest's"
+    rows = [
+        [printable(entry["manifest"]), printable(entry["detected"]), f"{entry['samples']:,}", _some(entry)]
+        for entry in found["disagreements"][:_MAX_LANGUAGES]
+    ]
+    yield from table(["  manifest", "detected", "samples", "ids"], rows, left=2, last_left=True)
+    if len(found["disagreements"]) > _MAX_LANGUAGES:
+        yield f"  and {len(found['disagreements']) - _MAX_LANGUAGES} more (--json lists them all)"
+
+
+def _some(entry: Mapping[str, Any]) -> str:
+    """Returns the first ids of a disagreement in a few columns."""
+    names = ", ".join(printable(name) for name in entry["ids"])
+    return names if len(names) <= _MAX_IDS else f"{names[: _MAX_IDS - 3]}..."
 
 
 def _fields(facts: Mapping[str, Any]) -> Iterator[str]:

@@ -227,9 +227,14 @@ def not_lines(path: Path, number: int, problem: str) -> ManifestError:
     return ManifestError(f"{path} is {form.name}, wanted JSON lines, one object a line; {advice}", code="FB205")
 
 
-def not_text(path: Path, *, wanted: str = "plain text in UTF-8, a text a line") -> ManifestError | None:
-    """Returns the error for a file that was given for plain text and whose first bytes are of another form."""
-    form = _magic_form(_head(path))
+def not_text(
+    path: Path, *, wanted: str = "plain text in UTF-8, a text a line", head: bytes | None = None
+) -> ManifestError | None:
+    """Returns the error for a file that was given for plain text and whose first bytes are of another form.
+
+    head: its first bytes, where they are not those on disk.
+    """
+    form = _magic_form(_head(path) if head is None else head)
     if form is None:
         return None
     advice = form.advice.format(path=shlex.quote(str(path)), lines="")

@@ -39,12 +39,21 @@ _TEXT_TABLE = tuple(
 )
 
 
+DETECTED_FIELDS = (
+    FieldSpec(name="language_detected", dtype="str", group="text", role="table"),
+    FieldSpec(name="language_confidence", dtype="float64", group="text", role="table"),
+    FieldSpec(name="language_manifest", dtype="str", group="text", role="table"),
+)
+"""What rows hold beside `language`, the one that prompts use, where languages are detected."""
+
+
 def sample_fields(recipe: Recipe) -> tuple[FieldSpec, ...]:
     """Returns every field of a recipe's samples, media first, without the `failure` field that shards add."""
     specs = (*recipe.features.fields(), *(recipe.waveform.fields() if recipe.waveform is not None else ()))
     tokens = recipe.tokens.fields() if recipe.tokens is not None else ()
     table = (_ID, _NUM_SAMPLES) if recipe.has_audio else (replace(_ID, group="text"),)
-    return (*specs, *table, *tokens, *_TEXT_TABLE)
+    detected = DETECTED_FIELDS if recipe.tokens is not None and recipe.tokens.text_line().detects else ()
+    return (*specs, *table, *tokens, *_TEXT_TABLE, *detected)
 
 
 def media_samples(recipe: Recipe, rows: pa.Table, read: Read) -> Iterator[Values]:
@@ -98,6 +107,8 @@ def text_samples(
         for (row, kept), result in zip(block, made, strict=True):
             values: Values = {**kept, **{name: row[name] or "" for name in ("text", "language", "prompt")}}
             values["source"] = names[row["file"]]
+            if encoder is not None and encoder.detects:
+                values |= _languages(row["language"] or "", result)
             if isinstance(result, SampleError):
                 values |= {"failure": result.reason, "message": str(result)}
             elif encoder is not None and result is not None:
@@ -106,6 +117,20 @@ def text_samples(
         position += len(block)
     if encoder is not None:
         encoder.keep()
+
+
+def _languages(stated: str, result: Encoded | SampleError | None) -> Values:
+    """Returns the language of a row and its `DETECTED_FIELDS`. Of a text that cannot be used nothing is said."""
+    said = (stated, "", 0.0)
+    if isinstance(result, Encoded):
+        said = (result.prepared.language, result.prepared.detected, result.prepared.confidence)
+    language, detected, confidence = said
+    return {
+        "language": language,
+        "language_detected": detected,
+        "language_confidence": np.float64(confidence),
+        "language_manifest": stated,
+    }
 
 
 def _encoded(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +10,7 @@ from forebay.steps.step import Stored, TextBatch
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.steps.text.whisper import Whisper, WhisperPrompt
+from forebay.store.layout import Array
 
 _IGNORED = -100
 """`forebay.steps.batch.IGNORED`, without torch."""
@@ -50,6 +50,10 @@ class Given(Transcript):
 class GivenPrompt(WhisperPrompt):
     """Ids in decimal, parted by spaces, as the listing has a row's labels."""
 
+    def texts(self, utterance: Utterance) -> list[str]:  # noqa: ARG002
+        """Returns none: the ids are there."""
+        return []
+
     def build(self, utterance: Utterance) -> TokenSequence:
         """Returns the start token and the labels. Raises TextError `bad_labels` for ids that the tokenizer lacks."""
         labels = self._unpadded([int(label) for label in utterance.text.split(" ")])
@@ -66,9 +70,9 @@ class GivenPrompt(WhisperPrompt):
             raise TextError("empty_text", f"{utterance.sample_id}: the labels hold nothing but padding")
         return TokenSequence(ids=[self._start_id, *labels], prefix_len=1, num_label_tokens=len(labels))
 
-    def row_text(self, text: str, ids: Sequence[int]) -> str:  # noqa: ARG002
+    def row_text(self, text: str, ids: Array) -> str:  # noqa: ARG002
         """Returns what the labels say, without control tokens."""
-        return self._vocabulary.decode(ids)
+        return self._vocabulary.decode(ids.tolist())
 
     def _unpadded(self, labels: list[int]) -> list[int]:
         """Returns the labels without the -100 at their end, or the end tokens behind the first of those there."""

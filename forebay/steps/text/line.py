@@ -147,11 +147,10 @@ class OpenLine:
 
     def _detector(self, detector: Detector, store: TextStore | None) -> Remembered[tuple[str, float]]:
         if store not in self._detectors:
-            # Whether the manifest's languages come first changes nothing of what is found.
-            own = {name: value for name, value in detector.identity().items() if name != "mode"}
+            identity = {**detector.values_identity(), **detector.found()}
             self._detectors[store] = Remembered(
                 make=lambda texts, _: self._detect(texts),
-                values=None if store is None else store.of({"language": {**own, **detector.found()}}),
+                values=None if store is None else store.of({"language": identity}),
                 to_bytes=language_to_bytes,
                 of_bytes=language_of_bytes,
                 reads_language=False,

@@ -36,6 +36,10 @@ class Plain(Transcript):
 class PlainPrompt(Prompt):
     """The text's own ids, with the end token where the tokenizer has one."""
 
+    def texts(self, utterance: Utterance) -> list[str]:
+        """Returns the text."""
+        return [utterance.text]
+
     def build(self, utterance: Utterance) -> TokenSequence:
         """Returns the sequence of an utterance; nothing of it is prefix."""
         end = self._vocabulary.eos_token_id

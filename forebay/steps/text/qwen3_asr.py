@@ -15,7 +15,7 @@ from forebay.steps.audio.qwen3_asr import CHUNK_FRAMES
 from forebay.steps.step import Allocate, Batch, PaddingSide, Stored, TextBatch
 from forebay.steps.text.normalize import qwen3_asr_name
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
-from forebay.steps.text.vocabulary import Vocabulary
+from forebay.steps.text.vocabulary import Vocabulary, joined
 from forebay.store.layout import FieldSpec
 from forebay.store.source import Sample
 
@@ -88,12 +88,18 @@ class Qwen3AsrPrompt(Prompt):
         match = _CARRIED.fullmatch(text)
         return (match["name"], match["text"]) if match else (None, text)
 
+    def texts(self, utterance: Utterance) -> list[str]:
+        """Returns the text, the words before it, and those of the chat where there is a prompt."""
+        chat = joined(self._chat(utterance)) if utterance.prompt else []
+        named = _named(utterance.carried or self._found_name(utterance) or "None")
+        return [named, utterance.text, *(part for part in chat if isinstance(part, str))]
+
     def build(self, utterance: Utterance) -> TokenSequence:
         """Returns the sequence; TextError `unknown_language` where a language must be named and has no name."""
         prefix = self._prefix(utterance) if utterance.prompt else self._bare_prefix
         name = utterance.carried or self._language_name(utterance)
         target = self._vocabulary.encode_parts(
-            [f"language {name}", self._text_id, utterance.text, self._end_id], sample_id=utterance.sample_id
+            [_named(name), self._text_id, utterance.text, self._end_id], sample_id=utterance.sample_id
         )
         return TokenSequence(
             ids=[*prefix, *target],
@@ -107,12 +113,17 @@ class Qwen3AsrPrompt(Prompt):
         return ids[ids.index(self._text_id) :] if self._text_id in ids else ids
 
     def _prefix(self, utterance: Utterance) -> list[int]:
+        return self._vocabulary.encode_parts(self._chat(utterance), sample_id=utterance.sample_id)
+
+    def _chat(self, utterance: Utterance) -> list[str | int]:
         # One run of text from `system` on: the template's words and the prompt are tokenised together, as rendered.
-        parts = [*self._head, utterance.prompt, *self._tail]
-        return self._vocabulary.encode_parts(parts, sample_id=utterance.sample_id)
+        return [*self._head, utterance.prompt, *self._tail]
+
+    def _found_name(self, utterance: Utterance) -> str | None:
+        return None if utterance.language is None else qwen3_asr_name(utterance.language)
 
     def _language_name(self, utterance: Utterance) -> str:
-        name = None if utterance.language is None else qwen3_asr_name(utterance.language)
+        name = self._found_name(utterance)
         if name is None and self._must_name:
             raise TextError(
                 "unknown_language",
@@ -120,6 +131,10 @@ class Qwen3AsrPrompt(Prompt):
                 'correct the manifest, or set text.language_tag_mode = "auto" (it then writes "language None")',
             )
         return name or "None"
+
+
+def _named(name: str) -> str:
+    return f"language {name}"
 
 
 def _render(vocabulary: Vocabulary) -> tuple[str, str]:

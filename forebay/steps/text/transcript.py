@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -16,8 +17,10 @@ from forebay.steps.text.normal.step import NOWHERE, Problem
 from forebay.steps.text.normal.table import SIMPLE, made_steps
 from forebay.steps.text.normalize import is_unseen
 from forebay.steps.text.vocabulary import Vocabulary
-from forebay.store.layout import FieldSpec
+from forebay.store.layout import Array, FieldSpec
 from forebay.store.texts import TextStore
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,11 +152,15 @@ class Prompt:
         """Returns the language that a text carries itself, None where it carries none, and its transcript."""
         return None, text
 
+    def texts(self, utterance: Utterance) -> list[str]:  # noqa: ARG002
+        """Returns the texts that `build` will want tokenised. Those that are named here are tokenised in batches."""
+        return []
+
     def build(self, utterance: Utterance) -> TokenSequence:
         """Returns the sequence of an utterance; raises TextError where it cannot be written."""
         raise NotImplementedError
 
-    def row_text(self, text: str, ids: Sequence[int]) -> str:  # noqa: ARG002
+    def row_text(self, text: str, ids: Array) -> str:  # noqa: ARG002
         """Returns what a row says that it is a transcript of. text: of the source. ids: what was made of it."""
         return text
 
@@ -224,21 +231,24 @@ class TextEncoder:
         parts = [self._prompt.split(text) for text in texts]
         stated = [(language or "").strip() for language in languages]
         bodies = self._line.prepare([body for _, body in parts], stated, store=store)
-        results: list[Encoded | TextError] = []
-        for (carried, _), body, prompt, sample_id in zip(parts, bodies, prompts, sample_ids, strict=True):
-            try:
-                results.append(self._encoded(body, carried, prompt or "", sample_id))
-            except TextError as err:
-                results.append(err)
-        return results
+        utterances = [
+            _tried(self._utterance, body, carried, prompt or "", sample_id)
+            for (carried, _), body, prompt, sample_id in zip(parts, bodies, prompts, sample_ids, strict=True)
+        ]
+        wanted = (self._prompt.texts(each) for each in utterances if isinstance(each, Utterance))
+        with self._vocabulary.together(itertools.chain.from_iterable(wanted)):
+            return [
+                each if isinstance(each, TextError) else _tried(self._encoded, each, body)
+                for each, body in zip(utterances, bodies, strict=True)
+            ]
 
     def keep(self) -> None:
         """Writes what stores were given and have not written yet."""
         self._line.keep()
 
-    def row_text(self, text: str, input_ids: np.ndarray) -> str:
+    def row_text(self, text: str, input_ids: Array) -> str:
         """Returns the transcript that stands beside the ids of a row. text: of the source."""
-        return self._prompt.row_text(text, input_ids.tolist())
+        return self._prompt.row_text(text, input_ids)
 
     def decode(self, input_ids: Iterable[int] | np.ndarray) -> str:
         """Returns the transcript in the ids of a sample: without prompt, language and control tokens.
@@ -256,20 +266,20 @@ class TextEncoder:
         """Returns the transcript of a manifest's text as the model learns it: normalised, without a language in it."""
         return _usable(self._line.prepare([self._prompt.split(text)[1]], [language])[0], sample_id).text
 
-    def _encoded(self, body: Prepared | Problem, carried: str | None, prompt: str, sample_id: str) -> Encoded:
-        prepared = _usable(body, sample_id)
-        sequence = self._prompt.build(self._utterance(prepared, carried, prompt, sample_id))
+    def _encoded(self, utterance: Utterance, prepared: Prepared) -> Encoded:
+        sequence = self._prompt.build(utterance)
         limit = self._step.max_label_tokens
         if limit is not None and sequence.num_label_tokens > limit:
             raise TextError(
                 "label_too_long",
-                f"{sample_id}: {sequence.num_label_tokens} label tokens, text.max_label_tokens is {limit}; "
+                f"{utterance.sample_id}: {sequence.num_label_tokens} label tokens, text.max_label_tokens is {limit}; "
                 "split the clip, or raise the limit where the model allows it",
             )
         values = {"input_ids": sequence.ids, "prefix_len": [sequence.prefix_len], **sequence.more}
         return Encoded({name: np.array(value, dtype=np.int32) for name, value in values.items()}, prepared)
 
-    def _utterance(self, prepared: Prepared, carried: str | None, prompt: str, sample_id: str) -> Utterance:
+    def _utterance(self, body: Prepared | Problem, carried: str | None, prompt: str, sample_id: str) -> Utterance:
+        prepared = _usable(body, sample_id)
         if is_unseen(prepared.text):
             raise TextError("empty_text", f"{sample_id}: the transcript is empty after normalisation")
         language = prepared.language or None
@@ -292,6 +302,14 @@ class TextEncoder:
         if isinstance(result, Problem):
             raise TextError(result.reason, f"{sample_id}: {result.message}")
         return result
+
+
+def _tried(make: Callable[..., T], *arguments: Any) -> T | TextError:
+    """Returns what a function gives, or the TextError that it raises."""
+    try:
+        return make(*arguments)
+    except TextError as err:
+        return err
 
 
 def _usable(body: Prepared | Problem, sample_id: str) -> Prepared:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from forebay.config.digest import tokenizer_digest
 from forebay.errors import ConfigError, TextError
 from forebay.pretrained import from_folder
+from forebay.steps.text.words import Words
 
 
 class Vocabulary:
@@ -41,6 +43,11 @@ class Vocabulary:
         self._plain = type(self.tokenizer.backend_tokenizer).from_str(json.dumps(document))
         self._added: dict[str, int] = self.tokenizer.get_added_vocab()
         self._control_ids = frozenset(i for token, i in self._added.items() if token != unknown)
+        # Of a model's own pieces: an id that it cannot give is not looked for in every text.
+        self._refused = self._control_ids.intersection(self._plain.get_vocab(with_added_tokens=False).values())
+        self._words = Words.of(self._plain, document)
+        self._ready: dict[str, list[int]] = {}
+        self.eos_token_id = _optional_int(self.tokenizer.eos_token_id)
         longest_first = sorted(self._added, key=len, reverse=True)
         self._control_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
@@ -48,11 +55,6 @@ class Vocabulary:
     def size(self) -> int:
         """One more than the largest id: what a model's embedding must hold."""
         return 1 + int(max(self.tokenizer.get_vocab().values()))
-
-    @property
-    def eos_token_id(self) -> int | None:
-        """Id of the token that ends a sequence, where the tokenizer names one."""
-        return _optional_int(self.tokenizer.eos_token_id)
 
     @property
     def pad_token_id(self) -> int | None:
@@ -75,14 +77,36 @@ class Vocabulary:
             )
         return found
 
+    @contextlib.contextmanager
+    def together(self, texts: Iterable[str]) -> Iterator[None]:
+        """Tokenises texts in one call, each different one once: `encode` has their ids within the block.
+
+        What `encode` gives does not depend on that: other texts are tokenised when they are asked for.
+        """
+        different = list(dict.fromkeys(texts))
+        # What one of them is at fault for is raised when that one is asked for.
+        with contextlib.suppress(Exception):
+            self._ready = self._tokenised(different)
+        try:
+            yield
+        finally:
+            self._ready = {}
+
+    def _tokenised(self, texts: Sequence[str]) -> dict[str, list[int]]:
+        found = self._words.encode(texts) if self._words is not None else [None] * len(texts)
+        others = [text for text, ids in zip(texts, found, strict=True) if ids is None]
+        # Without offsets, which nothing reads.
+        made = iter(self._plain.encode_batch_fast(others, add_special_tokens=False))
+        return {text: next(made).ids if ids is None else ids for text, ids in zip(texts, found, strict=True)}
+
     def encode(self, text: str, *, sample_id: str) -> list[int]:
-        """Returns the ids of a text as characters: no control token comes out of it.
+        """Returns the ids of a text as characters: no control token comes out of it. The list is the caller's.
 
         Raises TextError `bad_text` where the tokenizer's model itself knows a control token as a piece of text.
         """
-        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
-        found = self._control_ids.intersection(ids)
-        if found:
+        ready = self._ready.get(text)
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids if ready is None else ready.copy()
+        if self._refused and (found := self._refused.intersection(ids)):
             token = self.tokenizer.convert_ids_to_tokens(min(found))
             raise TextError(
                 "bad_text", f"{sample_id}: the tokenizer reads {token} in the text as a control token; clean the text"
@@ -101,19 +125,24 @@ class Vocabulary:
     def encode_parts(self, parts: Sequence[str | int], *, sample_id: str) -> list[int]:
         """Returns the ids of texts and control tokens; neighbouring texts are tokenised as one."""
         ids: list[int] = []
-        text = ""
-        for part in (*parts, -1):
-            if isinstance(part, str):
-                text += part
-                continue
-            ids += self.encode(text, sample_id=sample_id) if text else []
-            ids.append(part)
-            text = ""
-        return ids[:-1]
+        for part in joined(parts):
+            ids += self.encode(part, sample_id=sample_id) if isinstance(part, str) else [part]
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ids, control tokens and what is below zero (masked labels) left out."""
         return str(self._plain.decode([i for i in ids if i >= 0 and i not in self._control_ids]))
+
+
+def joined(parts: Iterable[str | int]) -> list[str | int]:
+    """Returns the parts of a sequence, neighbouring texts as one; none of the texts is empty."""
+    found: list[str | int] = []
+    for part in parts:
+        if isinstance(part, str) and found and isinstance(found[-1], str):
+            found[-1] += part
+        elif part != "":
+            found.append(part)
+    return found
 
 
 def _load(folder: Path) -> Any:

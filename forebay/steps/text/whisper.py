@@ -53,6 +53,10 @@ class WhisperPrompt(Prompt):
         ]
         self._end_id = vocabulary.require("<|endoftext|>", prompt="whisper")
 
+    def texts(self, utterance: Utterance) -> list[str]:
+        """Returns the text, and the prompt where there is one."""
+        return [utterance.text, _as_earlier(utterance.prompt)] if utterance.prompt else [utterance.text]
+
     def build(self, utterance: Utterance) -> TokenSequence:
         """Returns the sequence of an utterance; TextError `unknown_language` where the tokenizer has no such tag."""
         prefix = [*self._previous(utterance), self._start_id, *self._language(utterance), *self._task_ids]
@@ -67,8 +71,8 @@ class WhisperPrompt(Prompt):
     def _previous(self, utterance: Utterance) -> list[int]:
         if not utterance.prompt:
             return []
-        # The leading space is how text goes on from earlier text (WhisperTokenizer.get_prompt_ids).
-        return [self._previous_id, *self._vocabulary.encode(f" {utterance.prompt}", sample_id=utterance.sample_id)]
+        earlier = _as_earlier(utterance.prompt)
+        return [self._previous_id, *self._vocabulary.encode(earlier, sample_id=utterance.sample_id)]
 
     def _language(self, utterance: Utterance) -> list[int]:
         if utterance.language is None:
@@ -82,6 +86,11 @@ class WhisperPrompt(Prompt):
                 f'{self._vocabulary.folder}; correct the manifest, or set text.language_tag_mode = "none"',
             )
         return [found]
+
+
+def _as_earlier(prompt: str) -> str:
+    # The leading space is how text goes on from earlier text (WhisperTokenizer.get_prompt_ids).
+    return f" {prompt}"
 
 
 def whisper_text(

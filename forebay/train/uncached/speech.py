@@ -27,6 +27,7 @@ from forebay.preprocess.sources.rows import WHOLE_FILE, Manifest, described
 from forebay.preprocess.sources.sparse import sparse_files
 from forebay.preprocess.speech.headers import AudioInfo, parsed_header
 from forebay.preprocess.speech.modality import Speech
+from forebay.preprocess.speech.samples import DETECTED_FIELDS
 from forebay.progress import Progress
 from forebay.steps.audio.waveform import Decode
 from forebay.steps.recipe import Recipe, recipe_of
@@ -43,6 +44,14 @@ UNKNOWN = -1
 
 _HEADERS_A_PIECE = 512
 """Rows that a thread does at once."""
+
+_SAID = pa.schema(
+    {
+        "language": pa.large_string(),
+        **{field.name: pa.large_string() if field.dtype == "str" else pa.float64() for field in DETECTED_FIELDS},
+    }
+)
+"""The columns of rows whose languages are detected."""
 
 _THREADS = 8
 """Most of them wait if the files lie on a network."""
@@ -63,6 +72,7 @@ class UncachedSpeech(UncachedSource):
         """
         self._recipe = recipe = cast(Recipe, recipe_of(config))
         self._modality = Speech.of(config, recipe)
+        self._said: pa.Table | None = None
         manifest = self._modality.manifest(config)
         self._modality = self._modality.keeping(manifest.rows)
         if manifest.unused:
@@ -88,7 +98,9 @@ class UncachedSpeech(UncachedSource):
         """Returns the values of `language` or `source`, sorted, and which one each sample has; see `SampleSource`."""
         if name == "source":
             return self._by_file("file")
-        if name in names_of(self._rows):
+        if self._said is not None and name in self._said.column_names:
+            found = self._said[name]
+        elif name in names_of(self._rows):
             found = column_of(self._rows, name)
         elif name in self._rows.column_names:
             found = self._rows[name]
@@ -104,6 +116,8 @@ class UncachedSpeech(UncachedSource):
         made = super()._row_columns()
         # A cache has no null here.
         made |= {name: partial(self._filled, name) for name in ("language", "prompt")}
+        if self._said is not None:
+            made |= {name: partial(self._said.column, name) for name in self._said.column_names}
         return made | {"source": lambda: self._file_names("file")}
 
     def _counted(self) -> Mapping[str, Array]:
@@ -152,11 +166,16 @@ class UncachedSpeech(UncachedSource):
         made = self._modality.text_samples(rows, [file.name for file in manifest.files])
         bar = Progress(len(rows), unit="text", desc="tokenise").over(made)
         counts = np.full(len(rows), -1, np.int64)
+        said: list[Mapping[str, Any]] = []
         for place, values in enumerate(bar):
             if "failure" in values:
                 failed[values["failure"]] += 1
             else:
                 counts[place] = len(values["input_ids"])
+                if self._recipe.tokens.text_line().detects:
+                    said.append({name: values[name] for name in _SAID.names})
+        if said:
+            self._said = pa.Table.from_pylist(said, schema=_SAID)
         return counts[counts >= 0], rows.filter(pa.array(counts >= 0)), failed
 
     def _measure(self, tokens: Array) -> dict[str, Array]:

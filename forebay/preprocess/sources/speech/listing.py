@@ -7,6 +7,7 @@ import functools
 import itertools
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -38,14 +39,15 @@ ROWS_PER_TASK = 4096
 _TASK_COLUMNS = ("row", "sample_id", "file", "member", "offset", "duration_s", "language")
 
 
-def read_manifest(source: SourceConfig) -> Manifest:
+def read_manifest(source: SourceConfig, *, cache_root: str | os.PathLike[str] | None = None) -> Manifest:
     """Returns the rows that a manifest names and the filters leave, as far as it alone tells; no tar is opened.
 
-    Tars that are listed without their rows have none yet; durations may be NaN, places UNLOCATED.
+    Tars that are listed without their rows have none yet; durations may be NaN, places UNLOCATED. cache_root: None
+    where no index may be kept.
     Raises ManifestError where a manifest as a whole cannot be used: absent, empty, another form, columns or types.
     """
     kind = _kind(source)
-    listed = kind.list(source)
+    listed = kind.listed(source, cache_root=None if cache_root is None else Path(cache_root))
     manifest = unique_ids(dataclasses.replace(listed, rows=typed(listed.rows)))
     if not kind.lists_tars:
         name_absent_languages(manifest.rows, source)
@@ -88,7 +90,7 @@ def read_rows(
     takes. is_hashed: of a store whole files are downloaded ahead, since they will be hashed, even if an index would do.
     Raises ManifestError where a manifest as a whole cannot be used, OSError or TarError where the machine fails.
     """
-    listed = read_manifest(source)
+    listed = read_manifest(source, cache_root=cache_root)
     listed = dataclasses.replace(listed, files=tuple(stamped(listed.files)))
     tell_if_too_large(listed.files)
     tasks = list(locate_tasks(listed, source, cache_root=cache_root))

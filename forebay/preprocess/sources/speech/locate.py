@@ -31,14 +31,20 @@ IDS, DURATIONS = ("sample_id", "id"), ("duration_s", "duration")
 class SpeechKind:
     """How sources of one kind are read.
 
-    list: the rows that the manifests name. locate: what the files of a task tell of its rows.
-    in_tars: clips are members of tars. lists_tars: the manifests name tars alone, and only `locate` knows their rows.
+    list: the rows that the manifests name. locate: what the files of a task tell of its rows. has_index: `list` takes
+    the cache root too, under which it keeps an index. in_tars: clips are members of tars. lists_tars: the manifests
+    name tars alone, and only `locate` knows their rows.
     """
 
-    list: Callable[[SourceConfig], Manifest]
+    list: Callable[..., Manifest]
     locate: Callable[[LocateTask], Located]
+    has_index: bool = False
     in_tars: bool = False
     lists_tars: bool = False
+
+    def listed(self, source: SourceConfig, *, cache_root: Path | None) -> Manifest:
+        """Returns the rows that the manifests name. cache_root: None where no index may be kept."""
+        return self.list(source, cache_root) if self.has_index else self.list(source)
 
     def reads(self, task: LocateTask, *, is_hashed: bool) -> Sequence[str]:
         """Returns the files that a task opens: a tar unless its index alone will do, clips of unknown duration.

@@ -1,1 +1,1 @@
-"""The language of a text, by its script and its words."""
+"""Which language a text is in: by its script where one language alone has that script, else by py3langid."""

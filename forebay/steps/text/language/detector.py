@@ -1,20 +1,41 @@
-"""Which language a text is in, by its script and its words."""
+"""Detection: the language of a text by its letters' script, else by py3langid among the languages of that script."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Detect = Callable[[Sequence[str]], "list[tuple[str, float]]"]
-"""Texts -> (language's code, confidence from 0 to 1) of each; ("", confidence) where nothing can be said."""
+from forebay.steps.text.language.candidates import candidates, check_languages
+from forebay.steps.text.language.model import Judge, loaded, model_digest, model_file
+from forebay.steps.text.language.script import letters_of
+
+Detect = Callable[[Sequence[str]], list[tuple[str, float]]]
+"""Texts to (code, confidence) of each, in order; ("", confidence) where nothing can be said."""
+
+MOST_CHARACTERS = 4096
+"""What is read of a text. A line of 10 MB is in the language that it begins in."""
+
+_FEWEST_LETTERS = 2
+
+_BYTES = {"latin": 1, "greek": 2, "cyrillic": 2, "armenian": 2, "hebrew": 2, "arabic": 2, "thaana": 2}
+"""Bytes of a letter by script, 3 of the others. So words in Latin letters (names, brands, commands), which stand in
+texts of all scripts, outweigh no sentence around them; and a Chinese character is more than a letter."""
+
+_KANA_SHARE = 0.1
+"""Chinese texts have a stray kana, and hardly any Japanese sentence has nine ideographs for one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Detector:
-    """What `text.language`, `text.languages` and `text.min_confidence` say. model: digest of the model's file."""
+    """Says which language a text is in. What is said of a text depends on that text alone.
 
-    mode: Literal["detect", "detect_missing"]
+    mode: `detect` for all rows, `detect_missing` for rows without a language. languages: the codes that a text may be
+    in; empty for all. min_confidence: below it nothing is said. model: digest of py3langid's model file.
+    """
+
+    mode: Literal["detect", "detect_missing"] = "detect"
     languages: tuple[str, ...] = ()
     min_confidence: float = 0.0
     model: str = ""
@@ -26,18 +47,69 @@ class Detector:
     ) -> Detector:
         """Returns the detector of settings, with the digest of the model that is installed. Imports nothing of it.
 
-        Raises ConfigError where there is none, or for a language that it does not know.
+        The order of `languages` changes nothing. Raises MissingExtraError where py3langid is not installed, ConfigError
+        for languages that cannot be told from each other.
         """
-        return cls(mode=mode, languages=tuple(sorted(languages)), min_confidence=min_confidence)
+        check_languages(languages)
+        return cls(mode=mode, languages=tuple(sorted(languages)), min_confidence=min_confidence, model=model_digest())
 
     def identity(self) -> dict[str, Any]:
-        """Returns the canonical description."""
+        """Returns the canonical description, for keys."""
         return {"step": "Detector", **asdict(self)}
 
     def found(self) -> Mapping[str, Any]:
         """Returns what the store of texts must know beside the identity: versions of libraries that no key names."""
         return {}
 
+    def values_identity(self) -> dict[str, Any]:
+        """Returns what is said of a text depends on: all but `mode`, which says of which rows it is asked."""
+        return {name: value for name, value in self.identity().items() if name != "mode"}
+
     def open(self) -> Detect:
-        """Returns what detects; loads the model. Raises ConfigError where it is not the one of `model`."""
-        raise NotImplementedError
+        """Returns what detects. The model is loaded for the first text that its script does not decide.
+
+        A confidence is the probability of the language among those of the script, times the share of letters of that
+        script, in steps of 0.0001. ("", 0.0) is said of fewer than two letters, and of a script that no candidate has.
+        """
+        return _Detection(self)
+
+
+class _Detection:
+    def __init__(self, detector: Detector) -> None:
+        self._by_script = candidates(detector.languages)
+        self._min_confidence, self._digest = detector.min_confidence, detector.model
+        self._judges: dict[str, Judge] = {}
+
+    def __call__(self, texts: Sequence[str]) -> list[tuple[str, float]]:
+        return [self._one(text[:MOST_CHARACTERS]) for text in texts]
+
+    def _one(self, text: str) -> tuple[str, float]:
+        letters = letters_of(text)
+        if letters.total() < _FEWEST_LETTERS:
+            return "", 0.0
+        script, share = main_script(letters)
+        codes = self._by_script.get(script, ())
+        if not codes:
+            return "", 0.0
+        code, probability = (codes[0], 1.0) if len(codes) == 1 else self._judge(text, script)
+        confidence = round(probability * share, 4)
+        return (code if confidence >= self._min_confidence else ""), confidence
+
+    def _judge(self, text: str, script: str) -> tuple[str, float]:
+        if script not in self._judges:
+            self._judges[script] = loaded(model_file(), self._digest).among(self._by_script[script])
+        return self._judges[script](text)
+
+
+def main_script(letters: Mapping[str, int]) -> tuple[str, float]:
+    """Returns the script that most of a text is in, and its share of the letters. letters: by script, one or more.
+
+    A letter counts as many times as it has bytes in UTF-8, see `_BYTES`. The ideographs of a text with kana are letters
+    of Japanese.
+    """
+    found = Counter({script: count * _BYTES.get(script, 3) for script, count in letters.items()})
+    together = found["kana"] + found["han"]
+    if found["kana"] >= _KANA_SHARE * together > 0:
+        found["kana"], found["han"] = together, 0
+    script = max(found, key=lambda name: (found[name], name))
+    return script, found[script] / found.total()

@@ -6,11 +6,13 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from forebay.steps.text.normal.phones.settings import problems as phones_problems
 from forebay.steps.text.normal.step import NormalStep, Where
 
 NORMAL = {
     "nfkc": "forebay.steps.text.normal.plain:Nfkc",
     "lower": "forebay.steps.text.normal.plain:Lower",
+    "phones": "forebay.steps.text.normal.phones.step:Phones",
 }
 """Name -> module and class. The module is imported when the name is asked for."""
 
@@ -48,13 +50,13 @@ def problems_of(settings: Mapping[str, Any]) -> list[str]:
     normalize, phones = settings.get("normalize", "nfkc"), settings.get("phones")
     if not isinstance(normalize, (list, tuple)) or not all(isinstance(entry, str) for entry in normalize):
         normalize = ()
-    found = [_unknown(entry) for entry in normalize if not is_code(entry) and entry not in (*NORMAL, "phones")]
+    found = [_unknown(entry) for entry in normalize if not is_code(entry) and entry not in NORMAL]
     twice = {entry for entry in normalize if list(normalize).count(entry) > 1}
     found += [f'text.normalize: "{entry}" stands twice; name it once' for entry in sorted(twice)]
     if ("phones" in normalize) != (phones is not None):
         given = "text.phones is given" if phones is not None else 'text.normalize has "phones"'
         found.append(f'{given}; both are needed: normalize = [..., "phones"] and phones = {{backend = "espeak"}}')
-    return found
+    return [*found, *(phones_problems(phones) if isinstance(phones, Mapping) else [])]
 
 
 def _unknown(entry: str) -> str:

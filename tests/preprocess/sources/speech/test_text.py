@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError
-from forebay.preprocess.sources.speech import text as text_kind
+from forebay.preprocess.sources import json_lines, lines
+from forebay.preprocess.sources.speech import text_lines
 from forebay.preprocess.sources.speech.listing import read_rows
 
 
@@ -179,31 +180,39 @@ def test_plain_text_has_no_language(tmp_path: Path) -> None:
 
 
 class _Reads:
-    """Counts the lines that a listing reads."""
+    """Counts the bytes of files that a listing reads, and the JSON objects."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count = 0
-        for name in ("plain_lines", "manifest_lines"):
-            monkeypatch.setattr(text_kind, name, self._counted(getattr(text_kind, name)))
+        self.num_bytes = self.num_objects = 0
+        blocks, parse = lines._blocks, json_lines.parse_object
+        monkeypatch.setattr(lines, "_blocks", lambda file, *args, **named: blocks(_Counted(file, self), *args, **named))
+        monkeypatch.setattr(text_lines, "parse_object", lambda data: self._parsed(parse, data))
 
-    def _counted(self, lines: Any) -> Any:
-        def counted(*args: Any, **settings: Any) -> Any:
-            for line in lines(*args, **settings):
-                self.count += 1
-                yield line
+    def _parsed(self, parse: Any, data: bytes) -> Any:
+        self.num_objects += 1
+        return parse(data)
 
-        return counted
+
+class _Counted:
+    def __init__(self, file: Any, reads: _Reads) -> None:
+        self._file, self._reads = file, reads
+
+    def read(self, size: int) -> bytes:
+        data = bytes(self._file.read(size))
+        self._reads.num_bytes += len(data)
+        return data
 
 
 def test_nothing_is_read_behind_the_last_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain(tmp_path / "a.txt", b"".join(b"%d\n" % i for i in range(10)))
-    plain(tmp_path / "b.txt", b"".join(b"%d\n" % i for i in range(1000)))
+    plain(tmp_path / "b.txt", b"".join(b"%070d\n" % i for i in range(10_000)))
     plain(tmp_path / "c.txt", b"never\n")
     reads = _Reads(monkeypatch)
     manifest = read(tmp_path, max_samples=14, exclude=("a/3", "b/2"))
     wanted = [f"a/{n}" for n in range(1, 11) if n != 3] + ["b/1", "b/3", "b/4", "b/5", "b/6"]
     assert manifest.rows["sample_id"].to_pylist() == wanted
-    assert reads.count == 2 + 10 + 6  # the first line of a file is looked at for its form
+    # The first block of a file is looked at for its form, and read for its lines.
+    assert reads.num_bytes <= 2 * 20 + 2 * lines._FIRST_BYTES
     assert len(manifest.files) == 3  # all of them are in the key
 
 
@@ -211,7 +220,7 @@ def test_the_same_of_json_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     path = write(tmp_path / "t.jsonl", *({"text": str(i)} for i in range(50)), "[")
     reads = _Reads(monkeypatch)
     assert read(path, max_samples=5).rows["text"].to_pylist() == [*"01234"]
-    assert reads.count == 5
+    assert reads.num_objects == 5
     with pytest.raises(ManifestError, match=r"line 51: is not JSON"):
         read(path, max_samples=5, languages=("en",))
 

@@ -1,0 +1,254 @@
+"""Texts in lines, plain or JSON: of a block of lines to rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from forebay.config.data import SourceColumns, SourceConfig
+from forebay.errors import ConfigError, ManifestError, TextError
+from forebay.preprocess.sources.json_lines import JsonError, not_lines, not_text, parse_object, string_of
+from forebay.preprocess.sources.kept import values_in
+from forebay.preprocess.sources.line_index import LINES, find_row
+from forebay.preprocess.sources.lines import Block, codec_of, head_of, line_blocks, plain_name
+from forebay.preprocess.sources.rows import joined
+from forebay.preprocess.sources.speech.locate import IDS
+from forebay.preprocess.sources.speech.text_rows import BAD_TEXT, NO_NUL, TOO_LARGE, Line, TextRows, Wanted
+from forebay.store.layout import Array
+from forebay.store.source_files import SourceFile
+
+PLAIN = ".txt"
+"""How names of plain text end."""
+DEFAULTS = SourceColumns()
+
+Take = Callable[[Block, Array, Array], None]
+"""Takes lines of a block: their positions in it, and their rows in the listing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineFile:
+    """One manifest of lines. group: its number. stem: what ids that no line gives begin with."""
+
+    manifest: SourceFile
+    group: int
+    stem: str
+    rows: TextRows
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.manifest.path
+
+    def fail(self, row: int, number: int, reason: str, problem: str) -> None:
+        """Notes a line that costs its sample."""
+        message = f"{self.path}, line {number}: {problem}; correct the manifest"
+        self.rows.fail(row, f"{self.stem}/{number}", reason, message)
+
+
+def list_lines(file: LineFile, wanted: Wanted, *, cache_root: Path | None) -> None:
+    """Adds the rows of a file that are wanted; nothing behind the last one is looked at.
+
+    Raises ManifestError for a file that is no text, and with the line for what is no such object.
+    """
+    rows, path = file.rows, file.path
+    max_bytes, base, place = rows.source.max_sample_bytes, rows.count, None
+    first = wanted.next_from(base)
+    if first is None:
+        return
+    take = _taker(file)
+    if first - base > LINES and codec_of(path) is None:
+        place, num_rows = find_row(path, first - base, max_bytes=max_bytes, cache_root=cache_root)
+        if num_rows is not None and first - base >= num_rows:
+            rows.count += num_rows
+            return
+    for block in line_blocks(path, max_bytes=max_bytes, place=place):
+        before, lines = base + block.place.rows, np.flatnonzero(block.is_row)
+        chosen = wanted.among(before, len(lines))
+        if len(chosen):
+            take(block, lines[chosen], before + chosen)
+        rows.count = base + block.after.rows
+        if rows.is_enough or wanted.next_from(rows.count) is None:
+            return
+
+
+def _taker(file: LineFile) -> Take:
+    path, source = file.path, file.rows.source
+    if Path(plain_name(path.name)).suffix != PLAIN or _begins_with_object(path, source):
+        return _JsonLines(file).take
+    _require_no_fields(path, source)
+    head = None if codec_of(path) is None else head_of(path)
+    if (problem := not_text(path, head=head)) is not None:
+        raise problem
+    return _PlainLines(file).take
+
+
+def _require_no_fields(path: Path, source: SourceConfig) -> None:
+    """Raises ConfigError or ManifestError where settings ask for what lines of plain text do not have."""
+    named = named_columns(source)
+    if named or source.keep_columns:
+        setting, value = ("columns", named) if named else ("keep_columns", list(source.keep_columns))
+        raise ConfigError(
+            f"{path} is plain text, whose lines have no fields, and source.{setting} is {value}; leave {setting} out, "
+            "or write JSON lines",
+            code="FB205",
+        )
+    if source.languages is not None:
+        raise ManifestError(
+            f"{path} is plain text, whose lines have no language, and source.languages is {list(source.languages)}; "
+            "leave source.languages out, or write JSON lines of text and language"
+        )
+
+
+def named_columns(source: SourceConfig) -> dict[str, str]:
+    """Returns the columns that a config names, by what they hold."""
+    names = {name: getattr(source.columns, name) for name in ("text", "language", "id", "prompt")}
+    return {name: value for name, value in names.items() if value != getattr(DEFAULTS, name)}
+
+
+def _begins_with_object(path: Path, source: SourceConfig) -> bool:
+    """Whether the first line is a JSON object with a text: such a file is JSON lines, whatever its name says."""
+    for block in line_blocks(path, max_bytes=source.max_sample_bytes):
+        for line in np.flatnonzero(block.is_row).tolist():
+            data = block.data[block.starts[line] : block.stops[line]]
+            try:
+                return data.lstrip()[:1] == b"{" and source.columns.text in parse_object(data)
+            except JsonError:
+                return False
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class _PlainLines:
+    """Lines that are texts: columns are made of a whole block, one by one only where some of it is no text."""
+
+    file: LineFile
+
+    def take(self, block: Block, lines: Array, rows: Array) -> None:
+        """Adds lines as rows; a line that is too long, no UTF-8, or has a NUL costs itself."""
+        is_good = self._is_good(block, lines, rows)
+        lines, rows = lines[is_good], rows[is_good]
+        numbers = pa.array(block.place.line + lines)
+        columns = {
+            "row": pa.array(rows),
+            "sample_id": joined(f"{self.file.stem}/", numbers),
+            "text": _packed(block, lines),
+        }
+        self.file.rows.add_columns(columns, group=self.file.group)
+
+    def _is_good(self, block: Block, lines: Array, rows: Array) -> Array:
+        most = self.file.rows.source.max_sample_bytes
+        is_good = np.ones(len(lines), bool)
+        is_long = block.stops[lines] - block.starts[lines] > most
+        is_clean = not is_long.any() and _is_text(block.data[block.starts[lines[0]] : block.stops[lines[-1]]])
+        for at in [] if is_clean else range(len(lines)):
+            data = block.data[block.starts[lines[at]] : block.stops[lines[at]]]
+            try:
+                require_text(data, most)
+            except TextError as err:
+                is_good[at] = False
+                self.file.fail(int(rows[at]), block.place.line + int(lines[at]), err.reason, str(err))
+        return is_good
+
+
+def _is_text(data: bytes) -> bool:
+    """Whether bytes are UTF-8 without a NUL; line ends part the lines, so this holds for each of them."""
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in data
+
+
+def require_text(data: bytes, max_bytes: int) -> None:
+    """Raises TextError for what costs a sample: too many bytes, none that are UTF-8, a NUL among them."""
+    if len(data) > max_bytes:
+        raise TextError(TOO_LARGE, f"has more than {max_bytes} bytes, which is source.max_sample_bytes")
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as err:
+        raise TextError(BAD_TEXT, f"is not UTF-8: {err}") from err
+    if b"\0" in data:
+        raise TextError(BAD_TEXT, f"{NO_NUL} (byte {data.index(0)})")
+
+
+def _packed(block: Block, lines: Array) -> pa.Array:
+    """Returns lines of a block as large_string: their bytes without what is in between."""
+    starts, stops = block.starts[lines], block.stops[lines]
+    offsets = np.concatenate([[0], np.cumsum(stops - starts)])
+    edges = np.zeros(len(block.data) + 1, np.int8)
+    edges[starts] += 1  # a line is not empty, so no two edges of a kind are at one place
+    edges[stops] -= 1
+    letters = np.frombuffer(block.data, np.uint8)[np.cumsum(edges[:-1], dtype=np.int8).view(bool)]
+    return pa.LargeStringArray.from_buffers(len(lines), pa.py_buffer(offsets), pa.py_buffer(letters))
+
+
+@dataclass(slots=True)
+class _JsonLines:
+    """Lines that are objects."""
+
+    file: LineFile
+    _taken: frozenset[str] = field(init=False)
+    _ids: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        source = self.file.rows.source
+        self._ids = IDS if source.columns.id is None else (source.columns.id,)
+        named = (source.columns.text, source.columns.language, source.columns.prompt or "prompt")
+        self._taken = frozenset((*named, *self._ids, *source.keep_columns))
+
+    def take(self, block: Block, lines: Array, rows: Array) -> None:
+        """Adds lines as rows, no more than are wanted."""
+        file, most = self.file, self.file.rows.source.max_sample_bytes
+        starts, stops = block.starts[lines].tolist(), block.stops[lines].tolist()
+        for line, row, start, stop in zip(lines.tolist(), rows.tolist(), starts, stops, strict=True):
+            number = block.place.line + line
+            try:
+                if stop - start > most:
+                    raise TextError(TOO_LARGE, f"has more than {most} bytes, which is source.max_sample_bytes")
+                file.rows.add(row, file.group, f"{file.stem}/{number}", self._line(block.data[start:stop]))
+            except (JsonError, TextError) as err:
+                if err.reason is None:
+                    raise not_lines(file.path, number, str(err)) from err
+                file.fail(row, number, err.reason, str(err))
+            if file.rows.is_enough:
+                return
+
+    def _line(self, data: bytes) -> Line:
+        source = self.file.rows.source
+        try:
+            fields = parse_object(data)
+        except JsonError as err:
+            if isinstance(err.__cause__, UnicodeDecodeError) and data.lstrip().startswith(b"{"):
+                raise TextError(BAD_TEXT, f"is not UTF-8: {err.__cause__}") from err
+            raise
+        rows = self.file.rows
+        rows.unused.add_of(fields, self._taken)
+        given, language, prompt, text = self._texts(fields, source.columns)
+        return Line(given, language, prompt, text, values_in(fields, source.keep_columns))
+
+    def _texts(self, fields: dict[str, Any], columns: SourceColumns) -> tuple[str | None, ...]:
+        """Returns id, language, prompt and text. Raises JsonError for a line without the field of its text."""
+        if columns.text not in fields:
+            raise JsonError(f"has no field {columns.text}, wanted a string or null")
+        _require_text(columns.text, fields[columns.text])
+        given = string_of(fields, self._ids)
+        if given == "":
+            raise JsonError(f"field {self._ids[0]} is empty, wanted an id")
+        return given, *(string_of(fields, (n,)) for n in (columns.language, columns.prompt or "prompt", columns.text))
+
+
+def _require_text(name: str, value: Any) -> None:
+    """Raises TextError for half of a surrogate pair or a NUL, which cost the sample."""
+    if not isinstance(value, str):
+        return
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as err:
+        raise TextError(BAD_TEXT, f"field {name} holds half of a surrogate pair, wanted text") from err
+    if "\0" in value:
+        raise TextError(BAD_TEXT, f"field {name} {NO_NUL}")
