@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.steps.text.language.detector import Detect, Detector
-from forebay.steps.text.line import _PROBE, OpenLine, Prepared, TextLine
+from forebay.steps.text.line import _PROBE, OpenLine, Prepared, TextLine, bad_text
 from forebay.steps.text.normal import table
 from forebay.steps.text.normal.plain import Nfkc
 from forebay.steps.text.normal.step import NormalStep, Problem, Runner, Where
+from forebay.steps.text.remembered import text_of_bytes, text_to_bytes
 from forebay.store.cache import open_cache
 from forebay.store.texts import TextStore
 from forebay.train.uncached.speech import UncachedSpeech
@@ -176,6 +177,15 @@ def test_with_a_store_everything_is_as_without(
     line = TextLine(steps=(Nfkc(), Tagged()), detector=ByLength(mode="detect_missing")).open()
     columns = [text for text, _ in texts], [language for _, language in texts]
     assert line.prepare(*columns, store=store) == line.prepare(*columns) == line.prepare(*columns, store=store)
+
+
+@given(text=st.text(max_size=6).filter(lambda text: bad_text(text) is None), became=st.text(max_size=3))
+def test_texts_are_kept_as_they_became_and_nothing_of_those_that_stayed(text: str, became: str) -> None:
+    assert text_to_bytes(text, text) == b""
+    if bad_text(became) is None:
+        kept = text_to_bytes(text, became)
+        assert kept is not None
+        assert text_of_bytes(text, kept) == became
 
 
 @pytest.fixture
