@@ -99,7 +99,7 @@ class Segment:
             if not stat.S_ISREG(status.st_mode) or status.st_size < TRAILER_BYTES:
                 raise DamagedSegmentError(f"it has {status.st_size} bytes")
             self._map = mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ)
-        self.size_bytes = status.st_size
+        self.size_bytes, self.is_mine = status.st_size, os.geteuid() in (0, status.st_uid)
         self.head = Head.of(self._map[-TRAILER_BYTES:], status.st_size)
         if self.head.owner != owner:
             raise OtherSegmentError("its values belong to another folder")

@@ -307,6 +307,25 @@ def test_where_other_machines_may_have_it_mapped_a_merged_segment_stays_for_a_da
     assert len(found(opened(tmp_path), [f"own {number}" for number in range(18)])) == 18
 
 
+def test_what_cannot_be_removed_is_not_merged_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Any) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refused)
+        values = opened(tmp_path)
+        for number in range(20):
+            add(values, [f"own {number}"])
+        assert len(files(tmp_path)) == 21
+    assert len(found(opened(tmp_path), [f"own {number}" for number in range(20)])) == 20
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        add(opened(tmp_path), ["more"])
+        assert len(files(tmp_path)) == 22  # they are another user's
+    add(opened(tmp_path), ["and more"])
+    assert len(files(tmp_path)) < 10
+
+
 def test_without_the_lock_it_is_merged_when_there_are_very_many(tmp_path: Path) -> None:
     add(opened(tmp_path), ["first"])
     (folder,) = (tmp_path / "texts").iterdir()
