@@ -20,6 +20,9 @@ demo: $(INSTALLED)
 	$(BIN)/forebay preprocess configs/demo_vision.toml
 	$(BIN)/forebay inspect configs/demo_vision.toml
 	$(PINNED) $(BIN)/forebay train configs/demo_vision.toml
+	$(BIN)/forebay preprocess configs/demo_text.toml
+	$(BIN)/forebay inspect configs/demo_text.toml
+	$(BIN)/forebay text configs/demo_text.toml --sample 7
 
 # A store on this machine, and two nodes that work on what lies in it (docs/remote.md).
 demo-remote: $(INSTALLED)
