@@ -11,11 +11,12 @@ import numpy as np
 
 from forebay.inspect.facts import count_histogram
 from forebay.inspect.report import charts
-from forebay.inspect.report.doubts import NEAR_S, OUT_OF_RANGE, Groups
+from forebay.inspect.report.doubts import NEAR_S, Groups
 from forebay.inspect.report.markup import Html, tag
 from forebay.inspect.report.overview import Overview
 from forebay.inspect.report.plan_page import chart_panel, table
 from forebay.inspect.report.words import recipe_lines, shortened, time_text
+from forebay.steps.text.pace import OUT_OF_RANGE
 from forebay.visible import human_bytes
 
 _MAX_LANGUAGES, _MAX_REASONS, _MAX_SOURCES, _MAX_MISFITS = 60, 40, 12, 30
