@@ -26,7 +26,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import pyarrow.parquet as pq
 
 from benchmarks.report import machine, median, show, timed
-from forebay.steps.text.language.detector import Detector
+from forebay.steps.text.language.detector import LIKELIER, Detector
 from forebay.steps.text.language.model import Model, model_file
 
 DEMO = Path(__file__).resolve().parent.parent / "demo"
@@ -62,10 +62,10 @@ def first_words(pairs: Pairs, count: int) -> list[tuple[str, str]]:
     return [(language, " ".join(text.split()[:count])) for language, text in pairs if language in SPACED]
 
 
-def detector(pairs: Pairs, *, is_named: bool) -> Detector:
+def detector(pairs: Pairs, *, is_named: bool, min_confidence: float = 0.0) -> Detector:
     """Returns a detector of all languages, or of those of the texts."""
     languages = sorted({language for language, _ in pairs}) if is_named else []
-    return Detector.of(mode="detect", languages=languages, min_confidence=0.0)
+    return Detector.of(mode="detect", languages=languages, min_confidence=min_confidence)
 
 
 def judged(name: str, pairs: Pairs, *, is_named: bool) -> dict[str, Any]:
@@ -87,6 +87,18 @@ def judged(name: str, pairs: Pairs, *, is_named: bool) -> dict[str, Any]:
 def accuracy(sets: dict[str, Pairs]) -> list[dict[str, Any]]:
     """Returns a row for each set and choice of candidates."""
     return [judged(name, pairs, is_named=named) for name, pairs in sets.items() for named in (True, False)]
+
+
+def by_default(name: str, pairs: Pairs) -> dict[str, Any]:
+    """Returns of how many texts something is said by default, and how much of that is right; all candidates."""
+    found = detector(pairs, is_named=False, min_confidence=LIKELIER).open()([text for _, text in pairs])
+    said = [(language, code) for (language, _), (code, _) in zip(pairs, found, strict=True) if code]
+    right = sum(language == code for language, code in said)
+    return {
+        "texts": name,
+        "said_percent": round(100 * len(said) / len(pairs), 2),
+        "right_of_said_percent": round(100 * right / max(1, len(said)), 2),
+    }
 
 
 def by_language(pairs: Pairs) -> list[dict[str, Any]]:
@@ -142,6 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     document = {
         "machine": machine("numpy", "py3langid"),
         "accuracy": accuracy(sets),
+        "default limit": [by_default(name, pairs) for name, pairs in sets.items()],
         "languages": by_language(languages),
         "cost": cost(demo, rounds=1 if options.tiny else options.rounds),
     }

@@ -181,3 +181,44 @@ def test_inspect_of_a_cache_without_detection_has_none(folder: Path, capsys: pyt
     cache = built(config_of(folder, "manifest"))
     code, out, _ = inspect(capsys, cache.folder, "--json")
     assert (code, json.loads(out)["detection"]) == (0, None)
+
+
+def test_the_page_shows_what_inspect_prints(cache: Cache, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    code, _, err = inspect(capsys, cache.folder, "--html", str(page))
+    assert (code, err) == (0, "")
+    text = page.read_text(encoding="utf-8")
+    assert "Detected languages" in text
+    assert "en-US, detected fr" in text
+
+
+def test_a_stranger_s_language_is_shown_and_moves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"id": "odd\x1b[2J", "text": "The window of the house is open.", "language": "<b>\x1b[1mx"}]
+    cache = built(text_config(tmp_path, 'text.language="detect"', LANGUAGES, rows=rows))
+    _, out, _ = inspect(capsys, cache.folder)
+    assert "\x1b" not in out
+    assert "1 detected languages are not the manifest's" in out
+    _, out, _ = inspect(capsys, cache.folder, "--html", str(tmp_path / "page.html"))
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "\x1b" not in page
+    assert "<b>" not in page
+
+
+def test_where_shards_begin_changes_nothing_that_is_said(tmp_path: Path) -> None:
+    lines = (ROOT / "demo" / "text" / "sentences.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines[:40]]
+    tables = [
+        built(
+            text_config(
+                tmp_path,
+                'text.language="detect"',
+                f"layout.rows_per_shard={count}",
+                f'run.cache_root="{tmp_path}/{count}"',
+                rows=rows,
+            )
+        ).table(["sample_id", "language", *NAMES])
+        for count in (1, 2, 512)
+    ]
+    assert tables[0].equals(tables[1])
+    assert tables[0].equals(tables[2])
+    assert tables[0]["language"].to_pylist() == [row["id"][:2] for row in rows]

@@ -61,7 +61,7 @@ Judge = Callable[[str], tuple[str, float]]
 
 
 class Model:
-    """The model in memory, 60 MB. Loading takes half a second, so that a process keeps one: `loaded`."""
+    """The model in memory, 95 MB. Loading takes half a second, so that a process keeps one: `loaded`."""
 
     def __init__(self, path: Path) -> None:
         """Loads the model (and with it py3langid). Raises ConfigError for a file of another form."""
