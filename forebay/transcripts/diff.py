@@ -163,6 +163,13 @@ def wrapped_parts(parts: Sequence[Part], width: int) -> list[list[Part]]:
     return [_parts(line) for line in (*lines, cells[start:])]
 
 
+def text_lines(head: str, text: str, *, width: int) -> list[str]:
+    """Returns a text behind its head as lines of no more than `width` columns, as `wrapped_parts` has them."""
+    lines = wrapped_parts([Part("kept", text)], max(16, width - len(head)))
+    shown = ("".join(part.text for part in line).rstrip() for line in lines)
+    return [f"{' ' * len(head) if place else head}{line}" for place, line in enumerate(shown)]
+
+
 def _parts(cells: Sequence[tuple[Change, str]]) -> list[Part]:
     return [
         Part(change, "".join(character for _, character in run))

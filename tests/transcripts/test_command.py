@@ -152,7 +152,7 @@ def test_a_transcript_of_another_recording_is_found(tmp_path: Path) -> None:
     found = report.to_json()
     assert found["pace"]["durations"] == "by their headers"
     assert [each["row"] for each in found["pace"]["outliers"]] == [40]
-    assert any("1 texts may not be of their recording" in line for line in report.lines())
+    assert any("1 text may not be of their recording" in line for line in report.lines())
     assert found["repeated"]["top"][0]["count"] == 40
 
 
@@ -177,7 +177,7 @@ def test_what_a_build_leaves_out_is_counted_by_its_reason(capsys: pytest.Capture
     code, out, _ = run(capsys, "text", *arguments)
     assert code == 0
     assert "left out: 4 samples" in out
-    assert "1 are longer" in out
+    assert ", 1 text above)" in out
     assert "the texts have no recordings of known length" in out
     for name, reason in (("empty", "empty_text"), ("long", "label_too_long")):
         code, out, _ = run(capsys, "text", *arguments, "--sample", name)
@@ -286,6 +286,32 @@ def test_labels_that_the_source_holds_are_shown_as_what_they_say(tmp_path: Path)
     view = view_sample(config, "0", progress=False)
     assert view.look.text == held.texts[0]
     assert view.look.text == view.look.body != view.look.asked.text
+
+
+def test_steps_are_called_as_the_config_calls_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two functions of a user are two steps."""
+    looker = view_text(text_config(tmp_path, 'text.normalize=["nfkc","lower"]'), "A")
+    assert [name for name, _ in looker.look.staged.steps] == ["nfkc", "lower"]
+    monkeypatch.setattr("forebay.transcripts.look.entries", lambda _: ("a.py:f", "b.py:f"))
+    renamed = view_text(text_config(tmp_path, 'text.normalize=["nfkc","lower"]'), "A")
+    assert [each["step"] for each in renamed.to_json()["steps"]] == ["a.py:f", "b.py:f"]
+    assert list(report_texts(text_config(tmp_path), progress=False).tally.steps) == ["a.py:f", "b.py:f"]
+
+
+def test_a_detected_language_is_shown_with_its_confidence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("py3langid")
+    config, text = ROOT / "configs" / "demo_text.toml", "Ich bin heute leider viel zu müde dafür."
+    found = run_json(capsys, "text", config, "--text", text, "--language", "en")
+    assert (found["language"]["given"], found["language"]["used"]) == ("en", "de")
+    assert found["language"]["detected"] == "de"
+    assert found["language"]["confidence"] > 0.5
+    out = run(capsys, "text", config, "--text", text, "--language", "en")[1]
+    assert out.startswith("language      de, detected with confidence ")
+    assert "; en was given" in out.splitlines()[0]
+    assert "nothing was detected" in run(capsys, "text", config, "--text", "12")[1]
+    rows = run_json(capsys, "text", config, "--max-samples", 60, "--cache-root", tmp_path)
+    assert rows["detects"]
+    assert sum(each["texts"] for each in rows["languages"]) == 60
 
 
 def test_of_a_text_without_end_the_first_part_is_shown(tmp_path: Path) -> None:
