@@ -17,7 +17,6 @@ Readings = Literal["refuse", "first"]
 _NUMBERED = re.compile(r"(.+)\((\d+)\)")
 """A further reading of a word as the CMU dictionary writes it: `read(2)`."""
 _PARTS = re.compile(r"[-‐‑/]+")
-_CODE = "FB118"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ def read_lexicon(path: Path, *, digest: str, readings: Readings) -> Lexicon:
         raise ConfigError(
             f"text.phones.lexicon: {path} has digest {found[:16]}, the recipe was made with {digest[:16]}; "
             "the file changed in between: run the command again",
-            code=_CODE,
+            code="FB118",
         )
     return _parsed(content, str(path), readings)
 
@@ -86,10 +85,10 @@ def _parsed(content: bytes, path: str, readings: Readings) -> Lexicon:
             raise ConfigError(
                 f"text.phones.lexicon: {path} has two readings of {word!r}: line {line_of_first} says "
                 f'{" ".join(first)!r}, line {number} {" ".join(phones)!r}; remove one, or set readings = "first"',
-                code=_CODE,
+                code="FB118",
             )
     if not words:
-        raise ConfigError(f"text.phones.lexicon: {path} has no words; wanted lines of word, tab, phones", code=_CODE)
+        raise ConfigError(f"text.phones.lexicon: {path} has no words; wanted lines of word, tab, phones", code="FB118")
     lower: dict[str, tuple[str, ...]] = {}
     for word, phones in words.items():
         lower.setdefault(word.lower(), phones)
@@ -102,7 +101,7 @@ def _entry(line: bytes, where: str) -> tuple[str, tuple[str, ...]] | None:
         text = line.rstrip(b"\r").decode("utf-8")
     except UnicodeDecodeError as err:
         message = f"text.phones.lexicon: {where}: byte {err.start + 1} is not UTF-8; write the file in UTF-8"
-        raise ConfigError(message, code=_CODE) from err
+        raise ConfigError(message, code="FB118") from err
     if not text.strip() or text.startswith(";;;"):
         return None
     word, tab, phones = text.partition("\t")
@@ -110,7 +109,7 @@ def _entry(line: bytes, where: str) -> tuple[str, tuple[str, ...]] | None:
     if not tab or "\t" in phones or "\0" in text or not word or not parts:
         raise ConfigError(
             f"text.phones.lexicon: {where} is {text[:80]!r}, wanted a word, a tab, and phones parted by spaces",
-            code=_CODE,
+            code="FB118",
         )
     numbered = _NUMBERED.fullmatch(word)
     return (numbered[1] if numbered else word), parts
@@ -120,7 +119,7 @@ def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as err:
-        raise ConfigError(f"text.phones.lexicon: cannot read {path}: {err.strerror}", code=_CODE) from err
+        raise ConfigError(f"text.phones.lexicon: cannot read {path}: {err.strerror}", code="FB118") from err
 
 
 def _is_of_word(character: str) -> bool:
