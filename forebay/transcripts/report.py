@@ -83,11 +83,12 @@ class TextReport:
         if self.excluded:
             counts = ", ".join(f"{reason} {number:,}" for reason, number in self.excluded.items())
             yield from wrapped("  excluded by settings: ", printable(counts))
-        yield from self._step_lines()
-        yield from self._token_lines()
-        yield from self._label_lines()
-        yield from self._pace_lines()
-        yield from self._repeated_lines()
+        if count:
+            yield from self._step_lines()
+            yield from self._token_lines()
+            yield from self._label_lines()
+            yield from self._pace_lines()
+            yield from self._repeated_lines()
         yield from self._failure_lines()
 
     def _step_json(self, name: str) -> dict[str, Any]:
