@@ -198,9 +198,21 @@ def test_a_row_that_the_listing_leaves_out_says_why(capsys: pytest.CaptureFixtur
     assert code == 1
     assert "bad_text: forebay explain bad_text" in err
     assert "line 2" in err
-    assert {each["reason"]: each["count"] for each in run_json(capsys, "text", *arguments)["failures"]} == {
-        "bad_text": 1
-    }
+    (failure,) = run_json(capsys, "text", *arguments)["failures"]
+    assert (failure["reason"], failure["count"]) == ("bad_text", 1)
+
+
+def test_a_source_of_nothing_but_bad_lines_has_a_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_bytes(b"bad \xff\n")
+    arguments = texts(tmp_path, [], f'source.manifest="{tmp_path / "texts.txt"}"')
+    code, out, _ = run(capsys, "text", *arguments)
+    assert code == 0
+    assert "0 texts, read from the raw data" in out
+    assert "left out: 1 sample;" in out
+    assert run_json(capsys, "text", *arguments)["languages"] == []
+    code, _, err = run(capsys, "text", *arguments, "--sample", "9")
+    assert code == 2
+    assert "lists 0 samples, and none with that id" in err
 
 
 def test_a_text_of_the_command_line_is_shown_step_by_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
