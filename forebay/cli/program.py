@@ -23,6 +23,7 @@ from forebay.cli.init import add_init
 from forebay.cli.lint import add_lint
 from forebay.cli.look import add_export, add_inspect
 from forebay.cli.options import BAD_CONFIG, CLOSED, FAILED, INTERRUPTED, NO_CACHE, level
+from forebay.cli.symbols import add_symbols
 from forebay.cli.text import add_text
 from forebay.cli.training import add_calibrate, add_compare, add_eval, add_train, add_warm_start
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
@@ -148,6 +149,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_index(commands)
     add_cache(commands)
     add_fetch(commands)
+    add_symbols(commands)
     add_evalset(commands)
     add_completion(commands, program=make_parser)
     add_explain(commands)

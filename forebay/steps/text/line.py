@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import xxhash
 
-from forebay.steps.text.language.detector import Detect, Detector
+from forebay.steps.text.language.detector import LIKELIER, Detect, Detector
+from forebay.steps.text.normal.code import Code
 from forebay.steps.text.normal.step import NOWHERE, NormalStep, Problem, Runner, Where
 from forebay.steps.text.normal.table import SIMPLE, made_steps
 from forebay.steps.text.remembered import (
@@ -62,7 +63,7 @@ class TextLine:
             detector = Detector.of(
                 mode=mode,
                 languages=settings.get("languages", ()),
-                min_confidence=float(settings.get("min_confidence", 0.0)),
+                min_confidence=float(settings.get("min_confidence", LIKELIER)),
             )
         return cls(steps=made_steps(settings.get("normalize", "nfkc"), where), detector=detector)
 
@@ -77,6 +78,15 @@ class TextLine:
         word = next((word for word, stands_for in SIMPLE.items() if stands_for == names), None)
         document: dict[str, Any] = {"normalize": word or [step.identity() for step in self.steps]}
         return document if self.detector is None else {**document, "language": self.detector.identity()}
+
+    def without_code(self) -> TextLine:
+        """Returns the line without the functions of the user."""
+        return replace(self, steps=tuple(step for step in self.steps if not isinstance(step, Code)))
+
+    def check(self) -> None:
+        """Returns if every step can be trusted; see `NormalStep.check`."""
+        for step in self.steps:
+            step.check()
 
     def open(self) -> OpenLine:
         """Returns what does the work, in the process that does it. Raises ConfigError as `NormalStep.open` does."""

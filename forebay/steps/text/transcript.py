@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -49,8 +50,9 @@ class Transcript(TextStep):
     nothing can be said. `detect_missing`: from the text where the manifest has none."""
     languages: tuple[str, ...] = ()
     """Codes of the languages among which is detected. Left out: all that are known."""
-    min_confidence: float = 0.0
-    """Below this confidence, from 0 to 1, nothing is said of a language."""
+    min_confidence: float | None = None
+    """Below this confidence, from 0 to 1, nothing is said of a language. Left out: 0.5, by which a language is likelier
+    than all others together."""
     phones: Mapping[str, Any] | None = field(default=None, hash=False)
     """Settings of the step `phones` of `normalize`: `{backend = "espeak"}`."""
     max_label_tokens: int | None = None
@@ -62,9 +64,9 @@ class Transcript(TextStep):
         object.__setattr__(self, "prompt", self.name)
         if self.line is None and self.normalize in SIMPLE and self.language == "manifest":
             object.__setattr__(self, "line", TextLine(steps=made_steps(self.normalize, NOWHERE)))
-        if self.language == "manifest" and (self.languages or self.min_confidence):
+        if self.language == "manifest" and (self.languages or self.min_confidence is not None):
             raise ValueError('languages and min_confidence are of language = "detect" or "detect_missing"')
-        if not 0 <= self.min_confidence <= 1:
+        if self.min_confidence is not None and not 0 <= self.min_confidence <= 1:
             raise ValueError(f"min_confidence is {self.min_confidence}, wanted 0 to 1")
         if self.max_label_tokens is not None and self.max_label_tokens < 1:
             raise ValueError(f"max_label_tokens is {self.max_label_tokens}, wanted 1 or more")
@@ -87,6 +89,17 @@ class Transcript(TextStep):
     def fields(self) -> tuple[FieldSpec, ...]:
         """Returns the fields of the text group: `input_ids` [num_tokens], `prefix_len` [1]."""
         return tuple(FieldSpec(name=name, dtype="int32", group="text") for name in ("input_ids", "prefix_len"))
+
+    @classmethod
+    def columns_read(cls, settings: Mapping[str, Any]) -> dict[str, str]:  # noqa: ARG003
+        """Returns the columns of `source.keep_columns` that samples are made of, by the settings that name them."""
+        return {}
+
+    def check_columns(self, different: Callable[[str], list[str]]) -> None:
+        """Returns where kept columns are what the settings say. Raises ConfigError otherwise.
+
+        different: the values of a column by its name, each once, sorted.
+        """
 
     def writer(self, vocabulary: Vocabulary) -> Prompt:
         """Returns what writes the prompt. Raises ConfigError where the tokenizer lacks what the prompt needs."""
@@ -148,6 +161,11 @@ class Prompt:
         """What a collator must know of this prompt beside the vocabulary."""
         return {}
 
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The only languages that texts may have; none where any is right."""
+        return ()
+
     def split(self, text: str) -> tuple[str | None, str]:
         """Returns the language that a text carries itself, None where it carries none, and its transcript."""
         return None, text
@@ -159,6 +177,10 @@ class Prompt:
     def build(self, utterance: Utterance) -> TokenSequence:
         """Returns the sequence of an utterance; raises TextError where it cannot be written."""
         raise NotImplementedError
+
+    def of_row(self, kept: Mapping[str, Any], sample_id: str) -> dict[str, list[int]]:  # noqa: ARG002
+        """Returns values of fields that are made of kept columns; raises TextError where they cannot be."""
+        return {}
 
     def row_text(self, text: str, ids: Array) -> str:  # noqa: ARG002
         """Returns what a row says that it is a transcript of. text: of the source. ids: what was made of it."""
@@ -184,7 +206,11 @@ class TextEncoder:
     def __init__(self, step: Transcript, vocabulary: Vocabulary) -> None:
         self._step, self._vocabulary = step, vocabulary
         self._prompt = step.writer(vocabulary)
-        self._line: OpenLine = step.text_line().open()
+
+    @cached_property
+    def _line(self) -> OpenLine:
+        # Opened for the first text: training decodes where a program that texts need is not installed.
+        return self._step.text_line().open()
 
     @property
     def constants(self) -> dict[str, int]:
@@ -197,6 +223,11 @@ class TextEncoder:
         return {name: value for name, value in found.items() if value is not None} | self._prompt.constants
 
     @property
+    def languages(self) -> tuple[str, ...]:
+        """The only languages that texts may have; none where any is right."""
+        return self._prompt.languages
+
+    @property
     def reads_labels(self) -> bool:
         """Whether texts are token ids, see `Transcript`."""
         return self._step.reads_labels
@@ -204,7 +235,21 @@ class TextEncoder:
     @property
     def detects(self) -> bool:
         """Whether languages are detected, and rows say which."""
-        return self._line.line.detects
+        return self._step.text_line().detects
+
+    def found(self, texts: Sequence[str], languages: Sequence[str]) -> dict[str, Any]:
+        """Returns what the line makes of texts on this machine, and what its steps find; empty for quick steps alone.
+
+        Tokens do not show it: a symbol table has none for a text of symbols that it lacks.
+        """
+        steps = self._step.text_line().steps
+        if all(step.is_quick for step in steps):
+            return {}
+        made = self._line.prepare(texts, languages)
+        return {
+            "found": {step.name: dict(step.found()) for step in steps},
+            "made": [each.reason if isinstance(each, Problem) else each.text for each in made],
+        }
 
     def encode(self, text: str, language: str | None, prompt: str | None, *, sample_id: str) -> Fields:
         """Returns the int32 arrays of the step's `fields` of one text. Raises TextError, see `encode_batch`."""
@@ -251,6 +296,11 @@ class TextEncoder:
         stated = [(language or "").strip() for language in languages]
         staged = self._line.stages([body for _, body in parts], stated)
         return [(carried, body, way) for (carried, body), way in zip(parts, staged, strict=True)]
+
+    def of_row(self, kept: Mapping[str, Any], *, sample_id: str) -> Fields:
+        """Returns the int32 arrays of the fields of kept columns. Raises TextError, as `Prompt.of_row`."""
+        made = self._prompt.of_row(kept, sample_id)
+        return {name: np.array(value, dtype=np.int32) for name, value in made.items()}
 
     def keep(self) -> None:
         """Writes what stores were given and have not written yet."""

@@ -16,7 +16,7 @@ from forebay.steps.text.language.detector import Detect, Detector
 from forebay.steps.text.line import Prepared, TextLine
 from forebay.steps.text.normal.plain import Lower, Nfkc
 from forebay.steps.text.normal.step import NormalStep, Problem, Runner
-from forebay.steps.text.normal.table import NORMAL, made_steps
+from forebay.steps.text.normal.table import NORMAL, normal_step
 from tests.strategies import transcripts
 
 CALLS: list[tuple[str, str]] = []
@@ -118,6 +118,10 @@ def test_keys_know_the_steps_and_not_how_they_are_written() -> None:
     [
         ({"normalize": ["nfkc", "lowr"]}, r'unknown step "lowr"; did you mean "lower"\?'),
         ({"normalize": ["nfkc", "nfkc"]}, r'"nfkc" stands twice'),
+        ({"normalize": ["indic", "nfkc"]}, r'"nfkc" behind "indic" joins .*put "nfkc" first'),
+        ({"normalize": ["numbrs"]}, r'did you mean "numbers"\?'),
+        ({"normalize": ["my.txt:f"]}, r'"my\.txt:f" is no "file\.py:function"'),
+        ({"normalize": ["my.py:f"]}, r"which is code, and run\.allow_code is false"),
         ({"normalize": [1]}, r"text\.normalize"),
         ({"normalize": "lower"}, r'wants "nfkc" or "none" or a list of strings'),
         ({"normalize": ["phones"]}, r"both are needed"),
@@ -139,6 +143,4 @@ def test_settings_that_say_nothing_are_refused(settings: dict[str, Any], message
 
 
 def test_every_step_has_its_name() -> None:
-    for name in NORMAL:
-        if name != "phones":  # needs settings
-            assert [step.name for step in made_steps([name], None)] == [name]  # type: ignore[arg-type]
+    assert {name: normal_step(name).name for name in NORMAL} == {name: name for name in NORMAL}
