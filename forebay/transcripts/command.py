@@ -165,10 +165,11 @@ def _absent(manifest: Manifest, wanted: str, config: Config) -> SampleError | Co
         pc.or_(pc.equal(rejected["row"], number), pc.equal(rejected["sample_id"], name))
     ).to_pylist():
         return SampleError(each["reason"], f"--sample {wanted}: {each['message']}")
-    last = int(pc.max(manifest.rows["row"]).as_py() or 0) if len(manifest.rows) else -1
+    rows = manifest.rows
+    span = f", rows 0 to {pc.max(rows['row']).as_py()}" if len(rows) else ""
     return ConfigError(
-        f"--sample {wanted}: {from_here(config.path)} lists {len(manifest.rows)} samples, rows 0 to {last}, and none "
-        "with that id; the ids stand in the manifest"
+        f"--sample {wanted}: {from_here(config.path)} lists {len(rows)} samples{span}, and none with that id; "
+        "the ids stand in the manifest"
     )
 
 

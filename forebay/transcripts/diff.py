@@ -38,15 +38,19 @@ def changes(before: str, after: str) -> list[Part]:
 
     Words are compared first, then the characters of words that differ.
     """
+    return _joined(list(_pieces(before, after)))
+
+
+def _pieces(before: str, after: str) -> Iterator[Part]:
+    """Yields the parts, some of them empty, some to be joined with the next one."""
     if before == after:
-        return _joined([Part("kept", before)])
-    parts: list[Part] = []
+        yield Part("kept", before)
+        return
     for removed, added in _differing(_WORD.findall(before), _WORD.findall(after), most=_MAX_WORDS):
         if removed == added:
-            parts.append(Part("kept", removed))
+            yield Part("kept", removed)
         else:
-            parts += _of_characters(removed, added)
-    return _joined(parts)
+            yield from _of_characters(removed, added)
 
 
 def _of_characters(removed: str, added: str) -> tuple[Part, ...]:
@@ -107,11 +111,10 @@ class Count(NamedTuple):
 
 def counted(before: str, after: str) -> Count:
     """Returns the characters of `changes`."""
-    if before == after:
-        return Count(0, 0)
-    parts = changes(before, after)
-    removed, added = (sum(len(part.text) for part in parts if part.change == name) for name in ("removed", "added"))
-    return Count(removed, added)
+    lengths: dict[Change, int] = {"kept": 0, "removed": 0, "added": 0}
+    for change, text in _pieces(before, after):
+        lengths[change] += len(text)
+    return Count(lengths["removed"], lengths["added"])
 
 
 def marked(parts: Sequence[Part]) -> str:
@@ -161,6 +164,13 @@ def wrapped_parts(parts: Sequence[Part], width: int) -> list[list[Part]]:
         if character == " ":
             space = place + 1
     return [_parts(line) for line in (*lines, cells[start:])]
+
+
+def text_lines(head: str, text: str, *, width: int) -> list[str]:
+    """Returns a text behind its head as lines of no more than `width` columns, as `wrapped_parts` has them."""
+    lines = wrapped_parts([Part("kept", text)], max(16, width - len(head)))
+    shown = ("".join(part.text for part in line).rstrip() for line in lines)
+    return [f"{' ' * len(head) if place else head}{line}" for place, line in enumerate(shown)]
 
 
 def _parts(cells: Sequence[tuple[Change, str]]) -> list[Part]:

@@ -10,6 +10,7 @@ from forebay.errors import SampleError, TextError
 from forebay.preprocess.cut import NO_TEXT
 from forebay.steps.text.line import Staged
 from forebay.steps.text.normal.step import Problem
+from forebay.steps.text.normal.table import entries
 from forebay.steps.text.transcript import Encoded, TextEncoder, Transcript, label_too_long
 
 
@@ -65,7 +66,7 @@ class Looker:
         self.limit = step.max_label_tokens
         self.detects = step.text_line().detects
         # Token ids that a column holds go through no step.
-        self.step_names = () if step.reads_labels else tuple(each.name for each in step.text_line().steps)
+        self.step_names = () if step.reads_labels else entries(step.normalize)
         self._needs_text = needs_text
         # Without the limit: a label that is too long has tokens to show.
         self.encoder: TextEncoder = replace(step, max_label_tokens=None).encoder(folder)
@@ -81,12 +82,16 @@ class Looker:
             sample_ids=[asked.sample_id for asked in texts],
             prepared=[way.prepared for _, _, way in staged],
         )
-        if self.encoder.reads_labels:
-            staged = [(carried, body, replace(way, steps=())) for carried, body, way in staged]
+        staged = [(carried, body, self._with_entries(way)) for carried, body, way in staged]
         return [
             self._look(Look(asked=asked, carried=carried or "", body=body, staged=way), result)
             for asked, (carried, body, way), result in zip(texts, staged, made, strict=True)
         ]
+
+    def _with_entries(self, staged: Staged) -> Staged:
+        """Returns a way whose steps are called as the config calls them: two functions have one name as steps."""
+        named = zip(self.step_names, staged.steps, strict=False)
+        return replace(staged, steps=tuple((entry, result) for entry, (_, result) in named))
 
     def _look(self, look: Look, result: Encoded | TextError) -> Look:
         asked = look.asked

@@ -98,11 +98,9 @@ class TextView:
         if not self.detects:
             return given or "none"
         if not staged.detected:
-            said = (
-                f"nothing was detected (confidence {staged.confidence:.2f})" if not given else "as the manifest has it"
-            )
+            said = f"nothing was detected (confidence {staged.confidence:.2f})" if not given else "as it was given"
             return f"{look.language or 'none'}, {said}"
-        other = f"; the manifest has {given}" if given and given != staged.detected else ""
+        other = f"; {given} was given" if given and given != staged.detected else ""
         return f"{look.language}, detected with confidence {staged.confidence:.2f}{other}"
 
     def _step_lines(self, name: str, before: str, after: str | Problem, *, has_marks: bool) -> Iterator[Line]:

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.steps.text.pace import OUT_OF_RANGE
-from forebay.terminal import human_share, paragraph, table, wrapped
-from forebay.transcripts.diff import around, changes, marked, shortened
+from forebay.terminal import columns, human_share, table, wrapped
+from forebay.transcripts.diff import around, changes, marked, shortened, text_lines
 from forebay.transcripts.tally import Tally
 from forebay.visible import from_here, named, printable
 
@@ -78,16 +78,17 @@ class TextReport:
     def lines(self) -> Iterator[str]:
         """Yields the lines."""
         count = len(self.tally)
-        what = f"the first {count:,} texts" if self.is_part else f"{count:,} texts"
+        what = f"the first {_counted(count, 'text')}" if self.is_part else _counted(count, "text")
         yield from wrapped("", printable(f"{from_here(self.config)}: {what}, read from the raw data"))
         if self.excluded:
             counts = ", ".join(f"{reason} {number:,}" for reason, number in self.excluded.items())
             yield from wrapped("  excluded by settings: ", printable(counts))
-        yield from self._step_lines()
-        yield from self._token_lines()
-        yield from self._label_lines()
-        yield from self._pace_lines()
-        yield from self._repeated_lines()
+        if count:
+            yield from self._step_lines()
+            yield from self._token_lines()
+            yield from self._label_lines()
+            yield from self._pace_lines()
+            yield from self._repeated_lines()
         yield from self._failure_lines()
 
     def _step_json(self, name: str) -> dict[str, Any]:
@@ -146,7 +147,8 @@ class TextReport:
             if step.examples:
                 yield f"{step.name}, for example:"
             for sample_id, before, after in step.examples:
-                yield from paragraph(f"  {printable(sample_id)}: ", marked(around(changes(before, after))))
+                said = marked(around(changes(before, after)))
+                yield from text_lines("  ", f"{printable(sample_id)}: {said}", width=columns())
 
     def _token_lines(self) -> Iterator[str]:
         found = [self._language_json(number) for number in range(len(self.tally.languages))]
@@ -175,7 +177,8 @@ class TextReport:
         most = "no text.max_label_tokens" if limit is None else f"text.max_label_tokens is {limit:,}"
         over = 0 if limit is None else int((labels > limit).sum())
         yield ""
-        yield from wrapped("", f"longest labels ({most}{f', {over:,} are longer' if over else ''})")
+        above = f", {_counted(over, 'text')} above" if over else ""
+        yield from wrapped("", f"longest labels ({most}{above})")
         for row in self.tally.longest(SHOWN):
             yield from self._sample_lines(row, f"{int(labels[row]):,} tokens")
 
@@ -191,18 +194,18 @@ class TextReport:
             f"{printable(self.tally.languages[number]) or 'unknown'} {median:.1f}" for number, median in medians.items()
         )
         yield from wrapped(
-            "characters a second, medians: ", f"{said or 'none'} ({known:,} recordings, {self.durations})"
+            "characters a second, medians: ", f"{said or 'none'} ({_counted(known, 'recording')}, {self.durations})"
         )
         outliers = self.tally.outliers()
         if outliers:
             text = (
-                f"{len(outliers):,} texts may not be of their recording: more than {OUT_OF_RANGE:g} robust deviations "
-                "from their language"
+                f"{_counted(len(outliers), 'text')} may not be of their recording: more than {OUT_OF_RANGE:g} "
+                "robust deviations from their language"
             )
             yield from wrapped("  ", text)
         for each in outliers[:SHOWN]:
             text = (
-                f"{each.characters:,} characters in {each.seconds:.2f} s, {each.per_s:.1f} a second, "
+                f"{_counted(each.characters, 'character')} in {each.seconds:.2f} s, {each.per_s:.1f} a second, "
                 f"the median is {each.median_per_s:.1f}"
             )
             yield from self._sample_lines(each.row, text)
@@ -214,7 +217,7 @@ class TextReport:
             yield "repeated texts: none"
             return
         total = sum(each.count for each in repeated)
-        yield f"repeated texts: {len(repeated):,} texts of {total:,} samples"
+        yield f"repeated texts: {_counted(len(repeated), 'text')} of {_counted(total, 'sample')}"
         for each in repeated[:SHOWN]:
             yield from self._sample_lines(each.row, f"{each.count:,} samples")
 
@@ -224,14 +227,18 @@ class TextReport:
             return
         yield ""
         count = sum(each.count for each in failures)
-        yield from wrapped("", f"left out: {count:,} samples; forebay explain REASON says what to do")
+        yield from wrapped("", f"left out: {_counted(count, 'sample')}; forebay explain REASON says what to do")
         for each in failures:
             yield from wrapped(f"  {each.reason} {each.count:,}: ", printable(each.message))
 
     def _sample_lines(self, row: int, said: str) -> Iterator[str]:
         """Yields what is said of a sample and how its text begins, on a line where there is room."""
         place = f"{printable(self._id(row))} (row {self.rows['row'][row].as_py()}): {said}: "
-        yield from paragraph("  ", place + named(shortened(self._text(row), most=60)))
+        yield from text_lines("  ", place + named(shortened(self._text(row), most=60)), width=columns())
+
+
+def _counted(count: int, unit: str) -> str:
+    return f"{count:,} {unit}" if count == 1 else f"{count:,} {unit}s"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

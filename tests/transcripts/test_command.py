@@ -119,7 +119,7 @@ def test_the_report_of_the_demo_is_that_of_plain_loops(capsys: pytest.CaptureFix
 def test_the_lines_of_the_report_say_the_same(capsys: pytest.CaptureFixture[str], demo: list[object]) -> None:
     code, out, _ = run(capsys, "text", *demo, "--max-samples", 20)
     assert code == 0
-    assert out.splitlines()[0].endswith("demo_speech.toml: the first 20 texts, read from the raw data")
+    assert "demo_speech.toml: the first 20 texts, read from the raw data" in " ".join(out.split())
     for head in (
         "steps ",
         "languages ",
@@ -152,7 +152,7 @@ def test_a_transcript_of_another_recording_is_found(tmp_path: Path) -> None:
     found = report.to_json()
     assert found["pace"]["durations"] == "by their headers"
     assert [each["row"] for each in found["pace"]["outliers"]] == [40]
-    assert any("1 texts may not be of their recording" in line for line in report.lines())
+    assert any("1 text may not be of their recording" in line for line in report.lines())
     assert found["repeated"]["top"][0]["count"] == 40
 
 
@@ -177,7 +177,7 @@ def test_what_a_build_leaves_out_is_counted_by_its_reason(capsys: pytest.Capture
     code, out, _ = run(capsys, "text", *arguments)
     assert code == 0
     assert "left out: 4 samples" in out
-    assert "1 are longer" in out
+    assert ", 1 text above)" in out
     assert "the texts have no recordings of known length" in out
     for name, reason in (("empty", "empty_text"), ("long", "label_too_long")):
         code, out, _ = run(capsys, "text", *arguments, "--sample", name)
@@ -198,9 +198,21 @@ def test_a_row_that_the_listing_leaves_out_says_why(capsys: pytest.CaptureFixtur
     assert code == 1
     assert "bad_text: forebay explain bad_text" in err
     assert "line 2" in err
-    assert {each["reason"]: each["count"] for each in run_json(capsys, "text", *arguments)["failures"]} == {
-        "bad_text": 1
-    }
+    (failure,) = run_json(capsys, "text", *arguments)["failures"]
+    assert (failure["reason"], failure["count"]) == ("bad_text", 1)
+
+
+def test_a_source_of_nothing_but_bad_lines_has_a_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_bytes(b"bad \xff\n")
+    arguments = texts(tmp_path, [], f'source.manifest="{tmp_path / "texts.txt"}"')
+    code, out, _ = run(capsys, "text", *arguments)
+    assert code == 0
+    assert "0 texts, read from the raw data" in " ".join(out.split())
+    assert "left out: 1 sample;" in out
+    assert run_json(capsys, "text", *arguments)["languages"] == []
+    code, _, err = run(capsys, "text", *arguments, "--sample", "9")
+    assert code == 2
+    assert "lists 0 samples, and none with that id" in err
 
 
 def test_a_text_of_the_command_line_is_shown_step_by_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -286,6 +298,32 @@ def test_labels_that_the_source_holds_are_shown_as_what_they_say(tmp_path: Path)
     view = view_sample(config, "0", progress=False)
     assert view.look.text == held.texts[0]
     assert view.look.text == view.look.body != view.look.asked.text
+
+
+def test_steps_are_called_as_the_config_calls_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two functions of a user are two steps."""
+    looker = view_text(text_config(tmp_path, 'text.normalize=["nfkc","lower"]'), "A")
+    assert [name for name, _ in looker.look.staged.steps] == ["nfkc", "lower"]
+    monkeypatch.setattr("forebay.transcripts.look.entries", lambda _: ("a.py:f", "b.py:f"))
+    renamed = view_text(text_config(tmp_path, 'text.normalize=["nfkc","lower"]'), "A")
+    assert [each["step"] for each in renamed.to_json()["steps"]] == ["a.py:f", "b.py:f"]
+    assert list(report_texts(text_config(tmp_path), progress=False).tally.steps) == ["a.py:f", "b.py:f"]
+
+
+def test_a_detected_language_is_shown_with_its_confidence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("py3langid")
+    config, text = ROOT / "configs" / "demo_text.toml", "Ich bin heute leider viel zu müde dafür."
+    found = run_json(capsys, "text", config, "--text", text, "--language", "en")
+    assert (found["language"]["given"], found["language"]["used"]) == ("en", "de")
+    assert found["language"]["detected"] == "de"
+    assert found["language"]["confidence"] > 0.5
+    out = run(capsys, "text", config, "--text", text, "--language", "en")[1]
+    assert out.startswith("language      de, detected with confidence ")
+    assert "; en was given" in out.splitlines()[0]
+    assert "nothing was detected" in run(capsys, "text", config, "--text", "12")[1]
+    rows = run_json(capsys, "text", config, "--max-samples", 60, "--cache-root", tmp_path)
+    assert rows["detects"]
+    assert sum(each["texts"] for each in rows["languages"]) == 60
 
 
 def test_of_a_text_without_end_the_first_part_is_shown(tmp_path: Path) -> None:
