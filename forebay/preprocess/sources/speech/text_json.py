@@ -13,7 +13,7 @@ from forebay.preprocess.sources.json_lines import JsonError, not_lines, parse_ob
 from forebay.preprocess.sources.kept import parts_of_rows, values_in
 from forebay.preprocess.sources.lines import Block
 from forebay.preprocess.sources.speech.locate import IDS
-from forebay.preprocess.sources.speech.text_rows import BAD_TEXT, NO_NUL, TOO_LARGE, Line, LineFile
+from forebay.preprocess.sources.speech.text_rows import BAD_TEXT, TOO_LARGE, Line, LineFile
 from forebay.store.layout import Array
 
 _STRINGS = {str, type(None)}
@@ -153,16 +153,14 @@ class JsonLines:
 
 
 def _is_text(value: str | None) -> bool:
-    """Whether a value is null, or UTF-8 without a NUL can hold it; only escapes say what it cannot."""
+    """Whether UTF-8 can hold a value; only escapes say what it cannot."""
     try:
-        return value is None or b"\0" not in value.encode("utf-8")
+        return value is None or value.encode("utf-8") is not None
     except UnicodeEncodeError:
         return False
 
 
 def _require_text(name: str, value: Any) -> None:
-    """Raises TextError for half of a surrogate pair or a NUL, which cost the sample."""
-    if not isinstance(value, str) or _is_text(value):
-        return
-    problem = NO_NUL if "\0" in value else "holds half of a surrogate pair, wanted text"
-    raise TextError(BAD_TEXT, f"field {name} {problem}")
+    """Raises TextError for half of a surrogate pair, which costs the sample."""
+    if isinstance(value, str) and not _is_text(value):
+        raise TextError(BAD_TEXT, f"field {name} holds half of a surrogate pair, wanted text")

@@ -16,7 +16,7 @@ from forebay.preprocess.sources.line_index import LINES, find_row
 from forebay.preprocess.sources.lines import Block, codec_of, head_of, line_blocks, plain_name
 from forebay.preprocess.sources.rows import joined
 from forebay.preprocess.sources.speech.text_json import JsonLines
-from forebay.preprocess.sources.speech.text_rows import BAD_TEXT, NO_NUL, TOO_LARGE, LineFile, Wanted
+from forebay.preprocess.sources.speech.text_rows import BAD_TEXT, TOO_LARGE, LineFile, Wanted
 from forebay.store.layout import Array
 
 PLAIN = ".txt"
@@ -106,7 +106,7 @@ class _PlainLines:
     file: LineFile
 
     def take(self, block: Block, lines: Array, rows: Array) -> None:
-        """Adds lines as rows; a line that is too long, no UTF-8, or has a NUL costs itself."""
+        """Adds lines as rows; a line that is too long or no UTF-8 costs itself."""
         is_good = self._is_good(block, lines, rows)
         lines, rows = lines[is_good], rows[is_good]
         numbers = pa.array(block.place.line + lines)
@@ -133,24 +133,22 @@ class _PlainLines:
 
 
 def _is_text(data: bytes) -> bool:
-    """Whether bytes are UTF-8 without a NUL; line ends part the lines, so this holds for each of them."""
+    """Whether bytes are UTF-8; line ends part the lines, so this holds for each of them."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:
         return False
-    return b"\0" not in data
+    return True
 
 
 def require_text(data: bytes, max_bytes: int) -> None:
-    """Raises TextError for what costs a sample: too many bytes, none that are UTF-8, a NUL among them."""
+    """Raises TextError for what costs a sample: too many bytes, or none that are UTF-8."""
     if len(data) > max_bytes:
         raise TextError(TOO_LARGE, f"has more than {max_bytes} bytes, which is source.max_sample_bytes")
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as err:
         raise TextError(BAD_TEXT, f"is not UTF-8: {err}") from err
-    if b"\0" in data:
-        raise TextError(BAD_TEXT, f"{NO_NUL} (byte {data.index(0)})")
 
 
 def _packed(block: Block, lines: Array) -> pa.Array:

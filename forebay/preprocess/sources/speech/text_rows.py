@@ -19,7 +19,6 @@ from forebay.store.source_files import SourceFile
 
 BAD_TEXT, TOO_LARGE = "bad_text", "too_large"
 """Reasons of texts that cannot be used."""
-NO_NUL = "holds a NUL character, wanted text"
 
 
 class Line(NamedTuple):
