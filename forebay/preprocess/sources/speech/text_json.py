@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from forebay.errors import TextError
+from forebay.errors import ConfigError, TextError
 from forebay.preprocess.sources.json_lines import JsonError, not_lines, parse_object, string_of
 from forebay.preprocess.sources.kept import parts_of_rows, values_in
-from forebay.preprocess.sources.lines import Block
+from forebay.preprocess.sources.lines import Block, codec_of, head_of
 from forebay.preprocess.sources.speech.locate import IDS
-from forebay.preprocess.sources.speech.text_rows import BAD_TEXT, TOO_LARGE, Line, LineFile
+from forebay.preprocess.sources.speech.text_rows import BAD_TEXT, TOO_LARGE, Line, LineFile, named_columns
 from forebay.store.layout import Array
 
 _STRINGS = {str, type(None)}
@@ -42,12 +43,14 @@ class JsonLines:
 
     file: LineFile
     _names: _Names = field(init=False)
+    _unseen: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
         source = self.file.rows.source
         own = source.columns
         ids = IDS if own.id is None else (own.id,)
         named = (own.text, own.language, own.prompt or "prompt")
+        self._unseen = set(named_columns(source).values())
         self._names = _Names(*named, ids, frozenset((*named, *ids, *source.keep_columns)))
 
     def take(self, block: Block, lines: Array, rows: Array) -> None:
@@ -71,6 +74,18 @@ class JsonLines:
             kept.append(made.kept)
         self._add(found, kept)
 
+    def finish(self) -> None:
+        """Raises ConfigError where a field that the config names was in no line."""
+        rows = self.file.rows
+        for setting, name in named_columns(rows.source).items():
+            if name in self._unseen and rows.num_taken:
+                near = difflib.get_close_matches(name, rows.unused.counts, n=1)
+                raise ConfigError(
+                    f"{self.file.path}: no line has a field {name} (source.columns.{setting})"
+                    f"{f'; did you mean {near[0]}?' if near else ''}; correct the name, or leave it out",
+                    code="FB202",
+                )
+
     def _made(self, data: bytes, row: int, number: int) -> Line | None:
         """Returns what a line says; None where it costs its sample, which is noted."""
         most = self.file.rows.source.max_sample_bytes
@@ -80,7 +95,9 @@ class JsonLines:
             return self._quickly(data) or self._line(data)
         except (JsonError, TextError) as err:
             if err.reason is None:
-                raise not_lines(self.file.path, number, str(err)) from err
+                path = self.file.path
+                head = None if codec_of(path) is None else head_of(path)
+                raise not_lines(path, number, str(err), head=head) from err
             self.file.fail(row, number, err.reason, str(err))
             return None
 
@@ -130,6 +147,8 @@ class JsonLines:
         rows = self.file.rows
         kept = values_in(fields, rows.source.keep_columns) if rows.source.keep_columns else ()
         rows.unused.add_of(fields, self._names.taken)
+        if self._unseen:
+            self._unseen -= fields.keys()
         given, language, prompt, text = values
         return Line(given, language, prompt, text, kept)
 

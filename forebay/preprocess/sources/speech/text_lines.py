@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from forebay.config.data import SourceColumns, SourceConfig
+from forebay.config.data import SourceConfig
 from forebay.errors import ConfigError, ManifestError, TextError
 from forebay.preprocess.sources.json_lines import JsonError, not_text, parse_object
 from forebay.preprocess.sources.line_index import LINES, find_row
 from forebay.preprocess.sources.lines import Block, codec_of, head_of, line_blocks, plain_name
 from forebay.preprocess.sources.rows import joined
 from forebay.preprocess.sources.speech.text_json import JsonLines
-from forebay.preprocess.sources.speech.text_rows import BAD_TEXT, TOO_LARGE, LineFile, Wanted
+from forebay.preprocess.sources.speech.text_rows import BAD_TEXT, TOO_LARGE, LineFile, Wanted, named_columns
 from forebay.store.layout import Array
 
 PLAIN = ".txt"
 """How names of plain text end."""
-DEFAULTS = SourceColumns()
-
-Take = Callable[[Block, Array, Array], None]
-"""Takes lines of a block: their positions in it, and their rows in the listing."""
 
 
 def list_lines(file: LineFile, wanted: Wanted, *, cache_root: Path | None) -> None:
@@ -37,7 +32,7 @@ def list_lines(file: LineFile, wanted: Wanted, *, cache_root: Path | None) -> No
     first = wanted.next_from(base)
     if first is None:
         return
-    take = _taker(file)
+    taker = _taker(file)
     if first - base > LINES and codec_of(path) is None:
         place, num_rows = find_row(path, first - base, max_bytes=max_bytes, cache_root=cache_root)
         if num_rows is not None and first - base >= num_rows:
@@ -47,21 +42,22 @@ def list_lines(file: LineFile, wanted: Wanted, *, cache_root: Path | None) -> No
         before, lines = base + block.place.rows, np.flatnonzero(block.is_row)
         chosen = wanted.among(before, len(lines))
         if len(chosen):
-            take(block, lines[chosen], before + chosen)
+            taker.take(block, lines[chosen], before + chosen)
         rows.count = base + block.after.rows
         if rows.is_enough or wanted.next_from(rows.count) is None:
-            return
+            break
+    taker.finish()
 
 
-def _taker(file: LineFile) -> Take:
+def _taker(file: LineFile) -> JsonLines | PlainLines:
     path, source = file.path, file.rows.source
     if Path(plain_name(path.name)).suffix != PLAIN or _begins_with_object(path, source):
-        return JsonLines(file).take
+        return JsonLines(file)
     _require_no_fields(path, source)
     head = None if codec_of(path) is None else head_of(path)
     if (problem := not_text(path, head=head)) is not None:
         raise problem
-    return _PlainLines(file).take
+    return PlainLines(file)
 
 
 def _require_no_fields(path: Path, source: SourceConfig) -> None:
@@ -81,12 +77,6 @@ def _require_no_fields(path: Path, source: SourceConfig) -> None:
         )
 
 
-def named_columns(source: SourceConfig) -> dict[str, str]:
-    """Returns the columns that a config names, by what they hold."""
-    names = {name: getattr(source.columns, name) for name in ("text", "language", "id", "prompt")}
-    return {name: value for name, value in names.items() if value != getattr(DEFAULTS, name)}
-
-
 def _begins_with_object(path: Path, source: SourceConfig) -> bool:
     """Whether the first line is a JSON object with a text: such a file is JSON lines, whatever its name says."""
     for block in line_blocks(path, max_bytes=source.max_sample_bytes):
@@ -100,7 +90,7 @@ def _begins_with_object(path: Path, source: SourceConfig) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _PlainLines:
+class PlainLines:
     """Lines that are texts: columns are made of a whole block, one by one only where some of it is no text."""
 
     file: LineFile
@@ -116,6 +106,9 @@ class _PlainLines:
             "text": _packed(block, lines),
         }
         self.file.rows.add_columns(columns, group=self.file.group)
+
+    def finish(self) -> None:
+        """Does nothing: lines of plain text have no fields that could be missing."""
 
     def _is_good(self, block: Block, lines: Array, rows: Array) -> Array:
         most = self.file.rows.source.max_sample_bytes

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from forebay.config.data import SourceConfig, row_slice
+from forebay.config.data import SourceColumns, SourceConfig, row_slice
 from forebay.preprocess.sources.kept import concatenated, parts_of_rows, require_values
 from forebay.preprocess.sources.rows import Unused, row_table
 from forebay.preprocess.sources.speech.locate import Failures
@@ -19,6 +19,7 @@ from forebay.store.source_files import SourceFile
 
 BAD_TEXT, TOO_LARGE = "bad_text", "too_large"
 """Reasons of texts that cannot be used."""
+_DEFAULTS = SourceColumns()
 
 
 class Line(NamedTuple):
@@ -146,3 +147,9 @@ class LineFile:
         """Notes a line that costs its sample."""
         message = f"{self.path}, line {number}: {problem}; correct the manifest"
         self.rows.fail(row, f"{self.stem}/{number}", reason, message)
+
+
+def named_columns(source: SourceConfig) -> dict[str, str]:
+    """Returns the columns that a config names, by what they hold."""
+    names = {name: getattr(source.columns, name) for name in ("text", "language", "id", "prompt")}
+    return {name: value for name, value in names.items() if value != getattr(_DEFAULTS, name)}

@@ -282,3 +282,19 @@ def outcome(path: Path, *, is_close: bool = False) -> Any:
         except ManifestError as err:
             return str(err)
         return rows_of(manifest), list(manifest.failed()), manifest.unused
+
+
+def test_a_named_field_that_no_line_has_and_other_forms_in_a_compressed_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl.zst", ["one"], lang=["hi"])
+    with pytest.raises(ConfigError, match=r"no line has a field lange \(source\.columns\.language\); did you"):
+        read(path, columns=SourceColumns(language="lange"))
+    path.write_bytes(pa.Codec("zstd").compress(b'{"text": "a"}\n{"text": 3}\n', asbytes=True))
+    with pytest.raises(ManifestError, match=r"t\.jsonl\.zst, line 2: field text is a number"):
+        read(path)
+    path.write_bytes(pa.Codec("zstd").compress(b"a,b\n1,2\n", asbytes=True))
+    with pytest.raises(ManifestError, match=r"t\.jsonl\.zst, unpacked, is a CSV, wanted JSON lines"):
+        read(path)
+    packed = tmp_path / "t.txt.gz"
+    packed.write_bytes(pa.Codec("gzip").compress("text".encode("utf-16"), asbytes=True))
+    with pytest.raises(ManifestError, match=r"t\.txt\.gz is text in UTF-16, wanted plain text"):
+        read(packed)
