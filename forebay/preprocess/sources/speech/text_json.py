@@ -65,13 +65,11 @@ class JsonLines:
             number = block.place.line + line
             if (made := self._made(block.data[start:stop], row, number)) is None:
                 continue
-            if self.file.rows.source.max_samples is not None:
-                self._add([(row, number, *made[:4])], [made.kept])
-                if self.file.rows.is_enough:
-                    return
-                continue
             found.append((row, number, *made[:4]))
             kept.append(made.kept)
+            self.file.rows.note(made.sample_id or f"{self.file.stem}/{number}")
+            if self.file.rows.is_enough:
+                break
         self._add(found, kept)
 
     def finish(self) -> None:

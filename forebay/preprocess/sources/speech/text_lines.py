@@ -106,6 +106,7 @@ class PlainLines:
             "text": _packed(block, lines),
         }
         self.file.rows.add_columns(columns, group=self.file.group)
+        self.file.rows.note_all(columns["sample_id"])
 
     def finish(self) -> None:
         """Does nothing: lines of plain text have no fields that could be missing."""

@@ -106,6 +106,7 @@ class _Batch:
             for name in source.keep_columns
         }
         self.file.rows.add_columns(columns, group=self.file.group, kept=kept)
+        self.file.rows.note_all(columns["sample_id"])
 
     def _strings(self, is_good: Array) -> dict[str, Any]:
         named, columns = self.file.rows.source.columns, Columns(self.table, self.file.path)
