@@ -455,7 +455,7 @@ def test_fields_that_need_others_change_the_key(tmp_path: Path) -> None:
         *(
             config_of(tmp_path, text={**TEXT, "language": mode, **more})
             for mode in ("detect", "detect_missing")
-            for more in ({}, {"languages": ["en", "hi"]}, {"min_confidence": 0.5})
+            for more in ({}, {"languages": ["en", "hi"]}, {"min_confidence": 0.7})
         ),
     ]
     assert len({recipe_of(config).key for config in variants}) == len(variants)
@@ -544,6 +544,10 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
     tried |= {("columns", name) for name in ("image", "question", "answer", "messages")}
     tried |= {(section, field) for section, field, _, _ in VISION_CHANGES} | {("text", "learn_through")}
     tried |= {("text", "languages"), ("text", "min_confidence")}
+    tried |= {("audio", name) for name in tables.settings_of(tables.AUDIO, "mel")}  # tests/steps/audio/test_mel.py
+    tried |= {("audio", "energy"), ("audio", "pitch")}
+    tried |= {("text", name) for name in ("blank_token", "add_bos", "add_eos")}  # tests/steps/text/test_tts.py
+    tried |= {("text", name) for name in ("speaker_column", "speakers", "language_codes")}
     tried |= {("text", "phones")}  # tests/steps/text/normal/
     config = config_of(tmp_path, text=TEXT)
     assert config.text is not None
