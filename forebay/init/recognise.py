@@ -18,9 +18,10 @@ from forebay.init.readings.datasets import dataset_reading, parquet_reading
 from forebay.init.readings.folders import folder_readings
 from forebay.init.readings.tables import table_readings
 from forebay.init.readings.tars import tar_readings
-from forebay.init.readings.texts import text_reading
+from forebay.init.readings.texts import is_packed_text, packed_reading, text_reading
 from forebay.init.table import array_advice, read_table
 from forebay.init.tree import MAX_TABLES, TABLES, Tree, walk
+from forebay.preprocess.sources.lines import CODECS
 from forebay.store.source_files import COMPRESSED_TARS
 from forebay.visible import from_here
 
@@ -34,7 +35,8 @@ NEEDS = """forebay init knows:
   LJSpeech (metadata.csv beside wavs/), Common Voice (train.tsv beside clips/);
   a save_to_disk folder of the datasets library, or parquet files with recordings or images in their rows;
   tars of recordings, or of images, each with a .json or .txt of its name;
-  JSON lines of image, question, answer (or messages) beside the images; plain texts, a text a line"""
+  JSON lines of image, question, answer (or messages) beside the images; plain texts, a text a line;
+  texts alone as JSON lines, compressed lines (.gz, .zst), or a column of parquet"""
 
 
 def recognise(data: Sequence[str], chooser: Chooser) -> list[Found]:
@@ -107,6 +109,8 @@ def _of_files(paths: list[Path], problems: list[str]) -> list[Reading]:
         return [reading]
     if suffix in TABLES or suffix == ".json":
         return table_readings(paths, None, problems)
+    if is_packed_text(paths[0]) and (reading := packed_reading(paths, None, problems)) is not None:
+        return [reading]
     return [text_reading(paths, None)] if suffix == ".txt" else []
 
 
@@ -122,6 +126,11 @@ def _of_folder(folder: Path, tree: Tree, problems: list[str]) -> list[Reading]:
     names = [] if readings or tree.audio or tree.images else tree.by_extension.get(".txt", [])
     if texts := [tree.path(name) for name in names]:
         readings.append(text_reading(texts, _parents(texts)))
+    packed = (
+        [] if readings else [path for path in map(tree.path, tree.names(frozenset(CODECS))) if is_packed_text(path)]
+    )
+    if packed and (reading := packed_reading(packed, _parents(packed), problems)) is not None:
+        readings.append(reading)
     return readings
 
 

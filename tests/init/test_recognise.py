@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +21,7 @@ from forebay.init.choose import Chooser
 from forebay.init.describe import facts, problems
 from forebay.init.found import Found
 from forebay.init.recognise import recognise
+from forebay.preprocess.sources.lines import CODECS
 from tests.init import layouts
 from tests.init.layouts import DEMO, clips
 
@@ -217,3 +220,25 @@ def test_any_folder_is_found_or_refused(
     else:
         assert all(path.is_relative_to(folder) for each in found for path in each.manifests)
         assert found
+
+
+@pytest.mark.parametrize("name", ["t.txt.gz", "t.txt.zst", "t.jsonl.gz", "t.jsonl.zst", "t.parquet"])
+def test_texts_are_found_packed_and_in_a_column(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "data" / name
+    path.parent.mkdir()
+    lines = [f"this is sentence {number} of a few" for number in range(30)]
+    written = lines if ".txt" in name else [json.dumps({"text": line}) for line in lines]
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table({"sentence": lines, "number": list(range(30))}), path)
+    else:
+        path.write_bytes(pa.Codec(CODECS[path.suffix]).compress("\n".join(written).encode(), asbytes=True))
+    for place in (path, path.parent):
+        found = one(place)
+        assert (found.kind, found.modality, found.count, found.is_exact) == ("text", "text", 30, True)
+        assert found.columns == ({"text": "sentence"} if name == "t.parquet" else {})
+        assert set(found.texts) <= set(lines)
+        assert found.texts
+    if path.suffix != ".parquet":
+        path.write_bytes(path.read_bytes()[:20])
+        with pytest.raises(ConfigError, match=rf"{name} cannot be unpacked .* truncated or damaged"):
+            one(path)

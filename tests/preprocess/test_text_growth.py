@@ -20,6 +20,7 @@ from tests.preprocess.here_pool import build_here
 from tests.text_corpus import TOKENIZER
 
 LINES = 100_000
+MIXED = "می\u200cخواهم \u200f abc कार्य"
 
 
 def config(folder: Path, manifest: str, *overrides: str) -> Config:
@@ -77,3 +78,12 @@ def test_a_slice_is_built_and_read_without_a_cache_alike(
     ]
     assert build_here(config(tmp_path, path.name, rows)).already_sealed
     assert not build_here(config(tmp_path, path.name)).already_sealed
+
+
+def test_a_bad_text_costs_its_sample_and_is_counted(tmp_path: Path) -> None:
+    texts = [b"a good one", b"a NUL \\u0000", b"\\ud800", b"\xff", MIXED.encode(), b" \\u200b", b"x" * 10_000_000]
+    lines = [b'{"text": "%s"}\n' % text for text in texts]
+    (tmp_path / "t.jsonl").write_bytes(b"".join(lines))
+    report = build_here(config(tmp_path, "t.jsonl", "source.max_sample_bytes=9000000", "run.max_failed_share=1.0"))
+    assert open_cache(report.cache).samples["text"].to_pylist() == ["a good one", MIXED]
+    assert (report.failed, report.excluded) == ({"bad_text": 3, "too_large": 1}, {"empty_text": 1})

@@ -137,10 +137,16 @@ def _reading(tables: Tables, tree: Tree | None) -> Reading | None:
             modality="vision",
             name=table.path.name,
         )
-    if table.form == "jsonl" and text_columns(table, taken=()) and "text" in table.names:
+    texts = [each for each in text_columns(table, taken=()) if table.path.suffix == ".parquet" or each.name == "text"]
+    if texts and (table.form == "jsonl" or table.path.suffix == ".parquet"):
         label = f"{tables.label}: {rows} of text alone"
         return Reading(
-            kind="text", label=label, score=30, settle=lambda _: _texts(tables), modality="text", name=table.path.name
+            kind="text",
+            label=label,
+            score=30,
+            settle=lambda chooser: _texts(tables, texts, chooser),
+            modality="text",
+            name=table.path.name,
         )
     return None
 
@@ -387,8 +393,9 @@ def _prose(table: Table, taken: tuple[str | None, ...]) -> list[Candidate]:
     return text_columns(table, taken=[name for name in taken if name])
 
 
-def _texts(tables: Tables) -> Found:
+def _texts(tables: Tables, candidates: Sequence[Candidate], chooser: Chooser) -> Found:
     table = tables.first
+    name = pick(table, "text", candidates, chooser, may_lack=False) or "text"
     return Found(
         kind="text",
         modality="text",
@@ -396,7 +403,8 @@ def _texts(tables: Tables) -> Found:
         noun="texts",
         count=table.num_rows * len(tables.paths),
         is_exact=table.is_exact and len(tables.paths) == 1,
-        texts=[value for value in table.values("text") if isinstance(value, str)],
+        columns={} if name == "text" else {"text": name},
+        texts=[value for value in table.values(name) if isinstance(value, str)],
         languages=languages_of(table, "language" if "language" in table.names else None),
     )
 

@@ -217,11 +217,20 @@ _TABLES = {
 }
 
 
-def not_lines(path: Path, number: int, problem: str) -> ManifestError:
-    """Returns the error for line `number` of a manifest; for a file that is no JSON lines at all it names the form."""
-    form = _form_of(path)
+def not_lines(path: Path, number: int, problem: str, *, head: bytes | None = None) -> ManifestError:
+    """Returns the error for line `number` of a manifest; for a file that is no JSON lines at all it names the form.
+
+    head: the first bytes of a compressed file, unpacked.
+    """
+    form = _form_of(path, _head(path) if head is None else head)
     if form is None:
         return ManifestError(f"{path}, line {number}: {problem}; correct the manifest", code="FB203")
+    if head is not None:
+        return ManifestError(
+            f"{path}, unpacked, is {form.name}, wanted JSON lines, one object a line; unpack it, then run this again "
+            "for what to do",
+            code="FB205",
+        )
     lines = path.with_suffix(".jsonl" if path.suffix != ".jsonl" else ".lines.jsonl")
     advice = form.advice.format(path=shlex.quote(str(path)), lines=shlex.quote(str(lines)))
     return ManifestError(f"{path} is {form.name}, wanted JSON lines, one object a line; {advice}", code="FB205")
@@ -241,8 +250,7 @@ def not_text(
     return ManifestError(f"{path} is {form.name}, wanted {wanted}; {advice}", code="FB205")
 
 
-def _form_of(path: Path) -> _Form | None:
-    head = _head(path)
+def _form_of(path: Path, head: bytes) -> _Form | None:
     return _magic_form(head) or _text_form(
         head.removeprefix(_BOM).strip().decode("utf-8", "replace"), is_table=path.suffix in _TABLE_SUFFIXES
     )

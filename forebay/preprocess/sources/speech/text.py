@@ -30,7 +30,7 @@ def list_text(source: SourceConfig, cache_root: Path | None = None) -> Manifest:
     `.zst`. `id` is taken for `sample_id`, `[source.columns]` names other fields; further fields are counted by name. An
     id left out is the manifest's name without its extensions and the line or row, `texts/17`. Blank lines are passed
     over, and numbered.
-    A text that is no UTF-8 or has a NUL fails as `bad_text`, one of more than `source.max_sample_bytes` as `too_large`.
+    A text that is no UTF-8 fails as `bad_text`, one of more than `source.max_sample_bytes` as `too_large`.
     `source.rows` counts the rows of all manifests, blank lines left out; it and `max_samples` read no more than they
     need, except that languages which never occur can only be named when all was read. cache_root: where the index of a
     large file is kept, by which a slice finds its lines.

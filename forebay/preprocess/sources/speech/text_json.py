@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from forebay.errors import TextError
+from forebay.errors import ConfigError, TextError
 from forebay.preprocess.sources.json_lines import JsonError, not_lines, parse_object, string_of
 from forebay.preprocess.sources.kept import parts_of_rows, values_in
-from forebay.preprocess.sources.lines import Block
+from forebay.preprocess.sources.lines import Block, codec_of, head_of
 from forebay.preprocess.sources.speech.locate import IDS
-from forebay.preprocess.sources.speech.text_rows import BAD_TEXT, NO_NUL, TOO_LARGE, Line, LineFile
+from forebay.preprocess.sources.speech.text_rows import BAD_TEXT, TOO_LARGE, Line, LineFile, named_columns
 from forebay.store.layout import Array
 
 _STRINGS = {str, type(None)}
@@ -42,12 +43,14 @@ class JsonLines:
 
     file: LineFile
     _names: _Names = field(init=False)
+    _unseen: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
         source = self.file.rows.source
         own = source.columns
         ids = IDS if own.id is None else (own.id,)
         named = (own.text, own.language, own.prompt or "prompt")
+        self._unseen = set(named_columns(source).values())
         self._names = _Names(*named, ids, frozenset((*named, *ids, *source.keep_columns)))
 
     def take(self, block: Block, lines: Array, rows: Array) -> None:
@@ -62,14 +65,24 @@ class JsonLines:
             number = block.place.line + line
             if (made := self._made(block.data[start:stop], row, number)) is None:
                 continue
-            if self.file.rows.source.max_samples is not None:
-                self._add([(row, number, *made[:4])], [made.kept])
-                if self.file.rows.is_enough:
-                    return
-                continue
             found.append((row, number, *made[:4]))
             kept.append(made.kept)
+            self.file.rows.note(made.sample_id or f"{self.file.stem}/{number}")
+            if self.file.rows.is_enough:
+                break
         self._add(found, kept)
+
+    def finish(self) -> None:
+        """Raises ConfigError where a field that the config names was in no line."""
+        rows = self.file.rows
+        for setting, name in named_columns(rows.source).items():
+            if name in self._unseen and rows.num_taken:
+                near = difflib.get_close_matches(name, rows.unused.counts, n=1)
+                raise ConfigError(
+                    f"{self.file.path}: no line has a field {name} (source.columns.{setting})"
+                    f"{f'; did you mean {near[0]}?' if near else ''}; correct the name, or leave it out",
+                    code="FB202",
+                )
 
     def _made(self, data: bytes, row: int, number: int) -> Line | None:
         """Returns what a line says; None where it costs its sample, which is noted."""
@@ -80,7 +93,9 @@ class JsonLines:
             return self._quickly(data) or self._line(data)
         except (JsonError, TextError) as err:
             if err.reason is None:
-                raise not_lines(self.file.path, number, str(err)) from err
+                path = self.file.path
+                head = None if codec_of(path) is None else head_of(path)
+                raise not_lines(path, number, str(err), head=head) from err
             self.file.fail(row, number, err.reason, str(err))
             return None
 
@@ -130,6 +145,8 @@ class JsonLines:
         rows = self.file.rows
         kept = values_in(fields, rows.source.keep_columns) if rows.source.keep_columns else ()
         rows.unused.add_of(fields, self._names.taken)
+        if self._unseen:
+            self._unseen -= fields.keys()
         given, language, prompt, text = values
         return Line(given, language, prompt, text, kept)
 
@@ -153,16 +170,14 @@ class JsonLines:
 
 
 def _is_text(value: str | None) -> bool:
-    """Whether a value is null, or UTF-8 without a NUL can hold it; only escapes say what it cannot."""
+    """Whether UTF-8 can hold a value; only escapes say what it cannot."""
     try:
-        return value is None or b"\0" not in value.encode("utf-8")
+        return value is None or value.encode("utf-8") is not None
     except UnicodeEncodeError:
         return False
 
 
 def _require_text(name: str, value: Any) -> None:
-    """Raises TextError for half of a surrogate pair or a NUL, which cost the sample."""
-    if not isinstance(value, str) or _is_text(value):
-        return
-    problem = NO_NUL if "\0" in value else "holds half of a surrogate pair, wanted text"
-    raise TextError(BAD_TEXT, f"field {name} {problem}")
+    """Raises TextError for half of a surrogate pair, which costs the sample."""
+    if isinstance(value, str) and not _is_text(value):
+        raise TextError(BAD_TEXT, f"field {name} holds half of a surrogate pair, wanted text")

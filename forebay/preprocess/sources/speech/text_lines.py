@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from forebay.config.data import SourceColumns, SourceConfig
+from forebay.config.data import SourceConfig
 from forebay.errors import ConfigError, ManifestError, TextError
 from forebay.preprocess.sources.json_lines import JsonError, not_text, parse_object
 from forebay.preprocess.sources.line_index import LINES, find_row
 from forebay.preprocess.sources.lines import Block, codec_of, head_of, line_blocks, plain_name
 from forebay.preprocess.sources.rows import joined
 from forebay.preprocess.sources.speech.text_json import JsonLines
-from forebay.preprocess.sources.speech.text_rows import BAD_TEXT, NO_NUL, TOO_LARGE, LineFile, Wanted
+from forebay.preprocess.sources.speech.text_rows import BAD_TEXT, TOO_LARGE, LineFile, Wanted, named_columns
 from forebay.store.layout import Array
 
 PLAIN = ".txt"
 """How names of plain text end."""
-DEFAULTS = SourceColumns()
-
-Take = Callable[[Block, Array, Array], None]
-"""Takes lines of a block: their positions in it, and their rows in the listing."""
 
 
 def list_lines(file: LineFile, wanted: Wanted, *, cache_root: Path | None) -> None:
@@ -37,7 +32,7 @@ def list_lines(file: LineFile, wanted: Wanted, *, cache_root: Path | None) -> No
     first = wanted.next_from(base)
     if first is None:
         return
-    take = _taker(file)
+    taker = _taker(file)
     if first - base > LINES and codec_of(path) is None:
         place, num_rows = find_row(path, first - base, max_bytes=max_bytes, cache_root=cache_root)
         if num_rows is not None and first - base >= num_rows:
@@ -47,21 +42,22 @@ def list_lines(file: LineFile, wanted: Wanted, *, cache_root: Path | None) -> No
         before, lines = base + block.place.rows, np.flatnonzero(block.is_row)
         chosen = wanted.among(before, len(lines))
         if len(chosen):
-            take(block, lines[chosen], before + chosen)
+            taker.take(block, lines[chosen], before + chosen)
         rows.count = base + block.after.rows
         if rows.is_enough or wanted.next_from(rows.count) is None:
-            return
+            break
+    taker.finish()
 
 
-def _taker(file: LineFile) -> Take:
+def _taker(file: LineFile) -> JsonLines | PlainLines:
     path, source = file.path, file.rows.source
     if Path(plain_name(path.name)).suffix != PLAIN or _begins_with_object(path, source):
-        return JsonLines(file).take
+        return JsonLines(file)
     _require_no_fields(path, source)
     head = None if codec_of(path) is None else head_of(path)
     if (problem := not_text(path, head=head)) is not None:
         raise problem
-    return _PlainLines(file).take
+    return PlainLines(file)
 
 
 def _require_no_fields(path: Path, source: SourceConfig) -> None:
@@ -81,12 +77,6 @@ def _require_no_fields(path: Path, source: SourceConfig) -> None:
         )
 
 
-def named_columns(source: SourceConfig) -> dict[str, str]:
-    """Returns the columns that a config names, by what they hold."""
-    names = {name: getattr(source.columns, name) for name in ("text", "language", "id", "prompt")}
-    return {name: value for name, value in names.items() if value != getattr(DEFAULTS, name)}
-
-
 def _begins_with_object(path: Path, source: SourceConfig) -> bool:
     """Whether the first line is a JSON object with a text: such a file is JSON lines, whatever its name says."""
     for block in line_blocks(path, max_bytes=source.max_sample_bytes):
@@ -100,13 +90,13 @@ def _begins_with_object(path: Path, source: SourceConfig) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _PlainLines:
+class PlainLines:
     """Lines that are texts: columns are made of a whole block, one by one only where some of it is no text."""
 
     file: LineFile
 
     def take(self, block: Block, lines: Array, rows: Array) -> None:
-        """Adds lines as rows; a line that is too long, no UTF-8, or has a NUL costs itself."""
+        """Adds lines as rows; a line that is too long or no UTF-8 costs itself."""
         is_good = self._is_good(block, lines, rows)
         lines, rows = lines[is_good], rows[is_good]
         numbers = pa.array(block.place.line + lines)
@@ -116,6 +106,10 @@ class _PlainLines:
             "text": _packed(block, lines),
         }
         self.file.rows.add_columns(columns, group=self.file.group)
+        self.file.rows.note_all(columns["sample_id"])
+
+    def finish(self) -> None:
+        """Does nothing: lines of plain text have no fields that could be missing."""
 
     def _is_good(self, block: Block, lines: Array, rows: Array) -> Array:
         most = self.file.rows.source.max_sample_bytes
@@ -133,24 +127,22 @@ class _PlainLines:
 
 
 def _is_text(data: bytes) -> bool:
-    """Whether bytes are UTF-8 without a NUL; line ends part the lines, so this holds for each of them."""
+    """Whether bytes are UTF-8; line ends part the lines, so this holds for each of them."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:
         return False
-    return b"\0" not in data
+    return True
 
 
 def require_text(data: bytes, max_bytes: int) -> None:
-    """Raises TextError for what costs a sample: too many bytes, none that are UTF-8, a NUL among them."""
+    """Raises TextError for what costs a sample: too many bytes, or none that are UTF-8."""
     if len(data) > max_bytes:
         raise TextError(TOO_LARGE, f"has more than {max_bytes} bytes, which is source.max_sample_bytes")
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as err:
         raise TextError(BAD_TEXT, f"is not UTF-8: {err}") from err
-    if b"\0" in data:
-        raise TextError(BAD_TEXT, f"{NO_NUL} (byte {data.index(0)})")
 
 
 def _packed(block: Block, lines: Array) -> pa.Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from forebay.config.data import SourceConfig, row_slice
+from forebay.config.data import SourceColumns, SourceConfig, row_slice
 from forebay.preprocess.sources.kept import concatenated, parts_of_rows, require_values
 from forebay.preprocess.sources.rows import Unused, row_table
 from forebay.preprocess.sources.speech.locate import Failures
@@ -19,7 +18,7 @@ from forebay.store.source_files import SourceFile
 
 BAD_TEXT, TOO_LARGE = "bad_text", "too_large"
 """Reasons of texts that cannot be used."""
-NO_NUL = "holds a NUL character, wanted text"
+_DEFAULTS = SourceColumns()
 
 
 class Line(NamedTuple):
@@ -106,8 +105,18 @@ class TextRows:
         alike = {"group": numbers, "file": numbers, "duration_s": seconds}
         self._tables.append(row_table({**alike, **columns}, num_rows=count, kept=kept))
         self.num_taken += count
+
+    def note_all(self, ids: Any) -> None:
+        """Notes a column of ids as `note` does."""
         if self.source.max_samples is not None:
-            self._note(columns["sample_id"].to_pylist())
+            for sample_id in ids.to_pylist():
+                self.note(sample_id)
+
+    def note(self, sample_id: str) -> None:
+        """Counts the id of a row among those that `is_enough` counts. Each row that is added is noted once."""
+        if self.source.max_samples is not None and sample_id not in self._excluded:
+            self._num_repeated += sample_id in self._ids
+            self._ids.add(sample_id)
 
     def fail(self, row: int, sample_id: str, reason: str, message: str) -> None:
         """Notes a row that cannot be used, at its place among the rows."""
@@ -120,13 +129,6 @@ class TextRows:
         table = concatenated(self._tables or [empty])
         require_values(table, self.unused.counts, where=", ".join(self.source.manifests))
         return table
-
-    def _note(self, ids: Sequence[str]) -> None:
-        if self.source.max_samples is not None:
-            for sample_id in ids:
-                if sample_id not in self._excluded:
-                    self._num_repeated += sample_id in self._ids
-                    self._ids.add(sample_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +149,9 @@ class LineFile:
         """Notes a line that costs its sample."""
         message = f"{self.path}, line {number}: {problem}; correct the manifest"
         self.rows.fail(row, f"{self.stem}/{number}", reason, message)
+
+
+def named_columns(source: SourceConfig) -> dict[str, str]:
+    """Returns the columns that a config names, by what they hold."""
+    names = {name: getattr(source.columns, name) for name in ("text", "language", "id", "prompt")}
+    return {name: value for name, value in names.items() if value != getattr(_DEFAULTS, name)}

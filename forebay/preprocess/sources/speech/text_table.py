@@ -19,8 +19,8 @@ from forebay.preprocess.sources.kept import part_of, require_columns
 from forebay.preprocess.sources.rows import joined
 from forebay.preprocess.sources.speech.columns import Columns
 from forebay.preprocess.sources.speech.locate import IDS
-from forebay.preprocess.sources.speech.text_lines import named_columns, require_text
-from forebay.preprocess.sources.speech.text_rows import LineFile, Wanted
+from forebay.preprocess.sources.speech.text_lines import require_text
+from forebay.preprocess.sources.speech.text_rows import LineFile, Wanted, named_columns
 from forebay.store.layout import Array
 
 ENDING = ".parquet"
@@ -96,7 +96,7 @@ class _Batch:
     base: int
 
     def add(self) -> None:
-        """Adds the rows; one whose text is too long, no UTF-8, or has a NUL costs itself."""
+        """Adds the rows; one whose text is too long or no UTF-8 costs itself."""
         source = self.file.rows.source
         is_good = self._is_good(source.columns.text, source.max_sample_bytes)
         good = pa.array(is_good)
@@ -106,6 +106,7 @@ class _Batch:
             for name in source.keep_columns
         }
         self.file.rows.add_columns(columns, group=self.file.group, kept=kept)
+        self.file.rows.note_all(columns["sample_id"])
 
     def _strings(self, is_good: Array) -> dict[str, Any]:
         named, columns = self.file.rows.source.columns, Columns(self.table, self.file.path)
@@ -165,12 +166,10 @@ class _Batch:
 
 
 def _are_texts(texts: pa.ChunkedArray) -> bool:
-    """Whether all are UTF-8 without a NUL."""
+    """Whether all are UTF-8."""
     for chunk in texts.chunks:
         try:
             chunk.cast(pa.large_string()).validate(full=True)
         except pa.ArrowInvalid:
-            return False
-        if (values := chunk.buffers()[2]) is not None and b"\0" in memoryview(values).tobytes():
             return False
     return True

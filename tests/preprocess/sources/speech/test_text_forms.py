@@ -114,12 +114,13 @@ def test_plain_text_has_no_columns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_bad_text_costs_itself(tmp_path: Path, name: str) -> None:
-    path = write(tmp_path / name, ["good", "b\0d", KEPT, "x" * 200, "last"])
+    path = write(tmp_path / name, ["good", "n\0l", KEPT, "x" * 200, "last"])
     manifest = read(path, max_sample_bytes=180)
-    assert [row[1:3] for row in rows_of(manifest)] == [("texts/1", "good"), ("texts/3", KEPT), ("texts/5", "last")]
-    assert [failed[:2] for failed in manifest.failed()] == [("texts/2", "bad_text"), ("texts/4", "too_large")]
-    (_, _, nul), (_, _, large) = manifest.failed()
-    assert "holds a NUL character" in nul
+    assert [row[1:3] for row in rows_of(manifest)] == [
+        *zip(("texts/1", "texts/2", "texts/3", "texts/5"), ("good", "n\0l", KEPT, "last"), strict=True)
+    ]
+    ((sample_id, reason, large),) = manifest.failed()
+    assert (sample_id, reason) == ("texts/4", "too_large")
     assert f"{name}, {'row' if path.suffix == '.parquet' else 'line'} 4: " in large
     assert "has more than 180 bytes, which is source.max_sample_bytes; correct the manifest" in large
 
@@ -281,3 +282,19 @@ def outcome(path: Path, *, is_close: bool = False) -> Any:
         except ManifestError as err:
             return str(err)
         return rows_of(manifest), list(manifest.failed()), manifest.unused
+
+
+def test_a_named_field_that_no_line_has_and_other_forms_in_a_compressed_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl.zst", ["one"], lang=["hi"])
+    with pytest.raises(ConfigError, match=r"no line has a field lange \(source\.columns\.language\); did you"):
+        read(path, columns=SourceColumns(language="lange"))
+    path.write_bytes(pa.Codec("zstd").compress(b'{"text": "a"}\n{"text": 3}\n', asbytes=True))
+    with pytest.raises(ManifestError, match=r"t\.jsonl\.zst, line 2: field text is a number"):
+        read(path)
+    path.write_bytes(pa.Codec("zstd").compress(b"a,b\n1,2\n", asbytes=True))
+    with pytest.raises(ManifestError, match=r"t\.jsonl\.zst, unpacked, is a CSV, wanted JSON lines"):
+        read(path)
+    packed = tmp_path / "t.txt.gz"
+    packed.write_bytes(pa.Codec("gzip").compress("text".encode("utf-16"), asbytes=True))
+    with pytest.raises(ManifestError, match=r"t\.txt\.gz is text in UTF-16, wanted plain text"):
+        read(packed)
