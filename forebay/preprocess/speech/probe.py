@@ -49,11 +49,12 @@ def text_probe(encoder: TextEncoder | None) -> str:
     What they find on this machine (a program, its data) is a part of it.
     """
     texts = _LABELS if encoder is not None and encoder.reads_labels else _TEXTS
+    languages = encoder.languages if encoder is not None else ()
     rows = _rows(
         sample_id=[f"probe-{i}" for i in range(len(texts))],
         file=[0] * len(texts),
         text=[text for text, _ in texts],
-        language=[language for _, language in texts],
+        language=[languages[0] if languages else language for _, language in texts],
         prompt=pa.nulls(len(texts), pa.string()),
     )
     # A program's version and data speak for more than six texts can show.

@@ -59,6 +59,11 @@ class Vocabulary:
         return 1 + int(max(self.tokenizer.get_vocab().values()))
 
     @property
+    def control_ids(self) -> frozenset[int]:
+        """The ids that no text becomes."""
+        return self._control_ids
+
+    @property
     def pad_token_id(self) -> int | None:
         """Id that fills up batches: the pad token, else the end token, where the tokenizer names one."""
         pad = _optional_int(self.tokenizer.pad_token_id)
