@@ -91,6 +91,7 @@ def make_symbols(config: Config, options: SymbolsOptions) -> SymbolsReport:
     """
     text = _text(config)
     line = text_line(config, text)
+    line.check()
     out = Path(text.tokenizer) if options.out is None else options.out
     split = options.split or _split(line)
     failed: Counter[str] = Counter()

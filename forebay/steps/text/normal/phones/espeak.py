@@ -33,12 +33,15 @@ _SWITCH = re.compile(r"\([a-z][a-z0-9-]*\)", re.IGNORECASE)
 """What the program writes where it goes over to another language: (en)."""
 _LINE_BYTES = 900
 """The program reads a line in pieces of 999 bytes."""
-_ALONE = frozenset({"ar", "kl"})
-"""Voices of which the program (1.51) speaks a line otherwise behind another one: what Arabic's letter ain is followed
-by, and numbers of Greenlandic, at which it dies otherwise. They have a process a line."""
+_NO_NUMBERS = frozenset({"ar", "kl"})
+"""Voices with which the program (1.51) speaks a number otherwise from run to run, or dies at it."""
 _BATCH_LINES = 256
 _BATCH_BYTES = 64 << 10
 _TIMEOUT_S, _TIMEOUT_A_LINE_S = 30.0, 0.25
+_EAST_ASIAN = re.compile("[\u3005-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+_NAMED = ("一龍", "ーゞ")
+"""Letters for which a voice that cannot read them says `Chinese letter`, `Japanese letter`: the same for both."""
+_STRESS = re.compile("[ˈˌ]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 _STOPPED = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """Signals that somebody sends, or the kernel where memory ends: no text's fault."""
@@ -89,6 +92,7 @@ class Espeak:
             )
         self.program = found
         self._speaks: set[str] = set()
+        self._names: dict[str, frozenset[str]] = {}
 
     def voices(self, chosen: Mapping[str, str], default: str) -> Voices:
         """Returns the voices of a config, looked up here. Raises ConfigError for one that the program has not."""
@@ -136,16 +140,35 @@ class Espeak:
     def speak(self, lines: Sequence[str], voice: str) -> list[Words | Problem]:
         """Returns the phones of every line, in their order. A line's phones depend on that line alone.
 
-        Problem `phones_failed`: the program ends badly at a line. Raises BuildError where the program does not work at
-        all, or does not come to an end.
+        Problems: `phones_failed`, the program ends badly at a line; `unknown_letters`, it cannot read the line.
+        Raises BuildError where the program does not work at all, or does not come to an end.
         """
         pieces = [fitting(line) for line in lines]
         flat = [piece for found in pieces for piece in found]
-        if voice.rpartition("/")[2].partition("+")[0] in _ALONE:
-            spoken = iter([self._alone(line, voice) for line in flat])
-        else:
-            spoken = iter([result for batch in _batches(flat) for result in self._spoken(batch, voice)])
-        return [_joined([next(spoken) for _ in found]) for found in pieces]
+        spoken = iter([result for batch in _batches(flat) for result in self._spoken(batch, voice)])
+        results = [_joined([next(spoken) for _ in found]) for found in pieces]
+        return [self._read(line, found, voice) for line, found in zip(lines, results, strict=True)]
+
+    def _read(self, line: str, found: Words | Problem, voice: str) -> Words | Problem:
+        """Returns the phones of a line, or why they are none of it."""
+        if voice.rpartition("/")[2].partition("+")[0] in _NO_NUMBERS and any(map(str.isdigit, line)):
+            message = (
+                f"espeak-ng (voice {voice}) does not speak the numbers of {line[:80]!r} rightly; write them as words"
+            )
+            return Problem("phones_failed", message)
+        if isinstance(found, Problem) or not _EAST_ASIAN.search(line):
+            return found
+        if voice not in self._names:
+            pairs = zip(*[iter(self._spoken("".join(_NAMED), voice))] * 2, strict=True)
+            said = [(_unstressed(one), _unstressed(other)) for one, other in pairs]
+            self._names[voice] = frozenset(name for one, other in said if one == other for name in one)
+        if self._names[voice].isdisjoint(_unstressed(found)):
+            return found
+        return Problem(
+            "unknown_letters",
+            f"espeak-ng (voice {voice}) cannot read some letters of {line[:80]!r} and would name them (Chinese "
+            "letter); write them in letters that it reads (kana), or use a lexicon",
+        )
 
     def found(self) -> str:
         """Returns the digest of the program's version and of its data: what phones depend on beside the texts."""
@@ -162,15 +185,8 @@ class Espeak:
         half = len(lines) // 2
         return [*self._spoken(lines[:half], voice), *self._spoken(lines[half:], voice)]
 
-    def _alone(self, line: str, voice: str) -> Words | Problem:
-        """Returns the phones of a line of a process of its own, without markers: all that it says."""
-        try:
-            return _words(self._run([line], voice, self.timeout_s))
-        except _FaultError as fault:
-            return self._again(line, voice, fault)
-
     def _again(self, line: str, voice: str, first: _FaultError) -> Words | Problem:
-        """Returns the phones of a line at which a process went wrong, as `_alone`."""
+        """Returns the phones of a line at which a process went wrong, without markers: all that is said."""
         try:
             return _words(self._run([line], voice, self.timeout_s))
         except _FaultError as fault:
@@ -291,6 +307,11 @@ def _words(lines: Iterable[str]) -> Words:
     words = [word for line in lines for word in _SWITCH.sub("", line).split()]
     phones = [tuple(filter(None, word.split(_BETWEEN))) for word in words]
     return [found for found in phones if found]
+
+
+def _unstressed(found: Words | Problem) -> tuple[str, ...]:
+    """Returns words without their stress, which depends on those around them; none for a problem."""
+    return () if isinstance(found, Problem) else tuple(_STRESS.sub("", _BETWEEN.join(word)) for word in found)
 
 
 def _joined(results: Sequence[Words | Problem]) -> Words | Problem:

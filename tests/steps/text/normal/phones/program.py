@@ -33,7 +33,7 @@ for line in sys.stdin.buffer.read().decode().split("\\n")[:-1]:
     if line == "[[t]]":
         print("t")
         continue
-    misbehave(line)
+    line = misbehave(line) or line
     clauses = line.split(". ")
     for clause in clauses:
         words = "".join(c if c.isalnum() else " " for c in clause).split()
@@ -45,7 +45,8 @@ def fake(folder: Path, behaviour: str = "", *, version: str = "1.52", data: byte
     """Writes a program `espeak-ng` into a folder; returns the log of its calls.
 
     A letter is a phone, the first of a word is stressed, and a clause is a line, also where it says nothing.
-    behaviour: the body of `misbehave(line)`, called for every line that is no marker.
+    behaviour: the body of `misbehave(line)`, called for every line that is no marker; what it returns is
+    spoken instead.
     """
     (folder / "data").mkdir(parents=True, exist_ok=True)
     (folder / "data" / "phontab").write_bytes(data)
