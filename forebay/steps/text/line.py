@@ -136,7 +136,7 @@ class OpenLine:
         stages: list[tuple[str, str | Problem]] = []
         for step, run in self._runners:
             result = run([text], [language])[0]
-            stages.append((step.name, result))
+            stages.append((step.label, result))
             if isinstance(result, Problem):
                 break
             text = result

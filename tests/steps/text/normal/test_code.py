@@ -131,6 +131,7 @@ def test_the_content_of_the_file_is_in_the_key_and_its_place_is_not(tmp_path: Pa
     made = step(tmp_path, TOUCH)
     assert made.identity() == {"step": "Code", "version": 1, "function": "shout", "digest": made.digest}
     assert step(tmp_path, TOUCH, "below/it.py:shout").identity() == made.identity()
+    assert made.label == "my.py:shout"
 
 
 @pytest.mark.parametrize("line", ["", "allow_code = false\n"])
