@@ -165,7 +165,7 @@ class UncachedSpeech(UncachedSource):
         if self._recipe.tokens is None:
             return np.zeros(len(rows), np.int64), rows, failed
         made = self._modality.text_samples(rows, [file.name for file in manifest.files])
-        bar = Progress(len(rows), unit="text", desc="tokenise").over(made)
+        bar = Progress(len(rows), unit="text", desc="text").over(made)
         counts = np.full(len(rows), -1, np.int64)
         said: list[Mapping[str, Any]] = []
         for place, values in enumerate(bar):

@@ -85,10 +85,24 @@ def test_what_a_text_becomes_depends_on_it_alone(texts: list[tuple[str, str]]) -
 
 def test_steps_say_what_the_text_is_behind_them() -> None:
     line = TextLine(steps=(Nfkc(), Shout(), Lower())).open()
-    assert line.stages(" \ufb01N", "EN") == [("nfkc", "fiN"), ("shout", "fiN!EN"), ("lower", "fin!en")]
-    assert line.stages("x", "")[-1] == ("shout", Problem("no_x", "'x' has an x"))
+    found, failed, bad = line.stages([" \ufb01N", "x", "\0"], ["EN", "", ""])
+    assert found.steps == (("nfkc", "fiN"), ("shout", "fiN!EN"), ("lower", "fin!en"))
+    assert failed.steps == (("nfkc", "x"), ("shout", Problem("no_x", "'x' has an x")))
+    assert (bad.steps, bad.prepared) == ((), Problem("bad_text", "text has a NUL at character 0; clean the manifest"))
     assert line.prompts(["a\u00a0A", "\0"], ["", ""])[0] == "a a"  # not for hot words: Shout
     assert isinstance(line.prompts(["\0"], [""])[0], Problem)
+
+
+@given(texts=st.lists(st.tuples(st.text(max_size=5), st.sampled_from(["", "en", "hi"])), max_size=8))
+def test_stages_end_where_the_line_does(texts: list[tuple[str, str]]) -> None:
+    line = TextLine(steps=(Nfkc(), Shout(), Lower()), detector=ByLength(mode="detect_missing")).open()
+    bodies, languages = [text for text, _ in texts], [language for _, language in texts]
+    for staged, prepared in zip(line.stages(bodies, languages), line.prepare(bodies, languages), strict=True):
+        assert staged.prepared == prepared
+        if isinstance(prepared, Prepared):
+            assert [name for name, _ in staged.steps] == ["nfkc", "shout", "lower"]
+            assert staged.steps[-1][1] == prepared.text
+            assert (staged.language, staged.detected) == (prepared.language, prepared.detected)
 
 
 def test_keys_know_the_steps_and_not_how_they_are_written() -> None:
