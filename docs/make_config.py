@@ -21,6 +21,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from forebay.config.plan import KINDS
 from forebay.config.tree import Config
 from forebay.steps.table import AUDIO, IMAGE, TEXT, Table, step_class
+from forebay.steps.text.normal.table import NORMAL, normal_step
 
 PAGE = Path(__file__).with_name("config.md")
 
@@ -69,6 +70,8 @@ def _section(owner: Any, name: str) -> Iterator[str]:
             yield _row(field, hints[field.name], documented[field.name])
     if name in STEPS:
         yield from _step_settings(*STEPS[name])
+    if name == "text":
+        yield from _normal_steps()
     for heading, section in inner:
         kind = next((f' with `kind = "{kind}"`' for kind, settings in KINDS.items() if settings is section), "")
         yield from ("", f"## `{heading}`{kind}", "", _joined(section.__doc__), "")
@@ -88,6 +91,14 @@ def _step_settings(table: Table, key: str) -> Iterator[str]:
             if field.name not in {*step.given, "version"}
         ]
         yield from ([*HEAD, *rows] if rows else ["No settings."])
+
+
+def _normal_steps() -> Iterator[str]:
+    """Yields the names that `text.normalize` takes, and what each does."""
+    yield from ("", "### Steps of `normalize`", "", "They run in the order in which they are named.", "")
+    yield from ("| step | what it does |", "|---|---|")
+    for entry in (*NORMAL, "file.py:function"):
+        yield f'| `"{entry}"` | {_joined(normal_step(entry).__doc__ or "").replace("|", chr(92) + "|")} |'
 
 
 def _row(field: dataclasses.Field[Any], hint: Any, meaning: str) -> str:

@@ -159,7 +159,7 @@ class OpenLine:
             made = _alone(step, run)([str(results[i]) for i in alive], [used[i] for i in alive])
             for i, result in zip(alive, made, strict=True):
                 results[i] = result
-                steps[i].append((step.name, result))
+                steps[i].append((step.label, result))
         staged = []
         for i, result in enumerate(results):
             way = found.get(i, ("", "", 0.0))

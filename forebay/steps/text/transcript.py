@@ -44,7 +44,8 @@ class Transcript(TextStep):
     """`auto`: the manifest's language, if it has one. `always`: a row without a language fails. `none`: no language."""
     normalize: Literal["nfkc", "none"] | tuple[str, ...] = "nfkc"
     """Steps that a text goes through before it is tokenised, by name, in their order. `nfkc`: Unicode NFKC, and runs of
-    white space become one space; a text of nothing else is empty, counted. `"none"` is the empty list."""
+    white space become one space; a text of nothing else is empty, counted. `"none"` is the empty list. All names are
+    in the table below; `"file.py:function"` is a function of yours."""
     language: Literal["manifest", "detect", "detect_missing"] = "manifest"
     """Where the language of a text comes from. `detect`: from the text (extra `text`), and from the manifest where
     nothing can be said. `detect_missing`: from the text where the manifest has none."""

@@ -49,7 +49,14 @@ _PROBE = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Code(NormalStep):
-    """A function of a Python file beside the config, by the content of that file."""
+    """A function of a Python file at or below the config's folder, `function(text: str, language: str) -> str`.
+
+    It gets one text and its language ("" where none is known), and returns a text that depends on these two alone:
+    before a build a few texts go through it twice, in two processes, and a function whose answers differ is refused.
+    It runs only with `allow_code = true` under `[run]` in the config file itself. The content of the file is in the
+    key; the file can import packages, and no file beside it. Where it raises, or returns no text, the sample fails as
+    `step_failed`.
+    """
 
     name: ClassVar[str] = "code"
     is_idempotent: ClassVar[bool] = False
@@ -59,6 +66,11 @@ class Code(NormalStep):
     digest: str
     """sha256 of the file."""
     path: Path = field(compare=False)
+
+    @property
+    def label(self) -> str:
+        """The file's name and the function's."""
+        return f"{self.path.name}:{self.function}"
 
     @classmethod
     def of(cls, spec: str, where: Where) -> Code:
@@ -177,7 +189,7 @@ class Code(NormalStep):
         return content
 
     def _called(self) -> str:
-        return f"text.normalize: {self.path.name}:{self.function}"
+        return f"text.normalize: {self.label}"
 
 
 def not_allowed(spec: str) -> str:

@@ -35,7 +35,9 @@ _SEPARATORS: Mapping[Separators, str] = {
     _ARABIC: "ar fa",
     _IBERIAN: "pt",
 }
-"""By CLDR 48, `numbers/symbols` of the language; codes are num2words' own. `am` is left out: above 1,000 it raises."""
+"""By CLDR 48, `numbers/symbols` of the language; codes are num2words' own.
+
+`am` is left out: above 1,000 it raises, or never ends."""
 
 _REGIONS: Mapping[tuple[str, str], Separators] = {
     **{("es", region): _POINT for region in ["419", "mx", "us", "pr", "gt", "hn", "ni", "pa", "pe", "sv", "do", "cu"]},

@@ -60,6 +60,11 @@ class NormalStep:
         """
         return cls()
 
+    @property
+    def label(self) -> str:
+        """What the step is called where its results are shown."""
+        return self.name
+
     def identity(self) -> dict[str, Any]:
         """Returns the canonical description of the step: its class name and every field that is compared."""
         return {"step": type(self).__name__, **{f.name: getattr(self, f.name) for f in fields(self) if f.compare}}

@@ -38,7 +38,7 @@ class WhisperBasic(NormalStep):
         made = BasicTextNormalizer()
 
         def run(texts: Sequence[str], languages: Sequence[str]) -> list[str | Problem]:  # noqa: ARG001
-            return [str(made(text)).strip() for text in texts]
+            return [_normalized(made, text, self.name) for text in texts]
 
         return run
 
@@ -79,11 +79,19 @@ class WhisperEnglish(NormalStep):
 
         def run(texts: Sequence[str], languages: Sequence[str]) -> list[str | Problem]:
             return [
-                str(made(text)).strip() if tongue(language)[0] in ("", "en") else text
+                _normalized(made, text, self.name) if tongue(language)[0] in ("", "en") else text
                 for text, language in zip(texts, languages, strict=True)
             ]
 
         return run
+
+
+def _normalized(make: Callable[[str], str], text: str, name: str) -> str | Problem:
+    """Returns what transformers makes of a text; a Problem where its code raises (it has checks of its own)."""
+    try:
+        return str(make(text)).strip()
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as err:
+        return Problem("step_failed", f"text.normalize: transformers' {name} raised {type(err).__name__}: {err!s:.200}")
 
 
 def _read(path: Path) -> bytes:

@@ -93,7 +93,7 @@ def test_nothing_but_a_build_runs_the_file(tmp_path: Path, capsys: pytest.Captur
     assert not ran.exists()
     report = build_here(load_config(path))
     runs = ran.read_text()
-    commands = [["key", path, "--explain"], ["inspect", path], ["inspect", path, "--sample", "0"], ["lint", path]]
+    commands = [["key", path, "--explain"], ["inspect", path], ["inspect", path, "--sample", "0"]]
     commands += [["cache", name, "--cache-root", root] for name in ("ls", "du")]
     assert [run(capsys, *command)[0] for command in commands] == [0] * len(commands)
     assert build_here(load_config(path)).already_sealed
@@ -131,6 +131,7 @@ def test_the_content_of_the_file_is_in_the_key_and_its_place_is_not(tmp_path: Pa
     made = step(tmp_path, TOUCH)
     assert made.identity() == {"step": "Code", "version": 1, "function": "shout", "digest": made.digest}
     assert step(tmp_path, TOUCH, "below/it.py:shout").identity() == made.identity()
+    assert made.label == "my.py:shout"
 
 
 @pytest.mark.parametrize("line", ["", "allow_code = false\n"])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from transformers.models.whisper.english_normalizer import BasicTextNormalizer, EnglishTextNormalizer
 
 from forebay.errors import ConfigError
-from forebay.steps.text.normal.step import NormalStep, Where
+from forebay.steps.text.normal.step import NormalStep, Problem, Where
 from forebay.steps.text.normal.whisper import WhisperBasic, WhisperEnglish
 from tests.strategies import transcripts
 
@@ -60,6 +60,21 @@ def test_what_transformers_gives_today() -> None:
 
 def test_english_leaves_other_languages_alone(where: Where) -> None:
     assert made(WhisperEnglish.of("whisper_english", where), TEXTS[2], "es") == TEXTS[2]
+
+
+def test_where_transformers_raises_the_text_alone_fails(where: Where, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = EnglishTextNormalizer.__call__
+
+    def checked(self: EnglishTextNormalizer, text: str) -> str:
+        if "bad" in text:
+            raise ValueError("Unexpected token: bad")
+        return str(real(self, text))
+
+    monkeypatch.setattr(EnglishTextNormalizer, "__call__", checked)
+    good, bad = WhisperEnglish.of("whisper_english", where).open()(["Good", "bad"], ["en", "en"])
+    assert good == "good"
+    message = "text.normalize: transformers' whisper_english raised ValueError: Unexpected token: bad"
+    assert bad == Problem("step_failed", message)
 
 
 def test_neither_promises_that_twice_is_once() -> None:
