@@ -71,6 +71,8 @@ def test_stored_frames_are_those_of_the_recording(config: Config) -> None:
     (folder,) = Path(config.cache_root).glob("words-tts-*")
     cache = open_cache(folder)
     assert cache.samples["text"].to_pylist()[1] == "is"  # the normalised column
+    symbols = json.loads((CONFIG.parents[1] / "demo/ljspeech/symbols/tokenizer.json").read_text())["model"]["vocab"]
+    assert cache.read(1)["input_ids"].tolist() == [0, symbols["IH1"], 0, symbols["Z"], 0]
     for index in (0, 17):
         samples, rate = soundfile.read(
             CONFIG.parent / "../demo/ljspeech" / cache.samples["source"][index].as_py(), dtype="float32"
@@ -230,5 +232,11 @@ def test_words_of_the_demo_are_as_small_as_promised() -> None:
     lines = (folder / "metadata.csv").read_text().splitlines()
     assert {f"{line.split('|')[0]}.flac" for line in lines} == {path.name for path in (folder / "wavs").iterdir()}
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 300_000
+    spoken = dict(line.split("\t") for line in (folder / "lexicon.tsv").read_text().splitlines())
+    assert {line.split("|")[2] for line in lines} == set(spoken)
     symbols = json.loads((folder / "symbols" / "tokenizer.json").read_text())["model"]["vocab"]
-    assert {letter for line in lines for letter in line.split("|")[2]} <= set(symbols)
+    assert list(symbols) == [
+        "<pad>",
+        "<unk>",
+        *sorted({phone for phones in spoken.values() for phone in phones.split()}),
+    ]
