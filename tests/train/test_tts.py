@@ -227,6 +227,33 @@ def test_speakers_and_languages_of_columns_are_ids(tmp_path: Path) -> None:
         assert sample["language_id"].tolist() == [LANGUAGES.index(row["language"])]
 
 
+def test_waveforms_stand_beside_ids_for_models_that_take_sound(tmp_path: Path) -> None:
+    settings = table(tmp_path)
+    settings["text"] |= {"speakers": ["7", "ann", "bob"], "language_codes": []}
+    settings["audio"] = {"features": "waveform", "sample_rate_hz": 22_050}
+    config = forebay.load_config(settings)
+    assert build_here(config).failed == {"unknown_speaker": 1}
+    for batch in batches(config):
+        assert list(batch) == ["input_values", "attention_mask", "input_ids", "input_lengths", "speaker_ids"]
+        assert batch["attention_mask"].shape == batch["input_values"].shape
+
+
+def test_a_kept_waveform_is_what_the_frames_are_made_of(tmp_path: Path) -> None:
+    settings = table(tmp_path)
+    del settings["text"], settings["source"]["keep_columns"]
+    settings["audio"] |= {"keep_waveform": True, "pitch": {}}
+    cache = open_cache(Path(build_here(forebay.load_config(settings)).cache))
+    assert len(cache) == 12
+    assert cache.constants["hop_length"] == 160
+    for index in range(3):
+        sample = cache.read(index)
+        assert sample["waveform"].dtype == np.int16
+        clip = sample["waveform"].astype(np.float32) / np.float32(32768)
+        want = Mel(rate_hz=16_000, n_fft=512, hop_length=160).compute([clip])[0]["mel"]
+        np.testing.assert_array_equal(sample["mel"], want)
+        assert len(sample["energy"]) == len(sample["pitch"]) == len(want) == cache.lengths["num_frames"][index]
+
+
 def test_words_of_the_demo_are_as_small_as_promised() -> None:
     folder = CONFIG.parents[1] / "demo" / "ljspeech"
     lines = (folder / "metadata.csv").read_text().splitlines()
