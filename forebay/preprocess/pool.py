@@ -177,7 +177,7 @@ class Pool:
         worker.task, worker.attempts = next(waiting, (None, 0))
         if worker.task is not None:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # seen again, and handled, at recv
-                worker.connection.send((function, worker.task))
+                worker.connection.send((function, worker.task, worker.attempts > 0))
 
     def _start(self) -> _Worker:
         ours, theirs = socket.socketpair()

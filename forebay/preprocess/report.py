@@ -96,8 +96,8 @@ class BuildReport:
             made = f"{self.shards_written} shards made, {self.shards_kept} were there"
             yield f"not sealed yet: {made}; run the other parts"
             return
-        state = "already sealed" if self.already_sealed else "sealed"
-        yield f"{state}: {cache} ({self.num_samples} samples, {self.seconds:.1f} s)"
+        state, kept = ("already sealed", " kept") if self.already_sealed else ("sealed", "")
+        yield f"{state}: {cache} ({self.num_samples} samples{kept}, {self.seconds:.1f} s)"
         if not self.already_sealed:
             yield f"shards: {self.shards_written} made, {self.shards_linked} linked, {self.shards_kept} kept"
         if self.pushed is not None:

@@ -21,11 +21,11 @@ from forebay.preprocess.unchanged import unchanged_stats
 from forebay.preprocess.workspace import Failure, Receipt, load_receipt, save_receipt
 from forebay.progress import Progress
 from forebay.store.layout import Group
-from forebay.store.shard import shard_fields, write_shard
+from forebay.store.shard import Columns, shard_fields, write_columns
 from forebay.store.shared_disk import lock_for_work
 from forebay.store.source_files import SourceFile
 
-Made = tuple[list[Any], list[Failure]]
+Made = tuple[Columns, list[Failure]]
 _ATTEMPTS = 3
 _PATIENCE_S = 1800.0
 """No shard takes as long: who has its lock has died, on a machine whose locks a server of NFS still keeps."""
@@ -77,7 +77,7 @@ def make_shard(task: ShardTask) -> tuple[Receipt, bool]:
 
 def _make(task: ShardTask) -> Receipt:
     rows, failures = _rows_of_listed_bytes(task)
-    entry = write_shard(task.path, shard_fields(task.modality.fields(), task.group), rows, key=task.key)
+    entry = write_columns(task.path, rows, key=task.key)
     receipt = Receipt(entry=entry, failures=tuple(failures))
     save_receipt(task.path, receipt)
     return receipt
@@ -107,13 +107,13 @@ def _rows_of_listed_bytes(task: ShardTask) -> Made:
 
 
 def _rows(task: ShardTask) -> Made:
-    rows: list[Any] = []
+    rows = Columns(shard_fields(task.modality.fields(), task.group))
     failures: list[Failure] = []
     for sample_id, values in zip(task.rows["sample_id"].to_pylist(), _samples(task), strict=True):
         if "failure" in values:
             message = values.pop("message")
             failures.append(Failure(sample_id=sample_id, reason=values["failure"], message=message))
-        rows.append(values)
+        rows.add(values)
     return rows, failures
 
 
@@ -150,7 +150,8 @@ class BuildProgress:
         self._counted: Group = "media" if rows.get("media") else "text"
         unit = media_unit if self._counted == "media" else "text"
         total = rows[self._counted]
-        self._bar = Progress(total, unit=unit, desc="preprocess", is_shown=shown)
+        desc = "preprocess" if self._counted == "media" else "text"
+        self._bar = Progress(total, unit=unit, desc=desc, is_shown=shown)
         self._hours = 0.0
         self._failed = 0
 

@@ -1,4 +1,7 @@
-"""A worker process of `pool.Pool`: receives `(function, task)`, sends `(failed, result)`, ends when its parent does."""
+"""A worker process of `pool.Pool`: it receives `(function, task, is it tried again)` and sends `(failed, result)`.
+
+It ends when its parent does.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,18 @@ from forebay.visible import visible_output
 
 _PR_SET_PDEATHSIG = 1
 _marks: mmap.mmap | None = None
+_is_second_try = False
 
 
 def mark(position: int) -> None:
     """Notes the row that is being worked on, where the parent finds it if this process dies. Costs a memory write."""
     if _marks is not None:
         _marks[:8] = position.to_bytes(8, "little")
+
+
+def is_second_try() -> bool:
+    """Whether a process has died over the task that is worked on: if this one dies too, the row should be known."""
+    return _is_second_try
 
 
 def main(connection_fd: int, marks_fd: int, parent: int) -> None:
@@ -34,9 +43,10 @@ def main(connection_fd: int, marks_fd: int, parent: int) -> None:
 
 
 def _serve(connection: Connection) -> None:
+    global _is_second_try
     while True:
         try:
-            function, task = connection.recv()
+            function, task, _is_second_try = connection.recv()
         except (EOFError, ConnectionResetError):
             return
         try:

@@ -10,11 +10,11 @@ import difflib
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from forebay.config.data import SOURCE_KINDS, AudioConfig, SourceColumns, SourceConfig, TextConfig, VisionConfig
 from forebay.config.digest import processor_digest, tokenizer_digest
@@ -30,8 +30,9 @@ from forebay.steps.step import AudioStep, Step
 from forebay.steps.table import AUDIO, IMAGE, TEXT, Table, audio_step, made, problems, text_step
 from forebay.steps.text.chat import Chat
 from forebay.steps.text.line import TextLine
+from forebay.steps.text.normal.code import not_allowed
 from forebay.steps.text.normal.step import Where
-from forebay.steps.text.normal.table import problems_of
+from forebay.steps.text.normal.table import code_in, problems_of
 from forebay.steps.text.transcript import Transcript
 from forebay.store.key import recipe_key
 from forebay.store.where import parse_where
@@ -59,6 +60,13 @@ class _Recipe:
     def sections(self) -> dict[str, Any]:
         """Returns what the document has beside the source."""
         raise NotImplementedError
+
+    def without_code(self) -> Self:
+        """Returns the recipe without the functions of the user; for those who only look, and run no code."""
+        return self
+
+    def check(self) -> None:
+        """Returns if a build may trust the steps. Raises ConfigError for code of the user that cannot be trusted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +103,17 @@ class Recipe(_Recipe):
     def text_steps(self) -> tuple[Transcript, ...]:
         """The steps that make the text group."""
         return () if self.tokens is None else (self.tokens,)
+
+    def without_code(self) -> Self:
+        """Returns the recipe without the functions of the user; see `TextLine.without_code`."""
+        if self.tokens is None:
+            return self
+        return replace(self, tokens=replace(self.tokens, line=self.tokens.text_line().without_code()))
+
+    def check(self) -> None:
+        """Returns if a build may trust the steps; see `TextLine.check`."""
+        if self.tokens is not None:
+            self.tokens.text_line().check()
 
     def sections(self) -> dict[str, Any]:
         """Returns `audio`, None without, and `text`, None without."""
@@ -203,6 +222,8 @@ def contradictions(config: Config) -> list[str]:
         return [f'text.prompt = "{text.prompt}" is only for a config with [vision]']
     if found := _kept_and_detected(config):
         return found
+    if text is not None and not config.run.allow_code and (code := code_in(text.settings)):
+        return [not_allowed(entry) for entry in code]
     if SOURCE_KINDS[config.source.kind].has_audio != step.has_audio:
         return [
             f'source.kind is "{config.source.kind}" and audio.features is "{step.name}"; text alone needs '
@@ -538,13 +559,22 @@ def _clip_s(source: SourceConfig, features: AudioStep) -> float | None:
     return min((float(limit) for limit in limits if limit is not None), default=None)
 
 
+def text_line(config: Config, text: TextConfig) -> TextLine:
+    """Returns the text line of a config: reads the files that its steps name, not the tokenizer's."""
+    where = Where(
+        folder=Path(config.path).parent,
+        tokenizer=Path(text.tokenizer),
+        allow_code=config.run.allow_code,
+        phones=text.settings.get("phones"),
+    )
+    return TextLine.of(text.settings, where)
+
+
 def _tokens(config: Config, text: TextConfig | None) -> Transcript | None:
     if text is None:
         return None
     cls = text_step(text.prompt)
     if not issubclass(cls, Transcript):  # `contradictions` refuses it; for mypy
         raise TypeError(f"{cls} writes no transcripts")
-    tokenizer = Path(text.tokenizer)
-    where = Where(folder=Path(config.path).parent, tokenizer=tokenizer, phones=text.settings.get("phones"))
-    line = TextLine.of(text.settings, where)
-    return made(cls, text.settings, tokenizer=tokenizer_digest(tokenizer), line=line)
+    line = text_line(config, text)
+    return made(cls, text.settings, tokenizer=tokenizer_digest(Path(text.tokenizer)), line=line)

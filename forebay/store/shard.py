@@ -15,7 +15,7 @@ import math
 import mmap
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -77,21 +77,46 @@ def sample_hash(values: Sequence[Array]) -> int:
     return state - (1 << 64) if state >= 1 << 63 else state
 
 
-def write_shard(
-    path: Path, fields: Sequence[FieldSpec], rows: Sequence[Mapping[str, Any] | str], *, key: str
-) -> ShardEntry:
-    """Writes a shard, complete or absent.
+class Columns:
+    """The rows of a shard that is to be written, by field: of many small rows no mapping stays in memory."""
 
-    fields: of one group, as `shard_fields` gives them. rows: values by field name (arrays [n, *shape]; str or number
-    for table fields), or the reason why the row has none. Table values may be kept beside a reason: `{"failure":
-    reason, ...}`.
-    """
-    values = [{"failure": row} if isinstance(row, str) else row for row in rows]
+    def __init__(self, fields: Sequence[FieldSpec]) -> None:
+        """fields: of one group, as `shard_fields` gives them."""
+        self.fields = tuple(fields)
+        self.by_name: dict[str, list[Any]] = {field.name: [] for field in fields}
+        self._appends = [(name, column.append) for name, column in self.by_name.items()]
+
+    def __len__(self) -> int:
+        return len(self.by_name["failure"])
+
+    def add(self, row: Mapping[str, Any] | str) -> None:
+        """Adds a row.
+
+        row: values by field name (arrays [n, *shape]; str or number for table fields), or the reason why there are
+        none. Table values may be kept beside a reason: `{"failure": reason, ...}`.
+        """
+        values = {"failure": row} if isinstance(row, str) else row
+        for name, append in self._appends:
+            append(values.get(name))
+
+
+def write_shard(
+    path: Path, fields: Sequence[FieldSpec], rows: Iterable[Mapping[str, Any] | str], *, key: str
+) -> ShardEntry:
+    """Writes a shard of rows, see `Columns`, complete or absent."""
+    columns = Columns(fields)
+    for row in rows:
+        columns.add(row)
+    return write_columns(path, columns, key=key)
+
+
+def write_columns(path: Path, rows: Columns, *, key: str) -> ShardEntry:
+    """Writes a shard, complete or absent."""
     tensors: list[list[Array]] = []
     members: dict[str, Array | Parts] = {}
     offsets: dict[str, Array] = {}
-    for field in fields:
-        column = [row.get(field.name) for row in values]
+    for field in rows.fields:
+        column = rows.by_name[field.name]
         if field.dtype == "str" and field.role == "table":
             members[f"values/{field.name}"], lengths = _joined(field, column)
         else:
@@ -111,7 +136,7 @@ def write_shard(
             len(members[f"values/{field.name}"]),
             written.offsets[f"offsets/{field.name}"],
         )
-        for field in fields
+        for field in rows.fields
     )
     return ShardEntry(key, written.size_bytes, written.xxh3_128, len(rows), written.offsets["sample_hash"], spans)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from forebay.preprocess.cut import NO_TEXT
 from forebay.preprocess.modality import Read, Values
 from forebay.preprocess.sources.kept import values_of
 from forebay.preprocess.speech.decode import decode_audio
-from forebay.preprocess.worker import mark
+from forebay.preprocess.worker import is_second_try, mark
 from forebay.spans import DECODE, FEATURES, TOKENS, span
 from forebay.steps.recipe import Recipe
 from forebay.steps.text.transcript import Encoded, TextEncoder
@@ -27,8 +26,8 @@ from forebay.store.texts import TextStore
 _BLOCK_SAMPLES = 16_000 * 300
 """Decoded audio samples held at once: enough for the feature engine to fill its chunks, little beside a shard."""
 
-_BLOCK_TEXTS = 256
-"""Texts that are tokenised in one call."""
+_BLOCK_TEXTS, _BLOCK_CHARACTERS = 1024, 1 << 18
+"""Texts that are worked on at once, and their characters: a token takes some 100 bytes while it is made."""
 
 _ID = FieldSpec(name="sample_id", dtype="str", role="table")
 
@@ -98,25 +97,43 @@ def text_samples(
     names: of the source files, by `file`. encoder: None for a recipe without text. needs_text: a null text fails.
     store: of what is made of texts; when all rows were asked for, what it was given is written.
     """
-    columns = ["sample_id", "file", "text", "language", "prompt"]
-    pairs = zip(rows.select(columns).to_pylist(), values_of(rows), strict=True)
-    position = 0
-    while block := list(itertools.islice(pairs, _BLOCK_TEXTS)):
-        mark(position)
-        made = _encoded(encoder, [row for row, _ in block], needs_text=needs_text, store=store)
-        for (row, kept), result in zip(block, made, strict=True):
-            values: Values = {**kept, **{name: row[name] or "" for name in ("text", "language", "prompt")}}
-            values["source"] = names[row["file"]]
+    columns = {name: rows[name].to_pylist() for name in ("sample_id", "file", "text", "language", "prompt")}
+    kept = list(values_of(rows))
+    for start, stop in _blocks(columns["text"], columns["prompt"]):
+        mark(start)
+        block = {name: values[start:stop] for name, values in columns.items()}
+        made = _encoded(encoder, block, needs_text=needs_text, store=store)
+        for more, sample_id, file, text, language, prompt, result in zip(
+            kept[start:stop], *block.values(), made, strict=True
+        ):
+            values: Values = {**more, "text": text or "", "language": language or "", "prompt": prompt or ""}
+            values["source"] = names[file]
             if encoder is not None and encoder.detects:
-                values |= _languages(row["language"] or "", result)
+                values |= _languages(values["language"], result)
             if isinstance(result, SampleError):
                 values |= {"failure": result.reason, "message": str(result)}
             elif encoder is not None and result is not None:
-                values |= _of_text(encoder, result, kept, text=values["text"], sample_id=row["sample_id"])
+                values |= _of_text(encoder, result, more, text=values["text"], sample_id=sample_id)
             yield values
-        position += len(block)
     if encoder is not None:
         encoder.keep()
+
+
+def _blocks(*columns: Sequence[str | None]) -> Iterator[tuple[int, int]]:
+    """Yields [start, stop) of rows that are worked on at once: few, and of few characters unless one alone has more.
+
+    Where a process has died over them every row is a block, so that the row is known if it happens again.
+    """
+    most = 1 if is_second_try() else _BLOCK_TEXTS
+    start = held = 0
+    for stop, texts in enumerate(zip(*columns, strict=True)):
+        size = sum(len(text) for text in texts if text)
+        if stop > start and (stop - start == most or held + size > _BLOCK_CHARACTERS):
+            yield start, stop
+            start, held = stop, 0
+        held += size
+    if start < len(columns[0]):
+        yield start, len(columns[0])
 
 
 def _languages(stated: str, result: Encoded | SampleError | None) -> Values:
@@ -145,23 +162,22 @@ def _of_text(
 
 
 def _encoded(
-    encoder: TextEncoder | None, rows: Sequence[Mapping[str, Any]], *, needs_text: bool, store: TextStore | None
-) -> list[Encoded | SampleError | None]:
+    encoder: TextEncoder | None, rows: Mapping[str, Sequence[Any]], *, needs_text: bool, store: TextStore | None
+) -> Sequence[Encoded | SampleError | None]:
+    texts, sample_ids = rows["text"], rows["sample_id"]
     if encoder is None:
-        return [None] * len(rows)
+        return [None] * len(texts)
     with span(TOKENS):
         made = encoder.encode_batch(
-            [row["text"] or "" for row in rows],
-            [row["language"] for row in rows],
-            [row["prompt"] for row in rows],
-            sample_ids=[row["sample_id"] for row in rows],
-            store=store,
+            [text or "" for text in texts], rows["language"], rows["prompt"], sample_ids=sample_ids, store=store
         )
+    if not needs_text:
+        return made
     return [
-        SampleError(NO_TEXT, f"sample {row['sample_id']}: nothing gives its text; add it, or remove it")
-        if needs_text and row["text"] is None
+        SampleError(NO_TEXT, f"sample {sample_id}: nothing gives its text; add it, or remove it")
+        if text is None
         else result
-        for row, result in zip(rows, made, strict=True)
+        for sample_id, text, result in zip(sample_ids, texts, made, strict=True)
     ]
 
 

@@ -71,6 +71,7 @@ class UncachedSpeech(UncachedSource):
         Raises ConfigError or ManifestError where the config or its manifest cannot be used.
         """
         self._recipe = recipe = cast(Recipe, recipe_of(config))
+        recipe.check()
         self._modality = Speech.of(config, recipe)
         self._said: pa.Table | None = None
         manifest = self._modality.manifest(config)
@@ -164,7 +165,7 @@ class UncachedSpeech(UncachedSource):
         if self._recipe.tokens is None:
             return np.zeros(len(rows), np.int64), rows, failed
         made = self._modality.text_samples(rows, [file.name for file in manifest.files])
-        bar = Progress(len(rows), unit="text", desc="tokenise").over(made)
+        bar = Progress(len(rows), unit="text", desc="text").over(made)
         counts = np.full(len(rows), -1, np.int64)
         said: list[Mapping[str, Any]] = []
         for place, values in enumerate(bar):
