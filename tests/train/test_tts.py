@@ -14,6 +14,7 @@ import torch
 from transformers import FastSpeech2ConformerConfig, FastSpeech2ConformerModel, VitsConfig, VitsModel
 
 import forebay
+from forebay import cli
 from forebay.config import Config
 from forebay.errors import ConfigError
 from forebay.steps.audio.mel import Mel
@@ -267,3 +268,10 @@ def test_words_of_the_demo_are_as_small_as_promised() -> None:
         "<unk>",
         *sorted({phone for phones in spoken.values() for phone in phones.split()}),
     ]
+
+
+def test_the_demos_symbols_are_what_the_command_writes(tmp_path: Path) -> None:
+    assert cli.main(["symbols", str(CONFIG), "--out", str(tmp_path / "made"), "--no-progress"]) == 0
+    theirs = CONFIG.parents[1] / "demo" / "ljspeech" / "symbols"
+    made = {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()}
+    assert made == {path.name: path.read_bytes() for path in theirs.iterdir()}
