@@ -274,7 +274,8 @@ def _not_to_be_kept(name: str, names: tuple[str, ...]) -> str | None:
 class PitchConfig:
     """The pitch at each frame of `mel`, in Hz, 0 where there is no voice: a field `pitch`, by YIN (JASA 111(4), 2002).
 
-    A section without fields takes the defaults.
+    Only beside `features = "mel"`. Without this section no pitch is stored; without a field in it the defaults are
+    taken.
     """
 
     __pydantic_config__ = STRICT

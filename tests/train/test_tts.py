@@ -14,6 +14,7 @@ import torch
 from transformers import FastSpeech2ConformerConfig, FastSpeech2ConformerModel, VitsConfig, VitsModel
 
 import forebay
+from forebay import cli
 from forebay.config import Config
 from forebay.errors import ConfigError
 from forebay.steps.audio.mel import Mel
@@ -71,6 +72,8 @@ def test_stored_frames_are_those_of_the_recording(config: Config) -> None:
     (folder,) = Path(config.cache_root).glob("words-tts-*")
     cache = open_cache(folder)
     assert cache.samples["text"].to_pylist()[1] == "is"  # the normalised column
+    symbols = json.loads((CONFIG.parents[1] / "demo/ljspeech/symbols/tokenizer.json").read_text())["model"]["vocab"]
+    assert cache.read(1)["input_ids"].tolist() == [0, symbols["IH1"], 0, symbols["Z"], 0]
     for index in (0, 17):
         samples, rate = soundfile.read(
             CONFIG.parent / "../demo/ljspeech" / cache.samples["source"][index].as_py(), dtype="float32"
@@ -225,10 +228,50 @@ def test_speakers_and_languages_of_columns_are_ids(tmp_path: Path) -> None:
         assert sample["language_id"].tolist() == [LANGUAGES.index(row["language"])]
 
 
+def test_waveforms_stand_beside_ids_for_models_that_take_sound(tmp_path: Path) -> None:
+    settings = table(tmp_path)
+    settings["text"] |= {"speakers": ["7", "ann", "bob"], "language_codes": []}
+    settings["audio"] = {"features": "waveform", "sample_rate_hz": 22_050}
+    config = forebay.load_config(settings)
+    assert build_here(config).failed == {"unknown_speaker": 1}
+    for batch in batches(config):
+        assert list(batch) == ["input_values", "attention_mask", "input_ids", "input_lengths", "speaker_ids"]
+        assert batch["attention_mask"].shape == batch["input_values"].shape
+
+
+def test_a_kept_waveform_is_what_the_frames_are_made_of(tmp_path: Path) -> None:
+    settings = table(tmp_path)
+    del settings["text"], settings["source"]["keep_columns"]
+    settings["audio"] |= {"keep_waveform": True, "pitch": {}}
+    cache = open_cache(Path(build_here(forebay.load_config(settings)).cache))
+    assert len(cache) == 12
+    assert cache.constants["hop_length"] == 160
+    for index in range(3):
+        sample = cache.read(index)
+        assert sample["waveform"].dtype == np.int16
+        clip = sample["waveform"].astype(np.float32) / np.float32(32768)
+        want = Mel(rate_hz=16_000, n_fft=512, hop_length=160).compute([clip])[0]["mel"]
+        np.testing.assert_array_equal(sample["mel"], want)
+        assert len(sample["energy"]) == len(sample["pitch"]) == len(want) == cache.lengths["num_frames"][index]
+
+
 def test_words_of_the_demo_are_as_small_as_promised() -> None:
     folder = CONFIG.parents[1] / "demo" / "ljspeech"
     lines = (folder / "metadata.csv").read_text().splitlines()
     assert {f"{line.split('|')[0]}.flac" for line in lines} == {path.name for path in (folder / "wavs").iterdir()}
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 300_000
+    spoken = dict(line.split("\t") for line in (folder / "lexicon.tsv").read_text().splitlines())
+    assert {line.split("|")[2] for line in lines} == set(spoken)
     symbols = json.loads((folder / "symbols" / "tokenizer.json").read_text())["model"]["vocab"]
-    assert {letter for line in lines for letter in line.split("|")[2]} <= set(symbols)
+    assert list(symbols) == [
+        "<pad>",
+        "<unk>",
+        *sorted({phone for phones in spoken.values() for phone in phones.split()}),
+    ]
+
+
+def test_the_demos_symbols_are_what_the_command_writes(tmp_path: Path) -> None:
+    assert cli.main(["symbols", str(CONFIG), "--out", str(tmp_path / "made"), "--no-progress"]) == 0
+    theirs = CONFIG.parents[1] / "demo" / "ljspeech" / "symbols"
+    made = {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()}
+    assert made == {path.name: path.read_bytes() for path in theirs.iterdir()}

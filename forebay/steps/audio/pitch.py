@@ -17,7 +17,7 @@ _WINDOW_S = 0.025
 """Seconds over which a period is compared with the next, as in the paper; the longest period where that is more."""
 
 _SILENCE = 1e-10
-"""A frame whose samples differ less from all later ones, as a mean square, is silent: -100 dB of full scale."""
+"""The mean square of what a frame changes by, at some lag, below which it is silent: -100 dB of full scale."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
