@@ -41,14 +41,16 @@ LICENCE = """\
 
 The sentences of `sentences.jsonl` are not under forebay's own licence. They are from the help pages of GNOME
 (gnome-user-docs 43.0, <https://gitlab.gnome.org/GNOME/gnome-user-docs>), as Debian packages them (`gnome-user-docs`
-{version}). Copyright: Shaun McCance and the authors, editors and translators below. Licence of all of them: CC-BY-SA-3.0,
-<https://creativecommons.org/licenses/by-sa/3.0/>.
+{version}). Copyright: Shaun McCance and the authors, editors and translators below. Licence of all of them:
+CC-BY-SA-3.0, <https://creativecommons.org/licenses/by-sa/3.0/>.
 
-**Changes made.** {count} sentences were selected, {per_language} a language, without their markup; their words and marks
-are unchanged. The vocabulary of `model/tokenizer.json` was trained on them. What forebay changed is offered under the
-same licence.
+**Changes made.** {count} sentences were selected, {per_language} a language, without their markup. Their words and
+marks are unchanged. The vocabulary of `model/tokenizer.json` was trained on them. What forebay changed is offered under
+the same licence.
 
 The works are provided as is, without warranties of any kind; see the licence. No author endorses forebay.
+
+Authors and editors (en) and translators, as the pages name them:
 
 """
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
@@ -33,6 +34,44 @@ def _shown(character: str, before: str) -> str:
     if character.isprintable() or character == _WIDE_SPACE or is_joined:
         return character
     return character.encode("unicode_escape").decode("ascii")
+
+
+_BLANK = re.compile(
+    r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""What shows nothing although it counts as printable: fillers, variation selectors, the blank of Braille."""
+
+_CONTROLS = {"\0": "NUL", "\t": "TAB", "\n": "LINE FEED", "\r": "CARRIAGE RETURN", "\x1b": "ESCAPE", "\x7f": "DELETE"}
+"""Names of the characters that Unicode's own table has none for."""
+
+
+def named(text: str) -> str:
+    """Returns a text in which every character that is not seen stands by its name: `<ZERO WIDTH NON-JOINER>`.
+
+    These are: what `printable` escapes, joiners, spaces other than the common one, fillers. A combining mark is named
+    where there is nothing that it stands on, and where the two of them look like one other character.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    shown, before = [], ""
+    for character in text:
+        is_seen = _is_seen(character, before)
+        shown.append(character if is_seen else f"<{_name(character)}>")
+        before = character if is_seen and character != " " else ""
+    return "".join(shown)
+
+
+def _is_seen(character: str, before: str) -> bool:
+    if unicodedata.category(character) in ("Mn", "Mc", "Me") and not _BLANK.match(character):
+        return before != "" and len(unicodedata.normalize("NFC", before + character)) > 1
+    return character.isprintable() and not _BLANK.match(character)
+
+
+def _name(character: str) -> str:
+    code = f"U+{ord(character):04X}"
+    if unicodedata.category(character) == "Cs":
+        return f"LONE SURROGATE {code}"
+    return _CONTROLS[character] if character in _CONTROLS else str(unicodedata.name(character, code))
 
 
 def printable_lines(text: str) -> str:
@@ -80,10 +119,16 @@ class VisibleStream:
     def write(self, text: str) -> int:
         """Writes the text made printable; returns the length of what was given."""
         start = "\r" if text.startswith("\r") else ""
-        shown = start + printable_lines(text[len(start) :])
-        encoding = self._stream.encoding or "utf-8"
-        self._stream.write(shown.encode(encoding, "backslashreplace").decode(encoding))
+        self._stream.write(self._encodable(start + printable_lines(text[len(start) :])))
         return len(text)
+
+    def write_styled(self, text: str, style: str) -> None:
+        """Writes the text made printable in a style of the terminal: `31` is red (ECMA-48, SGR)."""
+        self._stream.write(f"\x1b[{style}m{self._encodable(printable(text))}\x1b[0m")
+
+    def _encodable(self, text: str) -> str:
+        encoding = self._stream.encoding or "utf-8"
+        return text.encode(encoding, "backslashreplace").decode(encoding)
 
     def writelines(self, lines: Iterable[str]) -> None:
         """Writes texts one after the other."""
@@ -92,6 +137,11 @@ class VisibleStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def has_colours(stream: TextIO) -> bool:
+    """Returns whether a stream is a terminal that shows colours, and nobody asked for none (no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
 @contextlib.contextmanager

@@ -75,7 +75,7 @@ def test_a_code_is_given_as_a_text_or_taken_from_another_error() -> None:
     assert computed == {"code_of(found)"}
 
 
-_ADDED = {"_refuse": 1, "add": 2, "number": 0, "SampleError": 0, "DecodeError": 0, "TextError": 0}
+_ADDED = {"_refuse": 1, "add": 2, "number": 0, "SampleError": 0, "DecodeError": 0, "TextError": 0, "Problem": 0}
 """Functions that take a reason, and its place among their arguments."""
 _HELD = {"reason", "problem", "stop"}
 """Names and attributes that hold a reason."""

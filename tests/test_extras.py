@@ -29,6 +29,7 @@ MISSING = {
     "peft": ("lora", "forebay.train.models.lora:_peft", ()),
     "jiwer": ("train", "forebay.train.evaluation.rates:jiwer_module", ()),
     "accelerate": ("train", "forebay.train.loop.launch:process_state", ()),
+    "py3langid": ("text", "forebay.steps.text.language.model:model_file", ()),
     "shtab": ("completion", "forebay.cli.completion:_completion", (SimpleNamespace(), "bash")),
 }
 """What asks for a module and raises where it is missing."""

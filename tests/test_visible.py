@@ -17,7 +17,15 @@ from tqdm import tqdm
 
 from forebay import cli
 from forebay.errors import ConfigError
-from forebay.visible import VisibleStream, json_text, one_message, printable, printable_lines, visible_output
+from forebay.visible import (
+    VisibleStream,
+    json_text,
+    named,
+    one_message,
+    printable,
+    printable_lines,
+    visible_output,
+)
 from tests.strategies import wicked_texts
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))
@@ -143,3 +151,33 @@ def test_nothing_that_a_command_says_obeys_a_stranger(data: st.DataObject) -> No
     assert all(map(is_harmless, written))
     heads = [line for line in written[1].split("\n")[:-1] if not line.startswith(" ")]
     assert [head.partition(":")[0] for head in heads] == ["WARNING forebay.test", "forebay", "note"]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("plain text", "plain text"),
+        ("می\u200cخواهم", "می<ZERO WIDTH NON-JOINER>خواهم"),
+        ("\u200fשלום", "<RIGHT-TO-LEFT MARK>שלום"),
+        ("a\0b\tc\x85", "a<NUL>b<TAB>c<U+0085>"),
+        ("\ud83d!", "<LONE SURROGATE U+D83D>!"),
+        ("e\u0301 \u0301", "e<COMBINING ACUTE ACCENT> <COMBINING ACUTE ACCENT>"),
+        ("हिन्दी पढ़", "हिन्दी पढ़"),
+        ("1\u00a02\u30003", "1<NO-BREAK SPACE>2<IDEOGRAPHIC SPACE>3"),
+        ("\u2764\ufe0f", "\u2764<VARIATION SELECTOR-16>"),
+        ("\ue000", "<U+E000>"),
+    ],
+)
+def test_what_is_not_seen_has_a_name(text: str, wanted: str) -> None:
+    assert named(text) == wanted
+
+
+@given(ANY_TEXT)
+def test_what_has_names_is_printable(text: str) -> None:
+    assert printable(named(text)) == named(text)
+
+
+def test_only_the_program_itself_gives_a_terminal_colours() -> None:
+    stream = io.StringIO()
+    VisibleStream(stream).write_styled("\x1b[2Jé", "31")
+    assert stream.getvalue() == "\x1b[31m\\x1b[2Jé\x1b[0m"

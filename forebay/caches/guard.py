@@ -19,12 +19,13 @@ from forebay.caches.words import ago
 from forebay.preprocess.runner.parts import read_parts
 from forebay.store.metadata import FILE_NAME
 from forebay.store.temporary import abandoned, is_temporary
+from forebay.store.texts import LOCK
 
 RECENT_S = 7 * 24 * 3600.0
 """What was used within it needs `--force`."""
 
-_LOCKS = {"cache": FILE_NAME, "plan": FILE_NAME, "leftover": FILE_NAME, "build": "lock"}
-"""The file that readers or builders hold a shared lock on."""
+_LOCKS = {"cache": FILE_NAME, "plan": FILE_NAME, "leftover": FILE_NAME, "build": "lock", "texts": LOCK}
+"""The file that readers or builders hold a shared lock on; of kept texts who merges them holds it."""
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 from forebay.caches.files import Sizes, sizes_of
 from forebay.caches.survey import KINDS, Item, Survey
 from forebay.caches.wanted import Wanted
-from forebay.caches.words import ago, hours_of, made_of, moment
+from forebay.caches.words import ago, hours_of, made_of, moment, texts_of
 from forebay.terminal import columns, table, wrapped
 from forebay.visible import from_here, human_bytes, printable
 
@@ -41,6 +41,7 @@ class ListReport:
         document: dict[str, Any] = {
             "root": str(self.survey.root.folder),
             "caches": [self._document(item) for item in self._caches()],
+            "texts": [self._document_of_texts(item) for item in self.survey.of("texts")],
             "foreign": [{"name": item.name, "problem": item.problem} for item in self.survey.of("foreign")],
         }
         problems = {} if self.wanted is None else {"problems": self.wanted.problems}
@@ -56,10 +57,18 @@ class ListReport:
             "num_samples": metadata["num_samples"],
             "hours": hours_of(metadata),
             **_sizes(item.sizes),
-            "made": item.made_ns / 1e9,
-            "used": item.used_ns / 1e9,
-            "used_by": [{"host": use.host, "time": use.used_ns / 1e9} for use in item.uses],
+            **_times(item),
             **configs,
+        }
+
+    @staticmethod
+    def _document_of_texts(item: Item) -> dict[str, Any]:
+        return {
+            "name": item.name,
+            "made_of": texts_of(item.document),
+            "num_texts": item.document["num_texts"],
+            **_sizes(item.sizes),
+            **_times(item),
         }
 
     @property
@@ -73,6 +82,11 @@ class ListReport:
         yield f"{_count(len(caches), 'cache')} in {from_here(self.survey.root.folder)}: {_amount(_all(caches))}"
         for item in caches:
             yield from self._lines_of(item, now, width)
+        for item in self.survey.of("texts"):
+            facts = [_count(item.document["num_texts"], "text"), _amount(item.sizes), _used(item, now)]
+            yield from _block(
+                item, [", ".join(facts), f"{texts_of(item.document)}; made {moment(item.made_ns)}"], width
+            )
         foreign = self.survey.of("foreign")
         for item in foreign[:_MOST_FOREIGN]:
             yield f"not a cache: {printable(item.name)}: {printable(item.problem)}"
@@ -85,11 +99,8 @@ class ListReport:
         metadata = item.document
         hours = hours_of(metadata)
         facts = [_count(int(metadata["num_samples"]), "sample"), *([] if hours is None else [f"{hours:.3g} h"])]
-        used = f"used {ago(now - item.used_ns / 1e9)}" if item.is_used else "not used yet"
-        yield printable(item.name)
         words = f"{made_of(metadata, tokenizers=self._tokenizers)}; made {moment(item.made_ns)}"
-        for text in (", ".join([*facts, _amount(item.sizes), used]), words):
-            yield from [f"  {text}"] if len(text) < width - 2 else wrapped("  ", text)
+        yield from _block(item, [", ".join([*facts, _amount(item.sizes), _used(item, now)]), words], width)
         if self.wanted is not None:
             configs = self.wanted.configs_of(item.name)
             reason = self.wanted.kept.get(item.name)
@@ -134,6 +145,25 @@ class UsageReport:
                 f"this node keeps {human_bytes(self.node[1])} of stores in {from_here(self.node[0])}, for all roots; "
                 "remote.cache_size_gb is its bound"
             )
+
+
+def _block(item: Item, texts: Sequence[str], width: int) -> Iterator[str]:
+    """Yields the name of an item and lines about it."""
+    yield printable(item.name)
+    for text in texts:
+        yield from [f"  {text}"] if len(text) < width - 2 else wrapped("  ", text)
+
+
+def _used(item: Item, now: float) -> str:
+    return f"used {ago(now - item.used_ns / 1e9)}" if item.is_used else "not used yet"
+
+
+def _times(item: Item) -> dict[str, Any]:
+    return {
+        "made": item.made_ns / 1e9,
+        "used": item.used_ns / 1e9,
+        "used_by": [{"host": use.host, "time": use.used_ns / 1e9} for use in item.uses],
+    }
 
 
 def _all(items: Sequence[Item]) -> Sizes:

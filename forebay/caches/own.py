@@ -16,6 +16,7 @@ from forebay.store.metadata import FILE_NAME, check_found, checked_fields, group
 from forebay.store.shard import shard_name
 from forebay.store.shared_disk import SILLY_MARK
 from forebay.store.temporary import is_temporary
+from forebay.store.texts import IDENTITY, LOCK, OLD, SEGMENT
 
 _HEX = "[0-9a-f]{8,128}"
 _OF_BUILD = re.compile(rf"lock|origin|driver\.(lock|json)|(media|text)/{_HEX}\.(tdz|json|lock)|parts/[^/]+\.run")
@@ -62,6 +63,7 @@ _FOLDERS: Mapping[Kind, tuple[str, ...]] = {
     "plan": (),
     "listing": (),
     "prepared": (),
+    "texts": (),
 }
 
 
@@ -106,6 +108,13 @@ def _of_prepared(descriptor: int, _: Path) -> Check:
     return lambda name: name in names
 
 
+def _of_texts(_: int, __: Path) -> Check:
+    patterns = (SEGMENT, OLD)
+    return lambda name: (
+        name in (IDENTITY, LOCK) or any(pattern.fullmatch(name) for pattern in patterns) or is_temporary(name)
+    )
+
+
 def _of_build(_: int, __: Path) -> Check:
     return lambda name: _OF_BUILD.fullmatch(name) is not None or any(map(is_temporary, name.split("/")))
 
@@ -116,4 +125,5 @@ _checks: Mapping[Kind, Callable[[int, Path], Check]] = {
     "listing": _of_listing,
     "prepared": _of_prepared,
     "build": _of_build,
+    "texts": _of_texts,
 }

@@ -1,7 +1,7 @@
 """`forebay cache rm` and `prune`: what goes by name or by rules, why everything else stays, and what that frees.
 
-Conditions on caches narrow each other down: a cache goes if all that are given hold for it. Rules of other kinds add to
-what goes. Without `is_wanted` nothing is removed.
+Conditions on caches narrow each other down: a cache goes if all that are given hold for it. Kept texts go by age and by
+size, as caches do. Rules of other kinds add to what goes. Without `is_wanted` nothing is removed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from forebay.caches.files import Inode, sizes_of
 from forebay.caches.guard import Guard
 from forebay.caches.remove import remove
 from forebay.caches.survey import KINDS, Item, Kind, Survey
-from forebay.caches.tars import is_of_gone_tar
+from forebay.caches.indexes import is_of_gone_tar, is_of_gone_text
 from forebay.caches.wanted import Wanted
 from forebay.caches.words import ago
 from forebay.errors import ConfigError
@@ -23,16 +23,19 @@ from forebay.progress import Progress
 from forebay.terminal import wrapped
 from forebay.visible import from_here, human_bytes, printable
 
-_REMOVABLE: Collection[Kind] = ("cache", "plan", "tar index", "listing", "build", "prepared", "leftover")
+_REMOVABLE: Collection[Kind] = (
+    *("cache", "texts", "plan", "tar index", "text index", "listing", "build", "prepared", "leftover"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
     """What goes. older_than_s, unwanted, max_bytes choose caches; the others choose other kinds.
 
-    older_than_s: caches that were not used for so long. unwanted: caches that no config wants. max_bytes: the caches
-    that were used longest ago, until everything under the root takes no more. leftovers: of builds whose processes are
-    gone. plans: of caches that are gone. tar_indexes: of tars that are gone or changed. listings: all.
+    older_than_s: caches and kept texts that were not used for so long. unwanted: caches that no config wants.
+    max_bytes: the caches and kept texts that were used longest ago, until everything under the root takes no more.
+    leftovers: of builds whose processes are gone. plans: of caches that are gone. tar_indexes, text_indexes: of tars,
+    of texts that are gone or changed. listings: all.
     """
 
     older_than_s: float | None = None
@@ -41,19 +44,22 @@ class Rules:
     leftovers: bool = False
     plans: bool = False
     tar_indexes: bool = False
+    text_indexes: bool = False
     listings: bool = False
 
     @property
     def of_caches(self) -> bool:
-        """Whether a rule chooses caches."""
+        """Whether a rule chooses caches, or kept texts."""
         return self.older_than_s is not None or self.unwanted or self.max_bytes is not None
 
     def require_one(self) -> None:
         """Raises ConfigError where no rule is given: nothing goes by default."""
-        if not (self.of_caches or self.leftovers or self.plans or self.tar_indexes or self.listings):
+        others = (self.leftovers, self.plans, self.tar_indexes, self.text_indexes, self.listings)
+        if not (self.of_caches or any(others)):
             raise ConfigError(
-                "prune removes nothing without a rule; for caches: --older-than 30d, --unwanted CONFIG..., --max-size "
-                "500G (several: all must hold); for the rest: --leftovers, --plans, --tar-indexes, --listings"
+                "prune removes nothing without a rule; for caches and kept texts: --older-than 30d, "
+                "--unwanted CONFIG..., --max-size 500G (several: all must hold); for the rest: --leftovers, --plans, "
+                "--tar-indexes, --text-indexes, --listings"
             )
 
 
@@ -163,6 +169,9 @@ def decide(survey: Survey, rules: Rules, guard: Guard, wanted: Wanted | None) ->
     if rules.tar_indexes:
         indexes = survey.of("tar index")
         found += [_judged(item, guard, is_of_gone_tar(survey.root.folder / item.name)) for item in indexes]
+    if rules.text_indexes:
+        indexes = survey.of("text index")
+        found += [_judged(item, guard, is_of_gone_text(survey.root.folder / item.name)) for item in indexes]
     if rules.listings:
         found += [_judged(item, guard, (True, "made again when it is needed")) for item in survey.of("listing")]
     return found
@@ -191,20 +200,21 @@ def _of_plan(item: Item, keys: Collection[str], survey: Survey) -> tuple[bool, s
 
 
 def _caches(survey: Survey, rules: Rules, guard: Guard, wanted: Wanted | None) -> list[Decision]:
-    """Returns the decisions on caches: those that the conditions leave, of these the oldest first up to the bound."""
-    verdicts = {item.name: _verdict(item, rules, wanted) for item in survey.caches}
+    """Returns the decisions on caches and kept texts: those that the conditions leave, the oldest up to the bound."""
+    items = survey.of("cache", "texts")
+    verdicts = {item.name: _verdict(item, rules, wanted) for item in items}
     if rules.max_bytes is None:
-        return [_judged(item, guard, verdicts[item.name]) for item in survey.caches]
+        return [_judged(item, guard, verdicts[item.name]) for item in items]
     ledger = _Ledger(survey)
     decisions = {}
-    for item in sorted(survey.caches, key=lambda item: (item.used_ns, item.name)):
+    for item in sorted(items, key=lambda item: (item.used_ns, item.name)):
         verdict = verdicts[item.name]
         if verdict[0] and ledger.held_bytes <= rules.max_bytes:
             verdict = False, f"without it the bound of {human_bytes(rules.max_bytes)} holds already"
         decisions[item.name] = decision = _judged(item, guard, verdict)
         if decision.goes:
             ledger.take(item)
-    return [decisions[item.name] for item in survey.caches]
+    return [decisions[item.name] for item in items]
 
 
 def _verdict(item: Item, rules: Rules, wanted: Wanted | None) -> tuple[bool, str]:
@@ -213,6 +223,8 @@ def _verdict(item: Item, rules: Rules, wanted: Wanted | None) -> tuple[bool, str
     if rules.unwanted:
         if wanted is None:
             raise ConfigError("--unwanted needs the configs to ask: --unwanted CONFIG..., or --configs DIR")
+        if item.kind == "texts":
+            return False, "configs share it: it goes by age and by size alone"
         if (why := wanted.reason(item.name)) is not None:
             return False, why
         reasons.append("no config that was named wants it")

@@ -23,15 +23,32 @@ from forebay.store.layout import FORMAT_VERSION
 from forebay.store.memo import FILE_NAME as MEMO
 from forebay.store.metadata import FILE_NAME, check_found, checksum
 from forebay.store.remote.root import LISTED
+from forebay.store.segments import TRAILER_BYTES, Head
 from forebay.store.temporary import is_temporary
+from forebay.store.texts import IDENTITY, SEGMENT, TEXTS
 
-Kind = Literal["cache", "plan", "tar index", "listing", "hashes", "build", "prepared", "leftover", "known", "foreign"]
+Kind = Literal[
+    "cache",
+    "texts",
+    "plan",
+    "tar index",
+    "text index",
+    "listing",
+    "hashes",
+    "build",
+    "prepared",
+    "leftover",
+    "known",
+    "foreign",
+]
 """`known`: what forebay keeps of the caches of a store. `foreign`: what is not forebay's, or cannot be read as such."""
 
 KINDS: Mapping[Kind, str] = {
     "cache": "caches",
+    "texts": "kept texts",
     "plan": "plans",
     "tar index": "tar indexes",
+    "text index": "indexes of lines of text",
     "listing": "listings",
     "hashes": "remembered hashes",
     "build": "unfinished builds",
@@ -40,11 +57,15 @@ KINDS: Mapping[Kind, str] = {
     "known": "caches of a store that are known here",
 }
 
-PLANS, TAR_INDEX, BUILDING, LISTINGS = "plans", "tar_index", ".building", ".listings"
+PLANS, TAR_INDEX, TEXT_INDEX, BUILDING, LISTINGS = "plans", "tar_index", "text_index", ".building", ".listings"
 _BUILD = re.compile(r"[0-9a-f]{16}(-rebuild|-stage)?")
 _PREPARED = re.compile(r"(prepared-[0-9a-f]{16})(\.lock|\.submitted\.json)?")
-_INDEX = re.compile(r"[0-9a-f]{32}\.parquet")
+_INDEX: Mapping[str, tuple[Kind, re.Pattern[str]]] = {
+    TAR_INDEX: ("tar index", re.compile(r"[0-9a-f]{32}\.parquet")),
+    TEXT_INDEX: ("text index", re.compile(r"[0-9a-f]{32}\.lines")),
+}
 _LISTING = re.compile(r"[0-9a-f]{8,64}")
+_TEXTS = re.compile(r"[0-9a-f]{16}")
 _SHARD = ".tdz"
 _MADE_NS = 60 * 10**9
 """Sealing reads shards too."""
@@ -92,7 +113,7 @@ class Item:
         A process that opens a cache by itself notes nothing; many disks keep to a day when a file was read last.
         """
         noted = self.uses[0].used_ns if self.uses else 0
-        written = self.contents.changed_ns if self.kind in ("build", "prepared", "leftover", "listing") else 0
+        written = self.contents.changed_ns if self.kind in _GROWING else 0
         read = max((file.read_ns for file in self.contents.files if file.name.endswith(_SHARD)), default=0)
         return max(noted, written, read, self.made_ns)
 
@@ -100,6 +121,10 @@ class Item:
     def is_used(self) -> bool:
         """Whether it was used after it was made, as far as that is known."""
         return bool(self.uses) or self.used_ns > self.made_ns + _MADE_NS
+
+
+_GROWING: tuple[Kind, ...] = ("build", "prepared", "leftover", "listing", "texts")
+"""Kinds that are used by being written."""
 
 
 @dataclass(kw_only=True)
@@ -181,10 +206,12 @@ def _plan(root: Root, name: str, file: File, _: Mapping[str, File]) -> Iterator[
 def _index(root: Root, name: str, file: File, _: Mapping[str, File]) -> Iterator[Item]:
     if is_temporary(name) and file.kind != "other":
         yield _item(root, "leftover", file)
-    elif file.kind == "file" and _INDEX.fullmatch(name):
-        yield _item(root, "tar index", file)
+        return
+    kind, pattern = _INDEX[file.name.partition("/")[0]]
+    if file.kind == "file" and pattern.fullmatch(name):
+        yield _item(root, kind, file)
     else:
-        yield _foreign(file, "no name of a tar index")
+        yield _foreign(file, f"no name of a {kind}")
 
 
 def _listing(root: Root, name: str, file: File, _: Mapping[str, File]) -> Iterator[Item]:
@@ -213,7 +240,16 @@ def _build(root: Root, name: str, file: File, found: Mapping[str, File]) -> Iter
         yield _foreign(file, "no name of a build")
 
 
-_HOLDERS = {PLANS: _plan, TAR_INDEX: _index, BUILDING: _build, LISTINGS: _listing}
+def _texts(root: Root, name: str, file: File, _: Mapping[str, File]) -> Iterator[Item]:
+    if file.kind == "folder" and _TEXTS.fullmatch(name):
+        yield _described(root, "texts", file, _document_of_texts)
+    elif is_temporary(name) and file.kind != "other":
+        yield _item(root, "leftover", file)
+    else:
+        yield _foreign(file, "no name of kept texts")
+
+
+_HOLDERS = {PLANS: _plan, TAR_INDEX: _index, TEXT_INDEX: _index, BUILDING: _build, LISTINGS: _listing, TEXTS: _texts}
 
 
 def cache_item(root: Root, file: File) -> Item:
@@ -238,7 +274,7 @@ def _described(root: Root, kind: Kind, file: File, read: Any) -> Item:
         return _foreign(file, str(err).partition("; run:")[0])
     finally:
         os.close(descriptor)
-    uses = uses_of(root.descriptor, file.name) if kind in ("cache", "plan") else ()
+    uses = uses_of(root.descriptor, file.name) if kind in ("cache", "plan", "texts") else ()
     return Item(kind=kind, name=file.name, file=file, contents=contents, document=document, made_ns=made_ns, uses=uses)
 
 
@@ -314,6 +350,31 @@ def _document_of_prepared(_: Path, descriptor: int) -> tuple[Mapping[str, Any], 
     if not isinstance(document.get("key"), str) or not isinstance(document.get("files"), dict):
         raise CacheCorruptError("its prepared.json is none that forebay writes")
     return document, made_ns
+
+
+def _document_of_texts(_: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
+    try:
+        document, made_ns = read_document(descriptor, IDENTITY)
+    except CacheCorruptError:  # it is the first thing that is written there
+        if IDENTITY in os.listdir(descriptor):
+            raise
+        document, made_ns = {"identity": {}}, 0
+    if not isinstance(document.get("identity"), dict):
+        raise CacheCorruptError(f"its {IDENTITY} is none that forebay writes")
+    names = [name for name in os.listdir(descriptor) if SEGMENT.fullmatch(name)]
+    return {**document, "num_texts": sum(_num_texts(name, descriptor) for name in names)}, made_ns
+
+
+def _num_texts(name: str, folder: int) -> int:
+    """Returns how many texts a segment says that it has; those of another segment too are among them."""
+    with contextlib.suppress(OSError, ValueError):
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            size_bytes = os.fstat(file).st_size
+            return Head.of(os.pread(file, TRAILER_BYTES, max(0, size_bytes - TRAILER_BYTES)), size_bytes).count
+        finally:
+            os.close(file)
+    return 0
 
 
 def read_document(descriptor: int, name: str) -> tuple[dict[str, Any], int]:

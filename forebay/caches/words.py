@@ -67,6 +67,28 @@ def _source(recipe: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def texts_of(document: Mapping[str, Any]) -> str:
+    """Returns what kept texts are: which steps made them."""
+    identity = _section(document, "identity")
+    steps = identity.get("normalize")
+    if isinstance(steps, list):
+        return f"texts as {', '.join(_step(step) for step in steps) or 'nothing'} made them"
+    language = _section(identity, "language")
+    languages = language.get("languages")
+    among = f" among {_short(' '.join(map(str, languages)))}" if isinstance(languages, list) and languages else ""
+    model = f", model {_digest(language['model'])}" if language.get("model") else ""
+    return f"languages of texts{among}{model}" if language else "texts of unknown steps"
+
+
+def _step(step: Any) -> str:
+    if not isinstance(step, dict):
+        return "unknown"
+    own = [
+        value for name, value in step.items() if name not in ("step", "version") and isinstance(value, str) and value
+    ]
+    return " ".join([_short(step.get("step", "unknown")), *(_digest(value) for value in own[:2])])
+
+
 def hours_of(document: Mapping[str, Any]) -> float | None:
     """Returns the hours of audio of a cache, None where it has none."""
     found = [entry.get("hours") for entry in _section(document, "languages").values() if isinstance(entry, dict)]

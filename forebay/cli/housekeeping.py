@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.caches.root import Root, opened_root
-from forebay.caches.survey import BUILDING, LISTINGS, PLANS, TAR_INDEX
+from forebay.caches.survey import BUILDING, LISTINGS, PLANS, TAR_INDEX, TEXT_INDEX
 from forebay.cli.options import DONE, FAILED, command, completes, load, printed
 from forebay.config.load import read_remote
 from forebay.config.tree import Config
@@ -21,6 +21,7 @@ from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.lookup import find_cache, mirrored, require
 from forebay.store.remote.mirror import cache_folder
+from forebay.store.texts import TEXTS
 
 if TYPE_CHECKING:
     from forebay.caches.compare import Side
@@ -180,7 +181,8 @@ def _named_item(options: argparse.Namespace, text: str) -> tuple[str, str]:
         return options.cache_root, path.relative_to(inside).as_posix() if is_inside else text
     if not os.path.lexists(path):
         return os.path.abspath("caches"), text
-    holder = path.parent.name if path.parent.name in (PLANS, TAR_INDEX, BUILDING, LISTINGS) else ""
+    holders = (PLANS, TAR_INDEX, TEXT_INDEX, BUILDING, LISTINGS, TEXTS)
+    holder = path.parent.name if path.parent.name in holders else ""
     return str(path.parent.parent if holder else path.parent), f"{holder}/{path.name}" if holder else path.name
 
 
@@ -188,16 +190,21 @@ def _add_prune(actions: Any) -> None:
     summary = "remove what rules choose under a root; without --yes only says what would go, and why the rest stays"
     parser = command(actions, "prune", _prune, summary)
     completes(parser.add_argument("places", metavar="ROOT", nargs="*", help=_ROOT))
-    parser.add_argument("--older-than", metavar="AGE", help="caches that were not used for so long: 30d, 12h, 8w")
+    parser.add_argument(
+        "--older-than", metavar="AGE", help="caches and kept texts that were not used for so long: 30d, 12h, 8w"
+    )
     unwanted = "caches that none of these configs wants"
     completes(parser.add_argument("--unwanted", metavar="CONFIG", nargs="*", help=unwanted))
     _add_configs(parser)
     parser.add_argument(
-        "--max-size", metavar="SIZE", help="caches used longest ago, until all under the root fits: 500G, 1.5T"
+        "--max-size",
+        metavar="SIZE",
+        help="caches and kept texts used longest ago, until all under the root fits: 500G, 1.5T",
     )
     parser.add_argument("--leftovers", action="store_true", help="what builds left whose processes are gone")
     parser.add_argument("--plans", action="store_true", help="plans of caches that are gone")
     parser.add_argument("--tar-indexes", action="store_true", help="indexes of tars that are gone or changed")
+    parser.add_argument("--text-indexes", action="store_true", help="indexes of texts that are gone or changed")
     parser.add_argument("--listings", action="store_true", help="lengths of conversations read without a cache")
     _add_removal(parser)
 
@@ -220,7 +227,7 @@ def _prune(options: argparse.Namespace) -> int:
         older_than_s=None if options.older_than is None else parse_age(options.older_than),
         unwanted=options.unwanted is not None,
         max_bytes=None if options.max_size is None else parse_size(options.max_size),
-        **{name: getattr(options, name) for name in ("leftovers", "plans", "tar_indexes", "listings")},
+        **{name: getattr(options, name) for name in ("leftovers", "plans", "tar_indexes", "text_indexes", "listings")},
     )
     rules.require_one()
     if rules.unwanted != bool(files):

@@ -23,6 +23,8 @@ from forebay.cli.init import add_init
 from forebay.cli.lint import add_lint
 from forebay.cli.look import add_export, add_inspect
 from forebay.cli.options import BAD_CONFIG, CLOSED, FAILED, INTERRUPTED, NO_CACHE, level
+from forebay.cli.symbols import add_symbols
+from forebay.cli.text import add_text
 from forebay.cli.training import add_calibrate, add_compare, add_eval, add_train, add_warm_start
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
 from forebay.store.files import is_refusal, refusal
@@ -136,6 +138,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_inspect(commands)
     add_export(commands)
     add_lint(commands)
+    add_text(commands)
     add_train(commands)
     add_doctor(commands)
     add_calibrate(commands)
@@ -146,6 +149,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_index(commands)
     add_cache(commands)
     add_fetch(commands)
+    add_symbols(commands)
     add_evalset(commands)
     add_completion(commands, program=make_parser)
     add_explain(commands)

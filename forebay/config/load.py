@@ -78,8 +78,15 @@ def read_config(
         document = _read(path)
     else:
         raise ConfigError(f"a config is the path of a TOML file or a dict, not {type(path).__name__}")
+    allowed = _allow_code(document)
     for override in overrides:
         _apply_override(document, override)
+        if _allow_code(document) != allowed:
+            raise ConfigError(
+                f"override {override!r}: run.allow_code is what the config's own file says; if you trust the code that "
+                "it names, write it under [run] there",
+                code="FB110",
+            )
     return parse_config(document, path=path, check=check)
 
 
@@ -174,6 +181,12 @@ def _with_settings(section: str, values: Any) -> Any:
         return values
     own = {name: value for name, value in values.items() if name in known - {"settings"}}
     return {**own, "settings": {name: value for name, value in values.items() if name not in own}}
+
+
+def _allow_code(document: Mapping[str, Any]) -> object:
+    """Returns what a document says of code; an override says nothing of it, whichever table it replaces."""
+    run = document.get("run")
+    return run.get("allow_code", False) if isinstance(run, Mapping) else False
 
 
 def _apply_override(document: dict[str, Any], override: str) -> None:

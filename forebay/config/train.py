@@ -182,6 +182,9 @@ class RunConfig:
     warns."""
     max_open_tars: int = 64
     """Tars and other source files that a process keeps open."""
+    allow_code: bool = False
+    """Whether `text.normalize` may name functions of yours, `"file.py:function"`: their files are run as you. It stands
+    in the config file itself; `--set` and other overrides cannot change it."""
     sbatch: tuple[str, ...] = ()
     """Options of Slurm's `sbatch` for the jobs of `forebay preprocess --runner slurm`, one a text:
     `["--partition=cpu", "--time=04:00:00", "--cpus-per-task=16", "--mem-per-cpu=3G"]`."""

@@ -16,6 +16,7 @@ from forebay.errors import CacheCorruptError, CacheError, CacheNotFoundError, Co
 from forebay.inspect.export import CONFIG_NAME, Places, bucket_manifests, check_target, write_table, write_wav
 from forebay.inspect.facts import cache_facts, unreadable_facts
 from forebay.inspect.plans import Pack, pack_bytes, read_pack, read_plan
+from forebay.inspect.report.spectrum import hop_s
 from forebay.inspect.sample import ImageSample, Sample, holds_images, read_sample, sample_index
 from forebay.inspect.terminal.plan import plan_report_lines
 from forebay.inspect.terminal.report import report_lines, verify_lines
@@ -160,7 +161,8 @@ def _write_png(cache: Cache, sample: Sample, path: Path) -> None:
     if isinstance(sample, ImageSample):
         write_figure(draw_tiles(sample_tiles(sample), title=sample_title(sample)), path)
     elif has_audio(cache):
-        write_figure(draw(sample.tensors, sample.row, sample_rate_hz=cache.constants["sample_rate_hz"]), path)
+        rate_hz, seconds = cache.constants["sample_rate_hz"], hop_s(cache.constants)
+        write_figure(draw(sample.tensors, sample.row, sample_rate_hz=rate_hz, hop_s=seconds), path)
     else:
         raise ConfigError(f"--png: {cache.place} has no audio to draw; leave --png out")
 

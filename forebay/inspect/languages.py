@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
 
+from forebay.errors import CacheError
 from forebay.steps.text.language.script import code_of
 from forebay.store.cache import Cache
 from forebay.store.layout import Array
+
+logger = logging.getLogger(__name__)
 
 _IDS = 3
 
@@ -21,11 +25,21 @@ def detection_facts(cache: Cache) -> dict[str, Any] | None:
     num_disagreements: samples of which manifest and detection say different languages. disagreements: `manifest`,
     `detected`, `samples` and some `ids` of each pair; `nb` and `no`, or `English` and `en`, are one language.
     """
+    if cache.mirror is not None or "language_detected" not in cache.column_names:
+        return None
+    try:
+        return _facts(cache)
+    except CacheError as err:
+        logger.warning("the detected languages of %s are not counted: %s", cache.place, err)
+        return None
+
+
+def _facts(cache: Cache) -> dict[str, Any] | None:
     detected, stated = cache.categories("language_detected"), cache.categories("language_manifest")
-    if cache.mirror is not None or detected is None or stated is None:
+    if detected is None or stated is None:  # a cache made of caches, of which some said nothing
         return None
     (names, codes), (manifest_names, manifest_codes) = detected, stated
-    confidence = cache.table(["language_confidence"])["language_confidence"].to_numpy()
+    confidence = cache.table(["language_confidence"])["language_confidence"].fill_null(0.0).to_numpy()
     counts = np.bincount(codes, minlength=len(names))
     sums = np.bincount(codes, weights=confidence, minlength=len(names))
     nothing, none_stated = _are(names, codes), _are(manifest_names, manifest_codes)

@@ -25,21 +25,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HOP_S = 0.01
-"""Between two frames, for every kind of features: 160 samples at 16 kHz."""
+"""Between two frames of features that are defined at 16 kHz: 160 samples."""
 
 _TITLE_COLUMNS = 105
 _TITLE_LINES = 4
 _MAX_POINTS = 2000
 _DPI = 120
 _MAX_PIXELS_HIGH = 30_000
-_LABELS = {"input_features": ("mel bin", "log-mel"), "fbanks": ("mel bin", "log filter bank energy")}
+_LABELS = {
+    "input_features": ("mel bin", "log-mel"),
+    "fbanks": ("mel bin", "log filter bank energy"),
+    "mel": ("mel bin", "mel"),
+}
 
 
-def draw(tensors: Mapping[str, Array], row: Mapping[str, Any], *, sample_rate_hz: int) -> Figure:
+def draw(tensors: Mapping[str, Array], row: Mapping[str, Any], *, sample_rate_hz: int, hop_s: float = HOP_S) -> Figure:
     """Returns a sample's features over time in seconds, its waveform where it is kept, its id and text above.
 
     tensors: features [frames, bins] and `waveform` [num_samples], whichever are there. row: `sample_id`, `language`,
-    `text`.
+    `text`. hop_s: between two frames.
     Raises MissingExtraError where matplotlib is not installed.
     """
     waveform = tensors.get("waveform")
@@ -51,7 +55,7 @@ def draw(tensors: Mapping[str, Array], row: Mapping[str, Any], *, sample_rate_hz
     if waveform is not None:
         _draw_waveform(panels.pop(0), waveform, sample_rate_hz=sample_rate_hz)
     for name in banks:
-        _draw_bank(figure, panels.pop(0), name, tensors[name])
+        _draw_bank(figure, panels.pop(0), name, tensors[name], hop_s=hop_s)
     families, title = fonts_for(_title(row))
     # parse_math: a transcript's dollar signs are money, not formulas.
     figure.suptitle(title, fontfamily=families, fontsize=11, ha="left", x=0.01, parse_math=False)
@@ -77,7 +81,7 @@ def _new_figure(height_in: float, *, layout: Literal["constrained"] | None = Non
     return figure
 
 
-def _draw_bank(figure: Figure, axes: Axes, name: str, values: Array) -> None:
+def _draw_bank(figure: Figure, axes: Axes, name: str, values: Array, *, hop_s: float) -> None:
     bins_label, colour_label = _LABELS[name]
     frames, bins = values.shape
     axes.set_ylabel(bins_label)
@@ -91,7 +95,7 @@ def _draw_bank(figure: Figure, axes: Axes, name: str, values: Array) -> None:
         origin="lower",
         aspect="auto",
         cmap="magma",
-        extent=(0.0, frames * HOP_S, 0.0, bins),
+        extent=(0.0, frames * hop_s, 0.0, bins),
     )
     figure.colorbar(image, ax=axes, label=colour_label, pad=0.01)
 

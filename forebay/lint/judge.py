@@ -10,6 +10,7 @@ from forebay.lint.limits import BY_NAME, Limits, Severity
 from forebay.lint.measured import Finding, Measured, Refused
 from forebay.preprocess.assemble import EXCLUDING
 from forebay.steps.text.language.script import scripts_of
+from forebay.steps.text.pace import middle_and_spread
 from forebay.store.layout import Array
 
 _BY_DURATION = frozenset({"too_long", "too_short"})
@@ -214,9 +215,8 @@ def _outliers(found: Measured, rates: Array, limits: Limits) -> Iterator[Finding
         if len(rows) < limits.outlier_min_clips:
             continue
         logs = np.log(rates[rows])
-        middle = float(np.median(logs))
         # At least a tenth: of clips that are all alike a small step is no outlier.
-        spread = max(1.4826 * float(np.median(np.abs(logs - middle))), 0.1)
+        middle, spread = middle_and_spread(logs, least=0.1)
         for place in np.flatnonzero(np.abs(logs - middle) > limits.outlier_deviations * spread).tolist():
             row = int(rows[place])
             low, high = (float(np.exp(middle + s * limits.outlier_deviations * spread)) for s in (-1, 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from forebay.preprocess.vision.headers import conversation_rows, image_names, im
 from forebay.preprocess.vision.modality import Vision
 from forebay.progress import Progress
 from forebay.steps.recipe import AnyRecipe
+from forebay.steps.text.normal.table import code_in
 from forebay.store.layout import Array, Ints
 from forebay.store.remote.raw.sources import naming_urls
 
@@ -39,18 +41,25 @@ _CLIP_COLUMNS = ("sample_id", "file", "offset", "size", "text", "language", "pro
 def measure_raw(config: Config, recipe: AnyRecipe, limits: Limits, *, name: str, progress: bool) -> Measured:
     """Returns what is known of the raw data of a config. Its samples are those that the listing leaves.
 
+    Functions of the user in `text.normalize` are not run, which a note says.
     Raises ConfigError or ManifestError where the config or its manifest cannot be used, TarError or OSError where a
     file as a whole cannot be read.
     """
-    modality = modality_of(config, recipe)
+    modality = modality_of(config, recipe.without_code())
     work = _Work(config, limits, progress=progress)
     with naming_urls(), work.pool() as pool:
         manifest = modality.manifest(config, map_=pool.map)
         if isinstance(modality, Speech):
-            return _speech(work, pool, manifest, modality, name=name)
+            found = _speech(work, pool, manifest, modality, name=name)
+            return replace(found, notes=[*found.notes, *_not_run(config)])
         if isinstance(modality, Vision):
             return _vision(work, pool, manifest, modality, name=name)
     raise ConfigError(f"{config.path} is of {config.modality}, and lint knows recordings, texts and images")
+
+
+def _not_run(config: Config) -> list[str]:
+    code = [] if config.text is None else code_in(config.text.settings)
+    return [f"{entry} was not run: lint runs no code, so labels are judged as they are without it" for entry in code]
 
 
 class _Work:

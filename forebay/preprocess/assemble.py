@@ -20,7 +20,7 @@ from forebay.store.seal import Contents
 from forebay.store.source_files import dump_sources
 from forebay.version import __version__
 
-EXCLUDING = frozenset({"empty_text", "label_too_long", NO_TEXT, "too_long", "too_short"})
+EXCLUDING = frozenset({"empty_text", "label_too_long", "no_phones", NO_TEXT, "too_long", "too_short"})
 """Reasons that say that a good sample is not wanted; all others say that a sample is bad."""
 
 Rejection = tuple[str, str, str]

@@ -108,6 +108,7 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
             Workspace(workspace_folder(config, standing.key)).remove()
             remove_stage(config, options, recipe, workspace_folder(config, standing.key).name)
         return BuildReport.of_standing(standing, seconds=time.monotonic() - started_s)
+    recipe.check()
     if not options.dry_run:
         setting = "run.cache_root" if config.remote_root is None else "remote.shard_dir"
         require_writable(config.cache_root, setting=setting)

@@ -105,19 +105,33 @@ def moved_frames(
     is then one straight pass (10 times as fast as transposing each sample), a transfer to a device still one block, and
     the model's first convolution brings it into its own order there.
     """
-    out = allocate("input_features", (len(stored), room, stored[0].shape[1]), dtype=dtype)
+    return padded("input_features", stored, pads, room=room, dtype=dtype, allocate=allocate).transpose(1, 2)
+
+
+def padded(
+    name: str, stored: Sequence[Array], pads: Sequence[float], *, room: int, dtype: torch.dtype, allocate: Allocate
+) -> torch.Tensor:
+    """Returns [batch, room, ...]: each sample's values [length, ...] and its pad value behind them."""
+    out = allocate(name, (len(stored), room, *stored[0].shape[1:]), dtype=dtype)
     rows, raw_pads = raw(out), raw_values(pads, dtype)
     if stored[0].dtype == rows.dtype:
         for row, values, pad in zip(rows, stored, raw_pads, strict=True):
             length = len(values)
             row[:length] = values
             row[length:] = pad
-        return out.transpose(1, 2)
+        return out
     scratch = allocate("piece", (PIECE,), dtype=torch.float32)
     for out_row, row, values, pad in zip(out.unbind(), rows, stored, raw_pads, strict=True):
         copy_values(values, out_row[: len(values)], scratch=scratch)
         row[len(values) :] = pad
-    return out.transpose(1, 2)
+    return out
+
+
+def counted(name: str, values: Sequence[int], *, allocate: Allocate) -> torch.Tensor:
+    """Returns int64 [batch]: a number a sample."""
+    out = allocate(name, (len(values),), dtype=torch.int64)
+    out.numpy()[:] = values
+    return out
 
 
 def computed_rows(

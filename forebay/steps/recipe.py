@@ -10,25 +10,29 @@ import difflib
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from forebay.config.data import SOURCE_KINDS, AudioConfig, SourceColumns, SourceConfig, TextConfig, VisionConfig
 from forebay.config.digest import processor_digest, tokenizer_digest
 from forebay.config.load import code_of, read_config
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
+from forebay.steps.audio.energy import Energy
+from forebay.steps.audio.mel import Mel
+from forebay.steps.audio.pitch import Pitch
 from forebay.steps.audio.waveform import Decode, Waveform
 from forebay.steps.image.qwen2_vl import Patches
 from forebay.steps.step import AudioStep, Step
 from forebay.steps.table import AUDIO, IMAGE, TEXT, Table, audio_step, made, problems, text_step
 from forebay.steps.text.chat import Chat
 from forebay.steps.text.line import TextLine
+from forebay.steps.text.normal.code import not_allowed
 from forebay.steps.text.normal.step import Where
-from forebay.steps.text.normal.table import problems_of
+from forebay.steps.text.normal.table import code_in, problems_of
 from forebay.steps.text.transcript import Transcript
 from forebay.store.key import recipe_key
 from forebay.store.where import parse_where
@@ -57,15 +61,26 @@ class _Recipe:
         """Returns what the document has beside the source."""
         raise NotImplementedError
 
+    def without_code(self) -> Self:
+        """Returns the recipe without the functions of the user; for those who only look, and run no code."""
+        return self
+
+    def check(self) -> None:
+        """Returns if a build may trust the steps. Raises ConfigError for code of the user that cannot be trusted."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(_Recipe):
-    """The steps of a config over audio. `tokens` is None without text; without audio nothing is decoded."""
+    """The steps of a config over audio. `tokens` is None without text; without audio nothing is decoded.
+
+    beside: of values by the frames of the features, `pitch` and `energy`.
+    """
 
     decode: Decode
     features: AudioStep
     waveform: Waveform | None
     tokens: Transcript | None
+    beside: tuple[AudioStep, ...] = ()
 
     @property
     def has_audio(self) -> bool:
@@ -77,12 +92,28 @@ class Recipe(_Recipe):
         """The steps that make the media group, in their order; none without audio."""
         if not self.has_audio:
             return ()
-        return (self.decode, self.features) if self.waveform is None else (self.decode, self.features, self.waveform)
+        return (self.decode, *self.stored)
+
+    @property
+    def stored(self) -> tuple[AudioStep, ...]:
+        """The steps whose values a sample has of its audio, in their order."""
+        return (self.features, *(() if self.waveform is None else (self.waveform,)), *self.beside)
 
     @property
     def text_steps(self) -> tuple[Transcript, ...]:
         """The steps that make the text group."""
         return () if self.tokens is None else (self.tokens,)
+
+    def without_code(self) -> Self:
+        """Returns the recipe without the functions of the user; see `TextLine.without_code`."""
+        if self.tokens is None:
+            return self
+        return replace(self, tokens=replace(self.tokens, line=self.tokens.text_line().without_code()))
+
+    def check(self) -> None:
+        """Returns if a build may trust the steps; see `TextLine.check`."""
+        if self.tokens is not None:
+            self.tokens.text_line().check()
 
     def sections(self) -> dict[str, Any]:
         """Returns `audio`, None without, and `text`, None without."""
@@ -92,6 +123,7 @@ class Recipe(_Recipe):
             "sample_rate_hz": self.decode.sample_rate_hz,
             "clip_s": self.decode.clip_s,
             "keep_waveform": self.waveform is not None,
+            **{step.name: asdict(step) for step in self.beside},
             "version": [step.identity()["version"] for step in self.media_steps],
         }
         text = None if self.tokens is None else self.tokens.document()
@@ -190,11 +222,15 @@ def contradictions(config: Config) -> list[str]:
         return [f'text.prompt = "{text.prompt}" is only for a config with [vision]']
     if found := _kept_and_detected(config):
         return found
+    if text is not None and not config.run.allow_code and (code := code_in(text.settings)):
+        return [not_allowed(entry) for entry in code]
     if SOURCE_KINDS[config.source.kind].has_audio != step.has_audio:
         return [
             f'source.kind is "{config.source.kind}" and audio.features is "{step.name}"; text alone needs '
             'kind = "text" and features = "none"'
         ]
+    if found := _column_problems(config):
+        return found
     if not step.has_audio:
         return _text_alone_contradictions(config)
     return [*_given_contradictions(config, step), *_audio_contradictions(config, step)]
@@ -254,14 +290,35 @@ def _table_problems(config: Config) -> list[str]:
     return found
 
 
+def _column_problems(config: Config) -> list[str]:
+    """Returns which columns the text is made of that the source does not keep."""
+    text = config.text
+    prompt = None if text is None else text_step(text.prompt)
+    if text is None or prompt is None or not issubclass(prompt, Transcript):
+        return []
+    return [
+        f'text.{setting} is "{column}", and source.keep_columns does not name it; add it there'
+        for setting, column in prompt.columns_read(text.settings).items()
+        if column not in config.source.keep_columns
+    ]
+
+
 def _audio_contradictions(config: Config, step: type[AudioStep]) -> list[str]:
     audio, found = config.audio, []
-    stores_waveform = "waveform" in {spec.name for spec in made(step, audio.settings).fields()}
-    if step.sample_rate_hz not in (None, audio.sample_rate_hz):
-        found.append(
-            f'audio: features = "{step.name}" is defined at {step.sample_rate_hz} Hz; '
+    rate_hz = step.wanted_rate_hz(audio.settings)
+    if rate_hz not in (None, audio.sample_rate_hz):
+        of_a_preset = f' with preset = "{audio.settings["preset"]}"' if step.sample_rate_hz is None else ""
+        return [
+            f'audio: features = "{step.name}"{of_a_preset} is defined at {rate_hz} Hz; '
             f"sample_rate_hz is {audio.sample_rate_hz}"
-        )
+        ]
+    try:
+        names = {spec.name for made_step in (_features(config), *_beside(config)) for spec in made_step.fields()}
+    except ValueError as err:
+        return [f"audio: {err}"]
+    if kept := sorted(names.intersection(config.source.keep_columns)):
+        found.append(f"source.keep_columns: {kept[0]!r} is the name of a field of the audio; rename the column")
+    stores_waveform = "waveform" in names
     if stores_waveform and audio.keep_waveform:
         found.append(f'audio: keep_waveform is only for features other than "{step.name}"')
     if not found and config.loader.crop_s is not None:
@@ -275,6 +332,31 @@ def _audio_contradictions(config: Config, step: type[AudioStep]) -> list[str]:
         except ConfigError as err:
             found.append(str(err))
     return found
+
+
+def _features(config: Config) -> AudioStep:
+    """Returns the step of the features of a config. Raises ValueError where its rate and settings do not fit."""
+    step = audio_step(config.audio.features)
+    given = {"rate_hz": config.audio.sample_rate_hz} if "rate_hz" in step.given else {}
+    return made(step, config.audio.settings, **given)
+
+
+def _beside(config: Config) -> tuple[AudioStep, ...]:
+    """Returns the steps of `audio.pitch` and `audio.energy`. Raises ValueError where the features have no such."""
+    audio, features = config.audio, _features(config)
+    wanted = [name for name, is_on in (("energy", audio.energy), ("pitch", audio.pitch is not None)) if is_on]
+    if not wanted:
+        return ()
+    if not isinstance(features, Mel):
+        raise ValueError(
+            f'{" and ".join(wanted)} are by the frames of features = "mel", and features is "{features.name}"; '
+            "leave them out"
+        )
+    framing = asdict(features.framing)
+    steps: list[AudioStep] = [Energy(**framing)] if audio.energy else []
+    if audio.pitch is not None:
+        steps.append(Pitch(rate_hz=audio.sample_rate_hz, **framing, **asdict(audio.pitch)))
+    return tuple(steps)
 
 
 def _given_contradictions(config: Config, step: type[AudioStep]) -> list[str]:
@@ -302,7 +384,7 @@ def _given_contradictions(config: Config, step: type[AudioStep]) -> list[str]:
 
 def _text_alone_contradictions(config: Config) -> list[str]:
     name, text, source, found = config.audio.features, config.text, config.source, []
-    for setting in ("sample_rate_hz", "keep_waveform"):
+    for setting in ("sample_rate_hz", "keep_waveform", "energy", "pitch"):
         if (value := getattr(config.audio, setting)) != getattr(AudioConfig(), setting):
             found.append(f'audio: {setting} is {value!r} and features = "{name}" has no audio; leave it out')
     alone = [prompt for prompt in TEXT if getattr(text_step(prompt), "stands_alone", False)]
@@ -401,7 +483,7 @@ def _vision_recipe(config: Config, vision: VisionConfig) -> VisionRecipe:
 
 
 def _speech_recipe(config: Config) -> Recipe:
-    features = made(audio_step(config.audio.features), config.audio.settings)
+    features = _features(config)
     return Recipe(
         decode=Decode(
             sample_rate_hz=config.audio.sample_rate_hz,
@@ -412,6 +494,7 @@ def _speech_recipe(config: Config) -> Recipe:
         waveform=Waveform() if config.audio.keep_waveform else None,
         tokens=_tokens(config, config.text),
         source={**_source_document(config, _SPEECH_FIELDS), "version": LISTING_VERSION},
+        beside=_beside(config),
     )
 
 
@@ -476,13 +559,22 @@ def _clip_s(source: SourceConfig, features: AudioStep) -> float | None:
     return min((float(limit) for limit in limits if limit is not None), default=None)
 
 
+def text_line(config: Config, text: TextConfig) -> TextLine:
+    """Returns the text line of a config: reads the files that its steps name, not the tokenizer's."""
+    where = Where(
+        folder=Path(config.path).parent,
+        tokenizer=Path(text.tokenizer),
+        allow_code=config.run.allow_code,
+        phones=text.settings.get("phones"),
+    )
+    return TextLine.of(text.settings, where)
+
+
 def _tokens(config: Config, text: TextConfig | None) -> Transcript | None:
     if text is None:
         return None
     cls = text_step(text.prompt)
     if not issubclass(cls, Transcript):  # `contradictions` refuses it; for mypy
         raise TypeError(f"{cls} writes no transcripts")
-    tokenizer = Path(text.tokenizer)
-    where = Where(folder=Path(config.path).parent, tokenizer=tokenizer, phones=text.settings.get("phones"))
-    line = TextLine.of(text.settings, where)
-    return made(cls, text.settings, tokenizer=tokenizer_digest(tokenizer), line=line)
+    line = text_line(config, text)
+    return made(cls, text.settings, tokenizer=tokenizer_digest(Path(text.tokenizer)), line=line)

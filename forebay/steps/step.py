@@ -64,6 +64,11 @@ class Step:
         return {"step": type(self).__name__, **asdict(self)}
 
     @classmethod
+    def completed(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the settings of a config with what one of them stands for."""
+        return dict(settings)
+
+    @classmethod
     def form(cls) -> str:
         """Returns the name of the step whose stored form and batches the values have."""
         return cls.stored_as or cls.name
@@ -123,6 +128,11 @@ class AudioStep(Step):
         For a step that reads no sound. data: an array as .npy.
         """
         raise NotImplementedError
+
+    @classmethod
+    def wanted_rate_hz(cls, settings: Mapping[str, Any]) -> int | None:  # noqa: ARG003
+        """Returns the one rate at which features of these settings are defined, None for any."""
+        return cls.sample_rate_hz
 
     def num_samples(self, clip: Array) -> int:
         """Returns how many audio samples a clip is or stands for."""

@@ -20,6 +20,7 @@ AUDIO: Table = {
     "qwen3_asr": "forebay.steps.audio.qwen3_asr:Qwen3Asr",
     "w2v_bert": "forebay.steps.audio.w2v_bert:W2vBert",
     "waveform": "forebay.steps.audio.waveform:Waveform",
+    "mel": "forebay.steps.audio.mel:Mel",
     "given": "forebay.steps.audio.given:Given",
     "none": "forebay.steps.audio.none:NoAudio",
 }
@@ -28,6 +29,7 @@ TEXT: Table = {
     "whisper": "forebay.steps.text.whisper:Whisper",
     "qwen3_asr": "forebay.steps.text.qwen3_asr:Qwen3AsrChat",
     "given": "forebay.steps.text.given:Given",
+    "tts": "forebay.steps.text.tts:Tts",
     "chat": "forebay.steps.text.chat:Chat",
 }
 IMAGE: Table = {"qwen2_vl": "forebay.steps.image.qwen2_vl:Patches"}
@@ -103,7 +105,8 @@ def problems(table: Table, name: str, values: Mapping[str, Any], *, section: str
 def made(cls: type[StepT], values: Mapping[str, Any], **given: Any) -> StepT:
     """Returns the step with settings that `problems` has nothing to say of. given: the fields of `cls.given`."""
     hints = _settings(cls)
-    return cls(**{name: _plain(value, hints[name]) for name, value in values.items()}, **given)
+    plain = {name: _plain(value, hints[name]) for name, value in values.items()}
+    return cls(**cls.completed(plain), **given)
 
 
 def _plain(value: Any, hint: Any) -> Any:

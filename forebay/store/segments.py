@@ -99,7 +99,7 @@ class Segment:
             if not stat.S_ISREG(status.st_mode) or status.st_size < TRAILER_BYTES:
                 raise DamagedSegmentError(f"it has {status.st_size} bytes")
             self._map = mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ)
-        self.size_bytes = status.st_size
+        self.size_bytes, self.is_mine = status.st_size, os.geteuid() in (0, status.st_uid)
         self.head = Head.of(self._map[-TRAILER_BYTES:], status.st_size)
         if self.head.owner != owner:
             raise OtherSegmentError("its values belong to another folder")
@@ -131,6 +131,8 @@ class Segment:
         digests: uint64 [n, 2]. wanted: indices of digests, which are indices of `found`.
         """
         places = self._places(digests[wanted])
+        if places is None:
+            return wanted
         has = places >= 0
         starts, stops, is_sound = self._spans(places[has])
         has[has] = is_sound
@@ -140,19 +142,23 @@ class Segment:
             found[index] = values[start:stop]
         return wanted[~has]
 
-    def _places(self, digests: Array) -> Ints:
-        """Returns where digests stand among the sorted ones, int64 [n], -1 where they do not."""
-        high, low = digests[:, 0], digests[:, 1]
+    def _places(self, digests: Array) -> Ints | None:
+        """Returns where digests stand among the sorted ones, int64 [n], -1 where they do not; None where none does."""
+        high, low, last = digests[:, 0], digests[:, 1], self.head.count - 1
+        if last < 0:
+            return None
         at = np.searchsorted(self._high, high)
-        if not self.head.count:
-            return np.full(len(at), -1, np.int64)
+        near = np.minimum(at, last)
+        is_high = self._high[near] == high
+        if not is_high.any():  # the usual end for a text of another segment, soon
+            return None
         while True:
-            near = np.minimum(at, self.head.count - 1)
-            is_high = (at < self.head.count) & (self._high[near] == high)
             is_here = is_high & (self._low[near] == low)
             if not (goes_on := is_high & ~is_here).any():  # digests of one upper half stand side by side
                 return np.where(is_here, near, -1)
             at[goes_on] += 1
+            near = np.minimum(at, last)
+            is_high = (at <= last) & (self._high[near] == high)
 
     def _spans(self, places: Ints) -> tuple[Ints, Ints, Array]:
         """Returns where the values of digests begin and end in the file, and which of these can be believed."""

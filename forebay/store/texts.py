@@ -55,7 +55,7 @@ _OLD_S = 24 * 3600.0
 _LOOK_AGAIN_S = 3600.0
 """After it no segment stays mapped that is old: well before one goes."""
 
-_MOST_SEGMENTS = 16
+_MOST_SEGMENTS = 8
 _LARGEST_BYTES = 1 << 30
 """Larger segments are not merged again."""
 _HELD_TEXTS, _HELD_BYTES, _HELD_S = 1 << 16, 1 << 24, 5.0
@@ -103,7 +103,7 @@ class TextValues:
         self._broken: set[str] = set()
         self._listed_at = -_LOOK_AGAIN_S
         self._is_ours: bool | None = None
-        self._is_writable, self._is_swept = True, False
+        self._is_writable, self._is_swept, self._can_remove = True, False, True
 
     def find(self, digests: Array) -> list[bytes | None]:
         """Returns the values of texts, None where there is none. digests: uint64 [n, 2], see `digests_of`."""
@@ -225,8 +225,8 @@ class TextValues:
         return is_ours
 
     def _write(self, values: Sequence[tuple[bytes, bytes]]) -> None:
-        self.folder.parent.mkdir(exist_ok=True)  # the root is there: who is told of a root may lack its disk
-        self.folder.mkdir(exist_ok=True)
+        for folder in (self.folder.parents[1], self.folder.parent, self.folder):
+            folder.mkdir(exist_ok=True)  # not what is above the root: a worker may lack the disk of its driver
         if not self._is_swept:
             sweep(self.folder)
             self._is_swept = True
@@ -239,8 +239,8 @@ class TextValues:
     def _merge(self) -> None:
         """Makes many segments fewer, and such as are damaged whole, unless another process is at it."""
         names = self._names()
-        damaged = [name for name, segment in self._segments.items() if segment.is_damaged]
-        if len(names) <= _MOST_SEGMENTS and not damaged and not self._broken:
+        damaged = [name for name, segment in self._segments.items() if segment.is_damaged and segment.is_mine]
+        if not self._can_remove or (len(names) <= _MOST_SEGMENTS and not damaged and not self._broken):
             return
         with self._alone(is_needed=len(names) > 4 * _MOST_SEGMENTS) as is_alone:
             if not is_alone:
@@ -253,7 +253,7 @@ class TextValues:
             self._remove_old()
 
     def _merge_these(self, segments: Sequence[Segment]) -> None:
-        """Makes segments one. Only when that is durable, they go."""
+        """Makes segments one. Only when that is durable, they go. Where they cannot go, nothing is merged again."""
         if len(segments) < 2 and not any(segment.is_damaged for segment in segments):
             return
         merge_segments(self.folder / _new_name(), self._owner, segments)
@@ -262,8 +262,11 @@ class TextValues:
             self._remove(segment.path.name)
 
     def _smallest(self) -> list[str]:
-        """Returns the segments to merge: so many of the small ones that each byte is written again few times."""
-        sizes = sorted((segment.size_bytes, name) for name, segment in self._segments.items())
+        """Returns the segments to merge: so many of the small ones that each byte is written again few times.
+
+        Those of this user alone: in a folder that several users write, one may not remove what is another's.
+        """
+        sizes = sorted((segment.size_bytes, name) for name, segment in self._segments.items() if segment.is_mine)
         small = [(size, name) for size, name in sizes if size < _LARGEST_BYTES // 2]
         if len(small) <= _MOST_SEGMENTS:
             return []
@@ -282,7 +285,11 @@ class TextValues:
 
         is_needed: it is done without the lock too, which a machine that died may hold for good.
         """
-        file = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        flags = os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            file = os.open(self.folder / LOCK, flags | os.O_RDWR | os.O_CREAT, 0o666)
+        except PermissionError:  # another user's
+            file = os.open(self.folder / LOCK, flags | os.O_RDONLY)
         try:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -297,16 +304,19 @@ class TextValues:
 
     def _remove(self, name: str) -> None:
         """Removes a segment that is no longer needed; where another machine may have it mapped, a day later."""
-        with contextlib.suppress(OSError):
-            path = self.folder / name
+        path = self.folder / name
+        try:
             if is_late(self.folder):
                 os.utime(path)
                 os.rename(path, path.with_name(f"{name}.old"))
             else:
                 os.unlink(path)
+        except OSError as err:
+            self._can_remove &= is_gone(err)
 
     def _remove_old(self) -> None:
-        os.utime(self.folder / LOCK)  # by the clock of the disk
+        with contextlib.suppress(OSError):
+            os.utime(self.folder / LOCK)  # by the clock of the disk
         now = (self.folder / LOCK).stat().st_mtime
         for entry in os.scandir(self.folder):
             if OLD.fullmatch(entry.name):

@@ -10,6 +10,7 @@ import pytest
 from forebay import cli
 from forebay.caches.words import parse_age, parse_size
 from forebay.errors import ConfigError
+from forebay.preprocess.sources.line_index import count_rows, index_path
 from tests.caches.roots import DAY_S, Made, age, made_build, made_plan, made_root, noted, shape
 
 
@@ -51,7 +52,16 @@ def test_prune_without_a_rule_is_wrong_use_and_lists_the_rules(made: Made, capsy
     before = shape(made.root)
     assert cli.main(["cache", "prune", str(made.root), "--yes", "--force"]) == cli.BAD_CONFIG
     err = capsys.readouterr().err
-    for rule in ("--older-than", "--unwanted", "--max-size", "--leftovers", "--plans", "--tar-indexes", "--listings"):
+    for rule in (
+        "--older-than",
+        "--unwanted",
+        "--max-size",
+        "--leftovers",
+        "--plans",
+        "--tar-indexes",
+        "--text-indexes",
+        "--listings",
+    ):
         assert rule in err
     assert shape(made.root) == before
 
@@ -219,3 +229,28 @@ def test_wrong_ages_are_refused(text: str) -> None:
 def test_wrong_sizes_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is no size"):
         parse_size(text)
+
+
+def test_the_index_of_a_text_that_is_gone_goes(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = {}
+    for name in ("here", "grown", "gone"):
+        path = made.root.parent / f"{name}.txt"
+        path.write_text("a line\n" * 5000)
+        count_rows(path, max_bytes=99, cache_root=made.root)
+        texts[name] = str(index_path(path, cache_root=made.root).relative_to(made.root))
+    (made.root.parent / "gone.txt").unlink()
+    with open(made.root.parent / "grown.txt", "a") as file:
+        file.write("more\n")
+    (made.root / "text_index" / "notes.md").write_text("mine")
+    assert cli.main(["cache", "du", str(made.root), "--json"]) == cli.DONE
+    assert json.loads(capsys.readouterr().out)["kinds"]["text index"]["number"] == 3
+    document = run(capsys, "prune", made.root, "--text-indexes", "--yes", "--force")
+    assert {name: did(document)[path] for name, path in texts.items()} == {
+        "here": "stays",
+        "grown": "gone",
+        "gone": "gone",
+    }
+    assert reason(document, texts["here"]) == f"of {made.root.parent / 'here.txt'}"
+    assert [(made.root / path).exists() for path in texts.values()] == [True, False, False]
+    assert cli.main(["cache", "rm", str(made.root / texts["here"]), "--yes", "--force"]) == cli.DONE
+    assert [path.name for path in (made.root / "text_index").iterdir()] == ["notes.md"]

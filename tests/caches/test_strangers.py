@@ -27,7 +27,17 @@ FIELDS = st.sampled_from(["recipe", "key", "recipe_key", "files", "num_samples",
     ["fields", "constants", "length_names", "name", "languages", "plan", "plan_key", "arrays", "sums", "failed"]
 )
 NAMES = st.text(min_size=1, max_size=12).filter(lambda name: "/" not in name and "\0" not in name) | st.sampled_from(
-    ["plans", ".building", "tar_index", ".listings", ".used", "a-train-0123456789abcdef", ".listed", "hashes.memo"]
+    [
+        "plans",
+        ".building",
+        "tar_index",
+        "text_index",
+        ".listings",
+        ".used",
+        "a-train-0123456789abcdef",
+        ".listed",
+        "hashes.memo",
+    ]
 )
 INSIDE = st.sampled_from(["", "plans/x", ".building/0123456789abcdef", ".listings/0123456789abcdef", "a.tmp-00-1-0"])
 RECIPES = st.dictionaries(
@@ -103,7 +113,17 @@ def test_whatever_strangers_put_there_is_listed_and_stays(data: st.DataObject) -
         before = shape(root.parent)
         assert run("ls", str(root)) == cli.DONE
         assert run("du", str(root), "--json") == cli.DONE
-        rules = ["--older-than", "0d", "--leftovers", "--plans", "--tar-indexes", "--listings", "--max-size", "0"]
+        rules = [
+            "--older-than",
+            "0d",
+            "--leftovers",
+            "--plans",
+            "--tar-indexes",
+            "--text-indexes",
+            "--listings",
+            "--max-size",
+            "0",
+        ]
         assert run("prune", str(root), *rules, "--yes", "--force") in (cli.DONE, cli.FAILED)
         after = shape(root.parent)
         # What is called like something that forebay was writing when it was killed goes, as in every build.

@@ -53,6 +53,7 @@ _ORDER = (
     "workers",
     "ray_nodes",
     "two_builders",
+    "texts",
     "nfs",
     "swap",
     "sources",

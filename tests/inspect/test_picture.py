@@ -46,6 +46,14 @@ def test_axes_are_seconds_and_bins(tmp_path: Path) -> None:
     assert figure.get_suptitle() == "clip · en\nHello"
 
 
+def test_mel_frames_stand_where_their_hop_says() -> None:
+    frames = np.random.default_rng(0).normal(size=(250, 80)).astype(np.float32)
+    figure = draw({"mel": frames, "pitch": frames[:, 0]}, ROW, sample_rate_hz=22_050, hop_s=256 / 22_050)
+    image, bar = figure.axes
+    assert list(image.images[0].get_extent()) == [0.0, 250 * 256 / 22_050, 0.0, 80.0]
+    assert bar.get_ylabel() == "mel"
+
+
 def test_a_click_in_a_long_waveform_is_not_lost(tmp_path: Path) -> None:
     waveform = np.zeros(2_000_000, np.int16)
     waveform[1_234_567] = -32_768

@@ -73,6 +73,19 @@ def test_a_plan_has_its_notes_in_the_same_place(cache: Path) -> None:
     assert [path.name for path in plan.parent.iterdir()] == ["p"]
 
 
+def test_kept_texts_have_their_notes_in_the_same_place_and_a_root_may_be_called_so(tmp_path: Path) -> None:
+    folder = tmp_path / "texts" / "0123456789abcdef"
+    folder.mkdir(parents=True)
+    note(folder)  # a cache in a root of that name
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob(this_host())] == [
+        f"texts/.used/0123456789abcdef/{this_host()}"
+    ]
+    note(folder, below="texts")
+    assert (tmp_path / ".used" / "texts" / folder.name / this_host()).is_file()
+    note(folder, below="plans")
+    assert len(list(tmp_path.rglob(this_host()))) == 2
+
+
 def test_a_link_to_a_cache_is_noted_where_the_cache_lies(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(cache)
     note(tmp_path / "link")

@@ -390,6 +390,9 @@ def test_a_memo_that_is_handed_in_is_used(config: Config, settled: None, hashed:
 # Keys
 
 
+TEXT_COLUMNS = ("text", "language", "id", "prompt")
+TEXT_SOURCES: list[dict[str, Any]] = [{}, {"rows": "0:10"}, *({"columns": {name: "x"}} for name in TEXT_COLUMNS)]
+
 KEY_CHANGES: list[tuple[str, str, Any]] = [
     ("source", "split", "test"),
     ("source", "min_duration_s", 0.5),
@@ -446,12 +449,21 @@ def test_fields_that_need_others_change_the_key(tmp_path: Path) -> None:
         ),
         config_of(tmp_path, source={"keep_columns": ["speaker", "snr"]}),
         *(
+            config_of(tmp_path, text=TEXT, audio={"features": "none"}, source={"kind": "text", **more})
+            for more in TEXT_SOURCES
+        ),
+        *(
             config_of(tmp_path, text={**TEXT, "language": mode, **more})
             for mode in ("detect", "detect_missing")
-            for more in ({}, {"languages": ["en", "hi"]}, {"min_confidence": 0.5})
+            for more in ({}, {"languages": ["en", "hi"]}, {"min_confidence": 0.7})
         ),
     ]
     assert len({recipe_of(config).key for config in variants}) == len(variants)
+
+
+def test_columns_at_their_defaults_are_in_no_key_of_texts(tmp_path: Path) -> None:
+    config = config_of(tmp_path, text=TEXT, audio={"features": "none"}, source={"kind": "text"})
+    assert not [name for name in recipe_of(config).document["source"] if name.endswith("_column") or name == "rows"]
 
 
 VISION = {"processor": str(DEMO_VISION)}
@@ -526,12 +538,16 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
     """A new field of the config tree or of a step is added to the lists above, or to those that change no value."""
     tried = {(section, field) for section, field, _ in KEY_CHANGES}
     tried |= {("source", "overlong"), ("audio", "n_mels"), ("audio", "keep_waveform"), ("text", "tokenizer")}
-    tried |= {("columns", name) for name in ("audio", "text", "language", "prompt", "id", "duration")}
-    tried |= {("columns", name) for name in ("features", "labels")}
+    tried |= {("columns", name) for name in TEXT_COLUMNS}
+    tried |= {("columns", name) for name in ("audio", "text", "language", "id", "duration", "features", "labels")}
     tried |= {("source", "languages_from_folders")}
     tried |= {("columns", name) for name in ("image", "question", "answer", "messages")}
     tried |= {(section, field) for section, field, _, _ in VISION_CHANGES} | {("text", "learn_through")}
     tried |= {("text", "languages"), ("text", "min_confidence")}
+    tried |= {("audio", name) for name in tables.settings_of(tables.AUDIO, "mel")}  # tests/steps/audio/test_mel.py
+    tried |= {("audio", "energy"), ("audio", "pitch")}
+    tried |= {("text", name) for name in ("blank_token", "add_bos", "add_eos")}  # tests/steps/text/test_tts.py
+    tried |= {("text", name) for name in ("speaker_column", "speakers", "language_codes")}
     tried |= {("text", "phones")}  # tests/steps/text/normal/
     config = config_of(tmp_path, text=TEXT)
     assert config.text is not None

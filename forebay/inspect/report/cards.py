@@ -14,7 +14,7 @@ from forebay.inspect.report.columns import Columns
 from forebay.inspect.report.markup import data_url, url_size
 from forebay.inspect.report.photos import webp, webps
 from forebay.inspect.report.sound import clips
-from forebay.inspect.report.spectrum import picture_of
+from forebay.inspect.report.spectrum import HOP_S, hop_s, picture_of
 from forebay.inspect.report.tokens import Piece, learnt_mask, pieces_of
 from forebay.inspect.sample import ImageSample, StoredImage, image_settings_of, read_sample, spoken
 from forebay.store.layout import Array
@@ -73,13 +73,21 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A card and what its media are made of. tensors: of a recording; merge: patches a side that one token is of."""
+    """A card and what its media are made of. tensors: of a recording, whose frames are `hop_s` seconds apart.
+
+    merge: patches a side that one token is of.
+    """
 
     card: Card
     waveform: Array | None = None
     tensors: Mapping[str, Any] = field(default_factory=dict)
     stored: Sequence[StoredImage] = ()
     merge: int = 1
+    hop_s: float = HOP_S
+
+    def picture(self, *, rate_hz: int, columns: int) -> tuple[bytes, str, float] | None:
+        """Returns what `picture_of` gives for the recording."""
+        return picture_of(self.tensors, rate_hz=rate_hz, columns=columns, hop_s=self.hop_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +129,8 @@ class Reader:
             return Reading(card=card, stored=sample.images, merge=settings.merge_size)
         if self.columns.seconds is None:
             return Reading(card=card)
-        return Reading(card=card, waveform=tensors.get("waveform"), tensors=tensors)
+        seconds = hop_s(self.columns.cache.constants)
+        return Reading(card=card, waveform=tensors.get("waveform"), tensors=tensors, hop_s=seconds)
 
     def _pieces(self, tensors: Mapping[str, Any]) -> list[Piece]:
         image_id = self.columns.cache.constants.get("image_token_id")
@@ -184,7 +193,7 @@ def _spectra(readings: Sequence[Reading], *, rate_hz: int, budget: int) -> tuple
     """Returns a picture of each recording while there is room, and the room that is left."""
     found: list[Seen | None] = []
     for reading in readings:
-        made = picture_of(reading.tensors, rate_hz=rate_hz, columns=_PICTURE_COLUMNS) if reading.tensors else None
+        made = reading.picture(rate_hz=rate_hz, columns=_PICTURE_COLUMNS) if reading.tensors else None
         if made is None:
             found.append(None)
             continue
@@ -216,7 +225,7 @@ def linked(reading: Reading, *, root: str, rate_hz: int) -> Card:
     if reading.tensors and not card.problem:
         has_sound = reading.waveform is not None
         sound = Sound(url=f"{root}/audio/{index}.wav" if has_sound else None, note="" if has_sound else NO_WAVEFORM)
-        made = picture_of(reading.tensors, rate_hz=rate_hz, columns=16)
+        made = reading.picture(rate_hz=rate_hz, columns=16)
         if made is not None:
             spectrum = Seen(url=f"{root}/spectrum/{index}.png", about=made[1], seconds=made[2])
     images = [

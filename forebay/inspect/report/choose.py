@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from forebay.errors import CacheError, ConfigError
 from forebay.inspect.report.columns import Columns
-from forebay.inspect.report.doubts import OUT_OF_RANGE
+from forebay.steps.text.pace import OUT_OF_RANGE
 from forebay.store.layout import Array
 from forebay.store.sample_ids import read_ids
 

@@ -11,17 +11,9 @@ import xxhash
 
 from forebay.inspect.report.columns import Columns
 from forebay.inspect.sample import holds_images
+from forebay.steps.text.pace import OUT_OF_RANGE, pace_scores
 from forebay.store.cache import Cache
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array
-
-OUT_OF_RANGE = 3.5
-"""A robust z-score from which on a value is called an outlier (Iglewicz and Hoaglin 1993)."""
-
-_ENOUGH = 20
-"""Samples from which on a language has a range of its own; smaller languages share one."""
-
-_LEAST_SPREAD = 0.05
-"""Of the logarithm: equal texts of equal lengths would make any other sample an outlier."""
 
 NEAR_S = 0.02
 """Share of their length by which two recordings with one text may differ and are called near duplicates."""
@@ -161,22 +153,11 @@ def _groups(codes: Array) -> Groups:
 
 
 def fit_scores(columns: Columns) -> Array | None:
-    """Returns how far the characters a second of each sample are from those of its language, in robust deviations.
+    """Returns how far the characters a second of each sample are from those of its language, see `pace_scores`.
 
-    float64 [num_samples]: 0.6745 * (x - median) / MAD of the logarithm, languages with fewer than 20 samples taken
-    together; NaN where there is no text. None for a cache without audio.
+    float64 [num_samples], NaN where there is no text. None for a cache without audio.
     """
     if columns.rate is None:
         return None
-    x = np.log(columns.rate)
     names, codes = columns.languages
-    known = np.isfinite(x)
-    counts = np.bincount(codes[known], minlength=len(names))
-    groups = np.where(counts[codes] < _ENOUGH, -1, codes)
-    z = np.full(len(x), np.nan)
-    for group in np.unique(groups[known]):
-        own = known & (groups == group)
-        centre = np.median(x[own])
-        spread = np.median(np.abs(x[own] - centre)) / 0.6745
-        z[own] = (x[own] - centre) / max(spread, _LEAST_SPREAD)
-    return z
+    return pace_scores(columns.rate, codes, num_languages=len(names))

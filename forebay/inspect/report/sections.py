@@ -11,11 +11,12 @@ import numpy as np
 
 from forebay.inspect.facts import count_histogram
 from forebay.inspect.report import charts
-from forebay.inspect.report.doubts import NEAR_S, OUT_OF_RANGE, Groups
+from forebay.inspect.report.doubts import NEAR_S, Groups
 from forebay.inspect.report.markup import Html, tag
 from forebay.inspect.report.overview import Overview
 from forebay.inspect.report.plan_page import chart_panel, table
 from forebay.inspect.report.words import recipe_lines, shortened, time_text
+from forebay.steps.text.pace import OUT_OF_RANGE
 from forebay.visible import human_bytes
 
 _MAX_LANGUAGES, _MAX_REASONS, _MAX_SOURCES, _MAX_MISFITS = 60, 40, 12, 30
@@ -89,7 +90,7 @@ def lengths(overview: Overview) -> Html:
     for name, found in _counts(overview).items():
         chart = charts.histogram(found["edges"], found["samples"], unit=name, what="samples")
         drawn.append(chart_panel(f"{name.capitalize()} a sample", chart))
-    spoken = _languages(facts)
+    spoken = [_languages(facts), _detection(facts["detection"])]
     return tag("section", tag("h2", "Shape"), tag("div", drawn, spoken, class_="charts"), id="shape")
 
 
@@ -121,6 +122,35 @@ def _languages(facts: Mapping[str, Any]) -> Html | None:
     more = len(ordered) - _MAX_LANGUAGES
     note = tag("p", f"and {more:,} more; forebay inspect --json lists them all", class_="note") if more > 0 else None
     return tag("figure", tag("figcaption", "Languages"), table(head, body), note, class_="panel")
+
+
+def _detection(found: Mapping[str, Any] | None) -> Html | None:
+    """Returns the languages that were detected, and which of them are not the manifest's; None where none was."""
+    if found is None:
+        return None
+    pairs = found["disagreements"][:_MAX_LANGUAGES]
+    body = [
+        tag(
+            "tr",
+            tag("th", shortened(f"{pair['manifest']}, detected {pair['detected']}", _NAME), scope="row"),
+            tag("td", f"{pair['samples']:,}", class_="n"),
+            tag("td", shortened(", ".join(pair["ids"]), _NAME)),
+        )
+        for pair in pairs
+    ]
+    detected = ", ".join(
+        f"{shortened(entry['language'], _NAME)} {entry['samples']:,} ({entry['confidence']:.2f})"
+        for entry in found["languages"][:_MAX_LANGUAGES]
+    )
+    about = f"{detected or 'none'}. Without: {found['unsaid'] + found['unknown']:,}."
+    rows = table(["manifest", "samples", "ids"], body) if body else None
+    return tag(
+        "figure",
+        tag("figcaption", "Detected languages"),
+        tag("p", about, class_="note"),
+        rows,
+        class_="panel",
+    )
 
 
 def samples(overview: Overview, cards: Sequence[Html]) -> Html:

@@ -12,7 +12,7 @@ import PIL.Image
 from forebay.store.layout import Array
 
 HOP_S = 0.01
-"""Between two frames of stored features."""
+"""Between two frames of stored features, where a cache says nothing else."""
 
 _WINDOW_S = 0.025
 _BINS = 96
@@ -32,7 +32,14 @@ def features_of(tensors: Mapping[str, Any]) -> str | None:
     return None
 
 
-def picture_of(tensors: Mapping[str, Any], *, rate_hz: int, columns: int) -> tuple[bytes, str, float] | None:
+def hop_s(constants: Mapping[str, Any]) -> float:
+    """Returns the seconds between two frames of a cache's features."""
+    return constants["hop_length"] / constants["sample_rate_hz"] if "hop_length" in constants else HOP_S
+
+
+def picture_of(
+    tensors: Mapping[str, Any], *, rate_hz: int, columns: int, hop_s: float = HOP_S
+) -> tuple[bytes, str, float] | None:
     """Returns a PNG at most `columns` wide, what it shows, and the seconds it covers; None where there is nothing.
 
     The features where the sample has some, else log powers of its waveform (25 ms Hann windows, linear frequencies).
@@ -41,7 +48,7 @@ def picture_of(tensors: Mapping[str, Any], *, rate_hz: int, columns: int) -> tup
     if name is not None and len(tensors[name]):
         values = tensors[name]
         frames, bins = values.shape
-        return png(_reduced(values, columns)), f"{name}: {bins} bins over {frames:,} frames", frames * HOP_S
+        return png(_reduced(values, columns)), f"{name}: {bins} bins over {frames:,} frames", frames * hop_s
     waveform = tensors.get("waveform")
     if not isinstance(waveform, np.ndarray) or len(waveform) < int(_WINDOW_S * rate_hz) or waveform.ndim != 1:
         return None

@@ -19,10 +19,11 @@ from forebay.store.remote.transfer.tally import for_each
 from forebay.store.seal import Contents, check_shard, seal
 from forebay.store.shard import ShardEntry
 from forebay.store.temporary import TEMPORARY_MARK, sweep
+from forebay.store.texts import TEXTS
 from forebay.store.verify import quick_problems
 
 _HASHING_THREADS = 4
-_OURS = ("plans", "tar_index")
+_OURS = ("plans", "tar_index", TEXTS)
 """Folders of a cache root that hold no cache."""
 
 

@@ -29,7 +29,8 @@ from forebay.store.remote.raw.sources import at_hand, identity
 
 _log = logging.getLogger(__name__)
 
-FOLDER, ENDING = "text_index", ".lines"
+FOLDER = "text_index"
+ENDING = ".lines"
 LINES = 4096
 """Lines from one mark to the next."""
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-import pyarrow as pa
 
 from forebay.errors import ManifestError
 from forebay.store.layout import Array
@@ -85,7 +84,7 @@ def line_blocks(path: Path, *, max_bytes: int, place: Place | None = None) -> It
             file.seek(place.offset)
         try:
             yield from _blocks(file, place, max_bytes=max_bytes)
-        except (OSError, pa.ArrowException) as err:
+        except (OSError, ValueError) as err:
             _refuse(path, err)
 
 
@@ -94,7 +93,7 @@ def head_of(path: Path) -> bytes:
     with _unpacked(path) as file:
         try:
             return bytes(file.read(_HEAD_BYTES))
-        except (OSError, pa.ArrowException) as err:
+        except (OSError, ValueError) as err:
             _refuse(path, err)
 
 
@@ -104,15 +103,19 @@ def _unpacked(path: Path) -> Iterator[Any]:
     with contextlib.ExitStack() as held:
         try:
             local = held.enter_context(at_hand(path))
-            file = held.enter_context(open(local, "rb"))
+            file: Any = held.enter_context(open(local, "rb"))
         except OSError as err:
             _refuse(path, err)
         codec = codec_of(path)
         if codec is not None:
             if not file.read(1):
-                _refuse(path, pa.ArrowInvalid("it is empty"))
+                _refuse(path, OSError("it is empty"))
             file.seek(0)
-        yield file if codec is None else held.enter_context(pa.CompressedInputStream(file, codec))
+        if codec is not None:
+            import pyarrow as pa
+
+            file = held.enter_context(pa.CompressedInputStream(file, codec))
+        yield file
 
 
 def _refuse(path: Path, err: Exception) -> NoReturn:

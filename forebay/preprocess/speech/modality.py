@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from forebay.config.tree import Config
 from forebay.preprocess.cut import Cut, name_cuts
 from forebay.preprocess.modality import Coder, Finished, Listing, Read, Rows, Values, gathered, narrow
 from forebay.preprocess.pool import Map
-from forebay.preprocess.sources.kept import PREFIX, fields_of
+from forebay.preprocess.sources.kept import PREFIX, column_of, fields_of
 from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.sources.speech.listing import read_rows
 from forebay.preprocess.speech.probe import media_probe, text_probe
@@ -182,6 +183,8 @@ class Speech:
         return read_rows(source, cache_root=config.cache_root, map_=map_, is_hashed=is_hashed)
 
     def keeping(self, rows: pa.Table) -> Speech:
+        if self.recipe.tokens is not None:
+            self.recipe.tokens.check_columns(partial(_different, rows))
         return replace(self, kept=fields_of(rows))
 
     def fields(self) -> tuple[FieldSpec, ...]:
@@ -305,6 +308,11 @@ class Speech:
         }
 
 
+def _different(rows: pa.Table, name: str) -> list[str]:
+    """Returns the different values of a kept column as texts, sorted."""
+    return sorted(str(value) for value in column_of(rows, name).unique().to_pylist() if value is not None)
+
+
 def _audio_lengths(media: Shard) -> tuple[Array, Array]:
     """Returns audio samples and stored frames of every row, int64 [rows]; 0 where a row failed."""
     values, offsets = media.column("num_audio_samples")
@@ -321,8 +329,8 @@ def estimate_bytes(recipe: Recipe, rows: pa.Table) -> int:
         seconds = np.minimum(seconds, recipe.decode.clip_s)
     samples = np.round(seconds * recipe.decode.sample_rate_hz).astype(np.int64)
     total = 0
-    for step in (recipe.features, recipe.waveform):
-        if step is not None and (fields := step.fields()):
+    for step in recipe.stored:
+        if fields := step.fields():
             width = fields[0].numpy_dtype.itemsize * int(np.prod(fields[0].shape, dtype=np.int64))
             total += width * int(np.sum(step.num_frames(samples)))
     text_bytes: int = sum(chunk.nbytes for name in ("text", "prompt", "language") for chunk in rows[name].chunks)

@@ -7,6 +7,7 @@ It moves exactly when libsndfile's, soxr's, numpy's or the CPU's numerics (media
 from __future__ import annotations
 
 import io
+import json
 import wave
 from typing import Any
 
@@ -43,16 +44,23 @@ def media_probe(recipe: Recipe) -> str:
 
 
 def text_probe(encoder: TextEncoder | None) -> str:
-    """Returns the xxh3-128 of what the text steps make of texts in six scripts, or of labels."""
+    """Returns the xxh3-128 of what the text steps make of texts in six scripts, or of labels.
+
+    What they find on this machine (a program, its data) is a part of it.
+    """
     texts = _LABELS if encoder is not None and encoder.reads_labels else _TEXTS
+    languages = encoder.languages if encoder is not None else ()
     rows = _rows(
         sample_id=[f"probe-{i}" for i in range(len(texts))],
         file=[0] * len(texts),
         text=[text for text, _ in texts],
-        language=[language for _, language in texts],
+        language=[languages[0] if languages else language for _, language in texts],
         prompt=pa.nulls(len(texts), pa.string()),
     )
-    return values_digest(text_samples(rows, ["probe"], encoder))
+    # A program's version and data speak for more than six texts can show.
+    found = {} if encoder is None else encoder.found(*zip(*((text, code or "") for text, code in texts), strict=True))
+    more = [{"found": json.dumps(found, sort_keys=True)}] if found else []
+    return values_digest([*text_samples(rows, ["probe"], encoder), *more])
 
 
 def _rows(**columns: Any) -> pa.Table:

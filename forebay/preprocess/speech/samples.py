@@ -48,7 +48,7 @@ DETECTED_FIELDS = (
 
 def sample_fields(recipe: Recipe) -> tuple[FieldSpec, ...]:
     """Returns every field of a recipe's samples, media first, without the `failure` field that shards add."""
-    specs = (*recipe.features.fields(), *(recipe.waveform.fields() if recipe.waveform is not None else ()))
+    specs = [spec for step in recipe.stored for spec in step.fields()]
     tokens = recipe.tokens.fields() if recipe.tokens is not None else ()
     table = (_ID, _NUM_SAMPLES) if recipe.has_audio else (replace(_ID, group="text"),)
     detected = DETECTED_FIELDS if recipe.tokens is not None and recipe.tokens.text_line().detects else ()
@@ -103,8 +103,8 @@ def text_samples(
         mark(start)
         block = {name: values[start:stop] for name, values in columns.items()}
         made = _encoded(encoder, block, needs_text=needs_text, store=store)
-        for more, file, text, language, prompt, result in zip(
-            kept[start:stop], *(block[name] for name in ("file", "text", "language", "prompt")), made, strict=True
+        for more, sample_id, file, text, language, prompt, result in zip(
+            kept[start:stop], *block.values(), made, strict=True
         ):
             values: Values = {**more, "text": text or "", "language": language or "", "prompt": prompt or ""}
             values["source"] = names[file]
@@ -113,8 +113,7 @@ def text_samples(
             if isinstance(result, SampleError):
                 values |= {"failure": result.reason, "message": str(result)}
             elif encoder is not None and result is not None:
-                values |= result.fields
-                values["text"] = encoder.row_text(values["text"], result.fields["input_ids"])
+                values |= _of_text(encoder, result, more, text=values["text"], sample_id=sample_id)
             yield values
     if encoder is not None:
         encoder.keep()
@@ -149,6 +148,17 @@ def _languages(stated: str, result: Encoded | SampleError | None) -> Values:
         "language_confidence": np.float64(confidence),
         "language_manifest": stated,
     }
+
+
+def _of_text(
+    encoder: TextEncoder, encoded: Encoded, kept: Mapping[str, Any], *, text: str, sample_id: str
+) -> Mapping[str, Any]:
+    """Returns the fields of a text and what the row says of it, or why the row cannot be used."""
+    try:
+        of_row = encoder.of_row(kept, sample_id=sample_id)
+    except SampleError as err:
+        return {"failure": err.reason, "message": str(err)}
+    return {**encoded.fields, **of_row, "text": encoder.row_text(text, encoded.fields["input_ids"])}
 
 
 def _encoded(
@@ -236,7 +246,5 @@ def _all_features(recipe: Recipe, waveforms: Sequence[Array]) -> list[Mapping[st
     clips = waveforms
     if "int16" not in recipe.features.clip_dtypes:
         clips = [w.astype(np.float32) / np.float32(32768) if w.dtype == np.int16 else w for w in waveforms]
-    made = recipe.features.compute(clips)
-    if recipe.waveform is None:
-        return list(made)
-    return [{**a, **b} for a, b in zip(made, recipe.waveform.compute(waveforms), strict=True)]
+    made = [step.compute(waveforms if step is recipe.waveform else clips) for step in recipe.stored]
+    return [{name: values for fields in each for name, values in fields.items()} for each in zip(*made, strict=True)]

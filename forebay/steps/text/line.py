@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import xxhash
 
-from forebay.steps.text.language.detector import Detect, Detector
+from forebay.steps.text.language.detector import LIKELIER, Detect, Detector
+from forebay.steps.text.normal.code import Code
 from forebay.steps.text.normal.step import NOWHERE, NormalStep, Problem, Runner, Where
 from forebay.steps.text.normal.table import SIMPLE, made_steps
 from forebay.steps.text.remembered import (
@@ -28,6 +29,17 @@ class Prepared:
 
     text: str
     language: str
+    detected: str = ""
+    confidence: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A text on its way to `prepared`. steps: (name, what the text is behind the step), up to one that fails."""
+
+    steps: tuple[tuple[str, str | Problem], ...]
+    prepared: Prepared | Problem
+    language: str = ""
     detected: str = ""
     confidence: float = 0.0
 
@@ -51,7 +63,7 @@ class TextLine:
             detector = Detector.of(
                 mode=mode,
                 languages=settings.get("languages", ()),
-                min_confidence=float(settings.get("min_confidence", 0.0)),
+                min_confidence=float(settings.get("min_confidence", LIKELIER)),
             )
         return cls(steps=made_steps(settings.get("normalize", "nfkc"), where), detector=detector)
 
@@ -66,6 +78,15 @@ class TextLine:
         word = next((word for word, stands_for in SIMPLE.items() if stands_for == names), None)
         document: dict[str, Any] = {"normalize": word or [step.identity() for step in self.steps]}
         return document if self.detector is None else {**document, "language": self.detector.identity()}
+
+    def without_code(self) -> TextLine:
+        """Returns the line without the functions of the user."""
+        return replace(self, steps=tuple(step for step in self.steps if not isinstance(step, Code)))
+
+    def check(self) -> None:
+        """Returns if every step can be trusted; see `NormalStep.check`."""
+        for step in self.steps:
+            step.check()
 
     def open(self) -> OpenLine:
         """Returns what does the work, in the process that does it. Raises ConfigError as `NormalStep.open` does."""
@@ -121,16 +142,29 @@ class OpenLine:
             for text, language in zip(texts, languages, strict=True)
         ]
 
-    def stages(self, text: str, language: str) -> list[tuple[str, str | Problem]]:
-        """Returns (name of the step, what the text is behind it) of every step, up to one that fails."""
-        stages: list[tuple[str, str | Problem]] = []
+    def stages(self, texts: Sequence[str], languages: Sequence[str]) -> list[Staged]:
+        """Returns what `prepare` does with every text, a step at a time, in their order. Nothing is taken from a store.
+
+        languages: as the manifest has them, "" for none.
+        """
+        bad = [bad_text(text) for text in texts]
+        usable = [i for i, problem in enumerate(bad) if problem is None]
+        detected = self._languages([texts[i] for i in usable], [languages[i] for i in usable], None)
+        found = dict(zip(usable, detected, strict=True))
+        used = [found[i][0] if i in found else "" for i in range(len(texts))]
+        results = [problem or text for problem, text in zip(bad, texts, strict=True)]
+        steps: list[list[tuple[str, str | Problem]]] = [[] for _ in texts]
         for step, run in self._runners:
-            result = run([text], [language])[0]
-            stages.append((step.name, result))
-            if isinstance(result, Problem):
-                break
-            text = result
-        return stages
+            alive = [i for i, result in enumerate(results) if isinstance(result, str)]
+            made = _alone(step, run)([str(results[i]) for i in alive], [used[i] for i in alive])
+            for i, result in zip(alive, made, strict=True):
+                results[i] = result
+                steps[i].append((step.name, result))
+        staged = []
+        for i, result in enumerate(results):
+            way = found.get(i, ("", "", 0.0))
+            staged.append(Staged(tuple(steps[i]), Prepared(result, *way) if isinstance(result, str) else result, *way))
+        return staged
 
     def _languages(
         self, texts: Sequence[str], languages: Sequence[str], store: TextStore | None
@@ -199,6 +233,17 @@ def bad_text(text: str) -> Problem | None:
         found = f"U+{ord(text[err.start]):04X} at character {err.start}"
         return Problem("bad_text", f"text has a lone surrogate {found}; clean the manifest")
     return None
+
+
+def _alone(step: NormalStep, run: Runner) -> Remembered[str | Problem]:
+    """Returns what one step makes of texts, each different one once; nothing is kept."""
+    return Remembered(
+        make=lambda texts, languages: _through([(step, run)], texts, languages),
+        values=None,
+        to_bytes=text_to_bytes,
+        of_bytes=text_of_bytes,
+        reads_language=step.reads_language,
+    )
 
 
 def _through(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from forebay.errors import TextError
 from forebay.steps.step import Fields, Stored, TextBatch, TextStep
-from forebay.steps.text.line import OpenLine, Prepared, TextLine
+from forebay.steps.text.line import OpenLine, Prepared, Staged, TextLine
 from forebay.steps.text.normal.step import NOWHERE, Problem
 from forebay.steps.text.normal.table import SIMPLE, made_steps
 from forebay.steps.text.normalize import is_unseen
@@ -49,8 +50,9 @@ class Transcript(TextStep):
     nothing can be said. `detect_missing`: from the text where the manifest has none."""
     languages: tuple[str, ...] = ()
     """Codes of the languages among which is detected. Left out: all that are known."""
-    min_confidence: float = 0.0
-    """Below this confidence, from 0 to 1, nothing is said of a language."""
+    min_confidence: float | None = None
+    """Below this confidence, from 0 to 1, nothing is said of a language. Left out: 0.5, by which a language is likelier
+    than all others together."""
     phones: Mapping[str, Any] | None = field(default=None, hash=False)
     """Settings of the step `phones` of `normalize`: `{backend = "espeak"}`."""
     max_label_tokens: int | None = None
@@ -62,9 +64,9 @@ class Transcript(TextStep):
         object.__setattr__(self, "prompt", self.name)
         if self.line is None and self.normalize in SIMPLE and self.language == "manifest":
             object.__setattr__(self, "line", TextLine(steps=made_steps(self.normalize, NOWHERE)))
-        if self.language == "manifest" and (self.languages or self.min_confidence):
+        if self.language == "manifest" and (self.languages or self.min_confidence is not None):
             raise ValueError('languages and min_confidence are of language = "detect" or "detect_missing"')
-        if not 0 <= self.min_confidence <= 1:
+        if self.min_confidence is not None and not 0 <= self.min_confidence <= 1:
             raise ValueError(f"min_confidence is {self.min_confidence}, wanted 0 to 1")
         if self.max_label_tokens is not None and self.max_label_tokens < 1:
             raise ValueError(f"max_label_tokens is {self.max_label_tokens}, wanted 1 or more")
@@ -87,6 +89,17 @@ class Transcript(TextStep):
     def fields(self) -> tuple[FieldSpec, ...]:
         """Returns the fields of the text group: `input_ids` [num_tokens], `prefix_len` [1]."""
         return tuple(FieldSpec(name=name, dtype="int32", group="text") for name in ("input_ids", "prefix_len"))
+
+    @classmethod
+    def columns_read(cls, settings: Mapping[str, Any]) -> dict[str, str]:  # noqa: ARG003
+        """Returns the columns of `source.keep_columns` that samples are made of, by the settings that name them."""
+        return {}
+
+    def check_columns(self, different: Callable[[str], list[str]]) -> None:
+        """Returns where kept columns are what the settings say. Raises ConfigError otherwise.
+
+        different: the values of a column by its name, each once, sorted.
+        """
 
     def writer(self, vocabulary: Vocabulary) -> Prompt:
         """Returns what writes the prompt. Raises ConfigError where the tokenizer lacks what the prompt needs."""
@@ -148,6 +161,11 @@ class Prompt:
         """What a collator must know of this prompt beside the vocabulary."""
         return {}
 
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The only languages that texts may have; none where any is right."""
+        return ()
+
     def split(self, text: str) -> tuple[str | None, str]:
         """Returns the language that a text carries itself, None where it carries none, and its transcript."""
         return None, text
@@ -160,6 +178,10 @@ class Prompt:
         """Returns the sequence of an utterance; raises TextError where it cannot be written."""
         raise NotImplementedError
 
+    def of_row(self, kept: Mapping[str, Any], sample_id: str) -> dict[str, list[int]]:  # noqa: ARG002
+        """Returns values of fields that are made of kept columns; raises TextError where they cannot be."""
+        return {}
+
     def row_text(self, text: str, ids: Array) -> str:  # noqa: ARG002
         """Returns what a row says that it is a transcript of. text: of the source. ids: what was made of it."""
         return text
@@ -171,10 +193,11 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """What a text became: the arrays of the step's fields, and the text as it was tokenised."""
+    """What a text became: the arrays of the step's fields, the text as it was tokenised, and what its limit is of."""
 
     fields: Fields
     prepared: Prepared
+    num_label_tokens: int
 
 
 class TextEncoder:
@@ -183,7 +206,11 @@ class TextEncoder:
     def __init__(self, step: Transcript, vocabulary: Vocabulary) -> None:
         self._step, self._vocabulary = step, vocabulary
         self._prompt = step.writer(vocabulary)
-        self._line: OpenLine = step.text_line().open()
+
+    @cached_property
+    def _line(self) -> OpenLine:
+        # Opened for the first text: training decodes where a program that texts need is not installed.
+        return self._step.text_line().open()
 
     @property
     def constants(self) -> dict[str, int]:
@@ -196,6 +223,11 @@ class TextEncoder:
         return {name: value for name, value in found.items() if value is not None} | self._prompt.constants
 
     @property
+    def languages(self) -> tuple[str, ...]:
+        """The only languages that texts may have; none where any is right."""
+        return self._prompt.languages
+
+    @property
     def reads_labels(self) -> bool:
         """Whether texts are token ids, see `Transcript`."""
         return self._step.reads_labels
@@ -203,7 +235,21 @@ class TextEncoder:
     @property
     def detects(self) -> bool:
         """Whether languages are detected, and rows say which."""
-        return self._line.line.detects
+        return self._step.text_line().detects
+
+    def found(self, texts: Sequence[str], languages: Sequence[str]) -> dict[str, Any]:
+        """Returns what the line makes of texts on this machine, and what its steps find; empty for quick steps alone.
+
+        Tokens do not show it: a symbol table has none for a text of symbols that it lacks.
+        """
+        steps = self._step.text_line().steps
+        if all(step.is_quick for step in steps):
+            return {}
+        made = self._line.prepare(texts, languages)
+        return {
+            "found": {step.name: dict(step.found()) for step in steps},
+            "made": [each.reason if isinstance(each, Problem) else each.text for each in made],
+        }
 
     def encode(self, text: str, language: str | None, prompt: str | None, *, sample_id: str) -> Fields:
         """Returns the int32 arrays of the step's `fields` of one text. Raises TextError, see `encode_batch`."""
@@ -220,17 +266,19 @@ class TextEncoder:
         *,
         sample_ids: Sequence[str],
         store: TextStore | None = None,
+        prepared: Sequence[Prepared | Problem] | None = None,
     ) -> list[Encoded | TextError]:
         """Returns what every text became, or why it cannot be used, in their order; one does not depend on another.
 
         languages: code or English name in any case; empty is absent. prompts: earlier text or hot words; empty is
-        absent. store: of detection and normalisation, see `OpenLine.prepare`. Errors: `bad_text`, `empty_text`,
-        `missing_language`, `unknown_language`, `label_too_long`, and what the steps of `text.normalize` say.
+        absent. store: of detection and normalisation, see `OpenLine.prepare`. prepared: what `stages` found already.
+        Errors: `bad_text`, `empty_text`, `missing_language`, `unknown_language`, `label_too_long`, and what the steps
+        of `text.normalize` say.
         """
         # Before normalisation: NFKC turns full-width brackets into those of a header, and nobody meant them as one.
         parts = [self._prompt.split(text) for text in texts]
         stated = [(language or "").strip() for language in languages]
-        bodies = self._line.prepare([body for _, body in parts], stated, store=store)
+        bodies = self._line.prepare([body for _, body in parts], stated, store=store) if prepared is None else prepared
         utterances = [
             _tried(self._utterance, body, carried, prompt or "", sample_id)
             for (carried, _), body, prompt, sample_id in zip(parts, bodies, prompts, sample_ids, strict=True)
@@ -242,9 +290,30 @@ class TextEncoder:
                 for each, body in zip(utterances, bodies, strict=True)
             ]
 
+    def stages(self, texts: Sequence[str], languages: Sequence[str | None]) -> list[tuple[str | None, str, Staged]]:
+        """Returns the language that every text carries itself, the text without it, and its way through the line."""
+        parts = [self._prompt.split(text) for text in texts]
+        stated = [(language or "").strip() for language in languages]
+        staged = self._line.stages([body for _, body in parts], stated)
+        return [(carried, body, way) for (carried, body), way in zip(parts, staged, strict=True)]
+
+    def of_row(self, kept: Mapping[str, Any], *, sample_id: str) -> Fields:
+        """Returns the int32 arrays of the fields of kept columns. Raises TextError, as `Prompt.of_row`."""
+        made = self._prompt.of_row(kept, sample_id)
+        return {name: np.array(value, dtype=np.int32) for name, value in made.items()}
+
     def keep(self) -> None:
         """Writes what stores were given and have not written yet."""
         self._line.keep()
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The tokenizer."""
+        return self._vocabulary
+
+    def text_ids(self, input_ids: Array) -> list[int]:
+        """Returns the ids of a sample from which on only the transcript and control tokens come."""
+        return self._prompt.text_ids(input_ids.tolist())
 
     def row_text(self, text: str, input_ids: Array) -> str:
         """Returns the transcript that stands beside the ids of a row. text: of the source."""
@@ -270,13 +339,10 @@ class TextEncoder:
         sequence = self._prompt.build(utterance)
         limit = self._step.max_label_tokens
         if limit is not None and sequence.num_label_tokens > limit:
-            raise TextError(
-                "label_too_long",
-                f"{utterance.sample_id}: {sequence.num_label_tokens} label tokens, text.max_label_tokens is {limit}; "
-                "split the clip, or raise the limit where the model allows it",
-            )
+            raise label_too_long(utterance.sample_id, sequence.num_label_tokens, limit=limit)
         values = {"input_ids": sequence.ids, "prefix_len": [sequence.prefix_len], **sequence.more}
-        return Encoded({name: np.array(value, dtype=np.int32) for name, value in values.items()}, prepared)
+        arrays = {name: np.array(value, dtype=np.int32) for name, value in values.items()}
+        return Encoded(arrays, prepared, sequence.num_label_tokens)
 
     def _utterance(self, body: Prepared | Problem, carried: str | None, prompt: str, sample_id: str) -> Utterance:
         prepared = _usable(body, sample_id)
@@ -302,6 +368,15 @@ class TextEncoder:
         if isinstance(result, Problem):
             raise TextError(result.reason, f"{sample_id}: {result.message}")
         return result
+
+
+def label_too_long(sample_id: str, num_label_tokens: int, *, limit: int) -> TextError:
+    """Returns the error for a text of more label tokens than `max_label_tokens` allows."""
+    return TextError(
+        "label_too_long",
+        f"{sample_id}: {num_label_tokens} label tokens, text.max_label_tokens is {limit}; "
+        "split the clip, or raise the limit where the model allows it",
+    )
 
 
 def _tried(make: Callable[..., T], *arguments: Any) -> T | TextError:

@@ -12,6 +12,7 @@ from typing import Any
 from forebay.config.digest import tokenizer_digest
 from forebay.errors import ConfigError, TextError
 from forebay.pretrained import from_folder
+from forebay.steps.text.symbols import is_symbol_table
 from forebay.steps.text.words import Words
 
 
@@ -49,12 +50,18 @@ class Vocabulary:
         self._ready: dict[str, list[int]] = {}
         self.eos_token_id = _optional_int(self.tokenizer.eos_token_id)
         longest_first = sorted(self._added, key=len, reverse=True)
+        self._unknown_id = self._plain.token_to_id(unknown) if is_symbol_table(folder) else None
         self._control_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     @property
     def size(self) -> int:
         """One more than the largest id: what a model's embedding must hold."""
         return 1 + int(max(self.tokenizer.get_vocab().values()))
+
+    @property
+    def control_ids(self) -> frozenset[int]:
+        """The ids that no text becomes."""
+        return self._control_ids
 
     @property
     def pad_token_id(self) -> int | None:
@@ -102,7 +109,8 @@ class Vocabulary:
     def encode(self, text: str, *, sample_id: str) -> list[int]:
         """Returns the ids of a text as characters: no control token comes out of it. The list is the caller's.
 
-        Raises TextError `bad_text` where the tokenizer's model itself knows a control token as a piece of text.
+        Raises TextError `bad_text` where the tokenizer's model itself knows a control token as a piece of text,
+        `unknown_symbol` where a symbol table lacks a symbol of it.
         """
         ready = self._ready.get(text)
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids if ready is None else ready.copy()
@@ -111,7 +119,18 @@ class Vocabulary:
             raise TextError(
                 "bad_text", f"{sample_id}: the tokenizer reads {token} in the text as a control token; clean the text"
             )
+        if self._unknown_id is not None and self._unknown_id in ids:
+            raise self._unknown_symbol(text, sample_id)
         return ids
+
+    def _unknown_symbol(self, text: str, sample_id: str) -> TextError:
+        found = self._plain.encode(text, add_special_tokens=False)
+        start, stop = found.offsets[found.ids.index(self._unknown_id)]
+        return TextError(
+            "unknown_symbol",
+            f"{sample_id}: the symbol table in {self.folder} has no {text[start:stop][:40]!r}; clean the text, or "
+            "write the table again with forebay symbols",
+        )
 
     def split(self, template: str) -> list[str | int]:
         """Returns a rendered template as ids of its control tokens and the texts between them."""

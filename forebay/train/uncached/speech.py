@@ -71,6 +71,7 @@ class UncachedSpeech(UncachedSource):
         Raises ConfigError or ManifestError where the config or its manifest cannot be used.
         """
         self._recipe = recipe = cast(Recipe, recipe_of(config))
+        recipe.check()
         self._modality = Speech.of(config, recipe)
         self._said: pa.Table | None = None
         manifest = self._modality.manifest(config)

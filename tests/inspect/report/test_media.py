@@ -12,7 +12,7 @@ import soundfile
 from forebay.inspect.report.markup import Html, url_size
 from forebay.inspect.report.photos import grid_lines, webp, webps
 from forebay.inspect.report.sound import clips, wav_head
-from forebay.inspect.report.spectrum import features_of, picture_of, png
+from forebay.inspect.report.spectrum import features_of, hop_s, picture_of, png
 from forebay.store.layout import Array
 
 RATE_HZ = 16_000
@@ -87,6 +87,15 @@ def test_features_are_drawn_with_high_bins_on_top() -> None:
     image = np.asarray(PIL.Image.open(io.BytesIO(data)).convert("L"))
     assert image.shape == (80, 10)
     assert np.argwhere(image < 100).tolist() == [[0, 2]]
+
+
+def test_frames_of_mel_last_as_long_as_their_hop() -> None:
+    between = hop_s({"features": "mel", "hop_length": 256, "sample_rate_hz": 22_050})
+    made = picture_of({"mel": np.ones((100, 80), np.float32)}, rate_hz=22_050, columns=100, hop_s=between)
+    assert made is not None
+    assert made[1] == "mel: 80 bins over 100 frames"
+    assert made[2] == pytest.approx(25_600 / 22_050)
+    assert hop_s({"features": "log_mel", "sample_rate_hz": 16_000}) == 0.01
 
 
 def test_a_picture_is_no_wider_than_asked() -> None:

@@ -18,6 +18,7 @@ from forebay.errors import DecodeError
 from forebay.steps import step as step_module
 from forebay.steps.audio import spectrum
 from forebay.steps.audio.log_mel import LogMel
+from forebay.steps.audio.mel import Mel
 from forebay.steps.audio.qwen3_asr import Qwen3Asr
 from forebay.steps.audio.w2v_bert import W2vBert
 from forebay.steps.audio.waveform import Waveform
@@ -30,6 +31,8 @@ STEPS: tuple[AudioStep, ...] = (
     Qwen3Asr(),
     W2vBert(),
     W2vBert(dtype="float16"),
+    Mel.of(preset="hifigan"),
+    Mel(rate_hz=16_000, n_fft=250, hop_length=70, n_mels=23, pad_mode="constant", log="db", dtype="float16"),
     Waveform(),
     Waveform(dtype="float32"),
 )
@@ -50,7 +53,8 @@ def digest(step: AudioStep, clips: Sequence[np.ndarray]) -> list[str]:
 
 
 def usable(step: AudioStep, clips: Sequence[np.ndarray]) -> list[np.ndarray]:
-    return [clip for clip in clips if clip.size >= (560 if isinstance(step, W2vBert) else 1)]
+    least = step.framing.min_samples if isinstance(step, Mel) else step.min_samples
+    return [clip for clip in clips if clip.size >= least]
 
 
 @every_step

@@ -16,7 +16,7 @@ from forebay.steps.text.language.detector import Detect, Detector
 from forebay.steps.text.line import Prepared, TextLine
 from forebay.steps.text.normal.plain import Lower, Nfkc
 from forebay.steps.text.normal.step import NormalStep, Problem, Runner
-from forebay.steps.text.normal.table import NORMAL, made_steps
+from forebay.steps.text.normal.table import NORMAL, normal_step
 from tests.strategies import transcripts
 
 CALLS: list[tuple[str, str]] = []
@@ -85,10 +85,24 @@ def test_what_a_text_becomes_depends_on_it_alone(texts: list[tuple[str, str]]) -
 
 def test_steps_say_what_the_text_is_behind_them() -> None:
     line = TextLine(steps=(Nfkc(), Shout(), Lower())).open()
-    assert line.stages(" \ufb01N", "EN") == [("nfkc", "fiN"), ("shout", "fiN!EN"), ("lower", "fin!en")]
-    assert line.stages("x", "")[-1] == ("shout", Problem("no_x", "'x' has an x"))
+    found, failed, bad = line.stages([" \ufb01N", "x", "\0"], ["EN", "", ""])
+    assert found.steps == (("nfkc", "fiN"), ("shout", "fiN!EN"), ("lower", "fin!en"))
+    assert failed.steps == (("nfkc", "x"), ("shout", Problem("no_x", "'x' has an x")))
+    assert (bad.steps, bad.prepared) == ((), Problem("bad_text", "text has a NUL at character 0; clean the manifest"))
     assert line.prompts(["a\u00a0A", "\0"], ["", ""])[0] == "a a"  # not for hot words: Shout
     assert isinstance(line.prompts(["\0"], [""])[0], Problem)
+
+
+@given(texts=st.lists(st.tuples(st.text(max_size=5), st.sampled_from(["", "en", "hi"])), max_size=8))
+def test_stages_end_where_the_line_does(texts: list[tuple[str, str]]) -> None:
+    line = TextLine(steps=(Nfkc(), Shout(), Lower()), detector=ByLength(mode="detect_missing")).open()
+    bodies, languages = [text for text, _ in texts], [language for _, language in texts]
+    for staged, prepared in zip(line.stages(bodies, languages), line.prepare(bodies, languages), strict=True):
+        assert staged.prepared == prepared
+        if isinstance(prepared, Prepared):
+            assert [name for name, _ in staged.steps] == ["nfkc", "shout", "lower"]
+            assert staged.steps[-1][1] == prepared.text
+            assert (staged.language, staged.detected) == (prepared.language, prepared.detected)
 
 
 def test_keys_know_the_steps_and_not_how_they_are_written() -> None:
@@ -104,6 +118,10 @@ def test_keys_know_the_steps_and_not_how_they_are_written() -> None:
     [
         ({"normalize": ["nfkc", "lowr"]}, r'unknown step "lowr"; did you mean "lower"\?'),
         ({"normalize": ["nfkc", "nfkc"]}, r'"nfkc" stands twice'),
+        ({"normalize": ["indic", "nfkc"]}, r'"nfkc" behind "indic" joins .*put "nfkc" first'),
+        ({"normalize": ["numbrs"]}, r'did you mean "numbers"\?'),
+        ({"normalize": ["my.txt:f"]}, r'"my\.txt:f" is no "file\.py:function"'),
+        ({"normalize": ["my.py:f"]}, r"which is code, and run\.allow_code is false"),
         ({"normalize": [1]}, r"text\.normalize"),
         ({"normalize": "lower"}, r'wants "nfkc" or "none" or a list of strings'),
         ({"normalize": ["phones"]}, r"both are needed"),
@@ -125,6 +143,4 @@ def test_settings_that_say_nothing_are_refused(settings: dict[str, Any], message
 
 
 def test_every_step_has_its_name() -> None:
-    for name in NORMAL:
-        if name != "phones":  # needs settings
-            assert [step.name for step in made_steps([name], None)] == [name]  # type: ignore[arg-type]
+    assert {name: normal_step(name).name for name in NORMAL} == {name: name for name in NORMAL}

@@ -12,11 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.steps.text.language.detector import Detect, Detector
-from forebay.steps.text.line import _PROBE, OpenLine, Prepared, TextLine
+from forebay.steps.text.line import _PROBE, OpenLine, Prepared, TextLine, bad_text
 from forebay.steps.text.normal import table
 from forebay.steps.text.normal.plain import Nfkc
 from forebay.steps.text.normal.step import NormalStep, Problem, Runner, Where
+from forebay.steps.text.remembered import text_of_bytes, text_to_bytes
+from forebay.store.cache import open_cache
 from forebay.store.texts import TextStore
+from forebay.train.uncached.speech import UncachedSpeech
 from tests.preprocess.here_pool import build_here
 from tests.text_corpus import demo_texts, text_config
 
@@ -176,6 +179,15 @@ def test_with_a_store_everything_is_as_without(
     assert line.prepare(*columns, store=store) == line.prepare(*columns) == line.prepare(*columns, store=store)
 
 
+@given(text=st.text(max_size=6).filter(lambda text: bad_text(text) is None), became=st.text(max_size=3))
+def test_texts_are_kept_as_they_became_and_nothing_of_those_that_stayed(text: str, became: str) -> None:
+    assert text_to_bytes(text, text) == b""
+    if bad_text(became) is None:
+        kept = text_to_bytes(text, became)
+        assert kept is not None
+        assert text_of_bytes(text, kept) == became
+
+
 @pytest.fixture
 def loud(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(table.NORMAL, "loud", f"{__name__}:Loud")
@@ -197,4 +209,23 @@ def test_builds_share_what_was_made_and_an_edited_line_costs_a_shard_and_a_text(
     edited = build_here(text_config(tmp_path, *settings, rows=rows))
     assert edited.shards_written == 1
     assert [text for text in ASKED if text.endswith(" indeed")] == [rows[30]["text"]]
+    assert not made & set(ASKED)
+    ASKED.clear()
+    source, cache = UncachedSpeech(text_config(tmp_path, *settings)), open_cache(edited.cache)
+    assert source.read(30)["input_ids"].tolist() == cache.read(30)["input_ids"].tolist()
+    assert not {*made, rows[30]["text"]} & set(ASKED)
+
+
+@pytest.mark.usefixtures("loud")
+def test_reading_without_a_cache_keeps_what_it_made(tmp_path: Path) -> None:
+    rows = demo_texts()[:9]
+    settings = ('text.normalize=["nfkc", "loud"]',)
+    first = UncachedSpeech(text_config(tmp_path, *settings, rows=rows))
+    made = {row["text"] for row in rows}
+    assert made <= set(ASKED)
+    ASKED.clear()
+    again = UncachedSpeech(text_config(tmp_path, *settings, f'run.cache_root="{tmp_path / "caches"}"'))
+    assert [again.read(i)["input_ids"].tolist() for i in range(9)] == [
+        first.read(i)["input_ids"].tolist() for i in range(9)
+    ]
     assert not made & set(ASKED)

@@ -17,7 +17,6 @@ from forebay.inspect.report.markup import Html, page, policy, tag
 from forebay.inspect.report.overview import Overview
 from forebay.inspect.report.serve.search import Query, Search
 from forebay.inspect.report.sound import wav_head
-from forebay.inspect.report.spectrum import picture_of
 from forebay.inspect.report.write import body_of, columns_json, frame
 from forebay.store.metadata import foreign_values
 
@@ -150,7 +149,7 @@ class Pages:
         reading = self._reading(index)
         if reading is None or not reading.tensors:
             return plain(404, "there is no such picture")
-        made = picture_of(reading.tensors, rate_hz=self.overview.rate_hz, columns=SERVED_COLUMNS)
+        made = reading.picture(rate_hz=self.overview.rate_hz, columns=SERVED_COLUMNS)
         return plain(404, "nothing to draw") if made is None else _media("image/png", made[0])
 
     def _image(self, index: int, place: int) -> Answer:

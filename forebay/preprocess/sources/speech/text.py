@@ -12,8 +12,8 @@ from forebay.preprocess.sources.lines import codec_of, line_blocks, plain_name
 from forebay.preprocess.sources.naming import manifest_files, path_stem
 from forebay.preprocess.sources.rows import Manifest, require_rows, storable
 from forebay.preprocess.sources.speech.locate import Failures, Located, LocateTask, SpeechKind, located
-from forebay.preprocess.sources.speech.text_lines import LineFile, list_lines
-from forebay.preprocess.sources.speech.text_rows import TextRows, Wanted, wanted_early
+from forebay.preprocess.sources.speech.text_lines import list_lines
+from forebay.preprocess.sources.speech.text_rows import LineFile, TextRows, Wanted, wanted_early
 from forebay.preprocess.sources.speech.text_table import ENDING as PARQUET
 from forebay.preprocess.sources.speech.text_table import list_parquet, num_rows
 from forebay.store.remote.raw.sources import files_in, is_folder
@@ -38,7 +38,9 @@ def list_text(source: SourceConfig, cache_root: Path | None = None) -> Manifest:
     """
     manifests = manifest_files(source)
     _tell_what_is_beside(source, manifests)
-    wanted = wanted_early(source.rows) or _wanted_late(source, manifests, cache_root)
+    wanted = wanted_early(source.rows)
+    if wanted is None:
+        wanted = Wanted.of(source.rows or ":", _num_rows(source, manifests, cache_root))
     rows = TextRows(source)
     for group, manifest in enumerate(manifests):
         file = LineFile(manifest, group, storable(path_stem(plain_name(manifest.name))), rows)
@@ -48,37 +50,37 @@ def list_text(source: SourceConfig, cache_root: Path | None = None) -> Manifest:
             list_lines(file, wanted, cache_root=cache_root)
         if rows.is_enough or wanted.next_from(rows.count) is None:
             break
-    _require_some(rows, manifests)
+    _require_some(rows, manifests, cache_root)
     return Manifest(
         files=tuple(manifests), rows=rows.table(), rejected=rows.failures.table(), unused=rows.unused.counts
     )
 
 
-def _wanted_late(source: SourceConfig, manifests: list[SourceFile], cache_root: Path | None) -> Wanted:
-    """Returns what a slice selects that counts from the end, which takes the number of all rows."""
-    total = sum(_num_rows(manifest.path, source, cache_root) for manifest in manifests)
-    return Wanted.of(source.rows or ":", total)
+def _num_rows(source: SourceConfig, manifests: list[SourceFile], cache_root: Path | None) -> int:
+    """Returns how many rows the manifests have, by their indexes where these know it."""
+    most = source.max_sample_bytes
+    count = 0
+    for path in (manifest.path for manifest in manifests):
+        if path.suffix == PARQUET:
+            count += num_rows(path)
+        elif codec_of(path) is None:
+            count += count_rows(path, max_bytes=most, cache_root=cache_root)
+        else:
+            count += sum(int(block.is_row.sum()) for block in line_blocks(path, max_bytes=most))
+    return count
 
 
-def _num_rows(path: Path, source: SourceConfig, cache_root: Path | None) -> int:
-    if path.suffix == PARQUET:
-        return num_rows(path)
-    if codec_of(path) is None:
-        return count_rows(path, max_bytes=source.max_sample_bytes, cache_root=cache_root)
-    return sum(int(block.is_row.sum()) for block in line_blocks(path, max_bytes=source.max_sample_bytes))
-
-
-def _require_some(rows: TextRows, manifests: list[SourceFile]) -> None:
+def _require_some(rows: TextRows, manifests: list[SourceFile], cache_root: Path | None) -> None:
     """Raises ManifestError where there is no row, or `source.rows` selects none."""
+    if rows.num_taken:
+        return
     source = rows.source
-    if source.rows is None or not rows.count:
-        require_rows(rows.count, manifests)
-    if not rows.num_taken:
-        raise ManifestError(
-            f"{', '.join(source.manifests)}: source.rows is {source.rows}, which selects none of {rows.count} rows; "
-            "correct it",
-            code="FB204",
-        )
+    total = 0 if source.rows is None else _num_rows(source, manifests, cache_root)
+    require_rows(total, manifests)
+    raise ManifestError(
+        f"{', '.join(source.manifests)}: source.rows is {source.rows}, which selects none of {total} rows; correct it",
+        code="FB204",
+    )
 
 
 def _tell_what_is_beside(source: SourceConfig, manifests: list[SourceFile]) -> None:

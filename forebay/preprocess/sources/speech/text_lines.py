@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from forebay.config.data import SourceColumns, SourceConfig
 from forebay.errors import ConfigError, ManifestError, TextError
-from forebay.preprocess.sources.json_lines import JsonError, not_lines, not_text, parse_object, string_of
-from forebay.preprocess.sources.kept import values_in
+from forebay.preprocess.sources.json_lines import JsonError, not_text, parse_object
 from forebay.preprocess.sources.line_index import LINES, find_row
 from forebay.preprocess.sources.lines import Block, codec_of, head_of, line_blocks, plain_name
 from forebay.preprocess.sources.rows import joined
-from forebay.preprocess.sources.speech.locate import IDS
-from forebay.preprocess.sources.speech.text_rows import BAD_TEXT, NO_NUL, TOO_LARGE, Line, TextRows, Wanted
+from forebay.preprocess.sources.speech.text_json import JsonLines
+from forebay.preprocess.sources.speech.text_rows import BAD_TEXT, NO_NUL, TOO_LARGE, LineFile, Wanted
 from forebay.store.layout import Array
-from forebay.store.source_files import SourceFile
 
 PLAIN = ".txt"
 """How names of plain text end."""
@@ -28,26 +25,6 @@ DEFAULTS = SourceColumns()
 
 Take = Callable[[Block, Array, Array], None]
 """Takes lines of a block: their positions in it, and their rows in the listing."""
-
-
-@dataclass(frozen=True, slots=True)
-class LineFile:
-    """One manifest of lines. group: its number. stem: what ids that no line gives begin with."""
-
-    manifest: SourceFile
-    group: int
-    stem: str
-    rows: TextRows
-
-    @property
-    def path(self) -> Path:
-        """Where it is."""
-        return self.manifest.path
-
-    def fail(self, row: int, number: int, reason: str, problem: str) -> None:
-        """Notes a line that costs its sample."""
-        message = f"{self.path}, line {number}: {problem}; correct the manifest"
-        self.rows.fail(row, f"{self.stem}/{number}", reason, message)
 
 
 def list_lines(file: LineFile, wanted: Wanted, *, cache_root: Path | None) -> None:
@@ -79,7 +56,7 @@ def list_lines(file: LineFile, wanted: Wanted, *, cache_root: Path | None) -> No
 def _taker(file: LineFile) -> Take:
     path, source = file.path, file.rows.source
     if Path(plain_name(path.name)).suffix != PLAIN or _begins_with_object(path, source):
-        return _JsonLines(file).take
+        return JsonLines(file).take
     _require_no_fields(path, source)
     head = None if codec_of(path) is None else head_of(path)
     if (problem := not_text(path, head=head)) is not None:
@@ -185,70 +162,3 @@ def _packed(block: Block, lines: Array) -> pa.Array:
     edges[stops] -= 1
     letters = np.frombuffer(block.data, np.uint8)[np.cumsum(edges[:-1], dtype=np.int8).view(bool)]
     return pa.LargeStringArray.from_buffers(len(lines), pa.py_buffer(offsets), pa.py_buffer(letters))
-
-
-@dataclass(slots=True)
-class _JsonLines:
-    """Lines that are objects."""
-
-    file: LineFile
-    _taken: frozenset[str] = field(init=False)
-    _ids: tuple[str, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        source = self.file.rows.source
-        self._ids = IDS if source.columns.id is None else (source.columns.id,)
-        named = (source.columns.text, source.columns.language, source.columns.prompt or "prompt")
-        self._taken = frozenset((*named, *self._ids, *source.keep_columns))
-
-    def take(self, block: Block, lines: Array, rows: Array) -> None:
-        """Adds lines as rows, no more than are wanted."""
-        file, most = self.file, self.file.rows.source.max_sample_bytes
-        starts, stops = block.starts[lines].tolist(), block.stops[lines].tolist()
-        for line, row, start, stop in zip(lines.tolist(), rows.tolist(), starts, stops, strict=True):
-            number = block.place.line + line
-            try:
-                if stop - start > most:
-                    raise TextError(TOO_LARGE, f"has more than {most} bytes, which is source.max_sample_bytes")
-                file.rows.add(row, file.group, f"{file.stem}/{number}", self._line(block.data[start:stop]))
-            except (JsonError, TextError) as err:
-                if err.reason is None:
-                    raise not_lines(file.path, number, str(err)) from err
-                file.fail(row, number, err.reason, str(err))
-            if file.rows.is_enough:
-                return
-
-    def _line(self, data: bytes) -> Line:
-        source = self.file.rows.source
-        try:
-            fields = parse_object(data)
-        except JsonError as err:
-            if isinstance(err.__cause__, UnicodeDecodeError) and data.lstrip().startswith(b"{"):
-                raise TextError(BAD_TEXT, f"is not UTF-8: {err.__cause__}") from err
-            raise
-        rows = self.file.rows
-        rows.unused.add_of(fields, self._taken)
-        given, language, prompt, text = self._texts(fields, source.columns)
-        return Line(given, language, prompt, text, values_in(fields, source.keep_columns))
-
-    def _texts(self, fields: dict[str, Any], columns: SourceColumns) -> tuple[str | None, ...]:
-        """Returns id, language, prompt and text. Raises JsonError for a line without the field of its text."""
-        if columns.text not in fields:
-            raise JsonError(f"has no field {columns.text}, wanted a string or null")
-        _require_text(columns.text, fields[columns.text])
-        given = string_of(fields, self._ids)
-        if given == "":
-            raise JsonError(f"field {self._ids[0]} is empty, wanted an id")
-        return given, *(string_of(fields, (n,)) for n in (columns.language, columns.prompt or "prompt", columns.text))
-
-
-def _require_text(name: str, value: Any) -> None:
-    """Raises TextError for half of a surrogate pair or a NUL, which cost the sample."""
-    if not isinstance(value, str):
-        return
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as err:
-        raise TextError(BAD_TEXT, f"field {name} holds half of a surrogate pair, wanted text") from err
-    if "\0" in value:
-        raise TextError(BAD_TEXT, f"field {name} {NO_NUL}")

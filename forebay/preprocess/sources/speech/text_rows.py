@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,23 +15,11 @@ from forebay.preprocess.sources.kept import concatenated, parts_of_rows, require
 from forebay.preprocess.sources.rows import Unused, row_table
 from forebay.preprocess.sources.speech.locate import Failures
 from forebay.store.layout import Array
+from forebay.store.source_files import SourceFile
 
 BAD_TEXT, TOO_LARGE = "bad_text", "too_large"
 """Reasons of texts that cannot be used."""
 NO_NUL = "holds a NUL character, wanted text"
-
-_BLOCK_ROWS = 1 << 15
-"""Rows that are Python objects at once; the others are columns, which hold little more than the texts."""
-
-_TYPES = {
-    "row": pa.int64(),
-    "group": pa.int32(),
-    "file": pa.int32(),
-    "sample_id": pa.large_string(),
-    "explicit_id": pa.bool_(),
-    "duration_s": pa.float64(),
-    **dict.fromkeys(("language", "prompt", "text"), pa.large_string()),
-}
 
 
 class Line(NamedTuple):
@@ -93,8 +82,6 @@ class TextRows:
     num_taken: int = 0
     failures: Failures = field(default_factory=Failures)
     unused: Unused = field(default_factory=Unused)
-    _block: list[tuple[Any, ...]] = field(default_factory=list)
-    _kept: list[tuple[Any, ...]] = field(default_factory=list)
     _tables: list[pa.Table] = field(default_factory=list)
     _ids: set[str] = field(default_factory=set)
     _num_repeated: int = 0
@@ -112,24 +99,12 @@ class TextRows:
         limit = self.source.max_samples
         return limit is not None and self.source.languages is None and len(self._ids) >= limit + self._num_repeated
 
-    def add(self, row: int, group: int, derived_id: str, line: Line) -> None:
-        """Adds the row of a line. derived_id: its id where the line gives none."""
-        given, *texts, kept = line
-        sample_id = given or derived_id
-        self._block.append((row, group, group, sample_id, given is not None, 0.0, *texts))
-        self._kept.append(kept)
-        self.num_taken += 1
-        self._note([sample_id])
-        if len(self._block) == _BLOCK_ROWS:
-            self._flush()
-
     def add_columns(self, columns: dict[str, Any], *, group: int, kept: dict[str, Any] | None = None) -> None:
         """Adds rows by column: `row`, `sample_id`, `text`, and what is known beside them."""
-        self._flush()
         count = len(columns["row"])
-        alike = {"group": np.full(count, group), "file": np.full(count, group), "duration_s": np.zeros(count)}
-        typed = {name: pa.array(values, _TYPES[name]) for name, values in alike.items()}
-        self._tables.append(row_table({**typed, **columns}, num_rows=count, kept=kept))
+        numbers, seconds = pa.array(np.full(count, group, np.int32)), pa.array(np.zeros(count))
+        alike = {"group": numbers, "file": numbers, "duration_s": seconds}
+        self._tables.append(row_table({**alike, **columns}, num_rows=count, kept=kept))
         self.num_taken += count
         if self.source.max_samples is not None:
             self._note(columns["sample_id"].to_pylist())
@@ -141,8 +116,8 @@ class TextRows:
 
     def table(self) -> pa.Table:
         """Returns all rows as a table of ROW_SCHEMA."""
-        self._flush(is_last=True)
-        table = concatenated(self._tables)
+        empty = row_table({}, num_rows=0, kept=parts_of_rows([], self.source.keep_columns))
+        table = concatenated(self._tables or [empty])
         require_values(table, self.unused.counts, where=", ".join(self.source.manifests))
         return table
 
@@ -153,11 +128,22 @@ class TextRows:
                     self._num_repeated += sample_id in self._ids
                     self._ids.add(sample_id)
 
-    def _flush(self, *, is_last: bool = False) -> None:
-        if not self._block and not (is_last and not self._tables):
-            return
-        values: Sequence[Any] = list(zip(*self._block, strict=True)) or [()] * len(_TYPES)
-        columns = {name: pa.array(c, kind) for c, (name, kind) in zip(values, _TYPES.items(), strict=True)}
-        kept = parts_of_rows(self._kept, self.source.keep_columns)
-        self._tables.append(row_table(columns, num_rows=len(self._block), kept=kept))
-        self._block, self._kept = [], []
+
+@dataclass(frozen=True, slots=True)
+class LineFile:
+    """One manifest of lines. group: its number. stem: what ids that no line gives begin with."""
+
+    manifest: SourceFile
+    group: int
+    stem: str
+    rows: TextRows
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.manifest.path
+
+    def fail(self, row: int, number: int, reason: str, problem: str) -> None:
+        """Notes a line that costs its sample."""
+        message = f"{self.path}, line {number}: {problem}; correct the manifest"
+        self.rows.fail(row, f"{self.stem}/{number}", reason, message)

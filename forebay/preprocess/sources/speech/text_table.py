@@ -19,8 +19,8 @@ from forebay.preprocess.sources.kept import part_of, require_columns
 from forebay.preprocess.sources.rows import joined
 from forebay.preprocess.sources.speech.columns import Columns
 from forebay.preprocess.sources.speech.locate import IDS
-from forebay.preprocess.sources.speech.text_lines import LineFile, named_columns, require_text
-from forebay.preprocess.sources.speech.text_rows import Wanted
+from forebay.preprocess.sources.speech.text_lines import named_columns, require_text
+from forebay.preprocess.sources.speech.text_rows import LineFile, Wanted
 from forebay.store.layout import Array
 
 ENDING = ".parquet"

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 
 from forebay.errors import ConfigError
-from forebay.steps.text.language.script import SCRIPTS, languages_of
+from forebay.steps.text.language.script import SCRIPTS, code_of, languages_of
 
 _KNOWN = """
     af am ar as az be bg bn br bs ca cs cy da de el en eo es et eu fa fi fr fy ga gd gl gu ha he hi hr ht hu hy id ig is
@@ -76,7 +76,8 @@ def check_languages(named: Sequence[str]) -> None:
     everything = sorted({code for script in SCRIPTS for code in languages_of(script)})
     for code in named:
         if code not in everything:
-            near = difflib.get_close_matches(code, everything, n=1)
+            near = [known for known in (code_of(code),) if known in everything]
+            near = near or difflib.get_close_matches(code, everything, n=1)
             raise ConfigError(
                 f"text.languages: {code!r:.40} is no language that can be detected"
                 f"{f'; did you mean {near[0]!r}?' if near else '; write its ISO 639 code, for example de'}",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from typing import Any, Literal
 
 from forebay.steps.text.language.candidates import candidates, check_languages
@@ -16,6 +18,9 @@ Detect = Callable[[Sequence[str]], list[tuple[str, float]]]
 
 MOST_CHARACTERS = 4096
 """What is read of a text. A line of 10 MB is in the language that it begins in."""
+
+LIKELIER = 0.5
+"""The confidence from which a language is likelier than all others together: below it nothing is said, by default."""
 
 _FEWEST_LETTERS = 2
 
@@ -37,7 +42,7 @@ class Detector:
 
     mode: Literal["detect", "detect_missing"] = "detect"
     languages: tuple[str, ...] = ()
-    min_confidence: float = 0.0
+    min_confidence: float = LIKELIER
     model: str = ""
     version: int = 1
 
@@ -59,7 +64,7 @@ class Detector:
 
     def found(self) -> Mapping[str, Any]:
         """Returns what the store of texts must know beside the identity: versions of libraries that no key names."""
-        return {}
+        return {"py3langid": metadata.version("py3langid"), "unicode": unicodedata.unidata_version}
 
     def values_identity(self) -> dict[str, Any]:
         """Returns what is said of a text depends on: all but `mode`, which says of which rows it is asked."""

@@ -13,7 +13,7 @@ import importlib.util
 import lzma
 import math
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -75,18 +75,19 @@ class Model:
         self._automaton = found.tk_nextmove, [row << 8 for row in found.tk_row], found.tk_output
         self._weights, self._priors = found.nb_ptc, found.nb_pc.astype(np.float64)
         self._classes: list[str] = list(found.nb_classes)
+        self._judges: dict[tuple[str, ...], Judge] = {}
 
-    @property
-    def languages(self) -> frozenset[str]:
-        """The codes that the model knows, `zxx` (no language) among them."""
-        return frozenset(self._classes)
-
-    def among(self, codes: Sequence[str]) -> Judge:
-        """Returns what judges texts that are in one of these languages.
+    def among(self, codes: tuple[str, ...]) -> Judge:
+        """Returns what judges texts that are in one of these languages, made once.
 
         A language may have several classes, one a script: their probabilities are one. Of languages that are equally
         likely the model's first is said.
         """
+        if codes not in self._judges:
+            self._judges[codes] = self._made(codes)
+        return self._judges[codes]
+
+    def _made(self, codes: tuple[str, ...]) -> Judge:
         columns = [i for i, code in enumerate(self._classes) if code in codes]
         classes = [self._classes[i] for i in columns]
         weights, priors = np.ascontiguousarray(self._weights[:, columns]), self._priors[columns]

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, ClassVar, Literal
 
-from forebay.errors import ConfigError, MissingExtraError
+from forebay.errors import MissingExtraError
 from forebay.extras import install_line
 from forebay.steps.text.normal.number_forms import NumberForm, number_form
 from forebay.steps.text.normal.step import NormalStep, Problem, Runner
-
-NUM2WORDS = "0.5.14"
-"""The version that the step is defined by: keys are made without the package, so another one would give other words
-under the same key. A newer one comes with a new `version` of the step."""
 
 _DIGIT = re.compile(r"\d")
 
@@ -42,17 +39,12 @@ class Numbers(NormalStep):
     reads_language: ClassVar[bool] = True
 
     def open(self) -> Runner:
-        """Returns what writes numbers out. Raises MissingExtraError without num2words, ConfigError for another one."""
+        """Returns what writes numbers out. Raises MissingExtraError where num2words is not installed."""
         try:
             import num2words
         except ImportError as err:
             line = install_line("text")
             raise MissingExtraError(f'text.normalize: "numbers" needs num2words: {line}') from err
-        if (found := importlib.metadata.version("num2words")) != NUM2WORDS:
-            raise ConfigError(
-                f'text.normalize: "numbers" is defined by num2words {NUM2WORDS}, and {found} is installed, which may '
-                f"write other words: {install_line('text')}"
-            )
         writers: dict[str, _Writer | None] = {}
 
         def run(texts: Sequence[str], languages: Sequence[str]) -> list[str | Problem]:
@@ -66,12 +58,17 @@ class Numbers(NormalStep):
 
         return run
 
+    def found(self) -> Mapping[str, Any]:
+        """Returns the version of num2words: no key names it."""
+        return {"num2words": importlib.metadata.version("num2words")}
+
 
 class _Writer:
     """Writes the numbers of texts in one language. converter: num2words' own."""
 
     def __init__(self, converter: Any, form: NumberForm) -> None:
         self._converter, self._form = converter, form
+        self._asked = functools.lru_cache(maxsize=1 << 16)(self._ask)  # the same numbers come again
         self._minus = self._minus_word()
 
     def written(self, text: str) -> str:
@@ -121,7 +118,7 @@ class _Writer:
         word = negative.removesuffix(positive)
         return word if positive and word != negative and _letters(word) else ""
 
-    def _asked(self, kind: Literal["cardinal", "ordinal"], number: int | Decimal) -> str:
+    def _ask(self, kind: Literal["cardinal", "ordinal"], number: int | Decimal) -> str:
         """Returns num2words' words; "" where it has none."""
         try:
             return " ".join(str(getattr(self._converter, f"to_{kind}")(number)).split())

@@ -71,6 +71,12 @@ class NormalStep:
         """
         raise NotImplementedError
 
+    def check(self) -> None:
+        """Returns if a build may trust the step: same texts for same texts. Only code of the user is in doubt.
+
+        Asked once, before anything is built. Raises ConfigError for a step that cannot be trusted.
+        """
+
     def found(self) -> Mapping[str, Any]:
         """Returns what was found when the step was opened that its results depend on; see the store of texts.
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError
-from forebay.preprocess.sources import json_lines, lines
-from forebay.preprocess.sources.speech import text_lines
+from forebay.preprocess.sources import lines
+from forebay.preprocess.sources.speech import text_json
 from forebay.preprocess.sources.speech.listing import read_rows
 
 
@@ -184,13 +184,14 @@ class _Reads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_bytes = self.num_objects = 0
-        blocks, parse = lines._blocks, json_lines.parse_object
+        blocks, made = lines._blocks, text_json.JsonLines._made
         monkeypatch.setattr(lines, "_blocks", lambda file, *args, **named: blocks(_Counted(file, self), *args, **named))
-        monkeypatch.setattr(text_lines, "parse_object", lambda data: self._parsed(parse, data))
 
-    def _parsed(self, parse: Any, data: bytes) -> Any:
-        self.num_objects += 1
-        return parse(data)
+        def counted(of: Any, *line: Any) -> Any:
+            self.num_objects += 1
+            return made(of, *line)
+
+        monkeypatch.setattr(text_json.JsonLines, "_made", counted)
 
 
 class _Counted:

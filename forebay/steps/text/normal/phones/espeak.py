@@ -33,6 +33,9 @@ _SWITCH = re.compile(r"\([a-z][a-z0-9-]*\)", re.IGNORECASE)
 """What the program writes where it goes over to another language: (en)."""
 _LINE_BYTES = 900
 """The program reads a line in pieces of 999 bytes."""
+_ALONE = frozenset({"ar", "kl"})
+"""Voices of which the program (1.51) speaks a line otherwise behind another one: what Arabic's letter ain is followed
+by, and numbers of Greenlandic, at which it dies otherwise. They have a process a line."""
 _BATCH_LINES = 256
 _BATCH_BYTES = 64 << 10
 _TIMEOUT_S, _TIMEOUT_A_LINE_S = 30.0, 0.25
@@ -133,12 +136,15 @@ class Espeak:
     def speak(self, lines: Sequence[str], voice: str) -> list[Words | Problem]:
         """Returns the phones of every line, in their order. A line's phones depend on that line alone.
 
-        Problem `no_phones`: the program ends badly at a line. Raises BuildError where the program does not work at all,
-        or does not come to an end.
+        Problem `phones_failed`: the program ends badly at a line. Raises BuildError where the program does not work at
+        all, or does not come to an end.
         """
         pieces = [fitting(line) for line in lines]
         flat = [piece for found in pieces for piece in found]
-        spoken = iter([result for batch in _batches(flat) for result in self._spoken(batch, voice)])
+        if voice.rpartition("/")[2].partition("+")[0] in _ALONE:
+            spoken = iter([self._alone(line, voice) for line in flat])
+        else:
+            spoken = iter([result for batch in _batches(flat) for result in self._spoken(batch, voice)])
         return [_joined([next(spoken) for _ in found]) for found in pieces]
 
     def found(self) -> str:
@@ -147,10 +153,8 @@ class Espeak:
 
     def _spoken(self, lines: Sequence[str], voice: str) -> list[Words | Problem]:
         timeout_s = self.timeout_s + _TIMEOUT_A_LINE_S * len(lines)
+        marked = [_MARKER, *(part for line in lines for part in (line, _MARKER))]
         try:
-            if len(lines) == 1:
-                return [_words(self._run(lines, voice, timeout_s))]
-            marked = [_MARKER, *(part for line in lines for part in (line, _MARKER))]
             return [_words(found) for found in between_markers(self._run(marked, voice, timeout_s), len(lines))]
         except _FaultError as fault:
             if len(lines) == 1:
@@ -158,8 +162,15 @@ class Espeak:
         half = len(lines) // 2
         return [*self._spoken(lines[:half], voice), *self._spoken(lines[half:], voice)]
 
+    def _alone(self, line: str, voice: str) -> Words | Problem:
+        """Returns the phones of a line of a process of its own, without markers: all that it says."""
+        try:
+            return _words(self._run([line], voice, self.timeout_s))
+        except _FaultError as fault:
+            return self._again(line, voice, fault)
+
     def _again(self, line: str, voice: str, first: _FaultError) -> Words | Problem:
-        """Returns the phones of a line at which a process went wrong, from another process."""
+        """Returns the phones of a line at which a process went wrong, as `_alone`."""
         try:
             return _words(self._run([line], voice, self.timeout_s))
         except _FaultError as fault:
@@ -171,7 +182,7 @@ class Espeak:
                     f"{PROGRAM} does not work here: {err}; try: echo hello | {self.program} -q -x"
                 ) from err
             if fault.is_lasting and first.is_lasting:
-                return Problem("no_phones", f"{PROGRAM} failed {where}")
+                return Problem("phones_failed", f"{PROGRAM} failed {where}")
             raise BuildError(
                 f"{PROGRAM} failed {where}; what was finished is kept: run the command again, or leave the text out"
             ) from fault

@@ -164,7 +164,7 @@ def _missing(
     if keep:
         return {(word, language): [(word,)] for word, language in pairs}
     message = 'the lexicon has no {!r}; add it, or set fallback = "keep" or "espeak" in text.phones'
-    return {pair: Problem("no_phones", message.format(pair[0])) for pair in pairs}
+    return {pair: Problem("unknown_word", message.format(pair[0])) for pair in pairs}
 
 
 def _all_phones(found: Sequence[Words | Problem]) -> Words | Problem:

@@ -117,7 +117,7 @@ def test_a_text_at_which_the_program_dies_costs_itself_alone(program: Path) -> N
     assert [i for i, part in enumerate(found) if isinstance(part, Problem)] == [17]
     assert found[16] == "ˈw16"
     assert found[17] == Problem(
-        "no_phones",
+        "phones_failed",
         "espeak-ng failed twice at the text 'die now' (voice en): it ended with signal 11, then it ended with "
         "signal 11",
     )
@@ -136,7 +136,7 @@ def test_a_process_that_dies_once_is_started_again(program: Path) -> None:
 def test_a_program_that_hangs_is_ended_and_stops_the_build(program: Path) -> None:
     fake(program, 'if "wait" in line: time.sleep(60)')
     with pytest.raises(
-        BuildError, match=r"failed twice at the text 'wait' .*did not end within 0\.5 s.*run the command"
+        BuildError, match=r"failed twice at the text 'wait' .*did not end within 0\.\d+ s.*run the command"
     ):
         Espeak(timeout_s=0.5).speak(["wait"], "en")
 
@@ -203,7 +203,7 @@ def _alone(text: str, voice: str, *more: str) -> list[str]:
         ["espeak-ng", "-q", "-b", "1", "--ipa", *more, "-v", voice],
         input=f"{text}\n".encode(),
         capture_output=True,
-        check=True,
+        check=False,  # it dies at some texts
     )
     return made.stdout.decode().split()
 
@@ -218,6 +218,8 @@ REAL_TEXTS = {
     "hi": ["नमस्ते दुनिया। आप कैसे हैं?", "मैं hello कहता हूँ"],
     "ru": ["Пожалуйста, подождите."],
     "cmn": ["你好，世界。今天天气很好"],
+    "kl": ["imaq", "8293"],
+    "ar": ["84 47", "سبعة تسعون", "94", "العربية"],
 }  # fmt: skip
 
 

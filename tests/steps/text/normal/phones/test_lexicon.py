@@ -99,7 +99,7 @@ def test_texts_become_phones_of_their_words(tmp_path: Path) -> None:
     ("fallback", "result"),
     [
         ("keep", "HH AH L OW | Zaphod | W ER L D"),
-        ("fail", Problem("no_phones", MISSING)),
+        ("fail", Problem("unknown_word", MISSING)),
     ],
 )
 def test_words_that_are_missing(tmp_path: Path, fallback: str, result: str | Problem) -> None:

@@ -1,0 +1,97 @@
+"""Frames of a clip at any length and hop, and the power of their spectrum: what `mel`, `energy` and `pitch` share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from forebay.steps.audio.ragged import BLOCK_ROWS
+from forebay.store.layout import Array
+
+Count = TypeVar("Count", int, np.ndarray)
+
+Center = Literal[True, False, "hop"]
+PadMode = Literal["reflect", "constant"]
+
+CHUNK_ROWS = 8 * BLOCK_ROWS
+"""Frames that are transformed together. Not in the bits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Framing:
+    """Where the frames of a clip lie. All lengths are in audio samples.
+
+    A clip is framed by itself, so its frames cannot depend on other clips.
+    """
+
+    n_fft: int
+    hop_length: int
+    win_length: int
+    center: Center
+    pad_mode: PadMode
+
+    @property
+    def padding(self) -> int:
+        """Samples that stand before the clip and behind it."""
+        if self.center == "hop":
+            return (self.n_fft - self.hop_length) // 2
+        return self.n_fft // 2 if self.center else 0
+
+    @property
+    def min_samples(self) -> int:
+        """Samples of the shortest clip that has a frame, and that can be mirrored where its ends are."""
+        mirrored = self.padding + 1 if self.pad_mode == "reflect" else 1
+        return max(mirrored, self.n_fft - 2 * self.padding)
+
+    def num_frames(self, num_samples: Array) -> Array:
+        """Returns the frames of clips of these lengths, int64; 0 for a clip that is too short."""
+        frames = 1 + (num_samples + 2 * self.padding - self.n_fft) // self.hop_length
+        return np.where(num_samples >= self.min_samples, frames, 0)
+
+    def centre(self, frame: Count) -> Count:
+        """Returns the sample of the clip on which a frame's middle lies."""
+        return frame * self.hop_length + self.n_fft // 2 - self.padding
+
+    def power(self, clip: Array) -> Iterator[tuple[slice, Array]]:
+        """Yields which frames come, and |X|^2 of their spectrum, float32 [rows, n_fft // 2 + 1].
+
+        rows is a multiple of BLOCK_ROWS, as matrix products want it; rows behind the frames are zero. The transform is
+        torch's in float32, as in torch.stft, and the window is its periodic Hann window.
+        clip: float32 [num_samples], at least `min_samples`.
+        """
+        import torch
+
+        from forebay.steps.audio.spectrum import power_of
+
+        frames, window = self._frames(clip), _window(self.n_fft, self.win_length)
+        room = min(CHUNK_ROWS, _whole_blocks(len(frames)))
+        for start in range(0, len(frames), CHUNK_ROWS):
+            stop = min(start + CHUNK_ROWS, len(frames))
+            rows = torch.zeros((min(room, _whole_blocks(stop - start)), self.n_fft), dtype=torch.float32, device="cpu")
+            np.multiply(frames[start:stop], window, out=rows.numpy()[: stop - start])
+            yield slice(start, stop), power_of(torch.fft.rfft(rows).numpy())
+
+    def _frames(self, clip: Array) -> Array:
+        """Returns the frames of a clip as a read-only view [frames, n_fft] of one padded copy of the clip."""
+        signal = np.pad(clip, self.padding, mode=self.pad_mode) if self.padding else np.ascontiguousarray(clip)
+        return np.lib.stride_tricks.sliding_window_view(signal, self.n_fft)[:: self.hop_length]
+
+
+def _whole_blocks(rows: int) -> int:
+    return -(-rows // BLOCK_ROWS) * BLOCK_ROWS
+
+
+@cache
+def _window(n_fft: int, win_length: int) -> Array:
+    """Returns the periodic Hann window of `win_length` samples in the middle of `n_fft`, float32, by torch."""
+    import torch
+
+    window = np.zeros(n_fft, np.float32)
+    first = (n_fft - win_length) // 2
+    window[first : first + win_length] = torch.hann_window(win_length, dtype=torch.float32, device="cpu").numpy()
+    window.flags.writeable = False
+    return window

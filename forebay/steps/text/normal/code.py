@@ -1,0 +1,234 @@
+"""`file.py:function`: a function of the user as a step of `text.normalize`.
+
+    def function(text: str, language: str) -> str: ...
+
+It gets one text and its language, as the manifest or the detector writes it, "" where none is known; and it returns a
+text that depends on these two alone. Nothing but `Code.open` and `Code.check` runs the file: what makes keys reads its
+bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from forebay.errors import ConfigError
+from forebay.steps.text.normal import run_code
+from forebay.steps.text.normal.run_code import Answer, CodeError
+from forebay.steps.text.normal.step import NormalStep, Problem, Runner, Where
+
+_MAX_BYTES = 1 << 20
+_PROBE_S = 120
+"""Seconds after which a function that does not end is refused."""
+
+_PROBE = (
+    ("Hello, world! It's 12.5 % of 1,234.", "en"),
+    ("The quick brown fox jumps over the lazy dog", "en-US"),
+    ("¿Dónde está el niño? A las 10:30.", "es"),
+    ("Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich", "German"),
+    ("Пожалуйста, подождите 5 минут", "ru"),
+    ("नमस्ते दुनिया, १२ क़लम", "hi"),
+    ("كتاب‌ها را می‌خوانم، ۱۲", "fa"),
+    ("今日は晴れです。3月", "ja"),
+    ("ﬁne  ½ ① ａｂ\u00a0c", ""),
+    ("a", "en"),
+    ("A B C d e f " * 20, ""),
+    ("👩‍👩‍👧 \u200f<|endoftext|> [noise]", ""),
+)
+"""Texts of eight scripts, with and without a language."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Code(NormalStep):
+    """A function of a Python file beside the config, by the content of that file."""
+
+    name: ClassVar[str] = "code"
+    is_idempotent: ClassVar[bool] = False
+    reads_language: ClassVar[bool] = True
+
+    function: str
+    digest: str
+    """sha256 of the file."""
+    path: Path = field(compare=False)
+
+    @classmethod
+    def of(cls, spec: str, where: Where) -> Code:
+        """Returns the step of an entry `file.py:function`; reads the file and runs nothing.
+
+        Raises ConfigError without `[run] allow_code = true`, and for what is no regular file at or below the config's
+        folder, links followed nowhere.
+        """
+        name, _, function = spec.rpartition(":")
+        if problem := spec_problem(spec):
+            raise ConfigError(f"text.normalize: {problem}", code="FB102")
+        if not where.allow_code:
+            raise ConfigError(not_allowed(spec), code="FB120")
+        path = where.folder / name
+        content = _content(path, where.folder)
+        return cls(function=function, digest=hashlib.sha256(content).hexdigest(), path=path)
+
+    def open(self) -> Runner:
+        """Returns what calls the function, loaded from the very bytes that are in the key.
+
+        Raises ConfigError where the file is not that one any more, or where it cannot be run.
+        """
+        try:
+            function = run_code.loaded(self._bytes(), str(self.path), self.function)
+        except CodeError as err:
+            raise ConfigError(f"{self._called()}: {err}; correct the file", code="FB120") from err
+
+        def run(texts: Sequence[str], languages: Sequence[str]) -> list[str | Problem]:
+            pairs = zip(texts, languages, strict=True)
+            return [self._result(run_code.answer(function, text, language)) for text, language in pairs]
+
+        return run
+
+    def check(self) -> None:
+        """Returns if the function gives the same texts for the same texts: twice, in two processes of their own.
+
+        The processes have other seeds of `hash`, so that an order of a set shows. Raises ConfigError where results
+        differ, where no probe text gives one, and where the file cannot be run.
+        """
+        source, runs = self._bytes(), []
+        for seed in ("1", "2"):
+            found = self._probed(source, seed)
+            if error := found.get("error"):
+                raise ConfigError(f"{self._called()}: {error}; correct the file", code="FB120")
+            runs += found["runs"]
+        for (text, language), *answers in zip(_PROBE, *runs, strict=True):
+            self._compare(text, language, [tuple(answer) for answer in answers])
+        if all(kind == "raised" for kind, _ in runs[0]):
+            raise ConfigError(
+                f"{self._called()} raised for each of {len(_PROBE)} probe texts, for the first {runs[0][0][1]}; "
+                "it is called with a text and its language, and returns a text",
+                code="FB120",
+            )
+
+    def _compare(self, text: str, language: str, answers: Sequence[tuple[str, ...]]) -> None:
+        asked = f"for {text[:40]!r}, language {language!r}"
+        kind, value = answers[0]
+        if kind == "type":
+            raise ConfigError(f"{self._called()} returned {value} {asked}; return a str", code="FB120")
+        # Messages of exceptions may hold addresses.
+        other = next((o for o in answers if o[0] != kind or (kind == "text" and o[1] != value)), None)
+        if other is not None:
+            raise ConfigError(
+                f"{self._called()} is not deterministic: {asked} it gave {value[:80]!r} and then {other[1][:80]!r}; "
+                "what it returns may depend on nothing but the text and its language (no chance, no clock, no order of "
+                "a set, no memory of other texts)",
+                code="FB120",
+            )
+
+    def _probed(self, source: bytes, seed: str) -> dict[str, Any]:
+        question = {
+            "source": base64.b64encode(source).decode("ascii"),
+            "path": str(self.path),
+            "function": self.function,
+            "pairs": _PROBE,
+        }
+        try:
+            done = subprocess.run(
+                [sys.executable, "-P", run_code.__file__],
+                input=json.dumps(question).encode("ascii"),
+                capture_output=True,
+                env={**os.environ, "PYTHONHASHSEED": seed},
+                timeout=_PROBE_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as err:
+            raise ConfigError(
+                f"{self._called()} did not end with {len(_PROBE)} probe texts in {_PROBE_S} s; correct it", code="FB120"
+            ) from err
+        try:
+            found: dict[str, Any] = json.loads(done.stdout)
+        except ValueError as err:
+            last = " ".join(done.stderr.decode("utf-8", "replace").split())[-200:]
+            raise ConfigError(
+                f"{self._called()} ended its process with exit status {done.returncode}: {last or 'no message'}; "
+                "correct the file",
+                code="FB120",
+            ) from err
+        return found
+
+    def _result(self, answer: Answer) -> str | Problem:
+        kind, value = answer
+        if kind == "text":
+            return value
+        what = f"returned {value}, wanted a str" if kind == "type" else f"raised {value}"
+        return Problem("step_failed", f"{self._called()} {what}")
+
+    def _bytes(self) -> bytes:
+        """Returns the bytes of the key. Raises ConfigError where the file holds others."""
+        content = _content(self.path, self.path.parent)
+        if (found := hashlib.sha256(content).hexdigest()) != self.digest:
+            raise ConfigError(
+                f"{self.path} has changed: its sha256 was {self.digest[:16]} and is {found[:16]}; run it again",
+                code="FB120",
+            )
+        return content
+
+    def _called(self) -> str:
+        return f"text.normalize: {self.path.name}:{self.function}"
+
+
+def not_allowed(spec: str) -> str:
+    """Returns what to say of an entry that is code, in a config that allows none."""
+    return (
+        f'text.normalize has "{spec}", which is code, and run.allow_code is false; if you trust that file, write '
+        "allow_code = true under [run] in the config file itself (--set cannot)"
+    )
+
+
+def spec_problem(spec: str) -> str | None:
+    """Returns what is wrong with an entry `file.py:function` as it is written; None where nothing is."""
+    name, _, function = spec.rpartition(":")
+    shown = json.dumps(spec)
+    if not name.endswith(".py") or not function.isidentifier():
+        return f'{shown} is no "file.py:function"; name a Python file and a function of it'
+    parts = name.split("/")
+    if "://" in name or ":" in name or "\\" in name or not name.isprintable():
+        return f"{shown} names no file beside the config; name one, without a URL"
+    if name.startswith("/") or ".." in parts or "" in parts:
+        return f"{shown} leads out of the config's folder; put the file beside the config"
+    return None
+
+
+def _content(path: Path, folder: Path) -> bytes:
+    """Returns the bytes of a regular file at or below a folder, below which no part of the path is a link."""
+    try:
+        for part in [path, *path.parents]:
+            if part == folder:
+                break
+            if stat.S_ISLNK(part.lstat().st_mode):
+                raise ConfigError(
+                    f"text.normalize: {part} is a link; code is a regular file beside the config", code="FB120"
+                )
+        content = _read(path)
+    except OSError as err:
+        raise ConfigError(
+            f"text.normalize: cannot read {path}: {err.strerror}; code lies beside the config", code="FB120"
+        ) from err
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(f"text.normalize: {path} has more than {_MAX_BYTES} bytes; name a smaller file", code="FB120")
+    return content
+
+
+def _read(path: Path) -> bytes:
+    """Returns the first bytes of a regular file. Raises ConfigError for a pipe, a folder or a device."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ConfigError(f"text.normalize: {path} is no regular file; name a Python file", code="FB120")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(_MAX_BYTES + 1)
+    finally:
+        os.close(descriptor)

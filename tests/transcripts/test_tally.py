@@ -1,0 +1,107 @@
+"""The figures of many texts, against plain loops over them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.errors import TextError
+from forebay.steps.text.line import Prepared, Staged
+from forebay.steps.text.normal.step import Problem
+from forebay.transcripts.diff import counted
+from forebay.transcripts.look import Asked, Look
+from forebay.transcripts.pieces import KINDS
+from forebay.transcripts.tally import Tally
+
+CODES = np.array([0, 0, 1, 2, 3, 4], np.uint8)
+
+
+@st.composite
+def looks(draw: st.DrawFn) -> list[Look]:
+    """Texts of two languages, written in lower case; some fail in the step, some are too long."""
+    found = []
+    for number in range(draw(st.integers(0, 20))):
+        raw, language = draw(st.sampled_from(["A b", "a b", "AB", "x", "", "Word"])), draw(st.sampled_from(["en", ""]))
+        result: str | Problem = Problem("no_x", "it has an x") if raw == "x" else raw.lower()
+        prepared = result if isinstance(result, Problem) else Prepared(result, language)
+        is_bad = isinstance(result, Problem) or draw(st.booleans())
+        ids = [] if isinstance(result, Problem) else draw(st.lists(st.integers(0, 5), max_size=6))
+        found.append(
+            Look(
+                asked=Asked(sample_id=f"s{number}", text=raw, language=language),
+                body=raw,
+                staged=Staged((("lower", result),), prepared, language),
+                text="" if isinstance(result, Problem) else result,
+                ids=ids,
+                text_ids=ids,
+                num_label_tokens=len(ids),
+                failure=TextError("no_x" if isinstance(result, Problem) else "long", f"s{number}: why")
+                if is_bad
+                else None,
+            )
+        )
+    return found
+
+
+@given(texts=looks(), size=st.integers(1, 7), data=st.data())
+def test_figures_are_those_of_a_loop_whatever_the_batches(texts: list[Look], size: int, data: st.DataObject) -> None:
+    seconds = np.array(
+        data.draw(st.lists(st.sampled_from([0.0, 0.5, 2.0, np.nan]), min_size=len(texts), max_size=len(texts)))
+    )
+    tally = Tally(["lower"], CODES)
+    for start in range(0, len(texts), size):
+        tally.add(texts[start : start + size], seconds[start : start + size])
+    step = tally.steps["lower"]
+    changed = [t for t in texts if t.text and t.text != t.body]
+    assert len(tally) == len(texts)
+    assert (step.seen, step.texts, step.failed) == (len(texts), len(changed), sum(t.body == "x" for t in texts))
+    assert step.removed == sum(counted(t.body, t.text).removed for t in changed)
+    assert step.added == sum(counted(t.body, t.text).added for t in changed)
+    assert len(step.examples) == min(3, len({t.body for t in changed}))
+    assert {name: each.count for name, each in tally.failures.items()} == Counter(
+        t.failure.reason for t in texts if t.failure
+    )
+    for number, language in enumerate(tally.languages):
+        kinds = Counter(KINDS[CODES[i]] for t in texts if t.asked.language == language for i in t.text_ids)
+        assert tally.kinds(number) == {name: kinds[name] for name in KINDS}
+    good = Counter(t.text for t in texts if t.failure is None)
+    assert sorted(each.count for each in tally.repeated()) == sorted(n for n in good.values() if n > 1)
+    for each in tally.repeated():
+        first = next(row for row, t in enumerate(texts) if t.failure is None and t.text == texts[each.row].text)
+        assert (each.row, each.count) == (first, good[texts[each.row].text])
+    longest = sorted((t.num_label_tokens for t in texts if t.num_label_tokens), reverse=True)[:3]
+    assert [texts[row].num_label_tokens for row in tally.longest(3)] == longest
+    for rate, look, length in zip(tally.per_s().tolist(), texts, seconds.tolist(), strict=True):
+        is_known = look.failure is None and look.body != "" and length > 0
+        assert rate == (pytest.approx(len(look.body) / length) if is_known else pytest.approx(np.nan, nan_ok=True))
+
+
+def test_a_text_of_another_recording_is_an_outlier_and_a_word_in_a_short_clip_is_none() -> None:
+    rng = np.random.default_rng(0)
+    texts = ["word " * 6] * 60
+    seconds = 2.5 * np.exp(rng.normal(size=60) * 0.1)
+    seconds[7], seconds[9] = 0.6, 40.0
+    texts[30] = "a"
+    seconds[30] = 0.5
+    found = [
+        Look(asked=Asked(sample_id=str(i), text=t, language="en"), body=t, staged=Staged((), Prepared(t, "en")), text=t)
+        for i, t in enumerate(texts)
+    ]
+    tally = Tally([], CODES)
+    tally.add(found, seconds)
+    outliers = tally.outliers()
+    assert [each.row for each in outliers] == [9, 7]
+    assert outliers[0].score < 0 < outliers[1].score
+    assert outliers[1].per_s == pytest.approx(30 / 0.6)
+    assert outliers[0].median_per_s == pytest.approx(
+        float(np.median([len(t) / s for t, s in zip(texts, seconds, strict=True)]))
+    )
+
+
+def test_nothing_has_no_figures() -> None:
+    tally = Tally(["lower"], CODES)
+    assert (len(tally), tally.outliers(), tally.repeated(), tally.longest(3)) == (0, [], [], [])
