@@ -229,19 +229,24 @@ def _shared(config: Config, options: Options, recipe: AnyRecipe, pool: Pool, mem
 
 
 def _cut(config: Config, listing: Listing, pool: Pool) -> Prepared:
-    probe, constants = _measured(listing.modality, pool)
+    modality = listing.modality
+    num_shards = -(-len(listing.rows) // modality.shard_rows(config.layout.rows_per_shard))
+    num_workers = config.run.num_workers or os.cpu_count() or 1
+    probe, constants = _measured(modality, pool, copies=max(1, min(num_shards, num_workers)))
     cuts = list(listing.modality.cuts(listing, probe=probe, rows_per_shard=config.layout.rows_per_shard))
     return Prepared(listing=listing, cuts=cuts, probe=probe, constants=constants, host=socket.gethostname())
 
 
-def _measured(modality: Modality, pool: Pool) -> tuple[Mapping[Group, str], Mapping[str, Any]]:
+def _measured(modality: Modality, pool: Pool, *, copies: int = 1) -> tuple[Mapping[Group, str], Mapping[str, Any]]:
     """Returns the probe of every group, and the constants.
 
     In workers, so that they are made under the same pinned threads as the shards; in two, because one needs torch and
-    the other transformers, and those take longer to load than a small build.
+    the other transformers, and those take longer to load than a small build. copies: workers that measure the same
+    where there is text alone: they load transformers side by side, and not one when the others are done.
     """
     groups = modality.groups
-    measured = dict(zip(groups, pool.map(_measure, [(modality, group) for group in groups]), strict=True))
+    asked = groups if "media" in groups else groups * copies
+    measured = dict(zip(asked, pool.map(_measure, [(modality, group) for group in asked]), strict=True))
     return {group: digest for group, (digest, _) in measured.items()}, measured["text"][1]
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.here_pool import HerePool
 from forebay.preprocess.listing import resolve
-from forebay.preprocess.report import BuildReport
+from forebay.preprocess.pipeline import build
+from forebay.preprocess.report import BuildReport, Options
 from forebay.preprocess.speech.modality import estimate_bytes
 from forebay.preprocess.speech.probe import media_probe
 from forebay.steps.recipe import Recipe, recipe_of
@@ -74,6 +78,31 @@ def test_a_second_build_does_nothing_and_an_edited_text_makes_one_text_shard(fol
     assert (edited.shards_written, edited.shards_linked) == (1, 3)
     assert edited.key != report.key
     assert cache.samples["text"][30].as_py().endswith(" indeed")
+
+
+class Backwards(HerePool):
+    """Does what it is given in the other order, as workers of different speed may."""
+
+    def run(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+        yield from HerePool.run(self, function, reversed(list(tasks)))
+
+
+def test_shards_do_not_depend_on_who_made_which_first(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = shard_bytes(Path(make(folder)[0].cache))
+    monkeypatch.setattr("forebay.preprocess.pipeline.Pool", Backwards)
+    report = build(text_config(tmp_path), Options(progress=False))
+    assert shard_bytes(Path(report.cache)) == wanted
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_shards_do_not_depend_on_the_number_of_workers(folder: Path, tmp_path: Path, num_workers: int) -> None:
+    wanted = shard_bytes(Path(make(folder)[0].cache))
+    report = build(text_config(tmp_path, f"run.num_workers={num_workers}"), Options(progress=False))
+    assert shard_bytes(Path(report.cache)) == wanted
+    assert report.shards_written == len(wanted)
 
 
 def test_a_text_that_cannot_be_used_is_counted(tmp_path: Path) -> None:
