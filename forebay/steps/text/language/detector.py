@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -86,24 +86,33 @@ class _Detection:
         self._judges: dict[str, Judge] = {}
 
     def __call__(self, texts: Sequence[str]) -> list[tuple[str, float]]:
-        return [self._one(text[:MOST_CHARACTERS]) for text in texts]
+        found = [self._by_its_script(text[:MOST_CHARACTERS]) for text in texts]
+        results = [("", 0.0)] * len(texts)
+        open_: dict[str, list[int]] = defaultdict(list)
+        for place, (script, _) in enumerate(found):
+            codes = self._by_script.get(script, ())
+            if len(codes) == 1:
+                results[place] = codes[0], 1.0
+            elif codes:
+                open_[script].append(place)
+        for script, places in open_.items():
+            judged = self._judge(script)([texts[place][:MOST_CHARACTERS] for place in places])
+            for place, said in zip(places, judged, strict=True):
+                results[place] = said
+        shares = (share for _, share in found)
+        sure = [(code, round(likely * share, 4)) for (code, likely), share in zip(results, shares, strict=True)]
+        return [(code if confidence >= self._min_confidence else "", confidence) for code, confidence in sure]
 
-    def _one(self, text: str) -> tuple[str, float]:
+    @staticmethod
+    def _by_its_script(text: str) -> tuple[str, float]:
+        """Returns the script of a text and its share; of a text with too few letters "", 0."""
         letters = letters_of(text)
-        if letters.total() < _FEWEST_LETTERS:
-            return "", 0.0
-        script, share = main_script(letters)
-        codes = self._by_script.get(script, ())
-        if not codes:
-            return "", 0.0
-        code, probability = (codes[0], 1.0) if len(codes) == 1 else self._judge(text, script)
-        confidence = round(probability * share, 4)
-        return (code if confidence >= self._min_confidence else ""), confidence
+        return main_script(letters) if letters.total() >= _FEWEST_LETTERS else ("", 0.0)
 
-    def _judge(self, text: str, script: str) -> tuple[str, float]:
+    def _judge(self, script: str) -> Judge:
         if script not in self._judges:
             self._judges[script] = loaded(model_file(), self._digest).among(self._by_script[script])
-        return self._judges[script](text)
+        return self._judges[script]
 
 
 def main_script(letters: Mapping[str, int]) -> tuple[str, float]:

@@ -11,15 +11,16 @@ import functools
 import hashlib
 import importlib.util
 import lzma
-import math
 import unicodedata
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from forebay.errors import ConfigError, MissingExtraError
 from forebay.extras import install_line
+from forebay.store.layout import Array, Ints
 
 _FILE = "data/model.npz.xz"
 
@@ -56,8 +57,13 @@ def _digest(path: Path, _status: tuple[int, int, int]) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-Judge = Callable[[str], tuple[str, float]]
-"""A text to its most likely language and the probability of that; ("", 0.0) for a text without any known n-gram."""
+Judge = Callable[[Sequence[str]], list[tuple[str, float]]]
+"""Texts to their most likely languages and the probabilities of these; ("", 0.0) for one without any known n-gram."""
+
+_TEXTS_AT_ONCE = 512
+_FEWEST_AT_ONCE = 8
+_LONGEST_AT_ONCE = 1_024
+"""Bytes: what is longer, or alone, goes through the automaton by itself."""
 
 
 class Model:
@@ -73,6 +79,7 @@ class Model:
             raise ConfigError(f"{path} is no model of py3langid 0.4 ({err}); run: {install_line('text')}") from err
         self._visits = visit_counts
         self._automaton = found.tk_nextmove, [row << 8 for row in found.tk_row], found.tk_output
+        self._tables = tuple(np.asarray(table) for table in self._automaton)
         self._weights, self._priors = found.nb_ptc, found.nb_pc.astype(np.float64)
         self._classes: list[str] = list(found.nb_classes)
         self._judges: dict[tuple[str, ...], Judge] = {}
@@ -93,23 +100,66 @@ class Model:
         weights, priors = np.ascontiguousarray(self._weights[:, columns]), self._priors[columns]
         again = [(classes.index(code), i) for i, code in enumerate(classes) if classes.index(code) != i]
 
-        def judge(text: str) -> tuple[str, float]:
-            data = _as_trained(text)
-            visits = self._visits(*self._automaton, data)
-            if not visits:
-                return "", 0.0
-            features, counts = list(visits), np.array(list(visits.values()), dtype=np.float64)
-            # Row by row, in the order of the text: bits depend on no thread and no neighbour.
-            scores = (np.log1p(counts)[:, None] * weights[features].astype(np.float64)).sum(axis=0) + priors
+        def judge(texts: Sequence[str]) -> list[tuple[str, float]]:
+            data = [_as_trained(text) for text in texts]
+            starts, features, counts = self._features(data)
+            scores = np.tile(priors, (len(data), 1))
+            known = np.flatnonzero(np.diff(starts))
+            if len(known):
+                # A sum over the rows of one text, in the order of its n-grams: bits depend on no thread, no neighbour.
+                rows = np.log1p(counts)[:, None] * weights[features].astype(np.float64)
+                scores[known] += np.add.reduceat(rows, starts[:-1][known], axis=0)
             # The temperature that py3langid's own probabilities have.
-            shares = np.exp((scores - scores.max()) / math.sqrt(len(data)))
+            lengths = np.array([max(1, len(each)) for each in data], np.float64)
+            shares = np.exp((scores - scores.max(axis=1, keepdims=True)) / np.sqrt(lengths)[:, None])
             for first, other in again:
-                shares[first] += shares[other]
-                shares[other] = 0.0
-            best = int(shares.argmax())
-            return classes[best], float(shares[best] / shares.sum())
+                shares[:, first] += shares[:, other]
+                shares[:, other] = 0.0
+            best = shares.argmax(axis=1)
+            likely = shares[np.arange(len(data)), best] / shares.sum(axis=1)
+            said = [(classes[i], share) for i, share in zip(best.tolist(), likely.tolist(), strict=True)]
+            return [each if some else ("", 0.0) for each, some in zip(said, np.diff(starts).tolist(), strict=True)]
 
-        return judge
+        def judged(texts: Sequence[str]) -> list[tuple[str, float]]:
+            parts = range(0, len(texts), _TEXTS_AT_ONCE)
+            return [each for start in parts for each in judge(texts[start : start + _TEXTS_AT_ONCE])]
+
+        return judged
+
+    def _features(self, data: Sequence[bytes]) -> tuple[Ints, Ints, Array]:
+        """Returns where the n-grams of each text begin [num_texts + 1], the n-grams, sorted by text, and their counts.
+
+        Many texts go through the automaton side by side, a byte at a time.
+        """
+        places = [i for i, each in enumerate(data) if 0 < len(each) <= _LONGEST_AT_ONCE]
+        if len(places) < _FEWEST_AT_ONCE:
+            places = []
+        found = self._side_by_side([data[i] for i in places])
+        owners, seen = [np.array(places, np.int64)[found[0]]], [found[1]]
+        for i in set(range(len(data))).difference(places):
+            features = np.fromiter((self._visits(*self._automaton, data[i]) or Counter()).elements(), np.int64)
+            owners.append(np.full(len(features), i))
+            seen.append(features)
+        most = int(self._tables[2].max()) + 1
+        pairs, counts = np.unique(np.concatenate(owners) * most + np.concatenate(seen), return_counts=True)
+        starts = np.searchsorted(pairs, np.arange(len(data) + 1) * most)
+        return starts, pairs % most, counts.astype(np.float64)
+
+    def _side_by_side(self, data: Sequence[bytes]) -> tuple[Ints, Ints]:
+        """Returns (text, n-gram) of every n-gram that is seen in texts, in any order."""
+        longest_first = sorted(range(len(data)), key=lambda i: -len(data[i]))
+        lengths = np.array([len(data[i]) for i in longest_first], np.int64)
+        width = int(lengths.max(initial=0))
+        padded = b"".join(data[i].ljust(width, b"\0") for i in longest_first)
+        columns = np.ascontiguousarray(np.frombuffer(padded, np.uint8).reshape(len(data), width).T)
+        moves, rows, outputs = self._tables
+        states, seen = np.zeros(len(data), np.int64), np.full((width, len(data)), -1, np.int64)
+        alive = np.searchsorted(-lengths, -np.arange(width))  # how many are longer than each place
+        for place, count in enumerate(alive.tolist()):
+            states[:count] = moves[rows[states[:count]] + columns[place, :count]]
+            seen[place, :count] = outputs[states[:count]]
+        there = seen >= 0
+        return np.array(longest_first, np.int64)[np.nonzero(there)[1]], seen[there]
 
 
 @functools.lru_cache(maxsize=1)

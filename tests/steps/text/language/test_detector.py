@@ -155,14 +155,23 @@ def test_the_model_says_what_py3langid_says(sentences: Sequence[tuple[str, str]]
     codes = candidates(())["latin"]
     theirs.set_languages(codes)
     judge = loaded(model_file(), model_digest()).among(codes)
-    for language, text in sentences[::7]:
-        if language in ("de", "en", "es", "fr", "pt"):
-            code, probability = theirs.classify(text)
-            ours, share = judge(text)
-            assert ours == code
-            assert share == pytest.approx(probability, abs=2e-3)
-    assert judge("ŠKODA") == judge("škoda")
-    assert judge("1234")[0] == ""
+    texts = [text for language, text in sentences[::7] if language in ("de", "en", "es", "fr", "pt")]
+    for text, (ours, share) in zip(texts, judge(texts), strict=True):
+        code, probability = theirs.classify(text)
+        assert ours == code
+        assert share == pytest.approx(probability, abs=2e-3)
+    assert judge(["ŠKODA"]) == judge(["škoda"])
+    assert judge(["1234"]) == [("", 0.0)]
+
+
+def test_texts_side_by_side_are_judged_as_alone(sentences: Sequence[tuple[str, str]]) -> None:
+    judge = loaded(model_file(), model_digest()).among(candidates(())["latin"])
+    texts = [text for language, text in sentences if language in ("de", "en", "es", "fr", "pt")][::3]
+    texts += ["a", "", "1234", "ab", texts[0] * 30, texts[1] * 200]  # in steps of a byte, and by themselves
+    together = judge(texts)
+    assert together == [judge([text])[0] for text in texts]
+    assert judge(texts[::-1]) == together[::-1]
+    assert judge([]) == []
 
 
 def test_sentences_are_detected(sentences: Sequence[tuple[str, str]]) -> None:
