@@ -3,11 +3,15 @@
 Lines are runs of words of this project's documents, as long as LJSpeech's. All arms make the ids of Whisper's demo
 tokenizer, with the end token, of every line.
 
+Two works are done: tokens alone; and before them the language of each text (py3langid, all languages) and Whisper's
+basic normal form.
+
 - **forebay** lists and hashes the file, tokenises in warm worker processes, writes hashed and fsynced shards, seals and
   plans. Its second run finds the cache by its key, opens it and reads a sample.
-- **Thread pool** calls `tokenizer(line)` in eight threads and keeps the ids in memory, in each run.
-- **datasets** reads the file and calls `tokenizer(line)` in `map` with two processes. Its second run finds its own
-  cache. It is left out where it is not installed; `make bench-peers` installs it.
+- **Thread pool** does it with a line at a time (`classify(line)`, `BasicTextNormalizer()(line)`, `tokenizer(line)`) in
+  eight threads and keeps the ids in memory, in each run.
+- **datasets** reads the file and does the same with a row at a time in `map` with two processes. Its second run finds
+  its own cache. It is left out where it is not installed; `make bench-peers` installs it.
 - **Bare** is the Rust tokenizer in a loop.
 
 All arms take turns in one process that has imported everything. Seconds are medians of the rounds, ratios are medians
@@ -19,6 +23,7 @@ The last table is one new process from nothing to the first batch of a loader, a
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import json
@@ -59,6 +64,7 @@ features = "none"
 [text]
 tokenizer = "{tokenizer}"
 prompt = "plain"
+{work}
 [plan]
 edges = [16, 32, 64, 128]
 batch_tokens = 4096
@@ -85,6 +91,40 @@ print(json.dumps({"imports_s": imported - start, "build_s": built - imported, "f
 Row = dict[str, Any]
 
 
+class Plain:
+    """Does one line at a time what a work says. It is pickled into processes, by which `datasets` names its results."""
+
+    def __init__(self, tokenizer: Any, *, is_all: bool) -> None:
+        self._tokenizer, self._is_all = tokenizer, is_all
+
+    def __call__(self, line: str) -> list[int]:
+        """Returns the ids of a line."""
+        if self._is_all:
+            import py3langid
+
+            py3langid.classify(line)
+            line = _normalizer()(line).strip()
+        return list(self._tokenizer(line).input_ids)
+
+    def row(self, row: dict[str, str]) -> dict[str, list[int]]:
+        """Returns the ids of a row of `datasets`."""
+        return {"input_ids": self(row["text"])}
+
+
+@functools.cache
+def _normalizer() -> Any:
+    from transformers.models.whisper.english_normalizer import BasicTextNormalizer
+
+    return BasicTextNormalizer()
+
+
+WORKS = {
+    "tokens": "",
+    "languages, normal forms, tokens": 'language = "detect"\nnormalize = ["whisper_basic"]',
+}
+"""Name -> settings of `[text]`."""
+
+
 @dataclass(frozen=True)
 class Arm:
     """One way. run: returns the ids of the first and of the last line. pids: of processes that work for it."""
@@ -103,11 +143,11 @@ def lines_of(count: int) -> list[str]:
     return [" ".join(words[start : start + n]) for n in lengths for start in [int(rng.integers(len(words) - n))]]
 
 
-def corpus(folder: Path, count: int) -> Path:
+def corpus(folder: Path, count: int, work: str = "") -> Path:
     """Makes a folder hold `lines.txt` and `lines.toml`, and returns the config."""
     folder.mkdir()
     (folder / "lines.txt").write_text("".join(f"{line}\n" for line in lines_of(count)), encoding="utf-8")
-    (folder / "lines.toml").write_text(_CONFIG.format(tokenizer=SPEECH / "model"), encoding="utf-8")
+    (folder / "lines.toml").write_text(_CONFIG.format(tokenizer=SPEECH / "model", work=work), encoding="utf-8")
     return folder / "lines.toml"
 
 
@@ -116,6 +156,7 @@ class Forebay:
 
     def __init__(self, config: Path, num_workers: int, pool: Pool) -> None:
         self._path, self._workers, self._pool = config, num_workers, pool
+        self._round = 0
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -124,12 +165,13 @@ class Forebay:
 
     def config(self) -> Config:
         """Returns the config with the caches of this number of workers."""
-        root = self._path.parent / f"caches{self._workers}"
+        root = self._path.parent / f"caches{self._workers}-{self._round}"
         return load_config(self._path, overrides=[f"run.cache_root={root}", f"run.num_workers={self._workers}"])
 
     def first(self) -> list[list[int]]:
-        """Builds the cache anew."""
+        """Builds the cache anew, under a root that no worker has seen: they keep what they made of texts."""
         shutil.rmtree(self.config().cache_root, ignore_errors=True)
+        self._round += 1
         return self.again()
 
     def again(self) -> list[list[int]]:
@@ -141,9 +183,9 @@ class Forebay:
         return [cache.read(index)["input_ids"].tolist() for index in (0, len(cache) - 1)]
 
 
-def pool_of_threads(path: Path, tokenizer: Any) -> list[list[int]]:
+def pool_of_threads(path: Path, plain: Plain) -> list[list[int]]:
     with ThreadPoolExecutor(THREADS) as threads:
-        made = list(threads.map(lambda line: tokenizer(line).input_ids, _read(path)))
+        made = list(threads.map(plain, _read(path)))
     return [made[0], made[-1]]
 
 
@@ -153,23 +195,13 @@ def bare(path: Path, tokenizer: Any) -> list[list[int]]:
     return [made[0], made[-1]]
 
 
-def datasets_map(path: Path, tokenizer: Any, folder: Path, *, is_first: bool) -> list[list[int]]:
+def datasets_map(path: Path, plain: Plain, folder: Path, *, is_first: bool) -> list[list[int]]:
     datasets: Any = importlib.import_module("datasets")
     if is_first:
         shutil.rmtree(folder, ignore_errors=True)
     rows = datasets.load_dataset("text", data_files=str(path), split="train", cache_dir=str(folder))
-    made = rows.map(_Tokenise(tokenizer), num_proc=2)
+    made = rows.map(plain.row, num_proc=2)
     return [made[index]["input_ids"] for index in (0, len(made) - 1)]
-
-
-class _Tokenise:
-    """Called for a row. A class: its pickle, by which `datasets` names the result, does not change between runs."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    def __call__(self, row: dict[str, str]) -> dict[str, list[int]]:
-        return {"input_ids": self._tokenizer(row["text"]).input_ids}
 
 
 def _read(path: Path) -> list[str]:
@@ -198,15 +230,17 @@ def _cpu_s(pids: Sequence[int]) -> float:
 
 
 @contextlib.contextmanager
-def arms(config: Path, few: Path) -> Iterator[tuple[list[Arm], list[Arm], Any]]:
+def arms(config: Path, few: Path, *, is_all: bool) -> Iterator[tuple[list[Arm], list[Arm], Any]]:
     """Yields the arms of a first run, those of a second, and the tokenizer.
 
-    few: the config of some lines, by which workers get warm.
+    few: the config of some lines, by which workers get warm. is_all: languages and normal forms too.
     """
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(str(SPEECH / "model"), local_files_only=True)
     path, kept = config.parent / "lines.txt", config.parent / "datasets"
+    by_line = Plain(tokenizer, is_all=is_all)
+    by_line("warm")
     with Pool(1) as one, Pool(2) as two:
         ours = [Forebay(config, 1, one), Forebay(config, 2, two)]
         for number, pool in ((1, one), (2, two)):
@@ -214,12 +248,12 @@ def arms(config: Path, few: Path) -> Iterator[tuple[list[Arm], list[Arm], Any]]:
             Forebay(few, number, pool).first()
         first = [Arm(f"forebay, {n} worker{'s'[: n - 1]}", each.first, each.pids) for n, each in enumerate(ours, 1)]
         second = [Arm("forebay", ours[1].again, ours[1].pids)]
-        plain = Arm(f"thread pool, {THREADS} threads", lambda: pool_of_threads(path, tokenizer))
+        plain = Arm(f"thread pool, {THREADS} threads", lambda: pool_of_threads(path, by_line))
         if importlib.util.find_spec("datasets") is not None:
             importlib.import_module("datasets").disable_progress_bars()
-            first.append(Arm("datasets.map, 2 processes", lambda: datasets_map(path, tokenizer, kept, is_first=True)))
-            second.append(Arm("datasets.map, cached", lambda: datasets_map(path, tokenizer, kept, is_first=False)))
-        first += [plain, Arm("bare tokenizer", lambda: bare(path, tokenizer))]
+            first.append(Arm("datasets.map, 2 processes", lambda: datasets_map(path, by_line, kept, is_first=True)))
+            second.append(Arm("datasets.map, cached", lambda: datasets_map(path, by_line, kept, is_first=False)))
+        first += [plain] if is_all else [plain, Arm("bare tokenizer", lambda: bare(path, tokenizer))]
         yield first, [*second, plain], tokenizer
 
 
@@ -269,28 +303,34 @@ def to_a_batch(config: Path, count: int) -> list[Row]:
     return rows
 
 
+def _wanted(texts: Sequence[str], tokenizer: Any, *, is_all: bool) -> list[list[int]]:
+    """Returns the ids of the first and the last text with the end token, as all arms must give them."""
+    found = [_normalizer()(text).strip() if is_all else text for text in (texts[0], texts[-1])]
+    rust = tokenizer.backend_tokenizer
+    return [[*rust.encode(text, add_special_tokens=False).ids, tokenizer.eos_token_id] for text in found]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(__doc__, argv)
     count, few = (1_500, 500) if options.tiny else (LINES, LJSPEECH)
     rounds = 1 if options.tiny else options.rounds or 3
     BENCH_DATA.mkdir(exist_ok=True)
+    document: dict[str, Any] = {
+        "machine": machine("numpy", "pyarrow", "tokenizers", "transformers"),
+        "lines": count,
+        "rounds": rounds,
+    }
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as folder:
-        config = corpus(Path(folder) / "lines", count)
-        with arms(config, corpus(Path(folder) / "warm", 64)) as (first, second, tokenizer):
-            texts = _read(config.parent / "lines.txt")
-            rust = tokenizer.backend_tokenizer
-            ids = [rust.encode(text, add_special_tokens=False).ids for text in (texts[0], texts[-1])]
-            wanted = [[*each, tokenizer.eos_token_id] for each in ids]
-            begun = measured(first, wanted, rounds=rounds)
-            again = measured(second, wanted, rounds=rounds)
-        document = {
-            "machine": machine("numpy", "pyarrow", "tokenizers", "transformers"),
-            "lines": count,
-            "rounds": rounds,
-            "first run": rows_of(begun, count, ours="forebay, 2 workers", title="first run"),
-            "second run": rows_of(again, count, ours="forebay", title="second run"),
-            f"{few} lines": to_a_batch(corpus(Path(folder) / "few", few), few),
-        }
+        for number, (name, work) in enumerate(WORKS.items()):
+            config = corpus(Path(folder) / f"lines{number}", count, work)
+            warm = corpus(Path(folder) / f"warm{number}", 64, work)
+            with arms(config, warm, is_all=bool(work)) as (first, second, tokenizer):
+                wanted = _wanted(_read(config.parent / "lines.txt"), tokenizer, is_all=bool(work))
+                begun = measured(first, wanted, rounds=rounds)
+                again = measured(second, wanted, rounds=rounds)
+            document[f"first run: {name}"] = rows_of(begun, count, ours="forebay, 2 workers", title=name)
+            document[f"second run: {name}"] = rows_of(again, count, ours="forebay", title=name)
+        document[f"{few} lines"] = to_a_batch(corpus(Path(folder) / "few", few), few)
     show(document, as_json=options.json)
     return 0
 
