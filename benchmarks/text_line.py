@@ -50,6 +50,7 @@ from forebay.config import Config
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.report import Options
+from forebay.pretrained import from_folder
 from forebay.store.cache import open_cache
 
 THREADS = 8
@@ -237,7 +238,7 @@ def arms(config: Path, few: Path, *, is_all: bool) -> Iterator[tuple[list[Arm], 
     """
     from transformers import AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(SPEECH / "model"), local_files_only=True)
+    tokenizer: Any = from_folder(AutoTokenizer, SPEECH / "model")
     path, kept = config.parent / "lines.txt", config.parent / "datasets"
     by_line = Plain(tokenizer, is_all=is_all)
     by_line("warm")

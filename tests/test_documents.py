@@ -78,7 +78,7 @@ def test_the_picture_of_the_rooms_is_what_stands_on_disk() -> None:
 def test_the_readme_shows_fields_that_there_are_and_where_the_others_are() -> None:
     readme, page = ((ROOT / name).read_text() for name in ("README.md", "docs/config.md"))
     shown = re.findall(r"^\| `(\w+)\.(\w+)` \|", readme, re.MULTILINE)
-    assert len(shown) == 10
+    assert len(shown) == 12
     sections = re.findall(r"^## `\[(\w+)\]`(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
     known = {(section, name) for section, text in sections for name in re.findall(r"^\| `(\w+)`", text, re.MULTILINE)}
     assert set(shown) <= known

@@ -35,7 +35,7 @@ def text_config(folder: Path, *overrides: str, rows: list[dict[str, str]] | None
     path = folder / "texts.toml"
     path.write_text(
         'name = "texts"\n[source]\nkind = "text"\nmanifest = "texts.jsonl"\n[audio]\nfeatures = "none"\n'
-        f'[text]\ntokenizer = "{TOKENIZER}"\n[layout]\nrows_per_shard = 1\n'  # 16 texts a shard
+        f'[text]\ntokenizer = "{TOKENIZER}"\n[layout]\nrows_per_shard = 2\n'  # 16 texts a shard
         "[plan]\nedges = [8, 16, 32, 64]\nbatch_tokens = 128\nlockstep = 1\n"
         '[run]\ncache_root = "caches"\nnum_workers = 1\n'
     )

@@ -368,7 +368,7 @@ class LayoutConfig:
     __pydantic_config__ = STRICT
 
     rows_per_shard: int = 512
-    """Rows of one source file in a shard. Texts without audio: 16 times as many."""
+    """Rows of one source file in a shard. Texts without audio: 8 times as many."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows_per_shard <= 1_000_000:

@@ -85,9 +85,10 @@ class Columns:
         self.fields = tuple(fields)
         self.by_name: dict[str, list[Any]] = {field.name: [] for field in fields}
         self._appends = [(name, column.append) for name, column in self.by_name.items()]
+        self._num_rows = 0
 
     def __len__(self) -> int:
-        return len(self.by_name["failure"])
+        return self._num_rows
 
     def add(self, row: Mapping[str, Any] | str) -> None:
         """Adds a row.
@@ -96,6 +97,7 @@ class Columns:
         none. Table values may be kept beside a reason: `{"failure": reason, ...}`.
         """
         values = {"failure": row} if isinstance(row, str) else row
+        self._num_rows += 1
         for name, append in self._appends:
             append(values.get(name))
 

@@ -45,7 +45,7 @@ def shard_keys(folder: Path, lines: list[str]) -> list[str]:
 def test_an_edited_and_an_appended_line_in_100_000_make_one_shard_each(tmp_path: Path) -> None:
     lines = [f"line {number}" for number in range(LINES)]
     keys = shard_keys(tmp_path, lines)
-    assert len(keys) == -(-LINES // (16 * 512))
+    assert len(keys) == -(-LINES // (8 * 512))
     edited = shard_keys(tmp_path, [*lines[:50_000], "another one", *lines[50_001:]])
     assert [a == b for a, b in zip(keys, edited, strict=True)].count(False) == 1
     grown = shard_keys(tmp_path, [*lines, "one more"])

@@ -184,9 +184,10 @@ def test_what_a_build_leaves_out_is_counted_by_its_reason(capsys: pytest.Capture
         assert code == 1
         assert f"left out      {reason}: " in out
         assert f"forebay explain {reason}" in out
-    for row in (2, 3):  # a line that cannot be used is known by its number
-        code, _, err = run(capsys, "text", *arguments, "--sample", row)
-        assert (code, f"line {row + 1}" in err, "forebay explain bad_text" in err) == (1, True, True)
+    code, out, _ = run(capsys, "text", *arguments, "--sample", "nul")
+    assert (code, "left out      bad_text: " in out) == (1, True)
+    code, _, err = run(capsys, "text", *arguments, "--sample", 3)  # a line that cannot be read is known by its number
+    assert (code, "line 4" in err, "forebay explain bad_text" in err) == (1, True, True)
     document = run(capsys, "text", *arguments, "--sample", "long", "--json")[1]
     assert json.loads(document)["num_label_tokens"] > 100
 

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 _NAMED = 5
 """Ids that a warning lists."""
 
-TEXT_SHARD_ROWS = 16
+TEXT_SHARD_ROWS = 8
 """How many times `layout.rows_per_shard` a shard of texts without audio holds; part of where shards begin."""
 
 _NOT_OF: Mapping[Group, frozenset[str]] = {

@@ -114,7 +114,12 @@ def test_a_sample_that_kills_its_worker_is_named(corpus: Corpus, monkeypatch: py
 @pytest.mark.usefixtures("connected")
 def test_nodes_of_other_numerics_are_refused(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     real = pipeline._measured
-    monkeypatch.setattr(pipeline, "_measured", lambda *args: ({**real(*args)[0], "media": "0" * 32}, real(*args)[1]))
+
+    def other(*args: Any, **named: Any) -> Any:
+        probe, constants = real(*args, **named)
+        return {**probe, "media": "0" * 32}, constants
+
+    monkeypatch.setattr(pipeline, "_measured", other)
     here = socket.gethostname()
     with pytest.raises(
         BuildError,
