@@ -134,6 +134,8 @@ def _plan(found: Measured, config: Config) -> Iterator[Advice]:
     if plan is None or not plan.others or plan.room_is_fixed:
         return
     best = min(plan.others, key=lambda other: other.padding)
+    if best.padding >= plan.padding:
+        return
     # The fewest buckets that save most of it: every bucket has a last batch that is not full.
     enough = next(o for o in plan.others if plan.padding - o.padding >= 0.8 * (plan.padding - best.padding))
     saved = 1 - (1 - plan.padding) / (1 - enough.padding)
@@ -150,8 +152,13 @@ def _plan(found: Measured, config: Config) -> Iterator[Advice]:
         # A step takes what its room takes; a device that waits gains less.
         rank=saved * (1 - (found.now.idle or 0.0)) if found.now is not None and found.now.idle is not None else saved,
         # `k` stands instead of edges.
-        settings={**settings, "plan.edges_s": None} if "plan.k" in settings else settings,
+        settings={**settings, _edges(config): None} if "plan.k" in settings else settings,
     )
+
+
+def _edges(config: Config) -> str:
+    """Returns the setting of the edges that a config has: of tokens, or of seconds."""
+    return "plan.edges" if getattr(config.plan, "edges", None) else "plan.edges_s"
 
 
 def _codec(found: Measured, config: Config) -> Iterator[Advice]:

@@ -44,6 +44,11 @@ def test_buckets_are_cut_where_the_lengths_are() -> None:
     assert "plan.k = 32" not in fixed  # a clip takes 30 s of room in any bucket
 
 
+def test_buckets_that_are_the_best_stay() -> None:
+    others = tuple(OtherPlan(settings={"k": k}, padding=p, num_batches=100) for k, p in ((8, 0.1), (32, 0.09)))
+    assert not [line for line in lines(sealed(plan=plan(padding=0.08, others=others))) if line.startswith("plan.")]
+
+
 def test_threads_are_the_fewest_that_are_as_good() -> None:
     rates = Rates(rates={n: rate(n, batch_s=0.1) for n in (0, 1, 2, 4)})
     found = lines(sealed(cached=rates, num_threads=1))
