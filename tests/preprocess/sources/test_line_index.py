@@ -58,11 +58,11 @@ def row(path: Path, number: int, root: Path) -> bytes | None:
     return None
 
 
-def require_right(path: Path, root: Path) -> None:
+def is_right(path: Path, root: Path) -> bool:
     rows = all_rows(path)
     for number in (0, len(rows) // 2, len(rows) - 1, len(rows)):
         assert row(path, number, root) == (rows[number] if 0 <= number < len(rows) else None)
-    assert count_rows(path, max_bytes=MOST, cache_root=root) == len(rows)
+    return count_rows(path, max_bytes=MOST, cache_root=root) == len(rows)
 
 
 class _Hashed:
@@ -94,28 +94,28 @@ def settle(path: Path, root: Path) -> None:
 
 def test_an_index_is_used_and_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "t.txt", texts(400))
-    require_right(path, tmp_path)
+    assert is_right(path, tmp_path)
     settle(path, tmp_path)
     work = _Hashed(monkeypatch)
-    require_right(path, tmp_path)
+    assert is_right(path, tmp_path)
     assert (work.num_bytes, work.num_lines) == (0, 0)
     write(path, texts(400) + texts(40, start=400))
-    require_right(path, tmp_path)
+    assert is_right(path, tmp_path)
     assert work.num_lines <= 40 + 4 * LINES
     settle(path, tmp_path)
     before = (work.num_bytes, work.num_lines)
-    require_right(path, tmp_path)
+    assert is_right(path, tmp_path)
     assert (work.num_bytes, work.num_lines) == before
 
 
 def test_an_edit_keeps_what_stands_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = texts(400)
     path = write(tmp_path / "t.txt", data)
-    require_right(path, tmp_path)
+    assert is_right(path, tmp_path)
     work = _Hashed(monkeypatch)
     at = data.index(b"300 ")
     write(path, data[:at] + b"\n\nnew lines\n" + data[at:])
-    require_right(path, tmp_path)
+    assert is_right(path, tmp_path)
     assert work.num_lines <= 103 + 2 * LINES
 
 
@@ -126,7 +126,7 @@ CHANGES = st.sampled_from(["grow", "cut", "edit", "same size", "other", "end"])
 @given(counts=st.integers(0, 90), changes=st.lists(CHANGES, max_size=4), at=st.integers(0, 99))
 def test_rows_are_right_whatever_becomes_of_the_file(tmp_path: Path, counts: int, changes: list[str], at: int) -> None:
     path, data = tmp_path / "t.txt", texts(counts)
-    require_right(write(path, data), tmp_path)
+    assert is_right(write(path, data), tmp_path)
     for change in changes:
         place = len(data) * at // 100
         data = {
@@ -137,12 +137,12 @@ def test_rows_are_right_whatever_becomes_of_the_file(tmp_path: Path, counts: int
             "other": texts(50, start=5),
             "end": data + b"no end",
         }[change]
-        require_right(write(path, data), tmp_path)
+        assert is_right(write(path, data), tmp_path)
 
 
 def test_every_damaged_byte_of_an_index_is_seen(tmp_path: Path) -> None:
     path = write(tmp_path / "t.txt", texts(60))
-    require_right(path, tmp_path)
+    assert is_right(path, tmp_path)
     settle(path, tmp_path)
     kept = index_path(path, cache_root=tmp_path)
     whole, rows = kept.read_bytes(), all_rows(path)
@@ -159,7 +159,7 @@ def test_every_damaged_byte_of_an_index_is_seen(tmp_path: Path) -> None:
 
 def test_which_file_an_index_is_of(tmp_path: Path) -> None:
     path = write(tmp_path / "t.txt", texts(60))
-    require_right(path, tmp_path)
+    assert is_right(path, tmp_path)
     kept = index_path(path, cache_root=tmp_path)
     assert indexed_text(kept) == (str(path), True)
     write(path, texts(61))
@@ -174,13 +174,13 @@ def test_which_file_an_index_is_of(tmp_path: Path) -> None:
 def test_without_a_root_and_for_a_short_file_nothing_is_kept(tmp_path: Path) -> None:
     path = write(tmp_path / "t.txt", texts(60))
     assert count_rows(path, max_bytes=MOST, cache_root=None) == len(all_rows(path))
-    require_right(write(tmp_path / "s.txt", texts(LINES - 1)), tmp_path)
+    assert is_right(write(tmp_path / "s.txt", texts(LINES - 1)), tmp_path)
     assert not (tmp_path / line_index.FOLDER).exists()
 
 
 def test_a_root_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:
     (tmp_path / "root").write_text("a file")
-    require_right(write(tmp_path / "t.txt", texts(60)), tmp_path / "root")
+    assert is_right(write(tmp_path / "t.txt", texts(60)), tmp_path / "root")
 
 
 def test_two_processes_at_once(tmp_path: Path) -> None:
