@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from forebay.steps.audio.stft import CHUNK_ROWS, Center, Framing, PadMode
-from forebay.steps.step import AudioStep, Fields
+from forebay.steps.audio.stft import CHUNK_ROWS, AtFrames
+from forebay.steps.step import Fields
 from forebay.store.layout import Array, FieldSpec
 
 _WINDOW_S = 0.025
@@ -21,7 +21,7 @@ _SILENCE = 1e-10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pitch(AudioStep):
+class Pitch(AtFrames):
     """Field `pitch` float32 [frames] in Hz, 0 where there is no voice. The frames' middles are those of `mel`.
 
     YIN: de Cheveigne and Kawahara, "YIN, a fundamental frequency estimator for speech and music", JASA 111(4), 2002,
@@ -31,37 +31,16 @@ class Pitch(AudioStep):
     """
 
     name: ClassVar[str] = "pitch"
-    sample_rate_hz: ClassVar[int | None] = None
 
     rate_hz: int
-    n_fft: int
-    hop_length: int
-    win_length: int
-    center: Center
-    pad_mode: PadMode
     min_hz: float = 65.0
     max_hz: float = 600.0
     threshold: float = 0.25
     version: int = 1
 
-    @property
-    def framing(self) -> Framing:
-        """Where the frames lie."""
-        return Framing(
-            n_fft=self.n_fft,
-            hop_length=self.hop_length,
-            win_length=self.win_length,
-            center=self.center,
-            pad_mode=self.pad_mode,
-        )
-
     def fields(self) -> tuple[FieldSpec, ...]:
         """Returns the field `pitch` [frames]."""
         return (FieldSpec(name="pitch", dtype="float32"),)
-
-    def num_frames(self, num_samples: Array) -> Array:
-        """Returns the frames of `mel`."""
-        return self.framing.num_frames(num_samples)
 
     def make(self, waveforms: Sequence[Array]) -> list[Fields]:
         """Returns the pitch of every frame, computed in float64. waveforms: float32 [num_samples], `mel` took them."""

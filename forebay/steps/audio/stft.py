@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 
 from forebay.steps.audio.ragged import BLOCK_ROWS
+from forebay.steps.step import AudioStep
 from forebay.store.layout import Array
 
 Count = TypeVar("Count", int, np.ndarray)
@@ -79,6 +80,34 @@ class Framing:
         """Returns the frames of a clip as a read-only view [frames, n_fft] of one padded copy of the clip."""
         signal = np.pad(clip, self.padding, mode=self.pad_mode) if self.padding else np.ascontiguousarray(clip)
         return np.lib.stride_tricks.sliding_window_view(signal, self.n_fft)[:: self.hop_length]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AtFrames(AudioStep):
+    """A step whose values stand beside the frames of `mel`, one a frame: their lengths are those of `mel`."""
+
+    sample_rate_hz: ClassVar[int | None] = None
+
+    n_fft: int
+    hop_length: int
+    win_length: int
+    center: Center
+    pad_mode: PadMode
+
+    @property
+    def framing(self) -> Framing:
+        """Where the frames lie."""
+        return Framing(
+            n_fft=self.n_fft,
+            hop_length=self.hop_length,
+            win_length=self.win_length,
+            center=self.center,
+            pad_mode=self.pad_mode,
+        )
+
+    def num_frames(self, num_samples: Array) -> Array:
+        """Returns the frames of `mel`."""
+        return self.framing.num_frames(num_samples)
 
 
 def _whole_blocks(rows: int) -> int:
