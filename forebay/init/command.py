@@ -19,7 +19,8 @@ from forebay.init.naming import config_name
 from forebay.init.recognise import recognise
 from forebay.init.settings import Draft, draft, mixture, next_commands, why_not_trained
 from forebay.init.toml import document_of, text_of
-from forebay.steps.recipe import contradictions, recipe_of, section_problems
+from forebay.steps.recipe import recipe_of
+from forebay.steps.sections import contradictions, section_problems
 from forebay.terminal import wrapped
 from forebay.visible import from_here
 

@@ -13,7 +13,7 @@ from forebay import load_config
 from forebay.config import BucketConfig, Config, parse_config
 from forebay.config.load import RENAMED
 from forebay.errors import ConfigError
-from forebay.steps.recipe import section_problems
+from forebay.steps.sections import section_problems
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 BASE = 'name = "x"\n[source]\nkind = "tar"\nmanifest = "m.parquet"\n'

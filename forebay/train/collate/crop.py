@@ -18,7 +18,7 @@ from forebay.errors import ConfigError
 from forebay.plan.permutation import derive_key
 from forebay.steps.audio.waveform import waveform_input
 from forebay.steps.batch import Rows
-from forebay.steps.recipe import crop_samples
+from forebay.steps.sections import crop_samples
 from forebay.steps.step import Allocate, AudioBatch, Batch, Stored
 from forebay.steps.table import audio_step
 from forebay.store.layout import Array
