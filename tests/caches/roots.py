@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from forebay import cli
 from forebay.config import BucketConfig, Config
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.disk import save_plan
@@ -119,3 +121,15 @@ def process_with(code: str, *arguments: Any) -> Iterator[subprocess.Popen[str]]:
             yield child
         finally:
             child.kill()
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = cli.DONE) -> dict[str, Any]:
+    """Returns the document of a command of `forebay cache`, which must end with `code`."""
+    assert cli.main(["cache", *map(str, arguments), "--json"]) == code
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def did(document: dict[str, Any]) -> dict[str, str]:
+    """Returns what became of each item of such a document, by name."""
+    return {row["name"]: row["did"] for row in document["items"]}

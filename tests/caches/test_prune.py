@@ -11,22 +11,12 @@ from forebay import cli
 from forebay.caches.words import parse_age, parse_size
 from forebay.errors import ConfigError
 from forebay.preprocess.sources.line_index import count_rows, index_path
-from tests.caches.roots import DAY_S, Made, age, made_build, made_plan, made_root, noted, shape
+from tests.caches.roots import DAY_S, Made, age, did, made_build, made_plan, made_root, noted, run, shape
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> Made:
     return made_root(tmp_path)
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = cli.DONE) -> dict[str, Any]:
-    assert cli.main(["cache", *map(str, arguments), "--json"]) == code
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return document
-
-
-def did(document: dict[str, Any]) -> dict[str, str]:
-    return {row["name"]: row["did"] for row in document["items"]}
 
 
 def reason(document: dict[str, Any], name: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from forebay import cli
 from forebay.store.texts import TextStore, digests_of
-from tests.caches.roots import age, made_root, noted, process_with, shape
+from tests.caches.roots import age, did, made_root, noted, process_with, run, shape
 
 STEPS = {
     "normalize": [
@@ -32,16 +32,6 @@ def kept(root: Path, identity: dict[str, Any], count: int = 3, *, days: float = 
     values.flush()
     age(values.folder, days)
     return f"texts/{values.folder.name}"
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = cli.DONE) -> dict[str, Any]:
-    assert cli.main(["cache", *map(str, arguments), "--json"]) == code
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return document
-
-
-def did(document: dict[str, Any]) -> dict[str, str]:
-    return {row["name"]: row["did"] for row in document["items"]}
 
 
 def test_kept_texts_are_listed_in_words_and_nothing_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
